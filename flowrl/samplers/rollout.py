@@ -1,0 +1,241 @@
+"""The forest engine: run a plan with a model and keep every decision, scored exactly as it was stored.
+
+Stored are roots, leaves and the nodes before and after each noisy step; runs without noise are one edge. v is evaluated
+once per live node, before it is repeated for its children, the whole frontier in one batch (of at most `micro_batch`).
+A draw is rounded to `store_dtype` before it is scored and before it is denoised further, so that a later evaluation
+sees the very same numbers. All noise of prompt i comes from its own generator: the result depends neither on
+`micro_batch` nor on which prompts run together. The loop reads no tensor's value, so it never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import ConfigError
+from flowrl.flow import wide
+from flowrl.samplers.plans import Step, steps_of
+from flowrl.transitions import draw, euler, gaussian_log_prob
+from flowrl.types import Cond, FlowModel, Gaussian, Plan, Rollout, Transition, Tree
+
+
+class _Run(NamedTuple):
+    """What does not change during one sampling pass. Each prompt always owns an equal, consecutive share of rows."""
+
+    model: FlowModel
+    cond: Cond
+    sigmas: list[float]
+    generators: list[torch.Generator]
+    shape: tuple[int, ...]
+    micro_batch: int | None
+    store: torch.dtype
+    device: torch.device
+
+
+class _Live(NamedTuple):
+    """The frontier: the samples that are still being denoised."""
+
+    x: Tensor  # [F, *]
+    node: Tensor  # [F] int64 on the host: the last stored node above, or at, x
+    stored: bool  # x is that node itself, not an ODE run past it
+    v: Tensor | None = None  # velocity at x where a preview has already paid for it
+
+
+class _Forest:
+    """Collect nodes block by block; a node's id is its place in the concatenation."""
+
+    def __init__(self, run: _Run, group_ids: Tensor) -> None:
+        self.run, self.group_ids, self.count = run, group_ids.long().cpu(), 0
+        self.blocks: list[tuple[Tensor, ...]] = []
+
+    def add(self, x: Tensor, parent: Tensor, step: int, made: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
+        """Store x [F, *] under parent [F]; `made` = (std, log_prob, level) of the draw. -> ids [F] on the host."""
+        size = len(x)
+        zero = torch.zeros(size, device=x.device)
+        group = self.group_ids.repeat_interleave(size // len(self.group_ids))
+        numbers = tuple(value.float() for value in made or (zero, zero, zero))
+        self.blocks.append((parent, torch.full((size,), step), group, x.to(self.run.store), *numbers))
+        ids = torch.arange(self.count, self.count + size)
+        self.count += size
+        return ids
+
+    def rollout(self, leaf: list[Tensor], sigmas: Tensor) -> Rollout:
+        device = self.run.device
+        columns = zip(*self.blocks, strict=True)
+        parent, step, group, x, std, log_prob, level = (torch.cat(column).to(device) for column in columns)
+        tree = Tree(parent, step, std, group)
+        groups = self.group_ids.to(device)
+        return Rollout(tree, x, log_prob, level, torch.cat(leaf).to(device), sigmas.to(device), self.run.cond, groups)
+
+
+@torch.no_grad()
+def rollout(
+    model: FlowModel,
+    cond: Cond,
+    plan: Plan,
+    transition: Transition,
+    *,
+    sigmas: Tensor,
+    shape: tuple[int, ...],
+    group_size: int,
+    generators: list[torch.Generator],
+    group_ids: Tensor | None = None,
+    same_noise: bool = False,
+    micro_batch: int | None = None,
+    store_dtype: torch.dtype = torch.float32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rollout:
+    """Sample a forest: `group_size` roots for each prompt, run along the plan.
+
+    Args: cond {name: [G, ...]}; sigmas [S+1]; shape of one latent; generators: one per prompt; group_ids [G]:
+        prompt ids that are unique across ranks; same_noise: one initial noise for the whole group (DanceGRPO);
+        progress: called with (steps done, steps).
+    Raises: ConfigError if plan, sigmas, cond and generators do not fit together.
+    """
+    run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
+    steps = _matched(steps_of(plan), sigmas)
+    groups = torch.arange(len(generators)) if group_ids is None else group_ids
+    forest, leaves = _Forest(run, groups), []
+    x = _roots(run, group_size, same_noise)
+    live = _Live(x, forest.add(x, torch.full((len(x),), -1), 0), stored=True)
+    for k, step in enumerate(steps):
+        if step.level == 0:
+            v = _velocity(run, live.x, k) if live.v is None else live.v
+            live = _Live(_euler(run, live.x, v, k, k + 1), live.node, stored=False)
+        else:
+            live, previews = _decide(run, forest, live, transition, k, step)
+            leaves += previews
+        if progress is not None:
+            progress(k + 1, len(steps))
+    leaves.append(live.node if live.stored else forest.add(live.x, live.node, len(steps)))
+    return forest.rollout(leaves, sigmas.float())
+
+
+@torch.no_grad()
+def sample_ode(
+    model: FlowModel,
+    cond: Cond,
+    *,
+    sigmas: Tensor,
+    shape: tuple[int, ...],
+    group_size: int,
+    generators: list[torch.Generator],
+    same_noise: bool = False,
+    micro_batch: int | None = None,
+) -> Tensor:
+    """Sample x0 [G * group_size, *] by plain Euler, from the initial noise that `rollout` would draw."""
+    run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)
+    x = _roots(run, group_size, same_noise)
+    for k in range(len(run.sigmas) - 1):
+        x = _euler(run, x, _velocity(run, x, k), k, k + 1)
+    return x
+
+
+def _decide(
+    run: _Run, forest: _Forest, live: _Live, transition: Transition, k: int, step: Step
+) -> tuple[_Live, list[Tensor]]:
+    """Draw every live node's children at step k -> the new frontier and the leaves hung under the children."""
+    if not live.stored:
+        x = _round(run, live.x)
+        live = _Live(x, forest.add(x, live.node, k), stored=True)
+    v = _velocity(run, live.x, k) if live.v is None else live.v
+    size = len(live.x)
+    level = torch.full((size,), step.level, device=run.device)
+    one = transition(live.x, v, _sigma(run, size, k), _sigma(run, size, k + 1), level)
+    many = Gaussian(one.mean.repeat_interleave(step.branch, 0), one.std.repeat_interleave(step.branch))
+    x = _round(run, draw(many, _noise(run, size * step.branch)))
+    noisy = many.std > 0
+    log_prob = torch.where(noisy, _score(run, x, many), 0.0)
+    node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, (many.std, log_prob, noisy * step.level))
+    last = k + 2 == len(run.sigmas)
+    v_next = _velocity(run, x, k + 1) if step.tail and not last else None
+    leaves = [] if v_next is None else [_preview(run, forest, _Live(x, node, True, v_next), k + 1, step.tail)]
+    if last:
+        return _Live(x, node, True), leaves  # nothing goes on from here, so every child is a leaf
+    return _Live(_first(x, step), _first(node, step), True, None if v_next is None else _first(v_next, step)), leaves
+
+
+def _preview(run: _Run, forest: _Forest, live: _Live, k: int, tail: int) -> Tensor:
+    """Finish live nodes at step k in at most `tail` Euler steps, spread evenly over the grid's rest -> leaf ids."""
+    end = len(run.sigmas) - 1
+    count = min(tail, end - k)
+    stops = [k + (end - k) * j // count for j in range(count + 1)]
+    x, v = live.x, live.v
+    for here, there in pairwise(stops):
+        x = _euler(run, x, _velocity(run, x, here) if v is None else v, here, there)
+        v = None
+    return forest.add(x, live.node, end)
+
+
+def _velocity(run: _Run, x: Tensor, k: int) -> Tensor:
+    size, chunk = len(x), run.micro_batch or len(x)
+    row = torch.arange(size, device=run.device) // (size // len(run.generators))
+    parts = zip(*(torch.split(rows, chunk) for rows in (x, _sigma(run, size, k), row)), strict=True)
+    v = [run.model.velocity(xs, ss, {name: value[at] for name, value in run.cond.items()}) for xs, ss, at in parts]
+    return torch.cat(v).to(x.dtype)
+
+
+def _score(run: _Run, x: Tensor, gaussian: Gaussian) -> Tensor:
+    # in the micro-batches of training, because a reduction over dimensions may depend on the batch in its last bit
+    parts = zip(*(torch.split(rows, run.micro_batch or len(x)) for rows in (x, *gaussian)), strict=True)
+    return torch.cat([gaussian_log_prob(*part) for part in parts])
+
+
+def _euler(run: _Run, x: Tensor, v: Tensor, k: int, k_next: int) -> Tensor:
+    return euler(x, v, _sigma(run, len(x), k), _sigma(run, len(x), k_next))
+
+
+def _sigma(run: _Run, size: int, k: int) -> Tensor:
+    return torch.full((size,), run.sigmas[k], device=run.device)
+
+
+def _noise(run: _Run, size: int) -> Tensor:
+    shape = (size // len(run.generators), *run.shape)
+    dtype = torch.promote_types(run.store, torch.float32)
+    parts = [torch.randn(shape, generator=g, device=g.device, dtype=dtype) for g in run.generators]
+    return torch.cat(parts).to(run.device, non_blocking=True)
+
+
+def _roots(run: _Run, group_size: int, same_noise: bool) -> Tensor:
+    if group_size < 1:
+        raise ConfigError(f"a rollout needs at least 1 root per prompt, got group_size={group_size}")
+    prompts = len(run.generators)
+    x = _noise(run, prompts).repeat_interleave(group_size, 0) if same_noise else _noise(run, prompts * group_size)
+    return _round(run, x)
+
+
+def _round(run: _Run, x: Tensor) -> Tensor:
+    return wide(x.to(run.store))
+
+
+def _first(rows: Tensor, step: Step) -> Tensor:
+    families = rows.reshape(-1, step.branch, *rows.shape[1:])
+    return families[:, : step.keep].flatten(0, 1)
+
+
+def _start(
+    model: FlowModel,
+    cond: Cond,
+    sigmas: Tensor,
+    shape: tuple[int, ...],
+    generators: list[torch.Generator],
+    micro_batch: int | None,
+    store: torch.dtype,
+) -> _Run:
+    rows = {name: len(value) for name, value in cond.items()}
+    if not generators or any(count != len(generators) for count in rows.values()):
+        raise ConfigError(f"a rollout needs one generator per row of cond: {len(generators)} generators, rows {rows}")
+    if micro_batch is not None and micro_batch < 1:
+        raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}; leave it out for one batch")
+    device = next(iter(cond.values())).device if cond else generators[0].device
+    return _Run(model, cond, sigmas.float().tolist(), generators, tuple(shape), micro_batch, store, device)
+
+
+def _matched(steps: list[Step], sigmas: Tensor) -> list[Step]:
+    if len(sigmas) != len(steps) + 1:
+        raise ConfigError(f"a plan of {len(steps)} steps needs {len(steps) + 1} sigmas, got {len(sigmas)}")
+    return steps

@@ -1,0 +1,116 @@
+"""The records that travel between the parts of flowrl, and the contracts that parts fulfil. Imports torch only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+Cond = dict[str, Tensor]
+"""Text conditioning: name -> [G, ...], one row per prompt (or per sample once repeated)."""
+
+
+class Tree(NamedTuple):
+    """Who came from whom. A node with ``std > 0`` is a *decision*: the Gaussian draw that made it.
+
+    Example: two prompts, one sample each, ODE except for the second of three steps::
+
+        node    0  1  2 | 3  4  5  6 | 7 (…)      nodes of all prompts, parents before children
+        parent -1 -1  0   1  2  3 …
+    """
+
+    parent: Tensor  # [V] int64  -1 at a root; parent[v] < v (topological order)
+    step: Tensor  # [V] int64  denoising steps taken: 0 noise ... S clean; a deterministic run is one long edge
+    std: Tensor  # [V] float32  std of the draw into this node; 0 = deterministic edge, never trained
+    group: Tensor  # [V] int64  prompt index, unique across ranks
+
+
+class Rollout(NamedTuple):
+    """Everything that one sampling pass leaves behind: a forest, its latents and its log-probs."""
+
+    tree: Tree
+    x: Tensor  # [V, *]  latents in the storage dtype
+    log_prob: Tensor  # [V] float32  log-prob of the draw under the sampling policy; 0 where std == 0
+    level: Tensor  # [V] float32  noise level handed to the transition that made the node; 0 where std == 0
+    leaf: Tensor  # [L] int64  nodes that were decoded and rewarded
+    sigmas: Tensor  # [S+1] float32  noise levels, 1 -> 0
+    cond: Cond  # {name: [G, ...]} one row per prompt, in the order of `group_ids`
+    group_ids: Tensor  # [G] int64  the group id of each row of cond
+
+
+class Plan(NamedTuple):
+    """A sampler as data; every field has one entry per denoising step, [S]."""
+
+    noise: Tensor  # float32  level handed to the transition; 0 = ODE step
+    branch: Tensor  # int64  children drawn per live node at this step
+    keep: Tensor  # int64  how many of those children go on (the rest stay as scored dead ends)
+    tail: Tensor  # int64  ODE steps of a preview leaf hung under each child; 0 none, 1 = x0 estimate, S = to the end
+
+
+class Gaussian(NamedTuple):
+    """A diagonal Gaussian transition: ``x_next = mean + std * z``."""
+
+    mean: Tensor  # [B, *] float32
+    std: Tensor  # [B] float32
+
+
+class Batch(NamedTuple):
+    """B decisions (reverse likelihood), noised leaves (forward) or roots (prior), ready for one network call."""
+
+    x: Tensor  # [B, *]
+    sigma: Tensor  # [B]
+    sigma_next: Tensor  # [B]
+    level: Tensor  # [B]  noise level of the transition
+    target: Tensor  # [B, *]  x_next (reverse), eps - x0 (forward), x_1 (prior)
+    old_log_prob: Tensor  # [B]
+    weight: Tensor  # [B]  the credit (advantage) of the decision
+    node: Tensor  # [B] int64  the node in the rollout's tree
+    step: Tensor  # [B] int64  index of the denoising step, 0 = the noisiest
+    cond: Cond  # {name: [B, ...]}
+
+
+class Eval(NamedTuple):
+    """What a likelihood says of a batch under the current weights."""
+
+    log_prob: Tensor  # [B]  mean over latent dimensions (Flow-GRPO's convention)
+    mean: Tensor  # [B, *]  transition mean (reverse) or v (forward)
+    std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
+
+
+class RewardBatch(NamedTuple):
+    """What a reward sees: pictures and words, never latents."""
+
+    images: Tensor  # [L, 3, H, W] float in [0, 1]
+    prompts: list[str]  # [L]
+    group: Tensor  # [L] int64
+    meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
+    sigma: Tensor  # [L]  noise level that a preview was taken from; 0 = finished picture
+
+
+Transition = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Gaussian]
+"""``transition(x, v, sigma, sigma_next, level) -> Gaussian``; [B,*], [B,*], [B], [B], [B]."""
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Score pictures. NaN means *not scored*: the sample gets weight 0, it is never counted as 0."""
+
+    def __call__(self, batch: RewardBatch) -> Tensor: ...  # [L] float32
+
+
+@runtime_checkable
+class FlowModel(Protocol):
+    """A velocity field on ``x_sigma = (1 - sigma) x0 + sigma eps``; ``v = eps - x0``. Guidance happens inside."""
+
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor: ...  # [S+1], as the diffusers pipeline would use
+
+    def encode(self, prompts: list[str]) -> Cond: ...  # {name: [G, ...]}
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor: ...  # [B,*], [B], {[B,...]} -> [B,*]
+
+    def decode(self, x0: Tensor) -> Tensor: ...  # [B,*] -> [B,3,H,W] in [0,1]
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]: ...
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...  # by name, in a fixed order

@@ -1,0 +1,74 @@
+"""What a likelihood returns, beside the ratios that the rollout's tests cover."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributions import Normal
+
+from flowrl.batches import decisions, take
+from flowrl.flow import linear_grid
+from flowrl.likelihood import reverse
+from flowrl.models.toy import LinearFlow
+from flowrl.samplers.plans import full
+from flowrl.samplers.rollout import rollout
+from flowrl.transitions import dance_sde
+from flowrl.types import Batch
+
+
+def batch_of(model: LinearFlow, store: torch.dtype) -> Batch:
+    ro = rollout(
+        model,
+        model.encode(["red", "blue"]),
+        full(0, steps=4, level=0.5),
+        dance_sde,
+        sigmas=linear_grid(4, 3.0),
+        shape=(3, 2, 2),
+        group_size=3,
+        generators=[torch.Generator().manual_seed(i) for i in range(2)],
+        store_dtype=store,
+    )
+    return decisions(ro, torch.zeros(len(ro.x)))
+
+
+def test_reverse_scores_the_stored_draw_under_the_present_weights() -> None:
+    """Oracle: torch.distributions at the mean of the Dance step, written out."""
+    model = LinearFlow()
+    batch = batch_of(model, torch.float32)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05)
+    ev = reverse(model, batch, dance_sde)
+    s, n = batch.sigma[:, None, None, None], batch.sigma_next[:, None, None, None]
+    v = model.velocity(batch.x, batch.sigma, batch.cond)
+    mean = batch.x - (s - n) * v - 0.25 * (s - n) / (2 * s) * (batch.x + (1 - s) * v)
+    std = 0.5 * (s - n).sqrt()
+    torch.testing.assert_close(ev.mean, mean)
+    torch.testing.assert_close(ev.std, std.flatten())
+    oracle = Normal(mean, std.expand_as(mean)).log_prob(batch.target).flatten(1).mean(1)
+    torch.testing.assert_close(ev.log_prob, oracle)
+    assert float((ev.log_prob - batch.old_log_prob).detach().abs().max()) > 1e-3  # the weights did move
+    ev.log_prob.sum().backward()
+    assert all(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in model.parameters())
+
+
+def test_reverse_is_in_float32_for_latents_kept_in_half() -> None:
+    model = LinearFlow()
+    batch = batch_of(model, torch.bfloat16)
+    ev = reverse(model, batch, dance_sde)
+    assert batch.x.dtype == torch.bfloat16 and ev.log_prob.dtype == ev.mean.dtype == torch.float32
+    assert torch.equal(ev.log_prob, batch.old_log_prob)
+
+
+def test_a_bf16_network_is_on_policy_too() -> None:
+    """The network's own rounding is the same in both phases; only batch geometry can differ."""
+    model = LinearFlow().to(torch.bfloat16)
+    batch = batch_of(model, torch.float32)
+    assert torch.equal(reverse(model, batch, dance_sde).log_prob, batch.old_log_prob)
+
+
+def test_rows_are_independent() -> None:
+    model = LinearFlow()
+    batch = batch_of(model, torch.float32)
+    index = torch.tensor([7, 0, 3])
+    part = reverse(model, take(batch, index), dance_sde)
+    torch.testing.assert_close(part.log_prob, reverse(model, batch, dance_sde).log_prob[index], atol=1e-6, rtol=0)

@@ -1,0 +1,183 @@
+"""Find a diffusers pipeline (folder or Hugging Face id), check its parts and load it; a failure is one ModelError."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import hf_hub_download
+from safetensors import safe_open
+
+from flowrl.errors import ConfigError, ModelError
+from flowrl.resources import resource
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+
+
+class Part(NamedTuple):
+    """What a pipeline may hold under one name."""
+
+    classes: tuple[str, ...]  # accepted class names
+    optional: bool = False  # may be null in model_index.json; then None is handed to the pipeline
+
+
+def load_pipeline(
+    pipeline_class: Any, path: str, parts: dict[str, Part], *, dtype: torch.dtype, dtypes: dict[str, torch.dtype]
+) -> Any:
+    """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote code.
+
+    ``dtypes`` overrides ``dtype`` for the parts that it names. Raise ModelError if the folder or id cannot be found,
+    is another kind of pipeline, lacks files, or holds weights that are corrupt or incomplete.
+    """
+    source = locate(path)
+    folder = source if isinstance(source, Path) else _download(pipeline_class, source)
+    index = _read_index(folder, pipeline_class.__name__)
+    absent = _absent_parts(folder, index, parts)
+    stored = {name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent}
+    try:
+        pipeline = pipeline_class.from_pretrained(
+            folder,
+            dtype={"default": dtype, **dtypes},
+            use_safetensors=True,
+            local_files_only=True,
+            # diffusers counts a null part of its signature as missing unless it is passed by name.
+            **dict.fromkeys(absent),
+        )
+    except Exception as error:  # the libraries raise every kind; to the user they all mean a folder that does not load
+        raise ModelError(f"{folder}: {pipeline_class.__name__} could not be loaded: {_first_line(error)}") from error
+    _check_complete(folder / "transformer", pipeline.transformer, stored["transformer"])
+    return pipeline
+
+
+def locate(path: str) -> Path | str:
+    """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id (owner/name)."""
+    try:
+        folder = resource(path)
+    except ConfigError as error:
+        if _HUB_ID.fullmatch(path) and not path.startswith(("assets/", "configs/")):
+            return path
+        raise ModelError(
+            f"no model at {path!r}: expected a folder with a model_index.json or a Hugging Face id such as"
+            f" 'owner/name'. {error}"
+        ) from error
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: expected the folder of a diffusers pipeline, got a file")
+    return folder
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto`` is CUDA where there is one. Raise ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: expected 'auto', 'cpu' or 'cuda[:n]', got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: {name!r} asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    return device
+
+
+def _download(pipeline_class: Any, repo: str) -> Path:
+    """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its gigabytes."""
+    try:
+        index = hf_hub_download(repo, "model_index.json")
+        _read_index(Path(index).parent, pipeline_class.__name__)
+        return Path(pipeline_class.download(repo, use_safetensors=True))
+    except ModelError:
+        raise
+    except Exception as error:  # offline, gated, misspelt, rate-limited: one message with the ways out
+        raise ModelError(
+            f"{repo!r} is no folder here and could not be fetched from the Hugging Face hub: {_first_line(error)}."
+            " Check the spelling and the network (HF_HUB_OFFLINE must not be 1), log in with `hf auth login` if the"
+            " model is gated, or give the path of a folder"
+        ) from error
+
+
+def _read_index(folder: Path, expected: str) -> dict[str, Any]:
+    file = folder / "model_index.json"
+    if not file.is_file():
+        raise ModelError(f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it")
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file}: not valid JSON: {error}") from error
+    found = index.get("_class_name") if isinstance(index, dict) else None
+    if found != expected:
+        raise ModelError(f"{file}: expected _class_name {expected!r}, got {found!r}; this model needs another adapter")
+    broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
+    if broken:
+        raise ModelError(f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}")
+    return dict(index)
+
+
+def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -> list[str]:
+    """Check the class of every part in the index; return the optional parts that are null there."""
+    for name, entry in index.items():
+        if isinstance(entry, list) and entry[0] not in (None, "diffusers", "transformers"):
+            raise ModelError(
+                f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only code of diffusers"
+                " and transformers, never code that a model brings along"
+            )
+    absent = []
+    for name, part in parts.items():
+        entry = index.get(name)
+        found = entry[1] if isinstance(entry, list) else entry
+        if found is None and part.optional:
+            absent.append(name)
+        elif found not in part.classes:
+            wanted = " or ".join(part.classes)
+            raise ModelError(f"{folder / 'model_index.json'}: expected {name} to be {wanted}, got {found!r}")
+    return absent
+
+
+def _check_part(folder: Path, kind: str) -> set[str]:
+    """Check that one part's files are there and readable; return the names of its stored tensors."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
+    if "Tokenizer" in kind:
+        # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
+        if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
+            wanted = ", or ".join(" with ".join(files) for files in _TOKENIZER_FILES)
+            raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
+        return set()
+    config = folder / ("scheduler_config.json" if "Scheduler" in kind else "config.json")
+    if not config.is_file():
+        raise ModelError(f"{folder}: no {config.name} in it")
+    return set() if "Scheduler" in kind else _stored_tensors(folder)
+
+
+def _stored_tensors(folder: Path) -> set[str]:
+    """Return the tensor names in a folder's safetensors files, reading the headers only."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"{folder}: no *.safetensors file; flowrl never unpickles weights. Load the model once with diffusers and"
+            " save it with save_pretrained(folder, safe_serialization=True)"
+        )
+    names: set[str] = set()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names.update(tensors.keys())
+        except Exception as error:  # SafetensorError and OSError alike: torn, truncated or unreadable
+            raise ModelError(f"{file}: corrupt or truncated: {_first_line(error)}; copy the file again") from error
+    return names
+
+
+def _check_complete(folder: Path, network: torch.nn.Module, stored: set[str]) -> None:
+    """Raise ModelError where the libraries would only warn and go on with random weights."""
+    missing = sorted(set(network.state_dict()) - stored)
+    if missing:
+        shown = ", ".join(missing[:3])
+        raise ModelError(f"{folder}: {len(missing)} tensors are missing from its safetensors files, such as {shown}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,36 @@
+"""Reward pictures of coloured shapes by what is on them, judged from pixels against the prompt's GenEval record."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import ConfigError, DataError
+from flowrl.shapes.checker import check
+from flowrl.types import RewardBatch
+
+
+class shapes:  # noqa: N801 - configs name rewards in lower case
+    """Score pictures [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or "strict" 0 or 1.
+
+    Pictures are rounded to 8 bits first, so that a tensor and its PNG score the same. A picture without a valid GenEval
+    record, with NaN or of the wrong size is a DataError, never a made-up score.
+    """
+
+    def __init__(self, *, mode: Literal["graded", "strict"] = "graded") -> None:
+        if mode not in ("graded", "strict"):
+            raise ConfigError(f'rewards.shapes: `mode` must be "graded" or "strict"; got {mode!r}.')
+        self.mode = mode
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Judge each picture by its own record: -> [L] float32."""
+        if len(batch.meta) != len(batch.images):
+            raise DataError(
+                f"rewards.shapes: one GenEval record per picture is needed in `meta`; got {len(batch.meta)} records "
+                f"for {len(batch.images)} pictures. Use a prompt file in GenEval's JSONL schema."
+            )
+        verdict = check(batch.images, batch.meta)
+        score = verdict.strict if self.mode == "strict" else verdict.graded
+        return score.to(batch.images.device, torch.float32)

@@ -1,0 +1,24 @@
+"""What holds for every test: no network, one thread, and a tier."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so before any test module is
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+TIERS = ("unit", "integration", "learning")
+
+torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Call a test without a tier a unit test, so that ``-m unit`` selects it; a test cannot be in two tiers."""
+    for item in items:
+        found = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
+        if len(found) > 1:
+            raise pytest.UsageError(f"{item.nodeid} is in several tiers: {', '.join(sorted(found))}")
+        if not found:
+            item.add_marker("unit")

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flowrl.config import load_config
-    from flowrl.evaluate import evaluate
     from flowrl.loop import Trainer
-    from flowrl.runs import open_run, train
+    from flowrl.runs import evaluate_config, open_run, train
 
 __version__ = "0.1.0"
-__all__ = ["Trainer", "evaluate", "load_config", "open_run", "train"]
+__all__ = ["Trainer", "evaluate_config", "load_config", "open_run", "train"]
 
 _HOME = {
     "Trainer": "flowrl.loop",
-    "evaluate": "flowrl.evaluate",
+    "evaluate_config": "flowrl.runs",
     "load_config": "flowrl.config",
     "open_run": "flowrl.runs",
     "train": "flowrl.runs",

@@ -39,6 +39,7 @@ def decisions(rollout: Rollout, weight: Tensor, *, skip_last: bool = True, nodes
         old_log_prob=rollout.log_prob[node],
         weight=weight[node],
         node=node,
+        parent=parent,
         step=tree.step[parent],
         cond={name: value[row] for name, value in rollout.cond.items()},
     )

@@ -25,7 +25,7 @@ PALETTE = ("#1f5fbf", "#d1602b", "#3c8d53", "#8c4fa8", "#b8860b", "#2a9aa8", "#b
 INK, QUIET, RULE = "#222222", "#6e6e6e", "#ececec"
 PANELS = {
     "reward": ("Training reward", "mean reward"),
-    "approx_kl": ("Policy change per iteration", "approx. KL (nats per dimension)"),
+    "approx_kl": ("Policy change per iteration", "mean of r - 1 - log r"),
     "ratio_std": ("Spread of the likelihood ratio", "std of the ratio"),
     "grad_norm": ("Gradient norm", "L2 norm"),
 }

@@ -71,7 +71,7 @@ def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, level: Tensor) 
     """Take Flow-CPS' step: ``std = sigma_next sin(level pi / 2)``, level [B] in [0, 1]; the last step has no noise.
 
     **Differs:** Flow-GRPO's CPS code scores it as ``-mean((x_next - mean)^2)``; flowrl uses the normalised density,
-    so its log-ratios are ``1 / (2 std^2)`` times larger and clip ranges do not transfer.
+    so its log-ratios are ``1 / (2 std^2)`` times those, and clip ranges do not transfer.
     """
     return coefficient_preserving(x, v, sigma, sigma_next, sigma_next * torch.sin(level * (math.pi / 2)))
 

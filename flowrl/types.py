@@ -14,10 +14,12 @@ Cond = dict[str, Tensor]
 class Tree(NamedTuple):
     """Who came from whom. A node with ``std > 0`` is a *decision*: the Gaussian draw that made it.
 
-    Example: two prompts, one sample each, ODE except for the second of three steps::
+    Example: one prompt, one sample, three steps of which the second is noisy::
 
-        node    0  1  2 | 3  4  5  6 | 7 (…)      nodes of all prompts, parents before children
-        parent -1 -1  0   1  2  3 …
+        node    0   1   2   3      noise, before the draw, after the draw, clean
+        parent -1   0   1   2
+        step    0   1   2   3
+        std     0   0   s   0      node 2 is the only decision
     """
 
     parent: Tensor  # [V] int64  -1 at a root; parent[v] < v (topological order)
@@ -66,6 +68,7 @@ class Batch(NamedTuple):
     old_log_prob: Tensor  # [B]
     weight: Tensor  # [B]  the credit (advantage) of the decision
     node: Tensor  # [B] int64  the node in the rollout's tree
+    parent: Tensor  # [B] int64  the node it was drawn from: rows with one parent share x, sigma and cond
     step: Tensor  # [B] int64  index of the denoising step, 0 = the noisiest
     cond: Cond  # {name: [B, ...]}
 

@@ -9,9 +9,10 @@ from flowrl.batches import decisions, take
 from flowrl.flow import linear_grid
 from flowrl.likelihood import reverse
 from flowrl.models.toy import LinearFlow
+from flowrl.samplers import plans
 from flowrl.samplers.plans import full
 from flowrl.samplers.rollout import rollout
-from flowrl.transitions import dance_sde
+from flowrl.transitions import cps, dance_sde
 from flowrl.types import Batch
 
 
@@ -72,3 +73,33 @@ def test_rows_are_independent() -> None:
     index = torch.tensor([7, 0, 3])
     part = reverse(model, take(batch, index), dance_sde)
     torch.testing.assert_close(part.log_prob, reverse(model, batch, dance_sde).log_prob[index], atol=1e-6, rtol=0)
+
+
+def test_siblings_share_one_network_row_and_nothing_else_changes() -> None:
+    # oracle: the same decisions evaluated one at a time, where nothing can be shared
+    model = LinearFlow()
+    cond, sigmas, shape = model.encode(["a", "b"]), model.sigmas(5, 16, 16), model.latent_shape(16, 16)
+    plan = plans.fork(0, steps=5, level=0.5, branch=4, low=1, high=3)
+    gens = [torch.Generator().manual_seed(i) for i in range(2)]
+    ro = rollout(model, cond, plan, cps, sigmas=sigmas, shape=shape, group_size=2, generators=gens)
+    batch = decisions(ro, torch.randn(len(ro.x), generator=torch.Generator().manual_seed(5)))
+    assert len(batch.x) == 16 and len(batch.parent.unique()) == 4
+    sizes: list[int] = []
+    velocity = model.velocity
+
+    def counting(x: torch.Tensor, sigma: torch.Tensor, cond: dict[str, torch.Tensor]) -> torch.Tensor:
+        sizes.append(len(x))
+        return velocity(x, sigma, cond)
+
+    model.velocity = counting  # type: ignore[method-assign]
+    together = reverse(model, batch, cps)
+    assert sizes == [4]
+    (together.log_prob * batch.weight).sum().backward()
+    shared = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    for i in range(16):
+        alone = reverse(model, take(batch, torch.tensor([i])), cps)
+        assert (alone.log_prob - together.log_prob[i]).abs() < 1e-5
+        (alone.log_prob * batch.weight[i]).sum().backward()
+    for grad, p in zip(shared, (p for p in model.parameters() if p.grad is not None), strict=True):
+        assert torch.allclose(grad, p.grad, rtol=1e-4, atol=1e-6)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrl.errors import ConfigError
+from flowrl.samplers import plans
 from flowrl.samplers.plans import (
     full,
     leaves_per_root,
@@ -128,3 +129,21 @@ def test_a_possible_window_always_has_its_size(data: st.DataObject) -> None:
     )
     where = noisy(plan)
     assert where == list(range(where[0], where[0] + size)) and where[-1] < steps - spare
+
+
+def test_fork_draws_siblings_at_one_step_inside_the_range() -> None:
+    starts = set()
+    for iteration in range(60):
+        plan = plans.fork(iteration, steps=6, level=0.5, branch=4, low=1, high=4, seed=3)
+        (k,) = plan.noise.nonzero().flatten().tolist()
+        starts.add(k)
+        assert plan.branch.tolist() == plan.keep.tolist() == [4 if i == k else 1 for i in range(6)]
+        assert plans.leaves_per_root(plan) == 4
+        assert torch.equal(plan.noise, plans.fork(iteration, steps=6, level=0.5, branch=4, low=1, high=4, seed=3).noise)
+    assert starts == {1, 2, 3}  # 60 draws miss one of three with probability 3 (2/3)^60 < 1e-10
+
+
+@pytest.mark.parametrize("options", [{"branch": 1}, {"branch": 4, "low": 6}, {"branch": 4, "high": 9}])
+def test_impossible_forks(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="fork|window"):
+        plans.fork(0, **{"steps": 6, "level": 0.5, **options})  # type: ignore[arg-type]

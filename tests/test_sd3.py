@@ -503,3 +503,15 @@ def test_pipeline_is_the_public_class_with_the_current_weights(load: Callable[..
     model = load()
     assert type(model.pipeline()) is StableDiffusion3Pipeline
     assert model.pipeline().transformer is model.transformer
+
+
+def test_without_t5_zero_tokens_stand_in_its_place(folders: dict[str, Path], load: Callable[..., SD3]) -> None:
+    # expected: diffusers' own prompt encoding of the same folder, loaded with text_encoder_3=None as its docs show
+    bare = StableDiffusion3Pipeline.from_pretrained(folders["t5"], text_encoder_3=None, tokenizer_3=None)
+    model = load("t5", t5=False)
+    assert model.pipeline().text_encoder_3 is None and model.pipeline().tokenizer_3 is None
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": TOKENS}
+    embeds, _, pooled, _ = bare.encode_prompt(["a cat"], None, None, **options)
+    cond = model.encode(["a cat"])
+    assert torch.equal(cond["embeds"], embeds) and torch.equal(cond["pooled"], pooled)
+    assert not cond["embeds"][:, -TOKENS:].any() and load("t5").encode(["a cat"])["embeds"][:, -TOKENS:].any()

@@ -28,8 +28,9 @@ def ppo_clip(
     decisions, not of chunks; with fixed chunks this is a constant factor.
 
     Metrics: ratio; clip_frac 1 where clipping stops the gradient; clip_high_frac the part of it above 1 + clip_high;
-    approx_kl the k3 estimate ``r - 1 - log r`` of KL(old || new), per latent dimension (Flow-GRPO logs k2,
-    ``(log r)^2 / 2``; they agree to second order).
+    approx_kl the k3 form ``r - 1 - log r`` of the logged ratio (Flow-GRPO logs k2, ``(log r)^2 / 2``; they agree to
+    second order). Since r is per latent dimension, it is an indicator of policy change and not the KL in nats: a shift
+    of the mean by m variances has the KL m / 2 per dimension and approx_kl of about ``m / (2 D) + m^2 / 8``.
 
     Raises: ConfigError for a clip range that is not positive.
     """

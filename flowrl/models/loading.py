@@ -27,17 +27,24 @@ class Part(NamedTuple):
 
 
 def load_pipeline(
-    pipeline_class: Any, path: str, parts: dict[str, Part], *, dtype: torch.dtype, dtypes: dict[str, torch.dtype]
+    pipeline_class: Any,
+    path: str,
+    parts: dict[str, Part],
+    *,
+    dtype: torch.dtype,
+    dtypes: dict[str, torch.dtype],
+    leave_out: tuple[str, ...] = (),
 ) -> Any:
     """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote code.
 
-    ``dtypes`` overrides ``dtype`` for the parts that it names. Raise ModelError if the folder or id cannot be found,
-    is another kind of pipeline, lacks files, or holds weights that are corrupt or incomplete.
+    ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out`` are not loaded.
+    Raise ModelError if the folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights
+    that are corrupt or incomplete.
     """
     source = locate(path)
     folder = source if isinstance(source, Path) else _download(pipeline_class, source)
     index = _read_index(folder, pipeline_class.__name__)
-    absent = _absent_parts(folder, index, parts)
+    absent = [*dict.fromkeys([*_absent_parts(folder, index, parts), *leave_out])]
     stored = {name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent}
     try:
         pipeline = pipeline_class.from_pretrained(

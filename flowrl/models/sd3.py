@@ -40,6 +40,7 @@ def sd3(
     dtype: str = "float32",
     device: str = "auto",
     negative_prompt: str = "",
+    t5: bool = True,
     max_sequence_length: int = 256,
     decode_batch: int = 64,
     seed: int = 0,
@@ -48,13 +49,17 @@ def sd3(
 
     ``guidance`` above 1 turns classifier-free guidance on, as in the pipeline; ``tune`` is ``lora`` (options in
     ``lora``, see models/lora.py), ``full`` or ``none``; ``dtype`` is that of the frozen weights and the arithmetic,
-    trained weights are float32 always; ``max_sequence_length`` is the number of T5 tokens; ``seed`` draws the LoRA.
+    trained weights are float32 always; ``t5`` off leaves the T5 encoder out (zero tokens stand in its place, and about
+    10 GB are saved with SD3.5); ``max_sequence_length`` is the number of T5 tokens; ``seed`` draws the LoRA.
     Raise ConfigError for a wrong option, ModelError for a wrong model.
     """
     _check_options(guidance, tune, lora, dtype, negative_prompt, max_sequence_length, decode_batch)
     spec, target = lora_from(lora), pick_device(device)
     masters = {"transformer": torch.float32} if tune == "full" else {}
-    pipeline = load_pipeline(StableDiffusion3Pipeline, path, _PARTS, dtype=DTYPES[dtype], dtypes=masters)
+    leave_out = () if t5 else ("text_encoder_3", "tokenizer_3")
+    pipeline = load_pipeline(
+        StableDiffusion3Pipeline, path, _PARTS, dtype=DTYPES[dtype], dtypes=masters, leave_out=leave_out
+    )
     _check_configs(pipeline, path)
     transformer = pipeline.transformer
     for part in (transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):

@@ -114,6 +114,25 @@ def tree(
     return plan._replace(branch=count, keep=count.clone())
 
 
+def fork(
+    iteration: int, *, steps: int, level: float, branch: int, low: int = 0, high: int | None = None, seed: int = 0
+) -> Plan:
+    """Draw `branch` children of each live sample at one random step in ``[low, high)``; no noise elsewhere.
+
+    All that differs between siblings is that one draw, so the whole spread of their rewards belongs to it; and their
+    common past is sampled, and their common state trained, once. The step is drawn from (seed, iteration). It is
+    Flow-GRPO-Fast's first form with one stochastic step. **Differs:** that code has two such steps and copies the state
+    before the first; its groups of 9 are `branch` here.
+
+    Raises: ConfigError if no step is possible or branch < 2.
+    """
+    plan = random_window(iteration, steps=steps, level=level, size=1, low=low, high=high, seed=seed)
+    if branch < 2:
+        raise ConfigError(f"plan fork: branch={branch} does not fork; use branch >= 2, or plan random_window")
+    count = torch.where(plan.noise > 0, branch, plan.branch)
+    return plan._replace(branch=count, keep=count.clone())
+
+
 def steps_of(plan: Plan) -> list[Step]:
     """Read a plan as host numbers. Raises ConfigError, naming the step, for a plan that cannot be run."""
     if len({len(field) for field in plan}) != 1:

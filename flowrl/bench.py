@@ -1,0 +1,141 @@
+"""Time an iteration by phase, and against the same network calls made bare."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+from flowrl.batches import decision_nodes, decisions
+from flowrl.config import Config
+from flowrl.errors import ConfigError
+from flowrl.log import environment
+from flowrl.loop import Trainer
+from flowrl.prompts import batch_for
+from flowrl.types import Cond, FlowModel
+
+PHASES = ("rollout", "decode", "reward", "train")
+
+
+class _Clock:
+    """A stand-in for the run logger that only times phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._name = ""
+        self._began = 0.0
+
+    def phase(self, name: str) -> _Clock:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        _wait()
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        _wait()
+        self.seconds[self._name] += time.perf_counter() - self._began
+
+
+class _Calls:
+    """Stand in for a model and note the batch size of each velocity call, and whether it is differentiated."""
+
+    def __init__(self, model: FlowModel) -> None:
+        self.model = model
+        self.calls: list[tuple[int, bool]] = []
+
+    def velocity(self, x: torch.Tensor, sigma: torch.Tensor, cond: Cond) -> torch.Tensor:
+        self.calls.append((len(x), torch.is_grad_enabled()))
+        return self.model.velocity(x, sigma, cond)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
+    """Run `iterations` after a warm-up; every iteration is followed at once by its own calls made bare.
+
+    The overhead ratio is the whole iteration's time over that of the same number of velocity evaluations (no gradient)
+    and forward + backward passes (and the reference's forward passes under a KL), at the same batch sizes, on such
+    tensors. Both are timed in turn, so that a machine that slows down slows both; the medians over iterations are
+    reported. Raises ConfigError for less than one iteration.
+    """
+    if iterations < 1:
+        raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
+    trainer = Trainer(config)
+    trainer.step()
+    rows: list[dict[str, float]] = []
+    work = trainer.budget
+    for _ in range(iterations):
+        clock, noted = _Clock(), _Calls(trainer.model)
+        trainer.log, trainer.model = clock, noted  # type: ignore[assignment]
+        began = time.perf_counter()
+        trainer.step()
+        _wait()
+        total = time.perf_counter() - began
+        trainer.model = noted.model
+        bare = _bare(trainer, noted.calls)
+        rows.append({"total": total, **clock.seconds, **bare, "ratio": total / (bare["forward"] + bare["backward"])})
+    middle = {name: median(row[name] for row in rows) for name in rows[0]}
+    known = sum(middle[name] for name in PHASES)
+    return {
+        "config": config.name,
+        "iterations": iterations,
+        "seconds": {
+            **{name: middle[name] for name in PHASES},
+            "other": middle["total"] - known,
+            "all": middle["total"],
+        },
+        "bare": {"rollout": middle["forward"], "train": middle["backward"]},
+        "overhead_ratio": middle["ratio"],
+        "overhead_ratios": [row["ratio"] for row in rows],
+        "images": work.images,
+        "images_per_s": work.images / middle["total"],
+        "velocity_evaluations": work.evaluations,
+        "decisions": work.decisions,
+        "environment": environment(),
+    }
+
+
+def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
+    """Time the noted network calls again with nothing around them -> seconds with and without a gradient."""
+    c = trainer.config
+    ro = trainer.sample(batch_for(trainer.train_set, seed=c.seed, iteration=trainer.iteration, count=c.train.prompts))
+    nodes = decision_nodes(ro)
+    index = torch.arange(max(size for size, _ in calls), device=nodes.device) % len(nodes)
+    batch = decisions(ro, torch.ones(len(ro.x), device=nodes.device), nodes=nodes[index])
+    seconds = {"forward": 0.0, "backward": 0.0}
+    for size, graded in calls:
+        x, sigma, cond = batch.x[:size], batch.sigma[:size], {k: v[:size] for k, v in batch.cond.items()}
+        _wait()
+        began = time.perf_counter()
+        with torch.set_grad_enabled(graded):
+            v = trainer.model.velocity(x, sigma, cond)
+            if graded:
+                v.sum().backward()
+        _wait()
+        seconds["backward" if graded else "forward"] += time.perf_counter() - began
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return seconds
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def table(result: dict[str, Any]) -> str:
+    """Say the figures in words."""
+    seconds, bare = result["seconds"], result["bare"]
+    lines = [f"{result['config']}: median of {result['iterations']} iterations", ""]
+    lines += [f"  {name:<10}{seconds[name]:8.3f} s  {100 * seconds[name] / seconds['all']:5.1f} %" for name in seconds]
+    lines += [
+        "",
+        f"  the same network calls bare: sampling {bare['rollout']:.3f} s, training {bare['train']:.3f} s",
+        f"  overhead ratio {result['overhead_ratio']:.3f}   {result['images_per_s']:.1f} pictures/s   "
+        f"{result['velocity_evaluations']} velocity evaluations   {result['decisions']} decisions",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+"""The command line: ``flowrl train | eval | sample | grid | bench | configs``. It only parses arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.config import Config, load_config
+from flowrl.errors import ConfigError, FlowRLError
+from flowrl.resources import list_configs
+
+DEFAULT = "shapes/flow_grpo"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 a mistake that can be mended, 130 stopped by the user."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # argparse takes no more positional arguments once an option stood between: `train CONFIG --run X train.lr=1e-4`
+    stray = [text for text in rest if not hasattr(args, "overrides") or text.startswith("-") or "=" not in text]
+    if stray:
+        parser.error(f"unrecognized arguments: {' '.join(stray)}")
+    if rest:
+        args.overrides += rest
+    if getattr(args, "plugin", None) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the installed command, unlike `python -m`, does not look there
+    if args.loads:
+        _hush()
+    command: Callable[[argparse.Namespace], int] = args.command
+    try:
+        code = command(args)
+        sys.stdout.flush()
+        return code
+    except FlowRLError as error:
+        from flowrl.loop import Interrupted
+
+        print(f"\nflowrl: {error}", file=sys.stderr)
+        return 130 if isinstance(error, Interrupted) else 2
+    except KeyboardInterrupt:
+        print("\nflowrl: stopped at once; what was saved before is whole", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `flowrl configs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _hush() -> None:
+    """Switch off the libraries' bars for reading files; downloads still show theirs."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="flowrl", description="Align diffusion and flow models with rewards by RL.")
+    parser.set_defaults(loads=False)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    one = commands.add_parser("train", help="train a config", description="Train a config in a run folder.")
+    one.add_argument("config", nargs="?", help=f"a YAML file or the name of a shipped one, such as {DEFAULT}")
+    one.add_argument("overrides", nargs="*", help="key.subkey=value, such as train.lr=1e-4")
+    one.add_argument("--run", type=Path, help="folder of the run (default: runs/<name>, numbered if taken)")
+    one.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest whole checkpoint")
+    one.add_argument("--seed", type=int, help="the same as seed=N")
+    one.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    one.add_argument("--quiet", action="store_true", help="no progress")
+    _plugin(one)
+    one.set_defaults(command=_train, loads=True)
+
+    one = commands.add_parser("eval", help="score held-out prompts", description="Score a model, run or checkpoint.")
+    _target(one)
+    one.add_argument("--prompts", help="prompt file (default: the config's held-out one)")
+    one.add_argument("--images", type=int, help="pictures per prompt")
+    one.add_argument("--json", type=Path, help="also write the report here")
+    one.set_defaults(command=_eval, loads=True)
+
+    one = commands.add_parser("sample", help="draw pictures", description="Draw pictures of prompts into one PNG.")
+    _target(one)
+    one.add_argument("prompts", nargs="+", help="the prompts")
+    one.add_argument("--images", type=int, default=4, help="pictures per prompt")
+    one.add_argument("--out", type=Path, default=Path("samples.png"))
+    one.set_defaults(command=_sample, loads=True)
+
+    one = commands.add_parser("grid", help="draw a run's checkpoints side by side")
+    one.add_argument("run", type=Path, help="a run folder")
+    one.add_argument("--out", type=Path, help="default: <run>/grid.png")
+    one.add_argument("--columns", type=int, default=8, help="checkpoints shown at most")
+    one.set_defaults(command=_grid)
+
+    one = commands.add_parser("bench", help="time the phases of an iteration against bare network calls")
+    one.add_argument("config", nargs="?", default=DEFAULT)
+    one.add_argument("overrides", nargs="*", help="key.subkey=value")
+    one.add_argument("--iterations", type=int, default=3)
+    one.add_argument("--json", type=Path, help="also write the figures here")
+    _plugin(one)
+    one.set_defaults(command=_bench, loads=True)
+
+    one = commands.add_parser("configs", help="list the shipped configs")
+    one.set_defaults(command=lambda args: print("\n".join(list_configs())) or 0)
+    return parser
+
+
+def _plugin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plugin", action="append", default=[], help="a package that `fn:` may name; repeatable")
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", help="a run, a checkpoint, a diffusers model folder, or a config (its base model)")
+    parser.add_argument("--config", default=DEFAULT, help="settings for a bare model folder (default: %(default)s)")
+    parser.add_argument("--weights", choices=["ema", "current", "base"], help="of a run (default: its eval.weights)")
+    parser.add_argument("--iteration", type=int, help="of a run: the checkpoint to take (default: the newest)")
+    parser.add_argument("--steps", type=int, help="denoising steps")
+    parser.add_argument("--seed", type=int, help="of the initial noise")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override of the config")
+    _plugin(parser)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from flowrl.runs import train
+
+    if args.resume is not None:
+        if args.config or args.overrides or args.seed is not None or args.run or args.dry_run:
+            raise ConfigError(
+                "--resume goes on with the run's own config in its own folder: leave out the config, overrides, "
+                "--seed, --run and --dry-run"
+            )
+        train(_saved(args.resume, args.plugin), args.resume, resume=True, quiet=args.quiet)
+        return 0
+    if not args.config:
+        raise ConfigError(f"expected a config, such as {DEFAULT}; `flowrl configs` lists the shipped ones")
+    overrides = [*args.overrides, *([f"seed={args.seed}"] if args.seed is not None else [])]
+    config = load_config(args.config, overrides, args.plugin)
+    if args.dry_run:
+        from flowrl.loop import Trainer
+        from flowrl.runs import describe
+
+        print(config.dump() + "\n" + describe(Trainer(config)))
+        return 0
+    train(config, args.run or _free(Path("runs") / config.name), quiet=args.quiet)
+    return 0
+
+
+def _saved(run: Path, plugins: Sequence[str] = ()) -> Config:
+    if not (run / "config.yaml").exists():
+        raise ConfigError(f"{run}: expected a run folder with config.yaml in it")
+    return load_config(run / "config.yaml", (), plugins)
+
+
+def _free(folder: Path) -> Path:
+    number, free = 1, folder
+    while (free / "config.yaml").exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _open(args: argparse.Namespace) -> tuple[Any, Config, str]:
+    """Find out what the target is and load it -> (model, config, what it is in words)."""
+    from flowrl.runs import open_run
+
+    path = Path(args.target)
+    changes = [*args.set, *([f"eval.steps={args.steps}"] if args.steps is not None else [])]
+    changes += [f"eval.seed={args.seed}"] if args.seed is not None else []
+    if (path / "config.yaml").exists() or (path / "manifest.json").exists():
+        options = {"weights": args.weights, "iteration": args.iteration, "overrides": changes, "plugins": args.plugin}
+        model, config, iteration = open_run(path, **options)
+        return model, config, f"{path} at iteration {iteration}"
+    if path.is_dir():
+        config = load_config(args.config, [f"model.path={path}", *changes], args.plugin)
+    else:
+        config = load_config(args.target, changes, args.plugin)
+    return config.call("model")(), config, f"the base model {config.model.kwargs.get('path', '')}"
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from flowrl.evaluate import evaluation_table
+    from flowrl.loop import write_json
+    from flowrl.runs import evaluate_config
+
+    changes = [f"eval.images={args.images}"] if args.images is not None else []
+    changes += [f"prompts.test={args.prompts}"] if args.prompts else []
+    args.set = [*args.set, *changes]
+    model, config, what = _open(args)
+    result = evaluate_config(model, config, progress=_progress)
+    print(f"{what}\n{evaluation_table(result)}")
+    if args.json:
+        write_json(args.json, {"target": args.target, **result})
+        print(f"report: {args.json}")
+    return 0
+
+
+def _sample(args: argparse.Namespace) -> int:
+    from flowrl.report import labelled_grid, save_png
+    from flowrl.runs import sample_all
+
+    model, config, what = _open(args)
+    pictures = sample_all(model, config, args.prompts, seed=config.eval.seed, images=args.images)
+    rows = pictures.unflatten(0, (len(args.prompts), args.images))
+    columns = {f"sample {i + 1}": rows[:, i] for i in range(args.images)}
+    save_png(labelled_grid(columns, args.prompts), args.out)
+    print(f"{len(pictures)} pictures of {what}: {args.out}")
+    return 0
+
+
+def _grid(args: argparse.Namespace) -> int:
+    from flowrl.report import run_grid, save_png
+
+    out = args.out or args.run / "grid.png"
+    save_png(run_grid(args.run, max_columns=args.columns), out)
+    print(out)
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from flowrl.bench import bench, table
+    from flowrl.loop import write_json
+
+    result = bench(load_config(args.config, args.overrides, args.plugin), iterations=args.iterations)
+    print(table(result))
+    if args.json:
+        write_json(args.json, result)
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} prompts", end=end, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

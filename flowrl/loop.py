@@ -1,0 +1,381 @@
+"""The training loop: the only file that knows plan, reward, credit, likelihood and loss together."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl import checkpoint
+from flowrl.batches import decision_nodes, decisions
+from flowrl.budget import Budget, budget
+from flowrl.config import Config
+from flowrl.errors import CheckpointError, ConfigError, RunError
+from flowrl.evaluate import as_uint8
+from flowrl.log import RunLogger
+from flowrl.prompts import batch_for, load_prompts
+from flowrl.samplers.rollout import rollout
+from flowrl.seeds import generator
+from flowrl.types import Batch, Eval, FlowModel, Reward, RewardBatch, Rollout
+from flowrl.weights import Weights
+
+Metrics = dict[str, Tensor]
+
+
+class Interrupted(RunError):
+    """The user asked to stop; a checkpoint was written first."""
+
+
+class Trainer:
+    """Train one config in one run folder. Everything random follows from (seed, iteration), so that a resume is exact.
+
+    Example::
+
+        trainer = Trainer(load_config("shapes/flow_grpo"))
+        for iteration in range(trainer.iteration, 10):
+            metrics = trainer.step()
+    """
+
+    def __init__(self, config: Config, *, model: FlowModel | None = None, log: RunLogger | None = None) -> None:
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.config, self.log, self.iteration = config, log, 0
+        self.train_set, self.test_set = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
+        self.plan: Callable[..., Any] = config.call("plan")
+        self.transition, self.credit = config.call("transition"), config.call("credit")
+        self.likelihood, self.loss = config.call("likelihood"), config.call("loss")
+        self.kl = config.call("kl") if config.kl_beta else None
+        self.budget  # noqa: B018 - impossible numbers are found before any weight is loaded
+        self.rewards: dict[str, Reward] = {name: call.make() for name, call in config.rewards.items()}
+        self.model: FlowModel = model if model is not None else config.call("model")()
+        self.params = self.model.trainable()
+        if not self.params:
+            raise ConfigError(f"model: {config.model.fn} has nothing to train; choose a `tune` other than none")
+        self.weights = Weights(self.params)
+        if self.kl is not None:
+            self.weights.snapshot("ref")
+        if config.train.ema:
+            self.weights.snapshot("ema")
+        t = config.train
+        self.optimizer = torch.optim.AdamW(
+            list(self.params.values()), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, foreach=True
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """Return what the current iteration costs."""
+        t = self.config.train
+        return budget(
+            self.plan(self.iteration),
+            prompts=t.prompts,
+            group=t.group,
+            updates=t.updates,
+            micro_batch=t.micro_batch,
+            rollout_batch=t.rollout_batch,
+            guided=float(self.config.model.kwargs.get("guidance", 1.0)) > 1,
+        )
+
+    # ------------------------------------------------------------------------------------------------- one iteration
+
+    def step(self) -> dict[str, float]:
+        """Run one iteration: sample, score, give credit, update. Returns its metrics. Raises RunError on a NaN."""
+        rows = batch_for(
+            self.train_set, seed=self.config.seed, iteration=self.iteration, count=self.config.train.prompts
+        )
+        with self._phase("rollout"):
+            ro = self.sample(rows)
+        with self._phase("decode"), torch.no_grad():
+            images = as_uint8(self.model.decode(ro.x[ro.leaf].float()))
+        with self._phase("reward"):
+            reward, metrics = self.score(ro, images, rows)
+            weight = self.credit(reward.to(ro.x.device), ro.leaf, ro.tree)
+        with self._phase("train"):
+            metrics |= self.learn(ro, weight, rows)
+        if self.config.train.ema:
+            self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
+        self.iteration += 1
+        return metrics
+
+    def sample(self, rows: list[int]) -> Rollout:
+        """Sample the forest of one iteration for the training prompts `rows`."""
+        c, t, work = self.config, self.config.train, self.budget
+        size = (c.image.height, c.image.width)
+        return rollout(
+            self.model,
+            self.model.encode([self.train_set.texts[i] for i in rows]),
+            self.plan(self.iteration),
+            self.transition,
+            sigmas=self.model.sigmas(work.steps, *size),
+            shape=self.model.latent_shape(*size),
+            group_size=work.roots,
+            generators=[generator(c.seed, "rollout", self.iteration, place) for place in range(len(rows))],
+            same_noise=t.same_noise,
+            micro_batch=t.rollout_batch,
+        )
+
+    @torch.no_grad()
+    def score(self, ro: Rollout, images: Tensor, rows: list[int]) -> tuple[Tensor, dict[str, float]]:
+        """Score pictures [L,3,H,W] with all rewards -> the weighted sum [L] and metrics."""
+        self._check_pictures(ro, images, rows)
+        place = ro.tree.group[ro.leaf].tolist()
+        records = [self.train_set.records[rows[g]] for g in place]
+        batch = RewardBatch(
+            images, [r["prompt"] for r in records], ro.tree.group[ro.leaf], records, torch.zeros(len(place))
+        )
+        total, metrics = torch.zeros(len(place)), {}
+        for name, reward in self.rewards.items():
+            values = reward(batch).float().cpu()
+            self._check_reward(name, values, batch)
+            metrics[f"reward/{name}"] = values.nanmean().item()
+            if self.config.reward_weights[name]:
+                total = total + self.config.reward_weights[name] * values
+        metrics["reward"] = total.nanmean().item()
+        return total, metrics | _group_metrics(total, images, batch.group)
+
+    def learn(self, ro: Rollout, weight: Tensor, rows: list[int]) -> dict[str, float]:
+        """Make the iteration's optimizer steps from the decisions of a rollout and their weights [V]."""
+        t = self.config.train
+        seen: list[Metrics] = []
+        norms: list[Tensor] = []
+        for update, (part, place) in enumerate(self._updates(ro)):
+            self._set_lr(self.iteration * t.updates + update)
+            # Decisions of weight 0 have no gradient unless there is a KL: they are counted, not computed.
+            kept = weight[part] != 0
+            live, place = (part, place) if self.kl is not None else (part[kept], place[kept])
+            cuts = _split_states(live, place, t.micro_batch)
+            parts = [self._backward(ro, weight, nodes, len(part)) for nodes in cuts]
+            if not parts:
+                continue
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.params.values() if p.grad is not None])
+            if not bool(norm.isfinite()):
+                message = self._what_broke(parts, ro, rows, update)
+                self.optimizer.zero_grad(set_to_none=True)
+                raise RunError(message)
+            torch.nn.utils.clip_grads_with_norm_(self.params.values(), t.max_grad_norm, norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            norms.append(norm)
+            seen += [{**row, "update": torch.full_like(row["ratio"], update)} for row in parts]
+        return _learn_metrics(seen, norms) | {"lr": float(self.optimizer.param_groups[0]["lr"])}
+
+    def _updates(self, ro: Rollout) -> list[tuple[Tensor, Tensor]]:
+        """Deal the decisions out to the optimizer steps -> for each, the nodes and the places of their states.
+
+        States are shuffled, siblings stay together: decisions drawn from one state share its network pass.
+        """
+        nodes = decision_nodes(ro)
+        states, index = torch.unique(ro.tree.parent[nodes], return_inverse=True)
+        order = torch.randperm(len(states), generator=generator(self.config.seed, "order", self.iteration))
+        place, row = torch.sort(order.to(nodes.device)[index], stable=True)
+        return _split_by(nodes[row], place, self.budget.per_update)
+
+    def _backward(self, ro: Rollout, weight: Tensor, nodes: Tensor, total: int) -> Metrics:
+        """Add the gradient of one micro-batch, divided by the `total` decisions of its optimizer step."""
+        batch = decisions(ro, weight, nodes=nodes)
+        now: Eval = self.likelihood(self.model, batch, self.transition)
+        loss, metrics = self.loss(now.log_prob, batch.old_log_prob, batch.weight)
+        if self.kl is not None:
+            with torch.no_grad(), self.weights.using("ref"):
+                ref = self.likelihood(self.model, batch, self.transition)
+            penalty = self.kl(now, ref, delta=batch.sigma - batch.sigma_next)
+            loss = loss + self.config.kl_beta * penalty
+            metrics["kl"] = penalty.detach()
+        (loss.sum() / total).backward()
+        return {**metrics, "loss": loss.detach(), "node": nodes, "step": batch.step}
+
+    def _set_lr(self, update: int) -> None:
+        warm = self.config.train.warmup
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.train.lr * min(1.0, (update + 1) / (warm + 1))
+
+    # ---------------------------------------------------------------------------------------------------------- checks
+
+    def _check_pictures(self, ro: Rollout, images: Tensor, rows: list[int]) -> None:
+        """Raise RunError if the model made a latent or a picture that is not finite."""
+        broken = (~ro.x.isfinite().flatten(1).all(1)).nonzero()
+        where = f"iteration {self.iteration}: the model made"
+        if len(broken):
+            node = int(broken[0])  # nodes are stored step by step, so this is an earliest one
+            prompt = self.train_set.texts[rows[int(ro.tree.group[node])]]
+            raise RunError(
+                f"{where} a latent that is not finite by denoising step {int(ro.tree.step[node]) - 1} (of "
+                f"{len(ro.sigmas) - 1}, counted from 0) of prompt {prompt!r}; go on from an earlier checkpoint with a "
+                "lower train.lr, or use a wider model.dtype"
+            )
+        broken = (~images.isfinite().flatten(1).all(1)).nonzero()
+        if len(broken):
+            prompt = self.train_set.texts[rows[int(ro.tree.group[ro.leaf[int(broken[0])]])]]
+            raise RunError(f"{where} a picture of {prompt!r} that is not finite, although its latent is")
+
+    def _check_reward(self, name: str, values: Tensor, batch: RewardBatch) -> None:
+        if values.shape != (len(batch.images),):
+            raise RunError(
+                f"reward {name!r}: expected {len(batch.images)} numbers, one per picture, got shape "
+                f"{list(values.shape)}"
+            )
+        bad, infinite, most = ~values.isfinite(), values.isinf(), self.config.train.max_unscored
+        if bool(infinite.any()) or bad.float().mean().item() > most:
+            first = int((infinite if bool(infinite.any()) else bad).nonzero()[0])
+            raise RunError(
+                f"iteration {self.iteration}: reward {name!r} gave {values[first].item()} for a picture of "
+                f"{batch.prompts[first]!r} ({int(bad.sum())} of {len(bad)} pictures have no finite score, the "
+                f"pictures themselves are finite). NaN means not scored; train.max_unscored={most} is the share of "
+                "pictures that may be left out so, infinity is never allowed"
+            )
+
+    def _what_broke(self, parts: list[Metrics], ro: Rollout, rows: list[int], update: int) -> str:
+        """Name the first decision and tensor that is not finite."""
+        where = f"iteration {self.iteration}, optimizer step {update + 1}"
+        for row in parts:
+            for name in ("ratio", "kl", "loss"):
+                if name in row and not bool(row[name].isfinite().all()):
+                    at = int((~row[name].isfinite()).nonzero()[0])
+                    prompt = self.train_set.texts[rows[int(ro.tree.group[row["node"][at]])]]
+                    return (
+                        f"{where}: {name} is not finite at denoising step {int(row['step'][at])} of prompt {prompt!r}; "
+                        "no weight was changed by it. Lower train.lr or train.max_grad_norm, and resume"
+                    )
+        names = [name for name, p in self.params.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
+        return f"{where}: the gradient of {names[:3]} is not finite although the loss is; lower train.lr, and resume"
+
+    def _phase(self, name: str) -> Any:
+        return self.log.phase(name) if self.log is not None else nullcontext()
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Write all that a bit-for-bit resume needs; the random streams follow from the iteration."""
+        tensors, state = checkpoint.optimizer_to_tensors(self.optimizer)
+        files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
+        checkpoint.save(
+            folder,
+            {**files, **self.weights.state_dict()},
+            {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()},
+        )
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint. Raises CheckpointError if it is torn or belongs to another model."""
+        files, state = checkpoint.load(folder)
+        current, optimizer = files.pop("current"), files.pop("optimizer")
+        put_weights(self.params, current, folder)
+        if set(files) != set(self.weights.names()):
+            raise CheckpointError(
+                f"{folder}: holds the weights {sorted(files)}, this config needs {sorted(self.weights.names())}; "
+                "train.ema and kl must be on or off as in the run that is resumed"
+            )
+        self.weights.load_state_dict(files)
+        checkpoint.optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
+        self.iteration = int(state["iteration"])
+
+
+@torch.no_grad()
+def put_weights(params: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor], where: Path) -> None:
+    """Copy tensors into the parameters of the same names. Raises CheckpointError if names or shapes differ."""
+    wrong = [k for k, p in params.items() if k not in tensors or tensors[k].shape != p.shape]
+    wrong += [k for k in tensors if k not in params]
+    if wrong:
+        raise CheckpointError(
+            f"{where}: {len(wrong)} of {len(params)} trainable parameters do not fit this model (first: {wrong[0]}); "
+            "it was saved with another model, `tune` or LoRA setting"
+        )
+    for name, p in params.items():
+        p.copy_(tensors[name])
+
+
+def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Cut nodes [B] of ascending places [B] wherever a place passes a multiple of `size`; leave out empty parts."""
+    sizes = torch.bincount(place // size).tolist()
+    return [(n, p) for n, p in zip(nodes.split(sizes), place.split(sizes), strict=True) if len(n)]
+
+
+def _split_states(nodes: Tensor, place: Tensor, size: int) -> list[Tensor]:
+    """Cut nodes [B] into micro-batches of `size` states each, counting the states that are left."""
+    if not len(nodes):
+        return []
+    dense = torch.unique_consecutive(place, return_inverse=True)[1]
+    return [part for part, _ in _split_by(nodes, dense, size)]
+
+
+def _group_metrics(reward: Tensor, images: Tensor, group: Tensor) -> dict[str, float]:
+    """Measure the spread within prompts: of rewards, and of pictures as root-mean-square pairwise distance."""
+    stds, distances = [], []
+    group = group.cpu()
+    for g in group.unique().tolist():
+        mine = reward[group == g]
+        mine = mine[mine.isfinite()]
+        pixels = images[(group == g).to(images.device)].flatten(1)
+        if len(pixels) < 2 or len(mine) < 2:
+            continue
+        stds.append(mine.std(correction=0))
+        distances.append((2 * pixels.var(0, correction=1).mean()).sqrt())
+    if not stds:
+        return {}
+    spread = torch.stack(stds)
+    return {
+        "reward_std": spread.mean().item(),
+        "zero_std": (spread < 1e-8).float().mean().item(),
+        "diversity": torch.stack(distances).mean().item(),
+    }
+
+
+def _learn_metrics(seen: list[Metrics], norms: list[Tensor]) -> dict[str, float]:
+    """Reduce the metrics [B] of all micro-batches; per denoising step where health shows step by step."""
+    if not seen:
+        return {"trained": 0.0}
+    rows = {k: torch.cat([row[k] for row in seen]) for k in seen[0]}
+    step, update = rows.pop("step"), rows.pop("update")
+    rows.pop("node")
+    out = {name: values.mean().item() for name, values in rows.items()}
+    out["ratio_std"] = rows["ratio"].std(correction=0).item()
+    first = rows["ratio"][update == 0]
+    out["on_policy_gap"] = (first - 1).abs().max().item() if len(first) else 0.0
+    for k in step.unique().tolist():
+        out[f"ratio_std/step{k}"] = rows["ratio"][step == k].std(correction=0).item()
+        out[f"clip_frac/step{k}"] = rows["clip_frac"][step == k].mean().item()
+    out["grad_norm"] = torch.stack(norms).mean().item()
+    out["trained"] = float(len(step))
+    return out
+
+
+class StopSignal:
+    """Turn the first Ctrl-C or SIGTERM into a wish that the loop sees between iterations; a second one is immediate."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        try:
+            self._old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: the host program keeps its own handlers
+            self._old = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON by rename, so that no half file is ever read. Raises RunError."""
+    try:
+        partial = path.with_name(path.name + ".tmp")
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+__all__ = ["Batch", "Interrupted", "StopSignal", "Trainer", "put_weights", "write_json"]

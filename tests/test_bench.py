@@ -1,0 +1,73 @@
+"""The benchmark counts right; no test here looks at how long something took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from toykit import toy
+
+from flowrl.bench import PHASES, bench, table
+from flowrl.errors import ConfigError
+from flowrl.models.toy import LinearFlow
+from flowrl.types import Cond
+
+KEYS = {"config", "iterations", "seconds", "bare", "overhead_ratio", "overhead_ratios", "images", "images_per_s"}
+KEYS |= {"velocity_evaluations", "decisions", "environment"}
+
+
+@pytest.mark.parametrize(
+    ("options", "images", "evaluations", "decisions"),
+    [
+        ((), 8, 32, 24),
+        # 8 leaves per root; 1 + 2 + 4 live nodes in the first three steps and 8 in the last
+        (("plan={fn: tree, steps: 4, level: 0.5, splits: [0, 1, 2]}", "train.group=8"), 16, 2 * 15, 2 * 14),
+        # a root that forks at the very end: fewer evaluations than pictures; more prompts than the file has
+        (
+            ("plan={fn: tree, steps: 2, level: 0.5, splits: [1], branch: 4}", "train.prompts=8", "train.updates=1"),
+            32,
+            16,
+            8,
+        ),
+    ],
+)
+def test_bench_reports_what_was_done(
+    tmp_path: Path, options: tuple[str, ...], images: int, evaluations: int, decisions: int
+) -> None:
+    """Counts by hand."""
+    result = bench(toy(tmp_path, *options), iterations=2)
+    assert result.keys() == KEYS and result["config"] == "toy" and result["iterations"] == 2
+    assert result["seconds"].keys() == {*PHASES, "other", "all"} and result["bare"].keys() == {"rollout", "train"}
+    assert (result["images"], result["velocity_evaluations"], result["decisions"]) == (images, evaluations, decisions)
+    assert len(result["overhead_ratios"]) == 2 and min(result["overhead_ratios"]) > 0 < result["overhead_ratio"]
+    assert min(result["bare"].values()) > 0 and result["images_per_s"] > 0
+    text = table(result)
+    assert all(phase in text for phase in PHASES) and f"{evaluations} velocity evaluations" in text
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_bare_calls_are_those_of_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kl: bool) -> None:
+    """The same numbers of calls by size, with and without a gradient, in the iteration and on their own."""
+    calls: list[tuple[bool, int]] = []
+    velocity = LinearFlow.velocity
+
+    def counting(self: LinearFlow, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        calls.append((torch.is_grad_enabled(), len(x)))
+        return velocity(self, x, sigma, cond)
+
+    monkeypatch.setattr(LinearFlow, "velocity", counting)
+    options = ["train.micro_batch=5", "train.rollout_batch=6", *(["kl={fn: transition_kl, beta: 1}"] if kl else [])]
+    bench(toy(tmp_path, *options), iterations=1)
+    sampling = [(False, 6), (False, 2)] * 4
+    one = (len(calls) - len(sampling)) // 3  # warm-up, iteration, a rollout that only notes its sizes, bare calls
+    warm_up, iteration, rest = calls[:one], calls[one : 2 * one], calls[2 * one :]
+    sized, bare = rest[: len(sampling)], rest[len(sampling) :]
+    assert warm_up[: len(sampling)] == sized == sampling
+    assert len(bare) == one > len(sampling) and sorted(iteration) == sorted(bare) == sorted(warm_up)
+
+
+def test_no_iterations(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected at least 1 iteration, got -1"):
+        bench(toy(tmp_path), iterations=-1)

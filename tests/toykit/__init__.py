@@ -1,0 +1,112 @@
+"""A plugin package for whole runs in a second: a linear field, rewards that look at its pictures, and their config."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.config import Config, load_config
+from flowrl.models.toy import LinearFlow
+from flowrl.types import RewardBatch
+
+COLORS = ("red", "green", "blue", "grey", "pink", "teal")
+CONFIG = """
+name: toy
+seed: 3
+model: {{fn: toykit.linear, scale: 0.3}}
+prompts: {{train: {folder}/train.jsonl, test: {folder}/test.jsonl}}
+image: {{height: 16, width: 16}}
+plan: {{fn: full, steps: 4, level: 0.5, ode_last: 1}}
+transition: {{fn: dance_sde}}
+rewards:
+  red: {{fn: toykit.redness}}
+  strict: {{fn: toykit.reddish, weight: 0.0}}
+credit: {{fn: group_norm}}
+likelihood: {{fn: reverse}}
+loss: {{fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}}
+train: {{iterations: 4, prompts: 2, group: 4, updates: 2, micro_batch: 8, rollout_batch: 8, lr: 0.01, threads: 1}}
+eval: {{steps: 4, images: 2}}
+checkpoint: {{every: 2, keep: 3}}
+grid: {{every: 2, prompts: 2}}
+"""
+
+
+def linear(*, channels: int = 3, seed: int = 0, scale: float = 0.1) -> LinearFlow:
+    """Return the toy field."""
+    return LinearFlow(channels=channels, seed=seed, scale=scale)
+
+
+def redness(batch: RewardBatch) -> Tensor:
+    """Score pictures by mean red minus mean green: linear in the pixels."""
+    return batch.images[:, 0].mean((1, 2)) - batch.images[:, 1].mean((1, 2))
+
+
+def reddish(batch: RewardBatch) -> Tensor:
+    """Say 1 where a picture is more red than green, else 0."""
+    return (redness(batch) > 0).float()
+
+
+def same(batch: RewardBatch) -> Tensor:
+    """Like all pictures equally well."""
+    return torch.full((len(batch.images),), 0.3)
+
+
+def picky(batch: RewardBatch) -> Tensor:
+    """Like all pictures of the first prompt equally well, and the others by their red."""
+    return torch.where(batch.group == 0, torch.tensor(0.3), redness(batch))
+
+
+class noise:  # noqa: N801 - configs name rewards in lower case
+    """Score by chance, whatever the picture."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        return torch.rand(len(batch.images), generator=self.generator)
+
+
+def faulty(batch: RewardBatch, *, value: Literal["nan", "inf"], count: int) -> Tensor:
+    """Give `count` pictures of the first prompts a score that is no number."""
+    scores = redness(batch)
+    scores[:count] = float(value)
+    return scores
+
+
+class gate:  # noqa: N801 - configs name rewards in lower case
+    """Score as `redness`; the `call`-th time, touch a file beside `file` (.reached) and wait until `file` is gone."""
+
+    def __init__(self, *, file: str, call: int) -> None:
+        self.file, self.call = Path(file), call
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        self.call -= 1
+        if self.call == 0 and self.file.exists():
+            self.file.with_suffix(".reached").touch()
+            while self.file.exists():
+                time.sleep(0.01)
+        return redness(batch)
+
+
+def write_toy(folder: Path) -> Path:
+    """Write prompt files and a config into `folder` -> the config's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, words in (("train", COLORS), ("test", COLORS[::-1])):
+        records = [
+            {"prompt": f"a {word} dot", "tag": "even" if i % 2 == 0 else "odd", "held_out": word in COLORS[3:]}
+            for i, word in enumerate(words)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = folder / "toy.yaml"
+    config.write_text(CONFIG.format(folder=folder))
+    return config
+
+
+def toy(folder: Path, *overrides: str) -> Config:
+    """Load the toy config with overrides."""
+    return load_config(write_toy(folder), overrides, ("toykit",))

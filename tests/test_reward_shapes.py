@@ -1,0 +1,76 @@
+"""The shapes reward: the checker's verdict for each picture's own record."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.errors import ConfigError, DataError
+from flowrl.shapes.prompts import all_records, scenes_for
+from flowrl.shapes.scene import render
+from flowrl.types import Reward, RewardBatch
+from rewards.shapes import shapes
+
+RECORDS = [record for records in all_records().values() for record in records[::7]]
+
+
+def _batch(images: Tensor, meta: list[dict[str, Any]]) -> RewardBatch:
+    n = len(images)
+    prompts = [m.get("prompt", "") for m in meta]
+    return RewardBatch(images, prompts, torch.arange(n), meta, torch.zeros(n))
+
+
+IMAGES = render(scenes_for(RECORDS, np.random.default_rng(0)))
+
+
+def test_true_scenes_earn_one_and_others_less() -> None:
+    graded, strict = shapes()(_batch(IMAGES, RECORDS)), shapes(mode="strict")(_batch(IMAGES, RECORDS))
+    assert graded.dtype == strict.dtype == torch.float32 and graded.shape == (len(IMAGES),)
+    assert graded.mean() > 0.98 and torch.equal((graded == 1).float(), strict)
+    circle = {"include": [{"class": "circle", "count": 4, "color": "red"}]}  # no record asks for four red circles
+    assert shapes()(_batch(IMAGES, [circle] * len(IMAGES))).max() < 1
+    assert shapes(mode="strict")(_batch(IMAGES, [circle] * len(IMAGES))).sum() == 0
+
+
+def test_is_a_reward() -> None:
+    assert isinstance(shapes(), Reward)
+
+
+def test_a_tensor_and_its_png_score_the_same() -> None:
+    rough = (IMAGES + 0.1 * torch.randn(IMAGES.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    pictures = []
+    for picture in rough:
+        file = io.BytesIO()
+        Image.fromarray((picture * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
+        pictures.append(torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255)
+    scores = shapes()(_batch(rough, RECORDS))
+    assert torch.equal(scores, shapes()(_batch(torch.stack(pictures), RECORDS)))
+    assert scores.unique().numel() > 10  # the noise made them differ
+
+
+def test_half_precision_pictures_are_scored() -> None:
+    assert shapes()(_batch(IMAGES.bfloat16(), RECORDS)).mean() > 0.98
+
+
+@pytest.mark.parametrize("meta", [[], [{}] * len(IMAGES), [{"prompt": "a circle"}] * len(IMAGES)])
+def test_a_missing_record_is_an_error(meta: list[dict[str, Any]]) -> None:
+    with pytest.raises(DataError, match="record"):
+        shapes()(_batch(IMAGES, meta))
+
+
+def test_nan_pictures_are_an_error_that_names_them() -> None:
+    images = IMAGES.clone()
+    images[5, 0, 3, 3] = float("nan")
+    with pytest.raises(DataError, match=r"\[5\]"):
+        shapes()(_batch(images, RECORDS))
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="lenient"):
+        shapes(mode="lenient")  # type: ignore[arg-type]

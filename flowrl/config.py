@@ -113,12 +113,13 @@ class TrainConfig:
     prompts: Positive  # prompts per iteration, over all ranks
     group: Positive  # images per prompt
     updates: Positive = 1  # optimizer steps per iteration
-    micro_batch: Positive = 64  # decisions per network call while training
+    micro_batch: Positive = 64  # states per network call while training; siblings share one
     rollout_batch: Positive = 256  # images per network call while sampling
     lr: Annotated[float, Range(0, 1e300, open="low")] = 3.0e-4  # learning rate after warm-up
     warmup: Count = 0  # optimizer steps of linear warm-up
     weight_decay: Annotated[float, Range(0, 1e300)] = 1.0e-4
     betas: Annotated[tuple[float, float], Range(0, 1, open="high")] = (0.9, 0.999)  # AdamW's moments
+    eps: Annotated[float, Range(0, 1e300, open="low")] = 1.0e-8  # AdamW's; far above the gradients it is momentum SGD
     max_grad_norm: Annotated[float, Range(0, open="low")] = 1.0  # the gradient is clipped to this norm; .inf = never
     ema: Decay = 0.9  # decay of the averaged weights per iteration; 0 = off
     max_unscored: Annotated[float, Range(0, 1)] = 0.0  # share of pictures a reward may leave unscored (NaN)

@@ -65,7 +65,7 @@ class Trainer:
             self.weights.snapshot("ema")
         t = config.train
         self.optimizer = torch.optim.AdamW(
-            list(self.params.values()), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, foreach=True
+            list(self.params.values()), lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, foreach=True
         )
 
     @property

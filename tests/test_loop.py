@@ -28,6 +28,7 @@ from flowrl.types import Cond, FlowModel, Rollout
 
 Grads = dict[str, Tensor]
 KL = "kl={fn: transition_kl, beta: 0.1}"
+TREE = "plan={fn: tree, steps: 4, level: 0.5, splits: [0, 2], ode_last: 1}"  # 4 pictures from one root
 ONE = ("train.updates=1", "train.max_grad_norm=.inf")
 
 
@@ -93,25 +94,31 @@ def advantages(reward: Tensor, group: Tensor) -> Tensor:
 
 
 def reinforce(model: LinearFlow, ro: Rollout, advantage: Tensor, level: float) -> Tensor:
-    """Average -A log p over all trained decisions: DanceGRPO's step and torch's Normal, walking up from each leaf."""
-    text = ro.cond["text"]
-    terms = []
+    """Average -A log p over the trained decisions, A the mean over the leaves below: Dance step, torch's Normal."""
+    below: dict[int, list[Tensor]] = {}
     for leaf, a in zip(ro.leaf.tolist(), advantage, strict=True):
         node = int(ro.tree.parent[leaf])  # the leaf was made by the last step, an ODE step
         while ro.tree.parent[node] >= 0:
-            above = int(ro.tree.parent[node])
-            x, s, n = ro.x[above], ro.sigmas[ro.tree.step[above]], ro.sigmas[ro.tree.step[node]]
-            offset = model.text @ text[int(ro.tree.group[node])] + model.time * s
-            v = torch.tensordot(model.mix, x, dims=1) + offset[:, None, None]
-            mean = x - (s - n) * v - level**2 * (s - n) / (2 * s) * (x + (1 - s) * v)
-            terms.append(-a * Normal(mean, level * (s - n).sqrt()).log_prob(ro.x[node]).mean())
-            node = above
+            below.setdefault(node, []).append(a)
+            node = int(ro.tree.parent[node])
+    terms = []
+    for node, values in below.items():
+        above = int(ro.tree.parent[node])
+        x, s, n = ro.x[above], ro.sigmas[ro.tree.step[above]], ro.sigmas[ro.tree.step[node]]
+        offset = model.text @ ro.cond["text"][int(ro.tree.group[node])] + model.time * s
+        v = torch.tensordot(model.mix, x, dims=1) + offset[:, None, None]
+        mean = x - (s - n) * v - level**2 * (s - n) / (2 * s) * (x + (1 - s) * v)
+        log_prob = Normal(mean, level * (s - n).sqrt()).log_prob(ro.x[node]).mean()
+        terms.append(-torch.stack(values).mean() * log_prob)
     return torch.stack(terms).mean()
 
 
-def test_gradient_of_one_update_is_reinforce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("plan", "trained"), [((), 2 * 4 * 3), ((TREE,), 2 * (2 + 2 + 4))])
+def test_gradient_of_one_update_is_reinforce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: tuple[str, ...], trained: int
+) -> None:
     """Oracle: autograd through a loss written here. At ratio 1, grad of -A ratio is grad of -A log p."""
-    trainer = trainer_for(tmp_path, *ONE)
+    trainer = trainer_for(tmp_path, *ONE, *plan)
     ro = trainer.sample(rows_of(trainer))
     images = ((ro.x[ro.leaf] * 0.5 + 0.5).clamp(0, 1) * 255).round() / 255  # one value per latent; 8x8 pixels are equal
     reward = images[:, 0].mean((1, 2)) - images[:, 1].mean((1, 2))
@@ -120,20 +127,20 @@ def test_gradient_of_one_update_is_reinforce(tmp_path: Path, monkeypatch: pytest
     loss = reinforce(trainer.model, ro, advantage, level=0.5)
     wanted = torch.autograd.grad(loss, list(trainer.params.values()))
     (got,), metrics = gradients(trainer, monkeypatch)
-    assert metrics["trained"] == 2 * 4 * 3 and float(flat(wanted).abs().max()) > 0.01
+    assert metrics["trained"] == trained and float(flat(wanted).abs().max()) > 0.01
     assert metrics["reward"] == pytest.approx(float(reward.mean()), abs=1e-6)
     for name, want in zip(trainer.params, wanted, strict=True):
         torch.testing.assert_close(got[name], want, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kl", [(), (KL, "kl.beta=10")])
+@pytest.mark.parametrize("options", [(), (KL, "kl.beta=10"), (TREE,)])
 def test_micro_batches_do_not_change_the_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kl: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """Measured: max 3e-8, mean 7e-9, of gradients of mean size 0.15 (with KL; 8e-9 of 0.02 without)."""
     got = []
     for size in (1, 3, 24):
-        trainer = trainer_for(tmp_path, *ONE, *kl, f"train.micro_batch={size}")
+        trainer = trainer_for(tmp_path, *ONE, *options, f"train.micro_batch={size}")
         with torch.no_grad():
             for p in trainer.params.values():
                 p.add_(0.05)  # away from the reference, so that the KL has a gradient
@@ -218,6 +225,21 @@ def test_decisions_of_weight_zero_are_counted_not_computed(tmp_path: Path, monke
     (skipped,), metrics = gradients(trainer_for(tmp_path, *options), monkeypatch)
     assert metrics["trained"] == 12
     torch.testing.assert_close(flat(skipped.values()), computed, atol=1e-7, rtol=1e-5)
+
+
+def test_siblings_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 prompts x (1 + 2 + 2) states: 2 optimizer steps of 5, calls of at most 2; each state passes once."""
+    trainer = trainer_for(tmp_path, TREE, "train.micro_batch=2")
+    sizes, velocity = [], trainer.model.velocity
+
+    def counting(x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        sizes.append(len(x) if torch.is_grad_enabled() else 0)
+        return velocity(x, sigma, cond)
+
+    monkeypatch.setattr(trainer.model, "velocity", counting)
+    got, metrics = gradients(trainer, monkeypatch)
+    assert metrics["trained"] == 16 and len(got) == 2
+    assert sorted(size for size in sizes if size) == [1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("kl", [(), (KL, "train.weight_decay=0")])

@@ -11,7 +11,8 @@ from diffusers import StableDiffusion3Pipeline
 from flowrl.models.sd3 import sd3
 from flowrl.resources import resource
 from flowrl.shapes.checker import check
-from flowrl.shapes.prompts import COLORS, HELD_COLORED, all_records
+from flowrl.shapes.prompts import HELD_COLORED, all_records
+from flowrl.shapes.scene import COLORS
 
 pytestmark = pytest.mark.integration
 FOLDER = resource("assets/shapes-sd3")
@@ -76,7 +77,10 @@ def test_text_length_hardly_matters() -> None:
     for length in (1, 256):
         model = sd3(str(FOLDER), tune="none", t5=False, max_sequence_length=length)
         x = torch.randn(4, *model.latent_shape(64, 64), generator=torch.Generator().manual_seed(2))
-        cond, sigmas = model.encode(["a blue square", "a cross", "a red circle", "two circles"]), model.sigmas(10, 64, 64)
+        cond, sigmas = (
+            model.encode(["a blue square", "a cross", "a red circle", "two circles"]),
+            model.sigmas(10, 64, 64),
+        )
         with torch.no_grad():
             for now, after in zip(sigmas, sigmas[1:], strict=False):
                 x = x + (after - now) * model.velocity(x, now.expand(4), cond)

@@ -1,0 +1,83 @@
+"""Train one config with several seeds, and write the result file and the figures that the README shows.
+
+    python scripts/reproduce.py shapes/flow_grpo --seeds 0 1 2
+
+Runs one seed after the other into runs/<name>-seed<N>; seeds that are done are not run again, a stopped one goes on.
+Writes assets/results/<name>.json (each seed's summary, the mean gain and its spread, the machine) and, into
+assets/figures/, the learning curves of all seeds and pictures before and after of the first one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import flowrl
+from flowrl import checkpoint
+from flowrl.config import load_config
+from flowrl.figures import load_strip, pairs_figure, sample_files, save_png
+from flowrl.log import environment
+from flowrl.loop import write_json
+from flowrl.report import compare_curves
+
+T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
+
+
+def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[str, Any]:
+    """Train one seed, or take what is there already."""
+    if (run / "summary.json").exists():
+        return dict(json.loads((run / "summary.json").read_text()))
+    resume = run.exists() and checkpoint.latest(run) is not None
+    return flowrl.train(load_config(config, [*overrides, f"seed={seed}"]), run, resume=resume)
+
+
+def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the seeds' summaries together; the interval is Student's, over seeds."""
+    gains = [s["gain"] for s in summaries]
+    half = T975[len(gains) - 1] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+    score = summaries[0]["before"]["score"]
+    return {
+        "name": summaries[0]["name"],
+        "score": score,
+        "before": mean(s["before"][score] for s in summaries),
+        "after": mean(s["after"][score] for s in summaries),
+        "gain": mean(gains),
+        "gain_interval_over_seeds": [mean(gains) - half, mean(gains) + half] if len(gains) > 1 else None,
+        "gains": gains,
+        "minutes": [round(s["seconds"] / 60, 2) for s in summaries],
+        "environment": environment(),
+        "seeds": summaries,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", default="shapes/flow_grpo")
+    parser.add_argument("overrides", nargs="*", help="key.subkey=value")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("assets"))
+    args = parser.parse_args()
+    name = load_config(args.config, args.overrides).name
+    folders = [args.runs / f"{name}-seed{seed}" for seed in args.seeds]
+    rows = [train_seed(args.config, args.overrides, s, run) for s, run in zip(args.seeds, folders, strict=True)]
+    result = collect(rows)
+    figures = args.out / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    (args.out / "results").mkdir(parents=True, exist_ok=True)
+    write_json(args.out / "results" / f"{name}.json", result)
+    compare_curves(folders).savefig(figures / f"{name}-curves.png", dpi=110)
+    strips = sample_files(folders[0])
+    prompts = json.loads((folders[0] / "samples" / "prompts.json").read_text())["prompts"]
+    before, after = (load_strip(strips[k], len(prompts)) for k in (min(strips), max(strips)))
+    save_png(pairs_figure(before, after, prompts, blocks=4), figures / f"{name}-before-after.png")
+    low, high = result["gain_interval_over_seeds"] or (float("nan"), float("nan"))
+    print(f"{result['score']}: {result['before']:.3f} -> {result['after']:.3f}, gain {result['gain']:+.3f}")
+    print(f"95 % interval of the gain over seeds {low:+.3f} to {high:+.3f}, minutes {result['minutes']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -299,6 +299,21 @@ def encode_scenes(vae: AutoencoderKL, records: list[Record], count: int, seed: i
     return torch.cat(latents), torch.cat(index)
 
 
+def mislabel(index: Tensor, records: list[Record], share: float, seed: int) -> Tensor:
+    """Give a `share` of the scenes [N] the caption of some other prompt of the same task, as captions of the web err.
+
+    The model then knows more than it shows: it draws what captions say about as often as they are right.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    wrong = torch.rand(len(index), generator=rng) < share
+    tags = torch.tensor([TASKS.index(r["tag"]) for r in records])
+    out = index.clone()
+    for task in range(len(TASKS)):
+        rows, pool = (wrong & (tags[index] == task)).nonzero()[:, 0], (tags == task).nonzero()[:, 0]
+        out[rows] = pool[torch.randint(len(pool), (len(rows),), generator=rng)]
+    return out
+
+
 def split_parameters(transformer: nn.Module, text: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Hidden matrices of the transformer blocks go to Muon, everything else to AdamW."""
     hidden: list[nn.Parameter] = []
@@ -387,6 +402,7 @@ def train_flow(args: argparse.Namespace) -> None:
     }
     latents, index = encode_scenes(vae, records, args.scenes, args.seed)
     prompts = torch.cat([*(ids[r["prompt"]] for r in records), ids[""]])
+    index = mislabel(index, records, args.wrong, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} + {sum(p.numel() for p in text.parameters()):,} parameters")
     if args.compile:
         for block in model.transformer_blocks:
@@ -506,6 +522,7 @@ def main() -> None:
         stage.add_argument("--text-layers", type=int, default=2)
         stage.add_argument("--weight-decay", type=float, default=0.01)
         stage.add_argument("--dropout", type=float, default=0.1, help="share of empty captions")
+        stage.add_argument("--wrong", type=float, default=0.35, help="share of captions that belong to another scene")
         stage.add_argument("--ema", type=float, default=0.999)
         stage.add_argument("--shift", type=float, default=1.0, help="time shift in training and in the saved scheduler")
         stage.add_argument("--compile", action="store_true", help="torch.compile the transformer blocks")

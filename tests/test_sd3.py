@@ -324,6 +324,26 @@ def test_target_without_a_layer_names_what_there_is(load: Callable[..., SD3]) ->
         load(lora={"targets": ["attn.to_q", "attn.to_z"]})
 
 
+def test_full_tuning_of_named_layers(load: Callable[..., SD3]) -> None:
+    model = load(tune="full", layers=["context_embedder", "attn.add_k_proj"])
+    layers = ("context_embedder", "transformer_blocks.0.attn.add_k_proj", "transformer_blocks.1.attn.add_k_proj")
+    assert set(model.trainable()) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    with pytest.raises(ModelError, match=r"layers: no linear layer is named 'norm_out'; available: .*norm_out\.linear"):
+        load(tune="full", layers=["norm_out"])
+
+
+def test_automatic_dtype(load: Callable[..., SD3]) -> None:
+    # the expectation is read from the kernel's own list of the processor's features, not from torch
+    listed = Path("/proc/cpuinfo")
+    if torch.cuda.is_available() or not listed.exists():
+        pytest.skip("needs a Linux machine without a GPU")
+    flags = listed.read_text(encoding="utf-8").split()
+    short = "avx512_bf16" in flags or "amx_bf16" in flags
+    model = load(tune="full", dtype="auto")
+    assert model.dtype == (torch.bfloat16 if short else torch.float32)
+    assert next(iter(model.trainable().values())).dtype == torch.float32
+
+
 def test_full_tuning_trains_every_parameter_of_the_transformer_only(load: Callable[..., SD3]) -> None:
     model = load(tune="full")
     assert set(model.trainable()) == {name for name, _ in model.transformer.named_parameters()}
@@ -403,6 +423,9 @@ def test_impossible_sizes(load: Callable[..., SD3], size: tuple[int, int], messa
         ({"lora": {"alpha": -1}}, "lora.alpha"),
         ({"lora": {"targets": "attn.to_q"}}, "lora.targets"),
         ({"lora": {"init": "pissa"}}, "lora.init"),
+        ({"layers": ["proj_out"]}, "layers: has no effect unless tune is 'full'"),
+        ({"tune": "full", "layers": "proj_out"}, "layers: expected a list"),
+        ({"tune": "full", "layers": []}, "layers: expected a list"),
         ({"dtype": "float8"}, "dtype: expected"),
         ({"max_sequence_length": 513}, "max_sequence_length"),
         ({"decode_batch": 0}, "decode_batch"),

@@ -90,6 +90,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.bfloat16 if fast else torch.float32
+
+
 def _download(pipeline_class: Any, repo: str) -> Path:
     """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its gigabytes."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ def add_lora(network: Any, lora: Lora, *, seed: int) -> dict[str, nn.Parameter]:
     ``seed`` alone, so that every rank, device and base dtype starts from the same adapters.
     Raise ModelError if a target matches no linear layer.
     """
-    _check_targets(network, lora.targets)
+    find_layers(network, lora.targets, "lora.targets")
     network.requires_grad_(False)
     config = LoraConfig(
         r=lora.rank,
@@ -76,9 +77,14 @@ def add_lora(network: Any, lora: Lora, *, seed: int) -> dict[str, nn.Parameter]:
     return params
 
 
-def _check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            short = sorted({re.sub(r"^.*\.\d+\.(?=\D)", "", name) for name in names})
-            raise ModelError(f"lora.targets: no linear layer is named {target!r}; available: {', '.join(short)}")
+def find_layers(network: nn.Module, names: Sequence[str], where: str) -> list[nn.Module]:
+    """Return the linear layers whose name is, or ends in, a dot and one of ``names``; ModelError if one has none."""
+    linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    found: dict[str, nn.Module] = {}
+    for wanted in names:
+        fits = {name: module for name, module in linear.items() if name == wanted or name.endswith(f".{wanted}")}
+        if not fits:
+            short = sorted({re.sub(r"^.*\.\d+\.(?=\D)", "", name) for name in linear})
+            raise ModelError(f"{where}: no linear layer is named {wanted!r}; available: {', '.join(short)}")
+        found |= fits
+    return list(found.values())

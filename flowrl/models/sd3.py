@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import c
 from torch import Tensor, nn
 
 from flowrl.errors import ConfigError, DataError, ModelError
-from flowrl.models.loading import DTYPES, Part, load_pipeline, pick_device
-from flowrl.models.lora import add_lora, lora_from
+from flowrl.models.loading import DTYPES, Part, load_pipeline, pick_device, pick_dtype
+from flowrl.models.lora import add_lora, find_layers, lora_from
 from flowrl.types import Cond
 
 _CLIP = ("CLIPTokenizer", "CLIPTokenizerFast")
@@ -37,6 +38,7 @@ def sd3(
     guidance: float = 1.0,
     tune: str = "lora",
     lora: dict[str, Any] | None = None,
+    layers: Sequence[str] | None = None,
     dtype: str = "float32",
     device: str = "auto",
     negative_prompt: str = "",
@@ -48,18 +50,19 @@ def sd3(
     """Load an SD3 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
     ``guidance`` above 1 turns classifier-free guidance on, as in the pipeline; ``tune`` is ``lora`` (options in
-    ``lora``, see models/lora.py), ``full`` or ``none``; ``dtype`` is that of the frozen weights and the arithmetic,
-    trained weights are float32 always; ``t5`` off leaves the T5 encoder out (zero tokens stand in its place, and about
-    10 GB are saved with SD3.5); ``max_sequence_length`` is the number of T5 tokens; ``seed`` draws the LoRA.
+    ``lora``, see models/lora.py), ``full`` (all weights, or those of the linear ``layers`` that are named by the rule
+    of ``lora.targets``) or ``none``; ``dtype`` is that of the frozen weights and the arithmetic (``auto``: bfloat16
+    where the device multiplies in it), trained weights are float32 always; ``t5`` off leaves the T5 encoder out (zero
+    tokens stand in its place, and about 10 GB are saved with SD3.5); ``max_sequence_length`` is the number of T5
+    tokens; ``seed`` draws the LoRA.
     Raise ConfigError for a wrong option, ModelError for a wrong model.
     """
-    _check_options(guidance, tune, lora, dtype, negative_prompt, max_sequence_length, decode_batch)
+    _check_options(guidance, tune, lora, layers, dtype, negative_prompt, max_sequence_length, decode_batch)
     spec, target = lora_from(lora), pick_device(device)
+    short = pick_dtype(dtype, target)
     masters = {"transformer": torch.float32} if tune == "full" else {}
     leave_out = () if t5 else ("text_encoder_3", "tokenizer_3")
-    pipeline = load_pipeline(
-        StableDiffusion3Pipeline, path, _PARTS, dtype=DTYPES[dtype], dtypes=masters, leave_out=leave_out
-    )
+    pipeline = load_pipeline(StableDiffusion3Pipeline, path, _PARTS, dtype=short, dtypes=masters, leave_out=leave_out)
     _check_configs(pipeline, path)
     transformer = pipeline.transformer
     for part in (transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
@@ -68,13 +71,14 @@ def sd3(
     if tune == "lora":
         add_lora(transformer, spec, seed=seed)
     if tune == "full":
-        transformer.requires_grad_(True)
+        for part in [transformer] if layers is None else find_layers(transformer, layers, "layers"):
+            part.requires_grad_(True)
     transformer.eval()
     return SD3(
         pipeline.to(target),
         guidance=guidance,
-        dtype=DTYPES[dtype],
-        autocast=tune == "full" and dtype != "float32",
+        dtype=short,
+        autocast=tune == "full" and short != torch.float32,
         negative_prompt=negative_prompt,
         max_sequence_length=max_sequence_length,
         decode_batch=decode_batch,
@@ -248,6 +252,7 @@ def _check_options(
     guidance: float,
     tune: str,
     lora: dict[str, Any] | None,
+    layers: Sequence[str] | None,
     dtype: str,
     negative_prompt: str,
     max_sequence_length: int,
@@ -262,8 +267,14 @@ def _check_options(
         raise ConfigError(f"tune: expected 'lora', 'full' or 'none', got {tune!r}")
     if lora is not None and tune != "lora":
         raise ConfigError(f"lora: has no effect unless tune is 'lora', got tune {tune!r}")
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if layers is not None and tune != "full":
+        raise ConfigError(f"layers: has no effect unless tune is 'full', got tune {tune!r}; with LoRA see lora.targets")
+    if layers is not None and (
+        isinstance(layers, str) or not layers or not all(isinstance(n, str) and n for n in layers)
+    ):
+        raise ConfigError(f"layers: expected a list of layer names, got {layers!r}")
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype: expected one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if not 1 <= max_sequence_length <= 512:
         raise ConfigError(f"max_sequence_length: expected 1 to 512 tokens, got {max_sequence_length!r}")
     if decode_batch < 1:

@@ -58,10 +58,11 @@ class _Calls:
 def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     """Run `iterations` after a warm-up; every iteration is followed at once by its own calls made bare.
 
-    The overhead ratio is the whole iteration's time over that of the same number of velocity evaluations (no gradient)
-    and forward + backward passes (and the reference's forward passes under a KL), at the same batch sizes, on such
-    tensors. Both are timed in turn, so that a machine that slows down slows both; the medians over iterations are
-    reported. Raises ConfigError for less than one iteration.
+    The overhead ratio is the whole iteration's time over that of its network calls: the same number of velocity
+    evaluations (no gradient), of forward + backward passes (and the reference's forward passes under a KL) and of VAE
+    decodes, at the same batch sizes, on such tensors. What is left is mostly the rewards. Both are timed in turn, so
+    that a machine that slows down slows both; the medians over iterations are reported.
+    Raises ConfigError for less than one iteration.
     """
     if iterations < 1:
         raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
@@ -77,8 +78,8 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         _wait()
         total = time.perf_counter() - began
         trainer.model = noted.model
-        bare = _bare(trainer, noted.calls)
-        rows.append({"total": total, **clock.seconds, **bare, "ratio": total / (bare["forward"] + bare["backward"])})
+        bare = {f"bare_{name}": value for name, value in _bare(trainer, noted.calls).items()}
+        rows.append({"total": total, **clock.seconds, **bare, "ratio": total / sum(bare.values())})
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     known = sum(middle[name] for name in PHASES)
     return {
@@ -89,7 +90,7 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
             "other": middle["total"] - known,
             "all": middle["total"],
         },
-        "bare": {"rollout": middle["forward"], "train": middle["backward"]},
+        "bare": {name: middle[f"bare_{name}"] for name in ("rollout", "decode", "train")},
         "overhead_ratio": middle["ratio"],
         "overhead_ratios": [row["ratio"] for row in rows],
         "images": work.images,
@@ -101,13 +102,13 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
 
 
 def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
-    """Time the noted network calls again with nothing around them -> seconds with and without a gradient."""
+    """Time the noted network calls again with nothing around them -> seconds by phase."""
     c = trainer.config
     ro = trainer.sample(batch_for(trainer.train_set, seed=c.seed, iteration=trainer.iteration, count=c.train.prompts))
     nodes = decision_nodes(ro)
     index = torch.arange(max(size for size, _ in calls), device=nodes.device) % len(nodes)
     batch = decisions(ro, torch.ones(len(ro.x), device=nodes.device), nodes=nodes[index])
-    seconds = {"forward": 0.0, "backward": 0.0}
+    seconds = {"rollout": 0.0, "decode": 0.0, "train": 0.0}
     for size, graded in calls:
         x, sigma, cond = batch.x[:size], batch.sigma[:size], {k: v[:size] for k, v in batch.cond.items()}
         _wait()
@@ -117,7 +118,14 @@ def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
             if graded:
                 v.sum().backward()
         _wait()
-        seconds["backward" if graded else "forward"] += time.perf_counter() - began
+        seconds["train" if graded else "rollout"] += time.perf_counter() - began
+    leaves = ro.x[ro.leaf].float()
+    _wait()
+    began = time.perf_counter()
+    with torch.no_grad():
+        trainer.model.decode(leaves)
+    _wait()
+    seconds["decode"] = time.perf_counter() - began
     trainer.optimizer.zero_grad(set_to_none=True)
     return seconds
 
@@ -134,7 +142,8 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"  {name:<10}{seconds[name]:8.3f} s  {100 * seconds[name] / seconds['all']:5.1f} %" for name in seconds]
     lines += [
         "",
-        f"  the same network calls bare: sampling {bare['rollout']:.3f} s, training {bare['train']:.3f} s",
+        f"  the same network calls bare: sampling {bare['rollout']:.3f} s, VAE {bare['decode']:.3f} s, "
+        f"training {bare['train']:.3f} s",
         f"  overhead ratio {result['overhead_ratio']:.3f}   {result['images_per_s']:.1f} pictures/s   "
         f"{result['velocity_evaluations']} velocity evaluations   {result['decisions']} decisions",
     ]

@@ -503,7 +503,7 @@ def plot(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = parser.add_subparsers(dest="stage", required=True)
-    for name, steps, batch in (("vae", 3000, 32), ("flow", 7500, 64)):
+    for name, steps, batch in (("vae", 3000, 32), ("flow", 14500, 64)):
         stage = stages.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         stage.add_argument("--out", type=Path, default=Path("assets/shapes-sd3"))
         stage.add_argument("--steps", type=int, default=steps)

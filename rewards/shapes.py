@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import weakref
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError, DataError
-from flowrl.shapes.checker import check
+from flowrl.shapes.checker import Verdict, check
 from flowrl.types import RewardBatch
+
+
+class _Judged(NamedTuple):
+    """The last batch and what was found on it: both modes in one run look at the same pictures."""
+
+    images: weakref.ref[Tensor]
+    version: int  # how often the pictures were changed in place
+    meta: list[dict[str, Any]]
+    verdict: Verdict
+
+
+_last: _Judged | None = None
+
+
+def _judge(batch: RewardBatch) -> Verdict:
+    global _last
+    images, meta, seen = batch.images, batch.meta, _last
+    if seen is not None and seen.images() is images and seen.version == images._version and seen.meta is meta:
+        return seen.verdict
+    verdict = check(images, meta)
+    _last = _Judged(weakref.ref(images), images._version, meta, verdict)
+    return verdict
 
 
 class shapes:  # noqa: N801 - configs name rewards in lower case
@@ -31,6 +54,6 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
                 f"rewards.shapes: one GenEval record per picture is needed in `meta`; got {len(batch.meta)} records "
                 f"for {len(batch.images)} pictures. Use a prompt file in GenEval's JSONL schema."
             )
-        verdict = check(batch.images, batch.meta)
+        verdict = _judge(batch)
         score = verdict.strict if self.mode == "strict" else verdict.graded
         return score.to(batch.images.device, torch.float32)

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.errors import ConfigError, DataError
+from flowrl.shapes.checker import Verdict, check
 from flowrl.shapes.prompts import all_records, scenes_for
 from flowrl.shapes.scene import render
 from flowrl.types import Reward, RewardBatch
@@ -74,3 +75,20 @@ def test_nan_pictures_are_an_error_that_names_them() -> None:
 def test_an_unknown_mode_is_an_error() -> None:
     with pytest.raises(ConfigError, match="lenient"):
         shapes(mode="lenient")  # type: ignore[arg-type]
+
+
+def test_both_modes_look_at_the_pictures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counting(images: Tensor, meta: list[dict[str, Any]]) -> Verdict:
+        calls.append(len(images))
+        return check(images, meta)
+
+    monkeypatch.setattr("rewards.shapes.check", counting)
+    batch = _batch(IMAGES.clone(), RECORDS)
+    graded, strict = shapes()(batch), shapes(mode="strict")(batch)
+    assert len(calls) == 1 and torch.equal((graded == 1).float(), strict)
+    batch.images.fill_(0.5)  # other pictures in the same tensor, other records, another tensor: all judged anew
+    assert shapes(mode="strict")(batch).sum() == 0 and len(calls) == 2
+    shapes()(batch._replace(meta=list(RECORDS)))
+    assert len(calls) == 3 and torch.equal(shapes()(_batch(IMAGES, RECORDS)), graded) and len(calls) == 4

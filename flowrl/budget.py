@@ -37,7 +37,8 @@ class Budget:
             f"{self.prompts * self.roots} initial noises, {self.steps} steps",
             f"           {self.evaluations} velocity evaluations in batches of {self.rollout_batch}{double}",
             f"training   {self.decisions} decisions from {self.states} states / {self.updates} updates = "
-            f"{self.per_update} states per update, in {self.passes} micro-batches of up to {self.micro_batch}",
+            f"{self.per_update} states per update, in {self.passes} "
+            f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}",
         ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError, FlowRLError
-from flowrl.resources import list_configs
+from flowrl.resources import list_configs, resource
 
 DEFAULT = "shapes/flow_grpo"
 
@@ -171,6 +171,8 @@ def _open(args: argparse.Namespace) -> tuple[Any, Config, str]:
         options = {"weights": args.weights, "iteration": args.iteration, "overrides": changes, "plugins": args.plugin}
         model, config, iteration = open_run(path, **options)
         return model, config, f"{path} at iteration {iteration}"
+    if not path.is_dir() and args.target.startswith("assets/"):
+        path = resource(args.target)  # a model that is shipped, from any folder
     if path.is_dir():
         config = load_config(args.config, [f"model.path={path}", *changes], args.plugin)
     else:

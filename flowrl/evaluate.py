@@ -93,8 +93,12 @@ def evaluate(
     mean over tasks, as in GenEval, not over pictures. Intervals hold 95 % of the sampling noise for *these* prompts:
     Wilson's for a task of 0/1 verdicts, the normal one else; overall, the tasks' intervals combined.
 
-    Raises RunError if a picture could not be scored: an evaluation with holes is no evaluation.
+    Raises RunError if a picture could not be scored: an evaluation with holes is no evaluation; ConfigError for a
+    headline reward that is named like a key of the report.
     """
+    taken = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
+    if headline in taken:
+        raise ConfigError(f"a reward named {headline!r} cannot be the headline: the report has a key of that name")
     rows: list[int] = []
     parts: list[dict[str, Tensor]] = []
     options = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch, "seed": seed}

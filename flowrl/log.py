@@ -61,7 +61,8 @@ class RunLogger:
         self._seconds: dict[str, float] = {}
         self._started: float | None = None
         self._durations: list[float] = []
-        self._bar: Any = None
+        self._bar: Any = None  # the progress, and below it the seconds of each phase
+        self._line: Any = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (METRICS, TIMING):
@@ -132,13 +133,15 @@ class RunLogger:
     def close(self) -> None:
         """Close all files; can be called twice."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # every line was flushed; what failed then was said then
+                file.close()
         if self._board is not None:
             self._board.close()
             self._board = None
         if self._bar is not None:
+            self._line.close()
             self._bar.close()
-            self._bar = None
+            self._bar = self._line = None
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         try:
@@ -177,8 +180,12 @@ class RunLogger:
             from tqdm import tqdm  # type: ignore[import-untyped]
 
             self._bar = tqdm(total=self.total, initial=iteration, file=sys.stderr, unit="it", dynamic_ncols=True)
-        self._bar.set_postfix_str("  ".join([*parts, f"[{phases}]"]), refresh=False)
+            self._line = tqdm(
+                total=0, file=sys.stderr, bar_format="{desc}", position=1, dynamic_ncols=True, leave=False
+            )
+        self._bar.set_postfix_str("  ".join(parts), refresh=False)
         self._bar.update(1)
+        self._line.set_description_str(phases)
 
 
 def environment() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from flowrl.config import Config
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
 from flowrl.log import RunLogger
-from flowrl.prompts import batch_for, load_prompts
+from flowrl.prompts import batch_for, check_records, load_prompts
 from flowrl.samplers.rollout import rollout
 from flowrl.seeds import generator
 from flowrl.types import Batch, Eval, FlowModel, Reward, RewardBatch, Rollout
@@ -54,6 +54,8 @@ class Trainer:
         self.kl = config.call("kl") if config.kl_beta else None
         self.budget  # noqa: B018 - impossible numbers are found before any weight is loaded
         self.rewards: dict[str, Reward] = {name: call.make() for name, call in config.rewards.items()}
+        for prompts in (self.train_set, self.test_set):
+            check_records(prompts, self.rewards)
         self.model: FlowModel = model if model is not None else config.call("model")()
         self.params = self.model.trainable()
         if not self.params:

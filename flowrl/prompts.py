@@ -7,8 +7,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class PromptSet:
     records: list[Record]  # [N]  at least {"prompt": text}; GenEval files also have tag, include, exclude
     name: str  # file name without its ending
     path: str  # the file as it was found
+    places: list[str] = field(default_factory=list)  # [N] "file, line 3", for messages; empty if not read from a file
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -48,12 +49,24 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
         raise DataError(
             f"{file}: expected a file that ends in {', '.join(_READERS)}, got {file.suffix or 'no ending'!r}"
         )
-    records = []
+    records, places = [], []
     for where, item in reader(_read(file), str(file)):
         records.append(_check(item, where))
+        places.append(where)
     if not records:
         raise DataError(f"{file}: expected at least one prompt, got none (the file is empty or blank)")
-    return PromptSet([record["prompt"] for record in records], records, file.stem, str(file))
+    return PromptSet([record["prompt"] for record in records], records, file.stem, str(file), places)
+
+
+def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
+    """Show every record to the rewards that have a ``check_record(record, where)``, before anything is sampled.
+
+    Raises what they raise, as a rule a DataError that names file and line.
+    """
+    for reward in rewards.values():
+        if hasattr(reward, "check_record"):
+            for record, where in zip(prompts.records, prompts.places, strict=True):
+                reward.check_record(record, where)
 
 
 def batch_for(prompt_set: PromptSet, *, seed: int, iteration: int, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from flowrl.errors import CheckpointError, RunError
 from flowrl.evaluate import evaluate, sample
 from flowrl.log import RunLogger, environment
 from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json
-from flowrl.prompts import load_prompts
+from flowrl.prompts import check_records, load_prompts
 from flowrl.types import FlowModel
 
 
@@ -39,7 +39,8 @@ def train(
     else:  # only now: a config that does not work must not occupy the folder
         _write(run / "config.yaml", config.dump())
         write_json(run / "environment.json", environment())
-    labels = {"reward": "reward", "acc": "accuracy", "ratio±": "ratio_std", "kl": "approx_kl"}
+    kl = "kl" if config.kl_beta else "approx_kl"
+    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
     began = None if start is None else trainer.iteration
     with RunLogger(run, began, quiet=quiet, total=config.train.iterations, columns=labels) as log, StopSignal() as stop:
         trainer.log = log
@@ -133,6 +134,7 @@ def evaluate_config(
     """Evaluate a model on the held-out prompts as a config's `eval` section says."""
     prompts = trainer.test_set if trainer else load_prompts(c.prompts.test)
     rewards = trainer.rewards if trainer else {name: call.make() for name, call in c.rewards.items()}
+    check_records(prompts, rewards)
     return evaluate(
         model,
         prompts,

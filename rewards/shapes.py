@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError, DataError
-from flowrl.shapes.checker import Verdict, check
+from flowrl.shapes.checker import Verdict, check, validate
 from flowrl.types import RewardBatch
 
 
@@ -28,6 +28,8 @@ _last: _Judged | None = None
 def _judge(batch: RewardBatch) -> Verdict:
     global _last
     images, meta, seen = batch.images, batch.meta, _last
+    if images.is_inference():  # such tensors do not count their changes
+        return check(images, meta)
     if seen is not None and seen.images() is images and seen.version == images._version and seen.meta is meta:
         return seen.verdict
     verdict = check(images, meta)
@@ -46,6 +48,10 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
         if mode not in ("graded", "strict"):
             raise ConfigError(f'rewards.shapes: `mode` must be "graded" or "strict"; got {mode!r}.')
         self.mode = mode
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a record that cannot be judged, before the first picture is made."""
+        validate(record, where)
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Judge each picture by its own record: -> [L] float32."""

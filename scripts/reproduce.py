@@ -3,7 +3,7 @@
     python scripts/reproduce.py shapes/flow_grpo --seeds 0 1 2
 
 Runs one seed after the other into runs/<name>-seed<N>; seeds that are done are not run again, a stopped one goes on.
-Writes assets/results/<name>.json (each seed's summary, the mean gain and its spread, the machine) and, into
+Writes assets/results/<name>.json (each seed's summary and machine, the mean gain and its spread) and, into
 assets/figures/, the learning curves of all seeds and pictures before and after of the first one.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -19,7 +20,6 @@ import flowrl
 from flowrl import checkpoint
 from flowrl.config import load_config
 from flowrl.figures import load_strip, pairs_figure, sample_files, save_png
-from flowrl.log import environment
 from flowrl.loop import write_json
 from flowrl.report import compare_curves
 
@@ -27,11 +27,20 @@ T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 
 
 def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[str, Any]:
-    """Train one seed, or take what is there already."""
-    if (run / "summary.json").exists():
-        return dict(json.loads((run / "summary.json").read_text()))
-    resume = run.exists() and checkpoint.latest(run) is not None
-    return flowrl.train(load_config(config, [*overrides, f"seed={seed}"]), run, resume=resume)
+    """Train one seed, or take what is there already, if it is of this very config."""
+    wanted = load_config(config, [*overrides, f"seed={seed}"])
+    if (run / "config.yaml").exists() and load_config(run / "config.yaml").dump() != wanted.dump():
+        raise SystemExit(f"{run} holds a run of another config; move it away, or name another folder with --runs")
+    if not (run / "summary.json").exists():
+        resume = run.exists() and checkpoint.latest(run) is not None
+        began = time.perf_counter()
+        flowrl.train(wanted, run, resume=resume)
+        if not resume:  # what a user waits for, from loading the model to the last picture
+            write_json(run / "wall.json", {"minutes": (time.perf_counter() - began) / 60})
+    summary = json.loads((run / "summary.json").read_text())
+    wall = json.loads((run / "wall.json").read_text()) if (run / "wall.json").exists() else {"minutes": None}
+    made = json.loads((run / "environment.json").read_text())
+    return {**summary, "wall_minutes": wall["minutes"], "environment": made}
 
 
 def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -47,8 +56,7 @@ def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
         "gain": mean(gains),
         "gain_interval_over_seeds": [mean(gains) - half, mean(gains) + half] if len(gains) > 1 else None,
         "gains": gains,
-        "minutes": [round(s["seconds"] / 60, 2) for s in summaries],
-        "environment": environment(),
+        "minutes": [round(s["wall_minutes"] or s["seconds"] / 60, 2) for s in summaries],
         "seeds": summaries,
     }
 

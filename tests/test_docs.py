@@ -290,6 +290,23 @@ def test_the_python_of_the_readme() -> None:
     assert used and used <= set(flowrl.__all__)
 
 
+@pytest.mark.integration
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the embedded model, from a folder of its own; only made smaller."""
+    small = ["train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2", "plan.steps=2", "plan.high=1"]
+    small += ["eval.steps=1", "eval.images=1", "eval.every=0", "grid.prompts=1"]
+    load = flowrl.load_config
+    monkeypatch.setattr(flowrl, "load_config", lambda name, overrides: load(name, [*overrides, *small]))
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(README, "python")
+    exec(compile(code, "README.md", "exec"), {})
+    before, after, reward = re.findall(r"\d\.\d+", capsys.readouterr().out)
+    assert all(0 <= float(number) <= 2 for number in (before, after, reward))
+    assert (tmp_path / "runs/notebook/summary.json").exists()
+
+
 # ------------------------------------------------------------------------------------------------------------- configs
 
 

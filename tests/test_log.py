@@ -93,6 +93,13 @@ def test_unwritable_folder_and_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
         logger.log(0, {})
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file on a full disk")
+def test_a_full_disk_is_one_clear_error_to_the_end(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device"), plain(tmp_path / "run") as logger:
+        logger._files["metrics.jsonl"] = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails again
+        logger.log(0, {})
+
+
 def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
     with plain(tmp_path) as logger:
         for _ in range(2):

@@ -559,6 +559,23 @@ def test_resume_is_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None
     assert float(moved.detach().abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize(("tune", "dtype"), [("lora", "float32"), ("full", "bfloat16")])
+def test_resume_of_a_real_network(tmp_path: Path, sd3_folder: Path, tune: str, dtype: str) -> None:
+    """2 + 2 iterations of a tiny SD3 against 4 in one, with a new process's empty prompt cache in between."""
+    whole = tiny_trainer(tmp_path, sd3_folder, tune, dtype)
+    metrics = [whole.step() for _ in range(4)]
+    first = tiny_trainer(tmp_path, sd3_folder, tune, dtype)
+    again = [first.step() for _ in range(2)]
+    first.save(tmp_path / "middle")
+    torch.manual_seed(99)
+    second = tiny_trainer(tmp_path, sd3_folder, tune, dtype)
+    second.load(tmp_path / "middle")
+    assert again + [second.step() for _ in range(2)] == metrics
+    mine, theirs = state_of(whole, tmp_path / "a"), state_of(second, tmp_path / "b")
+    assert {"current.safetensors", "ema.safetensors", "optimizer.safetensors"} <= mine.keys()
+    assert [name for name in mine if mine[name] != theirs[name] and name != "manifest.json"] == []
+
+
 def test_one_seed_gives_one_run(tmp_path: Path) -> None:
     one, same, other = (trainer_for(tmp_path, f"seed={seed}") for seed in (3, 3, 4))
     rows = [rows_of(trainer) for trainer in (one, same, other)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def test_the_assets_that_configs_name_are_shipped(site: Path) -> None:
     named = {name for name in named if name.startswith("assets/")}
     assert named
     assert [name for name in sorted(named) if not (site / "flowrl/_data" / name).exists()] == []
+
+
+def test_a_run_with_nothing_but_the_wheel(site: Path, tmp_path: Path) -> None:
+    """The shipped config in a folder without a checkout, only made smaller."""
+    small = ["train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2", "plan.steps=2", "plan.high=1"]
+    small += ["eval.steps=1", "eval.images=1", "eval.every=0", "grid.prompts=1"]
+    code = "import sys; from flowrl.cli import main; sys.exit(main(sys.argv[1:]))"
+    run(site, tmp_path, "-c", code, "train", "shapes/flow_grpo", *small, "--quiet")
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert {"before", "after", "gain"} <= json.loads(summary.read_text()).keys()
 
 
 def test_the_command_is_installed_and_binds_every_config(site: Path, tmp_path: Path) -> None:

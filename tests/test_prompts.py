@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.errors import ConfigError, DataError
-from flowrl.prompts import PromptSet, batch_for, load_prompts
+from flowrl.prompts import PromptSet, batch_for, check_records, load_prompts
+from rewards.shapes import shapes
 
 GENEVAL = (
     '{"tag": "counting", "include": [{"class": "circle", "count": 2, "color": "red"}], "exclude": [],'
@@ -151,3 +152,25 @@ def test_impossible_batches() -> None:
             batch_for(numbered(3), seed=0, **settings)
     with pytest.raises(DataError, match="no prompts"):
         batch_for(numbered(0), seed=0, iteration=0, count=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "p.jsonl",
+            '{"prompt": "a circle", "include": [{"class": "circle"}]}\n\n{"prompt": "a cow", "include": '
+            '[{"class": "cow"}]}\n',
+            r"p\.jsonl, line 3, include\[0\].*'cow'",
+        ),
+        ("p.txt", "a circle\n", r"p\.txt, line 1: expected a GenEval record"),
+    ],
+)
+def test_records_are_shown_to_the_rewards_before_anything_is_sampled(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    prompts = load_prompts(tmp_path / name)
+    check_records(prompts, {"other": lambda batch: batch.images.mean()})  # not every reward reads records
+    with pytest.raises(DataError, match=message):
+        check_records(prompts, {"shapes": shapes()})

@@ -3,9 +3,10 @@
     python scripts/gradient_agreement.py shapes/flow_grpo
 
 Rolls out `--batches` iterations without changing a weight, every second one for the same prompts, and prints the mean
-cosine between their gradients: for the same prompts, and for other prompts. 0 is noise; agreement between other prompts
-is what carries over to prompts that were never trained on. Writes assets/results/gradient-agreement.json, and a chart
-to assets/figures/gradient-agreement.png.
+cosine between their gradients: for the same prompts, and for other prompts. Each number of a gradient is first divided
+by its root mean square over the batches, as AdamW would do, or a few large ones would drown the rest. 0 is noise;
+agreement between other prompts is what carries over to prompts that were never trained on. Writes
+assets/results/gradient-agreement.json, and a chart to assets/figures/gradient-agreement.png.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def agreement(gradients: list[Tensor]) -> dict[str, Any]:
 
 def kind(name: str) -> str:
     """Name a parameter's layer without the number of its block."""
-    return re.sub(r"^.*\.\d+\.(?=\D)|\.(weight|bias)$", "", name)
+    return re.sub(r"^transformer_blocks\.\d+\.|\.(weight|bias)$", "", name)
 
 
 def chart(layers: dict[str, Any], path: Path) -> None:
@@ -86,7 +87,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("assets"))
     args = parser.parse_args()
-    config = load_config(args.config, ["model.layers=null", *args.overrides])
+    config = load_config(args.config, args.overrides)
+    chosen = config.model.kwargs.get("layers") or []
+    config = load_config(args.config, [*args.overrides, "model.layers=null"])
     trainer = Trainer(config)
     found: list[dict[str, Tensor]] = []
     for batch in range(args.batches):
@@ -97,6 +100,12 @@ def main() -> None:
     groups: dict[str, list[str]] = {}
     for name in found[0]:
         groups.setdefault(kind(name), []).append(name)
+        ours = any(f".{kind(name)}".endswith(f".{layer}") for layer in chosen)
+        groups.setdefault("ALL THAT THE CONFIG TRAINS" if ours else "ALL OTHERS", []).append(name)
+    for name in found[0]:
+        size = torch.stack([one[name] for one in found]).square().mean(0).sqrt()
+        for one in found:
+            one[name] /= size.clamp_min(torch.finfo(size.dtype).tiny)
     layers = {g: agreement([torch.cat([one[name] for name in names]) for one in found]) for g, names in groups.items()}
     layers = dict(sorted(layers.items(), key=lambda item: -item[1]["other_prompts"]))
     for name, row in layers.items():

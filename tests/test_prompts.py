@@ -159,8 +159,8 @@ def test_impossible_batches() -> None:
     [
         (
             "p.jsonl",
-            '{"prompt": "a circle", "include": [{"class": "circle"}]}\n\n{"prompt": "a cow", "include": '
-            '[{"class": "cow"}]}\n',
+            '{"prompt": "a circle", "include": [{"class": "circle", "count": 1}]}\n\n{"prompt": "a cow", "include": '
+            '[{"class": "cow", "count": 1}]}\n',
             r"p\.jsonl, line 3, include\[0\].*'cow'",
         ),
         ("p.txt", "a circle\n", r"p\.txt, line 1: expected a GenEval record"),

@@ -32,8 +32,9 @@ def test_lives_in_git() -> None:
 
 
 def test_diffusers_alone_draws_what_is_asked_for(pipeline: StableDiffusion3Pipeline) -> None:
-    # 24 pictures of seen coloured shapes, guidance 2.5, 12 steps, the pipeline's own default text length. Measured when
-    # the model was made: above 0.9 on this task. At a true rate of 0.8, fewer than 12 of 24 has probability 1e-3.
+    # 24 pictures of seen coloured shapes, guidance 3.5, 15 steps, the pipeline's own default text length. Measured rate
+    # of this task: 0.74 (assets/results/shapes-base.json); fewer than 12 of 24 then has probability 0.003, and the
+    # seed is fixed. A model that ignores the prompt is right once in 24.
     wanted = [r for r in all_records()["colors"] if not r["held_out"]][::2]
     assert {(r["include"][0]["class"], r["include"][0]["color"]) for r in wanted}.isdisjoint(HELD_COLORED)
     wanted = (wanted * 2)[:24]
@@ -41,8 +42,8 @@ def test_diffusers_alone_draws_what_is_asked_for(pipeline: StableDiffusion3Pipel
         [r["prompt"] for r in wanted],
         height=64,
         width=64,
-        num_inference_steps=12,
-        guidance_scale=2.5,
+        num_inference_steps=15,
+        guidance_scale=3.5,
         generator=torch.Generator().manual_seed(0),
         output_type="pt",
     ).images

@@ -196,7 +196,7 @@ def test_files_that_are_named_exist(name: str) -> None:
 
 def test_the_readme_links_every_page() -> None:
     linked = re.findall(r"\]\(([^)#\s]+\.md)\)", README)
-    assert sorted(linked) == sorted({*ALL} - {"README.md"})
+    assert {*linked} == {*ALL} - {"README.md"}
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -380,9 +380,13 @@ def test_the_method_table_is_the_shipped_configs() -> None:
 def test_the_knobs_of_flow_grpo_are_the_configs() -> None:
     resolved = load_config("shapes/flow_grpo").to_dict()
     for row in rows(FLOW_GRPO, "key"):
-        (key,), (value,) = spans(row[0]), spans(row[1])
+        (key,), (value,) = spans(row[0]), spans(row[1]) or [""]
         head, _, tail = key.partition(".")
-        assert yaml.safe_load(value) == resolved[head][tail], key
+        wanted = resolved[head][tail]
+        if isinstance(wanted, list):  # too long for the table: a section of the page names them
+            assert value == "" and [name for name in wanted if f"`{name}`" not in FLOW_GRPO] == []
+        else:
+            assert yaml.safe_load(value) == wanted, key
 
 
 def test_counts_of_prompts() -> None:

@@ -141,7 +141,7 @@ def main() -> None:
     """Measure all tasks and write one JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--scenes", type=int, default=10_000, help="scenes per task")
-    parser.add_argument("--vae-scenes", type=int, default=2_000, help="scenes per task that also go through the VAE")
+    parser.add_argument("--vae-scenes", type=int, default=10_000, help="scenes per task that also go through the VAE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--model", type=Path, default=None, help="diffusers folder whose VAE the pictures go through too"

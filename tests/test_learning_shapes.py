@@ -14,7 +14,7 @@ from flowrl.prompts import load_prompts
 from flowrl.resources import resource
 
 pytestmark = pytest.mark.learning
-ITERATIONS, SEEDS = 14, 3
+ITERATIONS, SEEDS = 24, 2
 
 
 def colors(name: str, folder: Path) -> Path:
@@ -45,7 +45,12 @@ def gain(folder: Path, seed: int, *options: str) -> float:
 
 
 def test_colors_are_learnt(tmp_path: Path) -> None:
-    """MEASURED"""
+    """Effect: with seeds 0 to 3 the gains were .294, .276, .161 and .216 of 384 pictures each: mean .237, std .06.
+
+    Without learning, the difference of two such accuracies near .25 has a standard error of .031, the mean of two .022:
+    it passes .10 by chance 3 times in a million. The seeds are fixed, so on one machine the outcome is too. On another
+    one, by the spread of those four, a sound run fails with probability 6e-4.
+    """
     gains = [gain(tmp_path, seed) for seed in range(SEEDS)]
     print(f"gains {gains}")
-    assert min(gains) > 0.02 and sum(gains) / len(gains) > 0.08
+    assert min(gains) > 0 and sum(gains) / len(gains) > 0.10

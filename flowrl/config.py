@@ -11,13 +11,16 @@ model         flowrl/models/<fn>.py, the function <fn>
 plan          flowrl/samplers/plans.py
 transition    flowrl/transitions.py
 rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (default 1.0)
-credit        any file of flowrl/credit
+aggregate     flowrl/credit/aggregate.py; the section is optional
+credit        any other file of flowrl/credit
 likelihood    flowrl/likelihood.py
 loss          any file of flowrl/losses but kl.py
 kl            flowrl/losses/kl.py; the section is optional          beta (required)
 ============  ====================================================  =========================
 
-A *mixing weight* is read by the training loop and never handed to the function: it is `Call.mix`, not in `Call.kwargs`.
+A reward may also have a `transform`, a call or a list of calls of flowrl/credit/transforms.py, made on its values in
+that order. A *mixing weight* is read by the training loop and never handed to the function: it is `Call.mix`, not in
+`Call.kwargs`.
 A dotted `fn` (``my_pkg.mod.fn``) is allowed inside the package of its own axis and inside the packages that the user
 named as plugins, nowhere else: a config from a stranger must not be able to run code.
 
@@ -123,6 +126,8 @@ class TrainConfig:
     max_grad_norm: Annotated[float, Range(0, open="low")] = 1.0  # the gradient is clipped to this norm; .inf = never
     ema: Decay = 0.9  # decay of the averaged weights per iteration; 0 = off
     max_unscored: Annotated[float, Range(0, 1)] = 0.0  # share of pictures a reward may leave unscored (NaN)
+    parts: Positive = 1  # turns in which an iteration's prompts are sampled and scored
+    overlap: bool = True  # with several parts: score one while the next is sampled
     same_noise: bool = False  # start all images of a prompt from the same noise
     threads: Count = 0  # CPU threads; 0 = leave as they are
 
@@ -185,11 +190,20 @@ AXES = {
     "plan": Axis("flowrl.samplers.plans", "module", positional=1),
     "transition": Axis("flowrl.transitions", "module", positional=5),
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
-    "credit": Axis("flowrl.credit", "package", positional=3),
+    "transform": Axis("flowrl.credit.transforms", "module", positional=2),
+    "aggregate": Axis("flowrl.credit.aggregate", "module", positional=2),
+    "credit": Axis("flowrl.credit", "package", positional=3, skip=("transforms", "aggregate")),
     "likelihood": Axis("flowrl.likelihood", "module"),
     "loss": Axis("flowrl.losses", "package", skip=("kl",)),
     "kl": Axis("flowrl.losses.kl", "module", positional=2, mix="beta"),
 }
+
+
+def _axis(key: str) -> Axis:
+    """Return the axis of a call section: "plan", "rewards.shapes", "rewards.shapes.transform[0]"."""
+    return AXES["transform" if re.fullmatch(r"rewards\.[\w-]+\.transform.*", key) else key.partition(".")[0]]
+
+
 SECTIONS: dict[str, type] = {
     "prompts": PromptsConfig,
     "image": ImageConfig,
@@ -225,6 +239,7 @@ class Call:
     path: str  # as resolved: "flowrl.samplers.plans.random_window"
     kwargs: dict[str, Any]
     mix: float = 1.0  # the mixing weight: rewards' `weight`, kl's `beta`; 1 on other axes
+    transform: tuple[Call, ...] = ()  # of a reward: what is done to its values, in this order
     function: Callable[..., Any] = field(default=lambda: None, compare=False, repr=False)
 
     @classmethod
@@ -235,22 +250,22 @@ class Call:
         for wrong types, with the nearest valid name.
         """
         source = source or Source()
-        axis = AXES[key.partition(".")[0]]
+        axis = _axis(key)
         if not isinstance(raw, dict) or not isinstance(raw.get("fn"), str):
             raise ConfigError(f"{source.at(key)}: expected a call like {{fn: name, argument: value}}, got {raw!r}")
         given = {name: value for name, value in raw.items() if name != "fn"}
         path, function = _resolve(axis, raw["fn"], source.at(f"{key}.fn"), plugins)
-        mix = 1.0
+        mix, transform = 1.0, _transforms(key, given, source, plugins)
         if axis.mix:
             mix = _mixing_weight(axis, given.pop(axis.mix, axis.mix_default), source.at(f"{key}.{axis.mix}"))
         settable = _settable(function, everything=key == "model" or inspect.isclass(function))
-        reserved = {"fn", axis.mix} & set(settable)
+        reserved = {"fn", axis.mix, *(["transform"] if axis is AXES["rewards"] else [])} & set(settable)
         if reserved:
             raise ConfigError(f"{path}: the parameter {reserved.pop()!r} has another meaning in a config; rename it")
         _check_switched(key, raw["fn"], given, settable, source)
         kwargs = _arguments(given, settable, key, path, source)
         _check_positional(axis, path, function, kwargs, source.at(key))
-        return cls(key, raw["fn"], path, kwargs, mix, function)
+        return cls(key, raw["fn"], path, kwargs, mix, transform, function)
 
     def partial(self) -> functools.partial[Any]:
         """Return the function with its keyword arguments filled in."""
@@ -262,8 +277,9 @@ class Call:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the call as it would be written in YAML."""
-        name = AXES[self.key.partition(".")[0]].mix
-        return {"fn": self.fn, **({name: self.mix} if name else {}), **_plain(self.kwargs)}
+        name = _axis(self.key).mix
+        transform = {"transform": [call.to_dict() for call in self.transform]} if self.transform else {}
+        return {"fn": self.fn, **({name: self.mix} if name else {}), **transform, **_plain(self.kwargs)}
 
 
 @dataclass(frozen=True)
@@ -281,6 +297,7 @@ class Config:
     likelihood: Call
     loss: Call
     train: TrainConfig
+    aggregate: Call = field(default_factory=lambda: Call.bind("aggregate", {"fn": "weighted_sum"}))
     seed: Seed = 0  # of everything random in training
     kl: Call | None = None
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -329,8 +346,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved config as plain data, in the order in which a file is written."""
         out: dict[str, Any] = {}
-        order = ("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "credit", "likelihood")
-        for key in (*order, "loss", "kl", "train", "eval", "checkpoint", "grid"):
+        order = ("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate", "credit")
+        for key in (*order, "likelihood", "loss", "kl", "train", "eval", "checkpoint", "grid"):
             value = getattr(self, key)
             if isinstance(value, Call):
                 out[key] = value.to_dict()
@@ -584,6 +601,19 @@ def _build(raw: dict[str, Any], source: Source, plugins: tuple[str, ...]) -> Con
     return Config(**built, source=source.file, plugins=plugins)
 
 
+def _transforms(key: str, given: dict[str, Any], source: Source, plugins: Sequence[str]) -> tuple[Call, ...]:
+    """Take a reward's `transform` out of its arguments and bind it."""
+    if _axis(key) is not AXES["rewards"] or given.get("transform") is None:
+        given.pop("transform", None)
+        return ()
+    raw = given.pop("transform")
+    listed = raw if isinstance(raw, list) else [raw]
+    names = [f"{key}.transform[{n}]" if isinstance(raw, list) else f"{key}.transform" for n in range(len(listed))]
+    return tuple(
+        Call.bind(name, call, source=source, plugins=plugins) for name, call in zip(names, listed, strict=True)
+    )
+
+
 def _rewards(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{source.at('rewards')}: expected names with a call each, got {_show(raw)}")
@@ -737,16 +767,22 @@ def _fits(axis: Axis, function: Callable[..., Any]) -> bool:
     """Say whether a function is worth offering: helpers that live in the same file take other arguments."""
     if axis.positional is None:
         return True
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    kinds = [parameter.kind for parameter in inspect.signature(_called(function)).parameters.values()]
     positional = [kind for kind in kinds if kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return len(positional) == axis.positional and not inspect.isclass(function)
+    return len(positional) == axis.positional + inspect.isclass(function)
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the loop calls: a class is made once and its instance called."""
+    return vars(function).get("__call__", lambda: None) if inspect.isclass(function) else function
 
 
 def _check_positional(axis: Axis, path: str, function: Callable[..., Any], kwargs: dict[str, Any], where: str) -> None:
     if axis.positional is None:
         return
+    made = inspect.isclass(function)
     try:
-        inspect.signature(function).bind(*[None] * axis.positional, **kwargs)
+        inspect.signature(_called(function)).bind(*[None] * (axis.positional + made), **({} if made else kwargs))
     except TypeError as error:
         raise ConfigError(
             f"{where}: {path} does not belong here: it is called with {axis.positional} positional arguments, "

@@ -25,3 +25,7 @@ class CheckpointError(FlowRLError):
 
 class RunError(FlowRLError):
     """A run cannot go on: a NaN, an unwritable folder, a full disk."""
+
+
+class RewardError(RunError):
+    """A reward gave no usable score. The policy is as before, so the run can be saved and go on later."""

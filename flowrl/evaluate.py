@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError, RunError
+from flowrl.panel import ask
 from flowrl.prompts import PromptSet
 from flowrl.samplers.rollout import sample_ode
 from flowrl.seeds import generator
@@ -67,10 +68,13 @@ def sample(
 
 @torch.no_grad()
 def score(rewards: Mapping[str, Reward], pictures: Tensor, records: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Score finished pictures [n, 3, H, W], one prompt record each, with every reward -> {name: [n]} on the CPU."""
+    """Score finished pictures [n, 3, H, W], one prompt record each, with every reward -> {name: [n]} on the CPU.
+
+    Raises RewardError that names the reward which failed.
+    """
     zero = torch.zeros(len(records))
     batch = RewardBatch(pictures, [r["prompt"] for r in records], zero.long(), records, zero)
-    return {name: reward(batch).float().cpu() for name, reward in rewards.items()}
+    return {name: ask(name, reward, batch, "evaluation") for name, reward in rewards.items()}
 
 
 def evaluate(

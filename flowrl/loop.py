@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -20,10 +21,11 @@ from flowrl.config import Config
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
 from flowrl.log import RunLogger
+from flowrl.panel import Panel
 from flowrl.prompts import batch_for, check_records, load_prompts
-from flowrl.samplers.rollout import rollout
+from flowrl.samplers.rollout import merge, rollout
 from flowrl.seeds import generator
-from flowrl.types import Batch, Eval, FlowModel, Reward, RewardBatch, Rollout
+from flowrl.types import Batch, Eval, FlowModel, RewardBatch, Rollout
 from flowrl.weights import Weights
 
 Metrics = dict[str, Tensor]
@@ -53,9 +55,11 @@ class Trainer:
         self.likelihood, self.loss = config.call("likelihood"), config.call("loss")
         self.kl = config.call("kl") if config.kl_beta else None
         self.budget  # noqa: B018 - impossible numbers are found before any weight is loaded
-        self.rewards: dict[str, Reward] = {name: call.make() for name, call in config.rewards.items()}
+        self.panel = Panel(config, self.train_set.records)
+        self.rewards = self.panel.rewards
         for prompts in (self.train_set, self.test_set):
             check_records(prompts, self.rewards)
+        self.panel.probe()
         self.model: FlowModel = model if model is not None else config.call("model")()
         self.params = self.model.trainable()
         if not self.params:
@@ -91,24 +95,54 @@ class Trainer:
         rows = batch_for(
             self.train_set, seed=self.config.seed, iteration=self.iteration, count=self.config.train.prompts
         )
-        with self._phase("rollout"):
-            ro = self.sample(rows)
-        with self._phase("decode"), torch.no_grad():
-            images = as_uint8(self.model.decode(ro.x[ro.leaf].float()))
+        ro, batch, values = self.gather(rows)
         with self._phase("reward"):
-            reward, metrics = self.score(ro, images, rows)
-            weight = self.credit(reward.to(ro.x.device), ro.leaf, ro.tree)
-        with self._phase("train"):
-            metrics |= self.learn(ro, weight, rows)
-        if self.config.train.ema:
-            self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
+            weight, metrics = self.panel.weigh(values, batch, ro.leaf, ro.tree, self.credit)
+        if self.panel.trains_policy(self.iteration):
+            with self._phase("train"):
+                metrics |= self.learn(ro, weight, rows)
+            if self.config.train.ema:
+                self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
+        with self._phase("reward"):
+            metrics |= self.panel.learn(values, batch, ro.leaf, ro.tree)
         self.iteration += 1
         return metrics
 
-    def sample(self, rows: list[int]) -> Rollout:
-        """Sample the forest of one iteration for the training prompts `rows`."""
+    def gather(self, rows: list[int]) -> tuple[Rollout, RewardBatch, dict[str, Tensor]]:
+        """Sample and score the training prompts `rows` -> forest, pictures, raw values [L] of each reward.
+
+        With ``train.parts`` above 1 the prompts are sampled in so many turns, and with ``train.overlap`` each turn's
+        pictures are scored in a thread while the next are sampled. Turns and their order are the same either way.
+        """
+        t = self.config.train
+        size = -(-len(rows) // t.parts)
+        turns = [rows[first : first + size] for first in range(0, len(rows), size)]
+        threads = torch.get_num_threads()  # a thread starts with torch's default
+        rollouts, batches, answers = [], [], []
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+            for number, turn in enumerate(turns):
+                with self._phase("rollout"):
+                    ro = self.sample(turn, first=number * size)
+                with self._phase("decode"), torch.no_grad():
+                    images = as_uint8(self.model.decode(ro.x[ro.leaf].float()))
+                batch = self.reward_batch(ro, images, rows)
+                rollouts.append(ro)
+                batches.append(batch)
+                if t.overlap and len(turns) > 1:
+                    answers.append(pool.submit(self.panel.score, batch, f"iteration {self.iteration}"))
+                else:
+                    with self._phase("reward"):
+                        answers.append(_done(self.panel.score(batch, f"iteration {self.iteration}")))
+            with self._phase("reward"):
+                values = [answer.result() for answer in answers]
+        joined = {name: torch.cat([row[name] for row in values]) for name in values[0]}
+        return merge(rollouts), _join(batches), joined
+
+    def sample(self, rows: list[int], *, first: int = 0) -> Rollout:
+        """Sample the forest of the training prompts `rows`, which stand from place `first` on in the iteration."""
         c, t, work = self.config, self.config.train, self.budget
         size = (c.image.height, c.image.width)
+        places = range(first, first + len(rows))
         return rollout(
             self.model,
             self.model.encode([self.train_set.texts[i] for i in rows]),
@@ -117,29 +151,18 @@ class Trainer:
             sigmas=self.model.sigmas(work.steps, *size),
             shape=self.model.latent_shape(*size),
             group_size=work.roots,
-            generators=[generator(c.seed, "rollout", self.iteration, place) for place in range(len(rows))],
+            generators=[generator(c.seed, "rollout", self.iteration, place) for place in places],
+            group_ids=torch.tensor(places),
             same_noise=t.same_noise,
             micro_batch=t.rollout_batch,
         )
 
-    @torch.no_grad()
-    def score(self, ro: Rollout, images: Tensor, rows: list[int]) -> tuple[Tensor, dict[str, float]]:
-        """Score pictures [L,3,H,W] with all rewards -> the weighted sum [L] and metrics."""
+    def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
+        """Put pictures [L, 3, H, W] together with their prompts. Raises RunError if one is not finite."""
         self._check_pictures(ro, images, rows)
-        place = ro.tree.group[ro.leaf].tolist()
-        records = [self.train_set.records[rows[g]] for g in place]
-        batch = RewardBatch(
-            images, [r["prompt"] for r in records], ro.tree.group[ro.leaf], records, torch.zeros(len(place))
-        )
-        total, metrics = torch.zeros(len(place)), {}
-        for name, reward in self.rewards.items():
-            values = reward(batch).float().cpu()
-            self._check_reward(name, values, batch)
-            metrics[f"reward/{name}"] = values.nanmean().item()
-            if self.config.reward_weights[name]:
-                total = total + self.config.reward_weights[name] * values
-        metrics["reward"] = total.nanmean().item()
-        return total, metrics | _group_metrics(total, images, batch.group)
+        group = ro.tree.group[ro.leaf]
+        records = [self.train_set.records[rows[g]] for g in group.tolist()]
+        return RewardBatch(images, [r["prompt"] for r in records], group, records, torch.zeros(len(records)))
 
     def learn(self, ro: Rollout, weight: Tensor, rows: list[int]) -> dict[str, float]:
         """Make the iteration's optimizer steps from the decisions of a rollout and their weights [V]."""
@@ -216,22 +239,6 @@ class Trainer:
             prompt = self.train_set.texts[rows[int(ro.tree.group[ro.leaf[int(broken[0])]])]]
             raise RunError(f"{where} a picture of {prompt!r} that is not finite, although its latent is")
 
-    def _check_reward(self, name: str, values: Tensor, batch: RewardBatch) -> None:
-        if values.shape != (len(batch.images),):
-            raise RunError(
-                f"reward {name!r}: expected {len(batch.images)} numbers, one per picture, got shape "
-                f"{list(values.shape)}"
-            )
-        bad, infinite, most = ~values.isfinite(), values.isinf(), self.config.train.max_unscored
-        if bool(infinite.any()) or bad.float().mean().item() > most:
-            first = int((infinite if bool(infinite.any()) else bad).nonzero()[0])
-            raise RunError(
-                f"iteration {self.iteration}: reward {name!r} gave {values[first].item()} for a picture of "
-                f"{batch.prompts[first]!r} ({int(bad.sum())} of {len(bad)} pictures have no finite score, the "
-                f"pictures themselves are finite). NaN means not scored; train.max_unscored={most} is the share of "
-                "pictures that may be left out so, infinity is never allowed"
-            )
-
     def _what_broke(self, parts: list[Metrics], ro: Rollout, rows: list[int], update: int) -> str:
         """Name the first decision and tensor that is not finite."""
         where = f"iteration {self.iteration}, optimizer step {update + 1}"
@@ -258,7 +265,7 @@ class Trainer:
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
         checkpoint.save(
             folder,
-            {**files, **self.weights.state_dict()},
+            {**files, **self.weights.state_dict(), **self.panel.state_dict()},
             {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()},
         )
 
@@ -266,7 +273,9 @@ class Trainer:
         """Continue from a checkpoint. Raises CheckpointError if it is torn or belongs to another model."""
         files, state = checkpoint.load(folder)
         current, optimizer = files.pop("current"), files.pop("optimizer")
+        rewards = {name: files.pop(name) for name in [*files] if name.startswith("reward-") or name == "aggregate"}
         put_weights(self.params, current, folder)
+        self.panel.load_state_dict(rewards, folder)
         if set(files) != set(self.weights.names()):
             raise CheckpointError(
                 f"{folder}: holds the weights {sorted(files)}, this config needs {sorted(self.weights.names())}; "
@@ -305,26 +314,18 @@ def _split_states(nodes: Tensor, place: Tensor, size: int) -> list[Tensor]:
     return [part for part, _ in _split_by(nodes, dense, size)]
 
 
-def _group_metrics(reward: Tensor, images: Tensor, group: Tensor) -> dict[str, float]:
-    """Measure the spread within prompts: of rewards, and of pictures as root-mean-square pairwise distance."""
-    stds, distances = [], []
-    group = group.cpu()
-    for g in group.unique().tolist():
-        mine = reward[group == g]
-        mine = mine[mine.isfinite()]
-        pixels = images[(group == g).to(images.device)].flatten(1)
-        if len(pixels) < 2 or len(mine) < 2:
-            continue
-        stds.append(mine.std(correction=0))
-        distances.append((2 * pixels.var(0, correction=1).mean()).sqrt())
-    if not stds:
-        return {}
-    spread = torch.stack(stds)
-    return {
-        "reward_std": spread.mean().item(),
-        "zero_std": (spread < 1e-8).float().mean().item(),
-        "diversity": torch.stack(distances).mean().item(),
-    }
+def _join(batches: list[RewardBatch]) -> RewardBatch:
+    """Put batches of different prompts behind each other."""
+    if len(batches) == 1:
+        return batches[0]
+    images, prompts, group, meta, sigma = zip(*batches, strict=True)
+    return RewardBatch(torch.cat(images), sum(prompts, []), torch.cat(group), sum(meta, []), torch.cat(sigma))
+
+
+def _done(values: dict[str, Tensor]) -> Future[dict[str, Tensor]]:
+    future: Future[dict[str, Tensor]] = Future()
+    future.set_result(values)
+    return future
 
 
 def _learn_metrics(seen: list[Metrics], norms: list[Tensor]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl import checkpoint, report
 from flowrl.config import Config, load_config
-from flowrl.errors import CheckpointError, RunError
+from flowrl.errors import CheckpointError, RewardError, RunError
 from flowrl.evaluate import evaluate, sample
 from flowrl.log import RunLogger, environment
 from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json
@@ -29,7 +29,8 @@ def train(
     """Train a config in the folder `run` and return its summary (also ``summary.json``).
 
     With `resume` go on from the newest whole checkpoint, bit for bit as if never stopped. Raises Interrupted after
-    Ctrl-C, with a checkpoint written; RunError for a NaN, a full disk or a folder that holds another run.
+    Ctrl-C and RewardError after a reward failed, both with a checkpoint written; RunError for a NaN, a full disk or a
+    folder that holds another run.
     """
     run = Path(run)
     start = _find_start(run, resume)
@@ -45,20 +46,29 @@ def train(
     with RunLogger(run, began, quiet=quiet, total=config.train.iterations, columns=labels) as log, StopSignal() as stop:
         trainer.log = log
         log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
-        _milestone(trainer, run, log, first=True)
-        while trainer.iteration < config.train.iterations:
-            metrics = trainer.step()
-            _add_accuracy(metrics, config)
-            log.log(trainer.iteration - 1, metrics, images=trainer.budget.images)
-            _milestone(trainer, run, log)
-            if stop.asked and trainer.iteration < config.train.iterations:
-                folder = checkpoint.checkpoint_folder(run, trainer.iteration)
-                trainer.save(folder)
-                raise Interrupted(
-                    f"stopped after iteration {trainer.iteration}, saved {folder}; go on with: flowrl train "
-                    f"--resume {run}{''.join(f' --plugin {name}' for name in config.plugins)}"
-                )
+        try:
+            _milestone(trainer, run, log, first=True)
+            while trainer.iteration < config.train.iterations:
+                metrics = trainer.step()
+                _add_accuracy(metrics, config)
+                log.log(trainer.iteration - 1, metrics, images=trainer.budget.images)
+                _milestone(trainer, run, log)
+                if stop.asked and trainer.iteration < config.train.iterations:
+                    how = _save_and_say(trainer, run)
+                    raise Interrupted(f"stopped after iteration {trainer.iteration}, {how}")
+        except RewardError as error:  # the policy is as it was before this iteration
+            raise RewardError(
+                f"{error}\nstopped before iteration {trainer.iteration}, {_save_and_say(trainer, run)}"
+            ) from error
         return _finish(run, config, log)
+
+
+def _save_and_say(trainer: Trainer, run: Path) -> str:
+    """Write a checkpoint -> where it is and how to go on."""
+    folder = checkpoint.checkpoint_folder(run, trainer.iteration)
+    trainer.save(folder)
+    plugins = "".join(f" --plugin {name}" for name in trainer.config.plugins)
+    return f"saved {folder}; go on with: flowrl train --resume {run}{plugins}"
 
 
 def describe(trainer: Trainer) -> str:

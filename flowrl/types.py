@@ -91,6 +91,26 @@ class RewardBatch(NamedTuple):
     sigma: Tensor  # [L]  noise level that a preview was taken from; 0 = finished picture
 
 
+class Scores(NamedTuple):
+    """What all rewards of a run said of the leaves, before they are made one."""
+
+    values: dict[str, Tensor]  # {name: [L]} float32; NaN = not scored, and then by every reward that counts
+    weights: dict[str, float]  # {name: mixing weight}; 0 = watched only
+    leaf: Tensor  # [L] int64
+    tree: Tree
+
+
+class Mixed(NamedTuple):
+    """What an aggregator makes of `Scores`."""
+
+    weight: Tensor  # [V] float32  the credit of every node; 0 where nothing was scored
+    parts: dict[str, Tensor]  # {name: [L]}  what each reward brought to it, for the shares in the log
+    metrics: dict[str, float]
+
+
+Credit = Callable[[Tensor], Tensor]
+"""The run's credit with leaf and tree filled in: reward [L] -> weight [V]."""
+
 Transition = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Gaussian]
 """``transition(x, v, sigma, sigma_next, level) -> Gaussian``; [B,*], [B,*], [B], [B], [B]."""
 
@@ -100,6 +120,19 @@ class Reward(Protocol):
     """Score pictures. NaN means *not scored*: the sample gets weight 0, it is never counted as 0."""
 
     def __call__(self, batch: RewardBatch) -> Tensor: ...  # [L] float32
+
+
+@runtime_checkable
+class LearnedReward(Reward, Protocol):
+    """A reward that is trained along: a discriminator on the run's own pictures. Scoring must not change its state."""
+
+    def update(self, batch: RewardBatch) -> dict[str, float]: ...  # one round on an iteration's pictures -> metrics
+
+    def state_dict(self) -> dict[str, Tensor]: ...  # everything that a bit-for-bit resume needs
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+    def trains_policy(self, iteration: int) -> bool: ...  # False: only the reward learns in this iteration
 
 
 @runtime_checkable

@@ -63,6 +63,19 @@ MODULES = {
         def twice(reward, leaf, tree): ...
     """,
     "fakeaxes/credit/reduce.py": "def helper(a): ...\ndef twice(reward, leaf, tree): ...\n",
+    "fakeaxes/credit/transforms.py": """
+        def clip(values, batch, *, low: float = 0.0, high: float = 1.0): return values
+        def rank(values, batch): return values
+    """,
+    "fakeaxes/credit/aggregate.py": """
+        def weighted_sum(scores, credit): return "sum"
+        class duals:
+            def __init__(self, *, lr: float = 0.1): self.lr = lr
+            def __call__(self, scores, credit): return self.lr
+        class lame:
+            def __init__(self, *, lr: float = 0.1): self.lr = lr
+            def __call__(self, scores): return self.lr
+    """,
     "fakeaxes/likelihood.py": "def reverse(model, batch, transition): ...\n",
     "fakeaxes/losses/__init__.py": "",
     "fakeaxes/losses/policy.py": """
@@ -82,6 +95,8 @@ PACKAGES = {
     "plan": "fakeaxes.plans",
     "transition": "fakeaxes.transitions",
     "rewards": "fakerewards",
+    "transform": "fakeaxes.credit.transforms",
+    "aggregate": "fakeaxes.credit.aggregate",
     "credit": "fakeaxes.credit",
     "likelihood": "fakeaxes.likelihood",
     "loss": "fakeaxes.losses",

@@ -52,6 +52,11 @@ def gradients(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[G
     return got, metrics
 
 
+def weigh(trainer: Trainer, ro: Rollout, images: Tensor, rows: list[int]) -> tuple[Tensor, dict[str, float]]:
+    batch = trainer.reward_batch(ro, images, rows)
+    return trainer.panel.weigh(trainer.panel.score(batch, "test"), batch, ro.leaf, ro.tree, trainer.credit)
+
+
 def rows_of(trainer: Trainer) -> list[int]:
     c = trainer.config
     return batch_for(trainer.train_set, seed=c.seed, iteration=trainer.iteration, count=c.train.prompts)
@@ -217,7 +222,7 @@ def test_decisions_of_weight_zero_are_counted_not_computed(tmp_path: Path, monke
     rows = rows_of(trainer)
     ro = trainer.sample(rows)
     images = trainer.model.decode(ro.x[ro.leaf])
-    weight = trainer.credit(trainer.score(ro, (images * 255).round() / 255, rows)[0], ro.leaf, ro.tree)
+    weight = weigh(trainer, ro, (images * 255).round() / 255, rows)[0]
     nodes = decision_nodes(ro)
     assert int((weight[nodes] == 0).sum()) == 12  # 4 pictures x 3 decisions of the first prompt
     trainer._backward(ro, weight, nodes, len(nodes))
@@ -395,7 +400,8 @@ def test_group_metrics(tmp_path: Path) -> None:
     rows = rows_of(trainer)
     ro = trainer.sample(rows)
     images = trainer.model.decode(ro.x[ro.leaf])
-    reward, metrics = trainer.score(ro, images, rows)
+    metrics = weigh(trainer, ro, images, rows)[1]
+    reward = trainer.rewards["red"](trainer.reward_batch(ro, images, rows))
     stds, distances = [], []
     for g in range(2):
         mine = ro.tree.group[ro.leaf] == g
@@ -428,8 +434,8 @@ def test_unscored_pictures_get_weight_zero(tmp_path: Path, monkeypatch: pytest.M
     rows = rows_of(trainer)
     ro = trainer.sample(rows)
     images = trainer.model.decode(ro.x[ro.leaf])
-    reward, metrics = trainer.score(ro, images, rows)
-    weight = trainer.credit(reward, ro.leaf, ro.tree)
+    weight, metrics = weigh(trainer, ro, images, rows)
+    reward = trainer.rewards["red"](trainer.reward_batch(ro, images, rows))
     assert reward.isnan().tolist() == [True] * 2 + [False] * 6
     assert metrics["reward"] == pytest.approx(float(reward[2:].mean()))
     kept = advantages(reward[2:], ro.tree.group[ro.leaf][2:])  # the baseline, too, is that of the scored ones

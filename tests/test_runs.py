@@ -98,7 +98,7 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
         "lr",
         "trained",
     }
-    keys |= {f"{name}/step{k}" for name in ("ratio_std", "clip_frac") for k in range(3)}
+    keys |= {"corr/red/strict"} | {f"{name}/step{k}" for name in ("ratio_std", "clip_frac") for k in range(3)}
     for row in rows(run / "metrics.jsonl"):
         assert row.keys() == keys | {"iteration"} and all(math.isfinite(value) for value in row.values())
         assert row["accuracy"] == row["reward/red"] == row["reward"]  # headline and only reward with a weight

@@ -135,6 +135,22 @@ def sample_ode(
     return x
 
 
+def merge(parts: list[Rollout]) -> Rollout:
+    """Join rollouts of different prompts on one grid into one; nodes are numbered on."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + len(part.tree.parent))
+    moved = [torch.where(p.tree.parent < 0, -1, p.tree.parent + at) for p, at in zip(parts, starts, strict=False)]
+    tree = Tree(torch.cat(moved), *(torch.cat(rows) for rows in zip(*(part.tree[1:] for part in parts), strict=True)))
+    x, log_prob, level = (torch.cat(rows) for rows in zip(*(part[1:4] for part in parts), strict=True))
+    leaf = torch.cat([part.leaf + at for part, at in zip(parts, starts, strict=False)])
+    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in parts[0].cond}
+    ids = torch.cat([part.group_ids for part in parts])
+    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids)
+
+
 def _decide(
     run: _Run, forest: _Forest, live: _Live, transition: Transition, k: int, step: Step
 ) -> tuple[_Live, list[Tensor]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config import Config, load_config
+from flowrl.errors import RunError
 from flowrl.models.toy import LinearFlow
 from flowrl.types import RewardBatch
 
@@ -110,3 +111,60 @@ def write_toy(folder: Path) -> Path:
 def toy(folder: Path, *overrides: str) -> Config:
     """Load the toy config with overrides."""
     return load_config(write_toy(folder), overrides, ("toykit",))
+
+
+class apprentice:  # noqa: N801 - configs name rewards in lower case
+    """A reward that is trained along: it likes red more with every update. The policy learns in every second round."""
+
+    def __init__(self, *, every: int = 1) -> None:
+        self.every, self.taste = every, torch.tensor(0.0)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by taste."""
+        return self.taste * redness(batch) + batch.images[:, 2].mean((1, 2))
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Say whether the policy learns now."""
+        return (iteration + 1) % self.every == 0
+
+    def update(self, batch: RewardBatch) -> dict[str, float]:
+        """Like red more, by how red the pictures are."""
+        self.taste = self.taste + 1 + redness(batch).mean()
+        return {"taste": float(self.taste)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the taste."""
+        return {"taste": self.taste.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put the taste back."""
+        self.taste = state["taste"].clone()
+
+
+class moody:  # noqa: N801
+    """Fail from the given call on, as a server does that goes away; or say so when asked early."""
+
+    def __init__(self, *, calls: int = 3, ready: bool = True) -> None:
+        self.calls, self.ready = calls, ready
+
+    def probe(self) -> None:
+        """Say whether it could answer."""
+        if not self.ready:
+            raise RunError("the server is down")
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by red as long as it lasts."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise ConnectionError("gone away")
+        return redness(batch)
+
+
+def blueness(batch: RewardBatch) -> Tensor:
+    """Score pictures by their mean blue."""
+    return batch.images[:, 2].mean((1, 2))
+
+
+def unloadable() -> LinearFlow:
+    """Fail if a test loads the model before it found the mistake."""
+    raise AssertionError("the model was loaded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -61,8 +62,9 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     The overhead ratio is the whole iteration's time over that of its network calls: the same number of velocity
     evaluations (no gradient), of forward + backward passes (and the reference's forward passes under a KL) and of VAE
     decodes, at the same batch sizes, on such tensors. What is left is mostly the rewards. `overhead_ratio_with_vae`
-    counts the decodes as overhead. Both sides are timed in turn, so that a machine that slows down slows both; all
-    figures are medians over iterations (a plan may fork elsewhere each time).
+    counts the decodes as overhead. With ``train.parts`` above 1, an iteration without overlap is timed too. All sides
+    are timed in turn, so that a machine that slows down slows all; figures are medians over iterations (a plan may
+    fork elsewhere each time).
     Raises ConfigError for less than one iteration.
     """
     if iterations < 1:
@@ -74,15 +76,13 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         work = trainer.budget
         clock, noted = _Clock(), _Calls(trainer.model)
         trainer.log, trainer.model = clock, noted  # type: ignore[assignment]
-        began = time.perf_counter()
-        trainer.step()
-        _wait()
-        total = time.perf_counter() - began
+        total = _step_seconds(trainer)
         trainer.model = noted.model
+        apart = {"apart": _apart(trainer)} if config.train.parts > 1 and config.train.overlap else {}
         bare = {f"bare_{name}": value for name, value in _bare(trainer, noted.calls).items()}
         ratios = {"ratio": total / sum(bare.values()), "strict": total / (bare["bare_rollout"] + bare["bare_train"])}
         counts = {"images": work.images, "evaluations": work.evaluations, "decisions": work.decisions}
-        rows.append({"total": total, **clock.seconds, **bare, **ratios, **counts})
+        rows.append({"total": total, **clock.seconds, **bare, **ratios, **counts, **apart})
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     known = sum(middle[name] for name in PHASES)
     return {
@@ -97,12 +97,31 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         "overhead_ratio": middle["ratio"],
         "overhead_ratios": [row["ratio"] for row in rows],
         "overhead_ratio_with_vae": middle["strict"],
+        **({"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}),
         "images": round(middle["images"]),
         "images_per_s": median(row["images"] / row["total"] for row in rows),
         "velocity_evaluations": round(middle["evaluations"]),
         "decisions": round(middle["decisions"]),
         "environment": environment(),
     }
+
+
+def _step_seconds(trainer: Trainer) -> float:
+    _wait()
+    began = time.perf_counter()
+    trainer.step()
+    _wait()
+    return time.perf_counter() - began
+
+
+def _apart(trainer: Trainer) -> float:
+    """Time an iteration that scores each part before it samples the next -> seconds."""
+    kept = trainer.config
+    trainer.config = replace(kept, train=replace(kept.train, overlap=False))
+    try:
+        return _step_seconds(trainer)
+    finally:
+        trainer.config = kept
 
 
 def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
@@ -154,4 +173,7 @@ def table(result: dict[str, Any]) -> str:
         f"  {result['images_per_s']:.1f} pictures/s   {result['velocity_evaluations']} velocity evaluations   "
         f"{result['decisions']} decisions",
     ]
+    if "seconds_without_overlap" in result:
+        without = result["seconds_without_overlap"]
+        lines.append(f"  without overlap of rewards and sampling {without:.3f} s: x{without / seconds['all']:.2f}")
     return "\n".join(lines)

@@ -70,6 +70,15 @@ def test_bare_calls_are_those_of_the_iteration(tmp_path: Path, monkeypatch: pyte
     assert len(bare) == one > len(sampling) and sorted(iteration) == sorted(bare) == sorted(warm_up)
 
 
+def test_overlap_is_timed_against_scoring_in_turn(tmp_path: Path) -> None:
+    """A reward that takes .1 s per part: in turn, two parts take .2 s at least."""
+    config = toy(tmp_path, "train.parts=2", "rewards.red={fn: toykit.slow, seconds: 0.1}", "rewards.strict=null")
+    result = bench(config, iterations=1)
+    assert result.keys() == KEYS | {"seconds_without_overlap"}
+    assert result["seconds_without_overlap"] > 0.2 and config.train.overlap
+    assert "without overlap" in table(result)
+
+
 def test_no_iterations(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected at least 1 iteration, got -1"):
         bench(toy(tmp_path), iterations=-1)

@@ -121,8 +121,14 @@ def functions(path: str) -> Iterator[Function]:
 def _function(name: str, node: ast.FunctionDef) -> Function:
     pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     wanted = [(a, d) for a, d in pairs if "Tensor" not in ast.unparse(a.annotation or ast.Constant(""))]
-    options = {a.arg: REQUIRED if d is None else ast.literal_eval(d) for a, d in wanted}
+    options = {a.arg: REQUIRED if d is None else _default(d) for a, d in wanted}
     return Function(name, tuple(a.arg for a in node.args.args if a.arg != "self"), options)
+
+
+def _default(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "float":
+        return float(ast.literal_eval(node.args[0]))
+    return ast.literal_eval(node)
 
 
 def offered() -> dict[str, dict[str, Function]]:
@@ -146,6 +152,8 @@ def offered() -> dict[str, dict[str, Function]]:
         "plan": pick(["flowrl/samplers/plans.py"], "iteration"),
         "transition": pick(["flowrl/transitions.py"], "x v sigma sigma_next level"),
         "rewards": named("rewards"),
+        "transform": pick(["flowrl/credit/transforms.py"], "values batch"),
+        "aggregate": {f.name: f for f in functions("flowrl/credit/aggregate.py") if f.name != "counting"},
         "credit": pick(folder("flowrl/credit"), "reward leaf tree"),
         "likelihood": pick(["flowrl/likelihood.py"], "model batch transition"),
         "loss": pick(folder("flowrl/losses", skip="kl"), "log_prob old_log_prob weight"),
@@ -327,7 +335,15 @@ def test_keys_of_the_plain_sections(key: str) -> None:
     assert {spans(row[0])[0]: documented_default(row[2]) for row in table} == known
 
 
-@pytest.mark.parametrize("axis", OFFERED)
+@pytest.mark.parametrize("name", OFFERED["rewards"])
+def test_arguments_of_the_rewards(name: str) -> None:
+    known = {arg: plain(default) for arg, default in OFFERED["rewards"][name].options.items()}
+    table = rows(section(REWARDS, f"`{name}`"), "argument") if known else []
+    assert [spans(row[0])[0] for row in table] == list(known)
+    assert {spans(row[0])[0]: documented_default(row[2]) for row in table} == known
+
+
+@pytest.mark.parametrize("axis", [axis for axis in OFFERED if axis != "rewards"])
 def test_functions_and_arguments_of_the_call_sections(axis: str) -> None:
     text = section(CONFIG, f"`{axis}`")
     assert [name for name in OFFERED[axis] if f"`{name}`" not in text and f"`{name}." not in text] == []

@@ -168,3 +168,9 @@ def blueness(batch: RewardBatch) -> Tensor:
 def unloadable() -> LinearFlow:
     """Fail if a test loads the model before it found the mistake."""
     raise AssertionError("the model was loaded")
+
+
+def slow(batch: RewardBatch, *, seconds: float = 0.1) -> Tensor:
+    """Score by red after a while, as a server does."""
+    time.sleep(seconds)
+    return redness(batch)

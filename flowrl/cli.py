@@ -1,4 +1,4 @@
-"""The command line: ``flowrl train | eval | sample | grid | bench | configs``. It only parses arguments."""
+"""The command line: ``flowrl train | eval | sample | grid | bench | score | serve-rewards | configs``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrl import score
 from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError, FlowRLError
 from flowrl.resources import list_configs, resource
@@ -17,7 +18,7 @@ DEFAULT = "shapes/flow_grpo"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 a mistake that can be mended, 130 stopped by the user."""
+    """Run one command -> exit code: 0 done, 1 a self-test failed, 2 a mistake that can be mended, 130 stopped."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     # argparse takes no more positional arguments once an option stood between: `train CONFIG --run X train.lr=1e-4`
@@ -100,6 +101,24 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", type=Path, help="also write the figures here")
     _plugin(one)
     one.set_defaults(command=_bench, loads=True)
+
+    one = commands.add_parser("score", help="score pictures with rewards, or test rewards", description=score.ABOUT)
+    score.add_arguments(one)
+    _plugin(one)
+    one.set_defaults(command=score.run)
+
+    one = commands.add_parser("serve-rewards", help="host rewards over HTTP", description="Host a config's rewards.")
+    one.add_argument("config", help="the config whose `rewards` are hosted; nothing else of it is used")
+    one.add_argument("overrides", nargs="*", help="key.subkey=value")
+    one.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    one.add_argument("--port", type=int, default=8321, help="0 = a free one (default: %(default)s)")
+    one.add_argument("--token-env", default="", metavar="NAME", help="environment variable with the clients' token")
+    one.add_argument("--max-mb", type=int, default=256, help="MiB of one request (default: %(default)s)")
+    one.add_argument("--max-images", type=int, default=256, help="pictures of one request (default: %(default)s)")
+    one.add_argument("--max-wait-ms", type=float, default=5.0, help="wait for others to join (default: %(default)s)")
+    one.add_argument("--batch", type=int, default=64, help="join requests up to N pictures (default: %(default)s)")
+    _plugin(one)
+    one.set_defaults(command=_serve)
 
     one = commands.add_parser("configs", help="list the shipped configs")
     one.set_defaults(command=lambda args: print("\n".join(list_configs())) or 0)
@@ -227,6 +246,14 @@ def _bench(args: argparse.Namespace) -> int:
     print(table(result))
     if args.json:
         write_json(args.json, result)
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from flowrl.serve import serve
+
+    names = ("host", "port", "token_env", "max_mb", "max_images", "max_wait_ms", "batch")
+    serve(load_config(args.config, args.overrides, args.plugin), **{name: getattr(args, name) for name in names})
     return 0
 
 

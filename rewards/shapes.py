@@ -40,8 +40,9 @@ def _judge(batch: RewardBatch) -> Verdict:
 class shapes:  # noqa: N801 - configs name rewards in lower case
     """Score pictures [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or "strict" 0 or 1.
 
-    Pictures are rounded to 8 bits first, so that a tensor and its PNG score the same. A picture without a valid GenEval
-    record, with NaN or of the wrong size is a DataError, never a made-up score.
+    Records and strict verdict are GenEval's (Ghosh et al. 2023); flowrl/shapes/checker.py says what differs. Pictures
+    are rounded to 8 bits first, so that a tensor and its PNG score the same. A picture without a valid GenEval record,
+    with NaN or of the wrong size is a DataError, never a made-up score.
     """
 
     def __init__(self, *, mode: Literal["graded", "strict"] = "graded") -> None:

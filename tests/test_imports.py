@@ -59,7 +59,14 @@ ALLOWED = {
         "wire": "errors batching",
         "service": "errors types batching wire",
         "serve": "errors types config batching wire service",
-        "cli": "errors resources config log report evaluate loop runs bench serve",
+        "pictures": "errors prompts",
+        "damage": "seeds",
+        "scoring": "errors types prompts config panel pictures",
+        "checks": "errors types seeds evaluate damage scoring",
+        "selftest": "errors types shapes prompts scoring checks",
+        "scorecard": "errors report scoring",
+        "score": "errors prompts report loop pictures scoring selftest scorecard",
+        "cli": "errors resources config log report evaluate loop runs bench serve score",
     }.items()
 }
 

@@ -1,0 +1,116 @@
+"""What the scorers share: pictures as PIL images, files of weights, strict loading, devices, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from flowrl.errors import ConfigError, DataError, ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def pick_device(name: str, who: str) -> torch.device:
+    """Return the device of that name; "auto" is CUDA where there is one. Raises ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{who}: device: expected 'auto', 'cpu' or 'cuda[:n]', got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{who}: device {name!r} asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    return device
+
+
+def pick_dtype(name: str, who: str) -> torch.dtype:
+    """Return the dtype of that name. Raises ConfigError."""
+    if name not in DTYPES:
+        raise ConfigError(f"{who}: dtype: expected one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def to_pil(images: Tensor) -> list[Image.Image]:
+    """Round pictures [L, 3, H, W] in [0, 1] to 8 bits -> L RGB images. Raises DataError for another shape or a NaN."""
+    if images.dim() != 4 or images.shape[1] != 3:
+        raise DataError(f"expected pictures of shape [L, 3, H, W], got {list(images.shape)}")
+    if not bool(images.isfinite().all()):
+        raise DataError("a picture to be scored holds NaN or infinity")
+    levels = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(np.ascontiguousarray(rows)) for rows in levels]
+
+
+def find_file(path: str, name: str, who: str) -> Path:
+    """Find a file of weights: `path` itself, `name` inside the folder `path`, or `name` in the hub repository `path`.
+
+    Raises ModelError saying which of the three was tried.
+    """
+    local = Path(path).expanduser()
+    if local.is_file():
+        return local
+    if local.is_dir():
+        if (local / name).is_file():
+            return local / name
+        raise ModelError(f"{who}: {local} has no file {name}")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, name))
+    except Exception as error:  # offline, gated, misspelt, no such file: one message with the ways out
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"{who}: {path!r} is no file or folder here, and {name} could not be fetched from the hub repository of "
+            f"that name: {first}. Check the spelling and the network (HF_HUB_OFFLINE must not be 1), or give a path"
+        ) from error
+
+
+def read_weights(file: Path, who: str) -> dict[str, Tensor]:
+    """Read a state dict from safetensors, or from a torch file without running any code of it. Raises ModelError."""
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{who}: {file} is no readable file of weights: {first}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelError(f"{who}: {file} holds no state dict (names with tensors)")
+    return state
+
+
+def load_strict(module: nn.Module, state: dict[str, Tensor], where: str) -> None:
+    """Load a state dict whose names and shapes must be the module's own. Raises ModelError naming what is not."""
+    own = module.state_dict()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    shapes = [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape]
+    if missing or extra or shapes:
+        wrong = sorted(shapes)
+        detail = (
+            f" {wrong[0]}: expected {list(own[wrong[0]].shape)}, got {list(state[wrong[0]].shape)}" if wrong else ""
+        )
+        raise ModelError(
+            f"{where}: expected {len(own)} tensors of known names and shapes; {len(missing)} missing {missing[:3]}, "
+            f"{len(extra)} unexpected {extra[:3]}, {len(wrong)} of another shape{detail}"
+        )
+    module.load_state_dict(state)
+
+
+@torch.inference_mode()
+def in_batches(function: Callable[..., Tensor], *columns: Sequence[Any] | Tensor, size: int) -> Tensor:
+    """Call ``function`` on at most `size` rows of all columns at a time -> its answers, concatenated, float32, CPU."""
+    count = len(columns[0])
+    if count == 0:
+        return torch.zeros(0)
+    parts = [function(*(column[i : i + size] for column in columns)) for i in range(0, count, size)]
+    return torch.cat([part.float().cpu() for part in parts])

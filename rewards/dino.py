@@ -1,0 +1,88 @@
+"""Reward pictures by their likeness to reference pictures, in the features of DINOv2 or DINOv3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from flowrl.errors import ConfigError, DataError
+from flowrl.types import RewardBatch
+from rewards._dino import Backbone, Features, Library
+from rewards._references import References
+from rewards._scorer import to_pil
+
+
+class dino:  # noqa: N801 - configs name rewards in lower case
+    """Score pictures [L, 3, H, W] by the highest similarity to any of their prompt's references -> [L] in [-1, 1].
+
+    `mode` "cls": cosine of the CLS features (Oquab et al. 2023; the evaluation of Adv-GRPO, 2511.20256). "patch": for
+    each patch the highest cosine to any patch of the reference, averaged over the picture's patches. An identical
+    picture scores 1 in both.
+
+    References: all pictures of the folder `references`, for every prompt; or, without it, those that the prompt's
+    record names as `column` (a path or a list of paths, relative to `root`). `size` is the side in pixels that pictures
+    are resized to; None: the network's own, 518 for the public DINOv2, 224 for DINOv3.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str = "facebook/dinov2-base",
+        mode: Literal["cls", "patch"] = "cls",
+        references: str = "",
+        column: str = "references",
+        root: str = ".",
+        size: int | None = None,
+        cache_mb: int = 1024,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch: int = 32,
+    ) -> None:
+        if mode not in ("cls", "patch"):
+            raise ConfigError(f'rewards.dino: mode: expected "cls" or "patch", got {mode!r}')
+        who = "rewards.dino"
+        self.mode = mode
+        self.references = References(references, column=column, root=root, who=who)
+        self.backbone = Backbone(path, size=size, device=device, dtype=dtype, batch=batch, who=who)
+        self.library = Library(self.backbone, megabytes=cache_mb, patches=mode == "patch", who=who)
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a record whose references are missing, before the first picture is made."""
+        self.references.check(record, where)
+
+    @torch.no_grad()
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score each picture against its own references. Raises DataError for a picture with NaN or no references."""
+        if len(batch.meta) != len(batch.images):
+            raise DataError(
+                f"rewards.dino: expected one prompt record per picture in `meta`, got {len(batch.meta)} records for "
+                f"{len(batch.images)} pictures"
+            )
+        pictures, scores = to_pil(batch.images), torch.zeros(len(batch.images))
+        alike: dict[tuple[Path, ...], list[int]] = {}
+        for row, record in enumerate(batch.meta):
+            alike.setdefault(self.references.of(record), []).append(row)
+        for paths, rows in alike.items():
+            parts = [self._best(part, paths) for part in self.backbone([pictures[row] for row in rows])]
+            scores[rows] = torch.cat(parts).cpu()
+        return scores.to(batch.images.device)
+
+    def _best(self, seen: Features, paths: tuple[Path, ...]) -> Tensor:
+        """Return the highest similarity of each picture [B] to any reference."""
+        likeness = cls_similarity if self.mode == "cls" else patch_similarity
+        return torch.cat([likeness(seen, known) for known in self.library(paths)], dim=1).amax(1)
+
+
+def cls_similarity(seen: Features, known: Features) -> Tensor:
+    """Return the cosine of the CLS features of B pictures and R references -> [B, R]."""
+    return normalize(seen.cls, dim=-1) @ normalize(known.cls, dim=-1).T
+
+
+def patch_similarity(seen: Features, known: Features) -> Tensor:
+    """Return for B pictures and R references the mean over patches of the highest patch cosine -> [B, R]."""
+    mine = normalize(seen.patches, dim=-1)
+    return torch.stack([(mine @ normalize(r, dim=-1).T).amax(-1).mean(-1) for r in known.patches], dim=1)

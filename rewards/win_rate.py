@@ -1,0 +1,176 @@
+"""Reward pictures by how often they win against the other pictures of their prompt, by any judge of pairs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import ConfigError, RunError
+from flowrl.types import RewardBatch
+from rewards._pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
+
+_NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
+
+
+@runtime_checkable
+class _Compares(Protocol):
+    def compare(self, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]) -> Tensor: ...
+
+
+@runtime_checkable
+class _ComparesPlaces(Protocol):
+    """A judge that takes places of pictures instead of copies: a picture is prepared once, not once per pair."""
+
+    def compare_pairs(
+        self, images: Tensor, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]
+    ) -> Tensor: ...
+
+
+@runtime_checkable
+class _Checks(Protocol):
+    def check_record(self, record: dict[str, Any], where: str) -> None: ...
+
+
+@runtime_checkable
+class _Probes(Protocol):
+    def probe(self) -> None: ...
+
+
+@runtime_checkable
+class _Learns(Protocol):
+    def update(self, batch: RewardBatch) -> dict[str, float]: ...
+
+
+class win_rate:  # noqa: N801 - configs name rewards in lower case
+    """Score pictures by their mean result against the others of their group -> [L] float32 in [0, 1], NaN unanswered.
+
+    A win counts 1, a tie .5, a missing pair not at all. If every pair is answered, a group of G sums to G/2. `judge` is
+    {fn: reward file, its arguments}: one with `compare` is asked about pairs, any other scores single pictures and the
+    higher score wins. `swap`: ask in both orders and average; orders that disagree make a tie. `max_pairs`: compare
+    only so many pairs per group, chosen by `seed` and the pixels. Source: Pref-GRPO (2508.20751), its code at 3e787f6.
+
+    **Differs:** the code asks in one order, i < j (`swap: false` does the same); there an unreadable answer is a tie
+    and a failed request ends the run, here both are missing; there rates are rounded to 3 decimals, here they are not.
+    Raises ConfigError for a judge that cannot be made, RunError for one that returns something else than verdicts.
+    """
+
+    def __init__(
+        self, *, judge: dict[str, Any], swap: bool = True, max_pairs: int | None = None, seed: int = 0
+    ) -> None:
+        if max_pairs is not None and max_pairs < 1:
+            raise ConfigError(f"rewards.win_rate: max_pairs: expected 1 or more, or null for all, got {max_pairs}")
+        self.judge = _make(judge)
+        self.swap, self.max_pairs, self.seed = swap, max_pairs, seed
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Let a judge of single pictures refuse a record, before the first picture is made."""
+        if isinstance(self.judge, _Checks) and not isinstance(self.judge, _Compares):
+            self.judge.check_record(record, where)
+
+    def probe(self) -> None:
+        """Let the judge say whether it can answer."""
+        if isinstance(self.judge, _Probes):
+            self.judge.probe()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Compare pictures [L, 3, H, W] within their groups, all in one call of the judge -> win rates [L]."""
+        group = batch.group.cpu()
+        if self.max_pairs is None:
+            first, second = all_pairs(group)
+        else:
+            first, second = some_pairs(group, batch.images, self.max_pairs, self.seed)
+        if not len(first):
+            return torch.full((len(group),), torch.nan, device=batch.images.device)
+        outcome = self._compare(batch, first, second)
+        return win_rates(outcome, first, second, len(group)).to(batch.images.device)
+
+    def _compare(self, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:
+        if not isinstance(self.judge, _Compares):
+            score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
+            return verdict(score[first], score[second])
+        asked, against = (first, second) if not self.swap else (torch.cat([first, second]), torch.cat([second, first]))
+        outcome = _checked(_ask(self.judge, batch, asked, against), len(asked), bound=1)
+        return both_orders(*outcome.chunk(2)) if self.swap else outcome
+
+
+def _ask(judge: _Compares, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:
+    prompts = [batch.prompts[i] for i in first.tolist()]
+    meta = [batch.meta[i] for i in first.tolist()]
+    if isinstance(judge, _ComparesPlaces):
+        return judge.compare_pairs(batch.images, first, second, prompts, meta)
+    return judge.compare(batch.images[first], batch.images[second], prompts, meta)
+
+
+def _checked(answer: Tensor, count: int, bound: float) -> Tensor:
+    answer = answer.detach().cpu().double()
+    low = -bound if bound == torch.inf else 0
+    if answer.shape != (count,):
+        raise RunError(f"rewards.win_rate: expected {count} answers of the judge, got shape {list(answer.shape)}")
+    wrong = answer.isinf() | (answer < low) | (answer > bound)
+    if bool(wrong.any()):
+        expected = "finite scores" if bound == torch.inf else "verdicts in [0, 1]"
+        raise RunError(f"rewards.win_rate: expected {expected} or NaN of the judge, got {answer[wrong][0].item()}")
+    return answer
+
+
+def _make(judge: dict[str, Any]) -> Any:
+    where = "rewards.win_rate: judge"
+    given = {name: value for name, value in judge.items() if name != "fn"}
+    cls = _find(judge.get("fn"), where)
+    takes = {n: p for n, p in inspect.signature(cls).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    hints = typing.get_type_hints(cls.__init__)
+    for name, value in given.items():
+        if name not in takes:
+            raise ConfigError(f"{where}: {cls.__name__} has no argument {name!r}{_near(name, list(takes))}")
+        if not _fits(value, hints.get(name, Any)):
+            raise ConfigError(f"{where}.{name}: expected {takes[name].annotation}, got {value!r}")
+    missing = [n for n, p in takes.items() if p.default is inspect.Parameter.empty and n not in given]
+    if missing:
+        raise ConfigError(f"{where}: {cls.__name__} needs {' and '.join(missing)}; it takes {', '.join(takes)}")
+    made = cls(**given)
+    if isinstance(made, _Learns):  # its training rounds and state would be lost in here
+        raise ConfigError(f"{where}: {cls.__name__} learns, which a judge cannot; use it as a reward of its own")
+    return made
+
+
+def _find(fn: Any, where: str) -> type[Any]:
+    """Return the reward class of that name; nothing outside the package `rewards` can be named."""
+    match = _NAME.fullmatch(fn) if isinstance(fn, str) else None
+    if match is None:
+        raise ConfigError(f"{where}.fn: expected the name of a file in rewards/, such as pickscore or vlm, got {fn!r}")
+    file, name = match["file"], match["cls"] or match["file"]
+    package = importlib.import_module("rewards")
+    files = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+    files = [found for found in files if found != "win_rate"]
+    if file not in files:
+        raise ConfigError(f"{where}.fn: no judge {file!r} in rewards/{_near(file, files)}")
+    module = importlib.import_module(f"rewards.{file}")
+    cls = vars(module).get(name)
+    if not inspect.isclass(cls) or cls.__module__ != module.__name__:  # what a file imports is not its own
+        raise ConfigError(f"{where}.fn: rewards/{file}.py has no class {name!r} of its own")
+    return cls
+
+
+def _near(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(names) or 'none'}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is Literal or hint is Any:
+        return hint is Any or value in args
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)

@@ -1,0 +1,558 @@
+"""`flowrl score`: batches, tables, files, and whether the self-test finds what is broken and lets the rest pass."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import brokenkit
+import numpy as np
+import pytest
+import scipy.ndimage
+import scipy.stats
+import torch
+from PIL import Image
+from torch import Tensor
+from toykit import write_toy
+
+from flowrl.checks import difference, percentiles
+from flowrl.cli import main
+from flowrl.damage import BLUR, PROBES, blur, noise, strangers
+from flowrl.errors import ConfigError, DataError, RewardError
+from flowrl.scorecard import best_and_worst, ranked, scorecard, summary, table
+from flowrl.scoring import Heard, Shot, batches, score_shots
+from flowrl.selftest import broken, rendered, selftest
+from flowrl.selftest import table as checks_table
+from flowrl.shapes.checker import check
+from flowrl.types import RewardBatch
+from rewards.shapes import shapes
+
+TESTS = Path(__file__).parent
+PLUGIN = ["--plugin", "brokenkit"]
+
+
+def shot(number: int, size: tuple[int, int] = (4, 4), group: int | None = None, prompt: str = "a dot") -> Shot:
+    image = torch.rand(3, *size, generator=torch.Generator().manual_seed(number))
+    return Shot(lambda: image, size, {"prompt": prompt}, number if group is None else group, f"{number}.png")
+
+
+def red(batch: RewardBatch) -> Tensor:
+    return batch.images[:, 0].mean((1, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------- scoring
+
+
+def test_pictures_of_any_sizes_keep_their_order() -> None:
+    """Each score is that of the picture alone, computed without any batch."""
+    shots = [shot(i, size) for i, size in enumerate([(4, 4), (5, 3), (4, 4), (5, 3), (5, 3), (2, 2), (4, 4)])]
+    seen: list[tuple[int, ...]] = []
+
+    def watching(batch: RewardBatch) -> Tensor:
+        seen.append(tuple(batch.images.shape))
+        return red(batch)
+
+    values = score_shots({"red": watching}, shots, batch=2)["red"].values
+    assert values.tolist() == pytest.approx([s.load()[0].mean().item() for s in shots])
+    assert sorted(seen) == [(1, 3, 2, 2), (1, 3, 4, 4), (1, 3, 5, 3), (2, 3, 4, 4), (2, 3, 5, 3)]
+
+
+def test_groups_come_together() -> None:
+    shots = [shot(i, group=g) for i, g in enumerate([0, 1, 0, 2, 1, 0])]
+    assert list(batches(shots, 6, False)) == [([0, 2, 5, 1, 4, 3], False)]
+    assert list(batches(shots, 3, False)) == [([0, 2, 5], False), ([1, 4, 3], False)]
+    assert list(batches(shots, 2, False)) == [([0, 2], True), ([5], True), ([1, 4], False), ([3], False)]
+    assert [rows for rows, _ in batches(shots, 1, True)] == [[0, 2, 5], [1, 4], [3]]
+
+
+def test_scores_go_back_to_their_places() -> None:
+    """Groups that come mixed are shown together, and the answers are sorted back."""
+    shots = [shot(i, group=g) for i, g in enumerate([0, 1, 0, 2, 1, 0])]
+    values = score_shots({"red": red}, shots, batch=6)["red"].values
+    assert values.tolist() == pytest.approx([s.load()[0].mean().item() for s in shots])
+
+
+def test_what_a_reward_reads_is_noticed() -> None:
+    def reads(function: Any) -> set[str]:
+        return score_shots({"it": function}, [shot(0), shot(1)])["it"].reads
+
+    assert reads(red) == set()
+    assert reads(lambda b: red(b) + len(b.prompts)) == {"prompts"}
+    assert reads(lambda b: red(b._replace(sigma=b.sigma)) + b.group * len(b.meta)) == {"group", "meta"}
+    assert reads(lambda b: red(b) * torch.tensor([len(p) for p in b[1]])) == set()  # by place: seen by its effect only
+
+
+def test_a_reward_that_reads_the_prompt_needs_one() -> None:
+    with pytest.raises(ConfigError, match="'deaf' reads the prompt: give --prompt"):
+        score_shots({"deaf": brokenkit.deaf}, [shot(0)], told=False)
+    assert len(score_shots({"sharp": brokenkit.sharp}, [shot(0)], told=False)["sharp"].values) == 1
+
+
+def test_a_reward_that_compares_needs_the_whole_group() -> None:
+    def mean(batch: RewardBatch) -> Tensor:
+        return red(batch) - torch.stack([red(batch)[batch.group == g].mean() for g in batch.group])
+
+    shots = [shot(i, group=0) for i in range(3)]
+    assert score_shots({"mean": mean}, shots, batch=3)["mean"].values.sum() == pytest.approx(0, abs=1e-6)
+    with pytest.raises(ConfigError, match="larger --batch"):
+        score_shots({"mean": mean}, shots, batch=2)
+    with pytest.raises(ConfigError, match="of several sizes"):
+        score_shots({"mean": mean}, [shot(0, group=0), shot(1, (5, 5), group=0)], batch=9)
+    alone = score_shots({"red": lambda b: red(b) + 0 * b.group}, shots, batch=2, split=True)["red"].values
+    assert torch.equal(alone, score_shots({"red": red}, shots)["red"].values)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda b: torch.tensor(1.0), r"expected 2 numbers, one per picture, got shape \[\]"),
+        (lambda b: red(b)[:, None], r"got shape \[2, 1\]"),
+        (lambda b: red(b) / 0, "gave infinity"),
+        (lambda b: torch.tensor("x"), "failed with TypeError"),
+        (brokenkit.picky, "no pictures of 'a dot' please"),
+    ],
+)
+def test_a_reward_that_fails_is_named_with_its_pictures(function: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=rf"0\.png to 1\.png: reward 'it'.*{message}"):
+        score_shots({"it": function}, [shot(0), shot(1)])
+
+
+# --------------------------------------------------------------------------------------------------------------- table
+
+
+def test_figures_are_those_of_the_statistics_module() -> None:
+    values = [0.25, 3.0, -1.5, 0.0]
+    found = summary(torch.tensor([*values, torch.nan]))
+    assert (found["mean"], found["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+    assert (found["min"], found["max"], found["scored"], found["not_scored"]) == (-1.5, 3.0, 4, 1)
+    assert summary(torch.tensor([2.0]))["std"] is None and summary(torch.tensor([torch.nan]))["mean"] is None
+
+
+def heard(**columns: list[float]) -> dict[str, Heard]:
+    return {name: Heard(torch.tensor(values)) for name, values in columns.items()}
+
+
+def test_a_table_is_aligned_and_says_what_was_not_scored() -> None:
+    card = scorecard([shot(i) for i in range(3)], heard(a=[0.5, torch.nan, 2.0], bb=[1234.5, -1.0, 0.0]), told=True)
+    assert table(card).splitlines() == [
+        "file                 a      bb",
+        "------------------------------",
+        "0.png           0.5000  1234.5",
+        "1.png       not scored    -1.0",
+        "2.png           2.0000     0.0",
+        "------------------------------",
+        "mean            1.2500   411.2",
+        "std             1.0607   713.0",  # sqrt(1.125); statistics.stdev([1234.5, -1, 0]) = 713.03
+        "min             0.5000    -1.0",
+        "max             2.0000  1234.5",
+        "not scored           1       0",
+    ]
+
+
+def test_sorting_puts_the_best_first_and_the_unscored_last() -> None:
+    said = heard(a=[1.0, torch.nan, 3.0, 1.0])
+    assert ranked(said, "a") == [2, 0, 3]
+    card = scorecard([shot(i) for i in range(4)], said, told=False, sort="a")
+    assert [row["file"] for row in card["pictures"]] == ["2.png", "0.png", "3.png", "1.png"]
+    assert [row["scores"]["a"] for row in card["pictures"]] == [3.0, 1.0, 1.0, None]
+    with pytest.raises(ConfigError, match="--sort: expected one of the rewards a, got 'b'"):
+        ranked(said, "b")
+
+
+def test_the_grid_shows_the_best_left_and_the_worst_below() -> None:
+    """Flat pictures whose grey is their score: their places in the grid are found by their colour."""
+    levels = [0.2, 0.8, 0.4, 0.6, 0.1, 0.9]
+    shots = [shot(i)._replace(load=partial(torch.full, (3, 64, 64), x), size=(64, 64)) for i, x in enumerate(levels)]
+    page = np.array(best_and_worst(shots, heard(a=levels), ["a"]).convert("L"))
+    order = []
+    for level in sorted(levels, reverse=True):
+        rows, columns = np.nonzero(scipy.ndimage.uniform_filter((page == round(255 * level)).astype(float), 40) > 0.999)
+        order.append((rows.mean() > page.shape[0] / 2, columns.mean()))
+    assert order == sorted(order) and [below for below, _ in order] == [False] * 3 + [True] * 3
+    mixed = [*shots, shot(6, (32, 128))]
+    assert best_and_worst(mixed, heard(a=[*levels, 0.5]), ["a"]).width > 3 * 192
+    with pytest.raises(DataError, match="at least 2 pictures scored by 'a', got 1"):
+        best_and_worst(shots[:2], heard(a=[1.0, torch.nan]), ["a"])
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_blur_is_scipys() -> None:
+    """scipy.ndimage.gaussian_filter with the same std, the same reach and the edge continued."""
+    image = torch.rand(3, 50, 70, generator=torch.Generator().manual_seed(0))
+    std = BLUR * 50
+    expected = [
+        scipy.ndimage.gaussian_filter(c, std, mode="nearest", radius=int(np.ceil(3 * std))) for c in image.numpy()
+    ]
+    assert torch.allclose(blur(image), torch.from_numpy(np.stack(expected)), atol=1e-6)
+    assert torch.allclose(blur(torch.full((3, 9, 9), 0.3)), torch.full((3, 9, 9), 0.3))
+
+
+def test_noise_has_its_std_and_stays_in_range() -> None:
+    """On mid-grey hardly anything is cut off: a normal of std 0.2 leaves [-0.5, 0.5] in 1.2 % of pixels."""
+    flat = torch.full((3, 64, 64), 0.5)
+    noisy = noise(flat, 1)
+    expected = scipy.stats.norm(0, 0.2).rvs(200_000, random_state=0).clip(-0.5, 0.5).std()
+    assert (noisy - flat).std().item() == pytest.approx(expected, rel=0.03)
+    assert noisy.min() >= 0 and noisy.max() <= 1
+    assert torch.equal(noisy, noise(flat, 1)) and not torch.equal(noisy, noise(flat, 2))
+
+
+def test_wrong_prompts_of_the_rendered_scenes_are_wrong() -> None:
+    """Judged by the benchmark's checker: every scene is true to its own record and to none that it is given."""
+    shots = rendered(64)
+    images, records = torch.stack([s.load() for s in shots]), [s.record for s in shots]
+    others = strangers([s.record["prompt"] for s in shots])
+    assert check(images, records).strict.all()
+    assert not check(images, [records[j] for j in others if j is not None]).strict.any()
+    assert len(set(others)) > 32  # and they are not the same few
+
+
+def test_strangers() -> None:
+    assert strangers(["a", "a"]) == [None, None]
+    assert strangers(["a red dot", "a red dot", "a blue dot", "two cats"]) == [3, 3, 0, 1]
+    assert strangers(["a", "b", "c"], [(1, 1), (2, 2), (1, 1)]) == [2, None, 0]
+
+
+@pytest.mark.parametrize("kind", PROBES)
+def test_probes_are_pictures_that_differ(kind: str) -> None:
+    one, two = PROBES[kind](40, 30, 0), PROBES[kind](40, 30, 1)
+    assert one.shape == (3, 40, 30) and one.min() >= 0 and one.max() <= 1 and not torch.equal(one, two)
+    assert torch.equal(one, PROBES[kind](40, 30, 0))
+
+
+def test_percentiles_are_scipys() -> None:
+    real, made = torch.tensor([1.0, 2.0, 2.0, 5.0, torch.nan]), torch.tensor([0.0, 2.0, 3.0, 9.0, torch.nan])
+    expected = [scipy.stats.percentileofscore([1, 2, 2, 5], x, kind="mean") for x in (0, 2, 3, 9)]
+    assert percentiles(made, real).tolist() == pytest.approx(expected)
+    assert len(percentiles(made, torch.tensor([torch.nan]))) == 0
+
+
+def test_difference() -> None:
+    nan = torch.nan
+    assert difference(torch.tensor([1.0, nan]), torch.tensor([1.5, nan])) == 0.5
+    assert difference(torch.tensor([1.0, nan]), torch.tensor([nan, 1.0])) == torch.inf
+    assert difference(torch.tensor([nan]), torch.tensor([nan])) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- self-test
+
+SCENES = rendered(16)
+
+
+def verdicts(reward: Any, **options: Any) -> dict[str, str]:
+    """Return {check: verdict} without the probes; what is broken has an exclamation mark."""
+    rows = selftest("it", reward, SCENES, **options)
+    return {r.check: r.verdict + "!" * (r in broken(rows)) for r in rows if not r.check.startswith("probe")}
+
+
+GOOD = {
+    "answers": "ok",
+    "blur": "ok",
+    "noise": "ok",
+    "wrong prompt": "ok",
+    "repeat": "ok",
+    "order": "ok",
+    "batch size": "ok",
+    "speed": "",
+    "NaN picture": "ok",
+}
+SILENT = {**GOOD, "wrong prompt": "skipped"}
+
+
+@pytest.mark.parametrize("mode", ["graded", "strict"])
+def test_the_shapes_reward_passes(mode: Any) -> None:
+    """All 64 scenes, as the command does it; and no probe comes near a true scene."""
+    rows = selftest("shapes", shapes(mode=mode), rendered(64))
+    assert {r.check: r.verdict for r in rows if not r.check.startswith("probe")} == GOOD
+    by_name = {r.check: r.figures for r in rows}
+    for exact in ("repeat", "order", "batch size"):
+        assert by_name[exact]["difference"] == 0
+    for damage, least in (("blur", 0.75), ("noise", 1.0), ("wrong prompt", 1.0)):
+        assert by_name[damage]["share"] >= least and by_name[damage]["pairs"] == 64
+    assert [by_name[f"probe: {kind}"]["highest"] for kind in PROBES] == [0] * len(PROBES)
+
+
+def test_intervals_are_scipys() -> None:
+    (row,) = [r for r in selftest("it", shapes(), SCENES) if r.check == "blur"]
+    f = row.figures
+    expected = scipy.stats.binomtest(int(f["right"]), int(f["pairs"])).proportion_ci(0.95, "wilson")
+    assert (f["low"], f["high"]) == pytest.approx(tuple(expected)) and f["right"] + f["tied"] + f["wrong"] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sharp", SILENT),
+        ("contrast", {**SILENT, "noise": "fails"}),  # of another taste, not broken
+        ("wins", {**GOOD, "blur": "weak"}),  # compares within groups, and is given whole ones; blur: 11 of 16 pairs
+        ("centred", {**SILENT, "batch size": "fails!", "NaN picture": "fails!"}),
+        ("infected", {**SILENT, "NaN picture": "fails!"}),
+        ("squeezed", {**SILENT, "batch size": "fails!"}),
+        ("deaf", {**GOOD, "wrong prompt": "fails!"}),
+        ("zero", {**SILENT, "NaN picture": "fails!"}),
+        ("eight_bits", {**SILENT, "noise": "fails", "NaN picture": "fails!"}),
+        ("hostile", {**GOOD, "blur": "fails!", "noise": "fails!", "wrong prompt": "fails!"}),
+        ("crashing", {**SILENT, "NaN picture": "weak"}),
+        ("half", {**GOOD, "answers": "weak", "blur": "weak"}),
+    ],
+)
+def test_what_is_broken_is_found_and_nothing_else(name: str, expected: dict[str, str]) -> None:
+    assert verdicts(getattr(brokenkit, name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("blind", {"blur", "noise"}),
+        ("placed", {"order", "batch size"}),
+        ("sorted_", {"order", "batch size", "NaN picture"}),
+        ("restless", {"repeat", "order", "batch size"}),
+        ("mute", {"answers"}),
+    ],
+)
+def test_what_else_is_broken_is_found(name: str, found: set[str]) -> None:
+    """These are wrong in a way that also spoils other checks, by chance or not."""
+    assert found <= {check for check, verdict in verdicts(getattr(brokenkit, name)).items() if verdict == "fails!"}
+
+
+def test_an_untrained_reward_is_not_broken_by_its_taste() -> None:
+    """The same function, once as one that is trained along: only the latter may rank damage anyhow."""
+
+    class flat(brokenkit.fresh):
+        def __call__(self, batch: RewardBatch) -> Tensor:
+            return brokenkit.hostile(batch)
+
+    assert verdicts(flat()) == {**GOOD, "blur": "fails", "noise": "fails", "wrong prompt": "fails"}
+    assert verdicts(flat().__call__)["blur"] == "fails!"
+
+
+def test_a_liking_for_the_first_or_the_last_wins_nothing() -> None:
+    """Every second pair is shown the other way round, so a score of the place in the batch is right in half of them."""
+    for sign in (-1.0, 1.0):
+        rows = selftest("it", lambda b, sign=sign: sign * torch.arange(len(b.images)).float(), SCENES)
+        assert {r.check: r.figures.get("share") for r in rows}["blur"] == 0.5
+
+
+def test_the_words_of_the_table() -> None:
+    """Of `wins`, whose blurred pictures are 11 of 16 right and 5 tied; Wilson's interval from scipy."""
+    text = checks_table(selftest("wins", brokenkit.wins, SCENES))
+    low, high = scipy.stats.binomtest(11, 16).proportion_ci(0.95, "wilson")
+    shares = f"68.8 % of 16 pairs right (95 %: {100 * low:.1f} to {100 * high:.1f}), 5 tied"
+    assert f"  blur                weak     {shares}\n" in text and text.endswith("\nnothing fails")
+    text = checks_table(selftest("it", brokenkit.contrast, SCENES))
+    assert text.endswith("\n\nit: noise: ranked the wrong way round; if that is not meant, look into it")
+
+
+def test_rounding_is_no_difference_but_more_is() -> None:
+    """A batch effect of 1e-3 of the score: found at the tolerance 1e-4, allowed at 1e-2; its size is reported."""
+
+    def shifted(batch: RewardBatch) -> Tensor:
+        return brokenkit.sharp(batch) + 1e-3 * (len(batch.images) == 1)
+
+    assert verdicts(shifted)["batch size"] == "fails!"
+    assert verdicts(shifted, tolerance=1e-2)["batch size"] == "ok"
+    figures = {r.check: r.figures for r in selftest("it", shifted, SCENES)}["batch size"]
+    assert figures["difference"] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_is_not_meant_to_be_noticed_is_skipped() -> None:
+    assert verdicts(brokenkit.hostile, skip=["blur", "noise", "prompt"])["noise"] == "skipped"
+    assert "fails!" not in verdicts(brokenkit.hostile, skip=["blur", "noise", "prompt"]).values()
+    with pytest.raises(ConfigError, match="blur, noise, prompt to skip, got .* smoke"):
+        selftest("it", brokenkit.sharp, SCENES, skip=["smoke"])
+
+
+def test_a_reward_that_refuses_the_pictures_asks_for_others() -> None:
+    with pytest.raises(DataError, match="no pictures of .* please\n.*--selftest IMAGES --prompts FILE"):
+        selftest("it", brokenkit.picky, SCENES)
+    with pytest.raises(DataError, match="GenEval record"):
+        selftest("it", shapes(), [shot(0, (64, 64)), shot(1, (64, 64))])
+    with pytest.raises(RewardError, match="infinity"):
+        selftest("it", brokenkit.endless, SCENES)
+    with pytest.raises(ConfigError, match="at least 2 pictures"):
+        selftest("it", brokenkit.sharp, SCENES[:1])
+
+
+def test_one_prompt_for_all_leaves_nothing_to_confuse() -> None:
+    rows = selftest("it", brokenkit.deaf, [s._replace(record={"prompt": "x"}) for s in SCENES])
+    assert {r.check: r.verdict for r in rows}["wrong prompt"] == "skipped" and not broken(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with pics/00.png ... 05.png, the odd ones noisy, and prompts.jsonl."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "pics").mkdir()
+    records = []
+    for i, scene in enumerate(rendered(6)):
+        image = noise(scene.load(), i) if i % 2 else scene.load()
+        Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(home / "pics" / f"0{i}.png")
+        records.append(json.dumps({**scene.record, "file": f"0{i}.png"}))
+    (home / "prompts.jsonl").write_text("\n".join(records[::-1]) + "\n")
+    return home
+
+
+Failing = Callable[..., str]
+
+
+@pytest.fixture
+def failing(capsys: pytest.CaptureFixture[str]) -> Failing:
+    """Return a function that runs `flowrl score`, expects exit code 2 and gives back its one message."""
+
+    def run(*argv: str | Path) -> str:
+        assert main(["score", *map(str, argv)]) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith("\nflowrl: ")
+        return error
+
+    return run
+
+
+def test_the_same_numbers_everywhere(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reward, called directly on what Pillow reads, gives the numbers of table, JSON and CSV."""
+    out = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png")}
+    argv = ["score", "--reward", "shapes", "--reward", "brokenkit.scaled", "--set", "scaled.factor=2e1", *PLUGIN]
+    argv += ["--prompts", f"{folder}/prompts.jsonl", "--sort", "shapes", "--json", str(out["json"])]
+    argv += ["--csv", str(out["csv"]), "--grid", str(out["png"]), "--batch", "4"]
+    assert main([*argv, str(folder / "pics")]) == 0
+    files = sorted((folder / "pics").iterdir())
+    images = torch.stack([torch.from_numpy(np.array(Image.open(f))).permute(2, 0, 1) / 255 for f in files])
+    records = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()][::-1]
+    batch = RewardBatch(images, [r["prompt"] for r in records], torch.arange(6), records, torch.zeros(6))
+    columns = shapes()(batch).tolist(), brokenkit.scaled(factor=20)(batch).tolist()
+    right = {f.name: scores for f, scores in zip(files, zip(*columns, strict=True), strict=True)}
+    card = json.loads(out["json"].read_text())
+    assert {p["file"]: (p["scores"]["shapes"], p["scores"]["scaled"]) for p in card["pictures"]} == right
+    assert [p["file"] for p in card["pictures"]][:3] == ["00.png", "02.png", "04.png"]  # the undamaged ones
+    assert card["rewards"]["scaled"]["factor"] == 20 and card["summary"]["shapes"]["scored"] == 6
+    with out["csv"].open() as file:
+        assert {r["file"]: (float(r["shapes"]), float(r["scaled"])) for r in csv.DictReader(file)} == right
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines()[2:8]] == [p["file"] for p in card["pictures"]]
+    assert f"{right['01.png'][0]:.4f}" in text
+    assert Image.open(out["png"]).size > (300, 200)
+
+
+def test_what_has_no_score_is_not_a_number(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["score", f"{folder}/pics", "--reward", "brokenkit.half", "--prompts", f"{folder}/prompts.jsonl", *PLUGIN]
+    assert main([*argv, "--json", f"{tmp_path}/o.json", "--csv", f"{tmp_path}/o.csv"]) == 0
+    text = capsys.readouterr().out
+    two = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    missing = sum(len(record["include"]) > 1 for record in two)
+    card = json.loads((tmp_path / "o.json").read_text())
+    assert text.count("not scored") == missing + 1 and card["summary"]["half"]["not_scored"] == missing > 0
+    assert [p["scores"]["half"] for p in card["pictures"]].count(None) == missing
+    assert "nan" not in (tmp_path / "o.csv").read_text().lower()
+
+
+def test_all_rewards_of_a_config(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["score", f"{folder}/pics", "--config", str(write_toy(tmp_path)), "--plugin", "toykit", "--prompt", "a dot"]
+    assert main([*argv, "--set", "rewards.bytes={fn: jpeg, scale: 500}", "--set", "rewards.strict=null"]) == 0
+    assert capsys.readouterr().out.split()[:3] == ["file", "red", "bytes"]
+
+
+def test_reading_notes_are_printed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGBA", (8, 8), (255, 0, 0, 128)).save(tmp_path / "a.png")
+    assert main(["score", f"{tmp_path}/a.png", f"{folder}/pics/00.png", "--reward", "brokenkit.contrast", *PLUGIN]) == 0
+    assert f"transparency laid on white: 1 of 2 ({tmp_path}/a.png)" in capsys.readouterr().out
+
+
+def test_mistakes_are_explained(folder: Path, tmp_path: Path, failing: Failing) -> None:
+    pics = folder / "pics"
+    assert "expected either --reward NAME" in failing(pics)
+    assert "expected either --reward NAME" in failing(pics, "--reward", "shapes", "--config", "shapes/flow_grpo")
+    assert "did you mean 'shapes'" in failing(pics, "--reward", "shape")
+    assert "allow it with --plugin brokenkit" in failing(pics, "--reward", "brokenkit.sharp")
+    assert "cannot import gone_kit" in failing(pics, "--reward", "gone_kit.a", "--plugin", "gone_kit")
+    assert "'graded', 'strict', got 'lax'" in failing(pics, "--reward", "shapes", "--set", "mode=lax", "--prompt", "x")
+    assert "has no argument 'mod'" in failing(pics, "--reward", "shapes", "--set", "mod=strict", "--prompt", "x")
+    two = ["--reward", "shapes", "--reward", "jpeg"]
+    assert "expected NAME.key=value with a NAME of shapes, jpeg" in failing(pics, *two, "--set", "mode=strict")
+    assert "names that differ" in failing(pics, "--reward", "shapes", "--reward", "rewards.shapes.shapes")
+    assert "00.png, without --prompts: expected a GenEval record" in failing(pics, "--reward", "shapes")
+    assert "line 6: expected a GenEval record" in failing(
+        pics, "--reward", "shapes", "--prompts", _without_include(folder, tmp_path)
+    )
+    assert "'deaf' reads the prompt: give --prompt" in failing(pics, "--reward", "brokenkit.deaf", *PLUGIN)
+    assert "--sort: expected one of the rewards shapes" in failing(pics, "--reward", "shapes", "--sort", "jpeg")
+    assert "expected pictures or folders" in failing("--reward", "shapes")
+    assert "belong to --selftest" in failing(pics, "--reward", "jpeg", "--count", "3")
+    assert "gone.png: cannot be read as a picture" in failing(tmp_path / "gone.png", "--reward", "jpeg")
+    assert "leave out --csv" in failing("--selftest", "--reward", "shapes", "--csv", "x.csv")
+    assert "leave out --prompt " in failing("--selftest", "--reward", "shapes", "--prompt", "x")
+    assert "expected a reward of shapes" in failing("--selftest", "--reward", "shapes", "--skip", "shape.blur")
+    assert "at least 2 pictures" in failing("--selftest", "--reward", "shapes", "--count", "1")
+    assert "batch of at least 1" in failing(pics, "--reward", "jpeg", "--batch", "0")
+
+
+def _without_include(folder: Path, tmp_path: Path) -> Path:
+    records = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    records[-1].pop("include")
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return tmp_path / "p.jsonl"
+
+
+def test_files_that_cannot_be_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for option in ("--json", "--csv", "--grid"):
+        assert main(["score", f"{folder}/pics", "--reward", "jpeg", option, f"{tmp_path}/file/out"]) == 2
+        assert f"cannot write {tmp_path}/file/out" in capsys.readouterr().err
+
+
+def test_selftest_of_pictures_of_the_user(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the undamaged three; --count takes every second of the six, and --skip is meant for one reward."""
+    argv = ["score", "--selftest", f"{folder}/pics", "--prompts", f"{folder}/prompts.jsonl", "--count", "3"]
+    argv += ["--reward", "shapes", "--reward", "jpeg", "--skip", "jpeg.blur", "--json", f"{tmp_path}/o.json"]
+    assert main(argv) == 0
+    rows = json.loads((tmp_path / "o.json").read_text())["checks"]
+    found = {(row["reward"], row["check"]): row for row in rows}
+    expected = {"scored": 3, "pictures": 3, "mean": 1, "std": 0, "min": 1, "max": 1}
+    assert found["shapes", "answers"]["figures"] == pytest.approx(expected)
+    assert found["jpeg", "blur"]["verdict"] == "skipped" != found["shapes", "blur"]["verdict"]
+    assert capsys.readouterr().out.endswith("nothing fails\n")
+
+
+# --- as a process ----------------------------------------------------------------------------------------------------
+
+
+def spawn(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    code = "import sys; from flowrl.cli import main; sys.exit(main(sys.argv[1:]))"  # as the installed command does
+    command = [sys.executable, "-P", "-c", code, "score", *argv]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.integration
+def test_a_reward_from_the_folder_that_one_works_in(folder: Path, tmp_path: Path) -> None:
+    """A function and a class in a file of the working folder, nothing installed; the pixels' mean from numpy."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def brightness(batch, *, scale: float = 1.0):\n    return scale * batch.images.mean((1, 2, 3))\n\n\n"
+        "class glow:\n    def __init__(self, *, scale: float = 1.0) -> None:\n        self.scale = scale\n\n"
+        "    def __call__(self, batch):\n        return brightness(batch, scale=self.scale)\n"
+    )
+    argv = ["--plugin", "my_rewards", "--reward", "my_rewards.brightness", "--reward", "my_rewards.glow"]
+    done = spawn(tmp_path, *argv, "--set", "glow.scale=2", str(folder / "pics"), "--json", "o.json")
+    assert done.returncode == 0, done.stderr
+    for row in json.loads((tmp_path / "o.json").read_text())["pictures"]:
+        mean = (np.array(Image.open(folder / "pics" / row["file"])) / 255).mean()
+        assert row["scores"] == pytest.approx({"brightness": mean, "glow": 2 * mean}, rel=1e-5)
+
+
+@pytest.mark.integration
+def test_a_broken_reward_ends_the_selftest_with_1(tmp_path: Path) -> None:
+    done = spawn(tmp_path, "--selftest", "--count", "16", "--reward", "brokenkit.zero", *PLUGIN)
+    assert done.returncode == 1 and done.stderr == "", done.stderr
+    assert done.stdout.endswith("zero: NaN picture: broken\n") and "Traceback" not in done.stdout

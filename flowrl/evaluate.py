@@ -67,13 +67,16 @@ def sample(
 
 
 @torch.no_grad()
-def score(rewards: Mapping[str, Reward], pictures: Tensor, records: list[dict[str, Any]]) -> dict[str, Tensor]:
+def score(
+    rewards: Mapping[str, Reward], pictures: Tensor, records: list[dict[str, Any]], *, group: list[int] | None = None
+) -> dict[str, Tensor]:
     """Score finished pictures [n, 3, H, W], one prompt record each, with every reward -> {name: [n]} on the CPU.
 
-    Raises RewardError that names the reward which failed.
+    group: a number per prompt for rewards that compare pictures of one prompt; by default all are of one. Raises
+    RewardError that names the reward which failed.
     """
-    zero = torch.zeros(len(records))
-    batch = RewardBatch(pictures, [r["prompt"] for r in records], zero.long(), records, zero)
+    groups = torch.tensor(group if group is not None else [0] * len(records), dtype=torch.int64)
+    batch = RewardBatch(pictures, [r["prompt"] for r in records], groups, records, torch.zeros(len(records)))
     return {name: ask(name, reward, batch, "evaluation") for name, reward in rewards.items()}
 
 
@@ -108,7 +111,7 @@ def evaluate(
     options = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch, "seed": seed}
     for index, pictures in sample(model, prompts.texts, progress=progress, **options):  # type: ignore[arg-type]
         rows += index
-        parts.append(score(rewards, pictures, [prompts.records[i] for i in index]))
+        parts.append(score(rewards, pictures, [prompts.records[i] for i in index], group=index))
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
     for name, values in scores.items():
         if not bool(values.isfinite().all()):

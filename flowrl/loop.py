@@ -119,7 +119,8 @@ class Trainer:
         turns = [rows[first : first + size] for first in range(0, len(rows), size)]
         threads = torch.get_num_threads()  # a thread starts with torch's default
         rollouts, batches, answers = [], [], []
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
+        try:
             for number, turn in enumerate(turns):
                 with self._phase("rollout"):
                     ro = self.sample(turn, first=number * size)
@@ -135,6 +136,8 @@ class Trainer:
                         answers.append(_done(self.panel.score(batch, f"iteration {self.iteration}")))
             with self._phase("reward"):
                 values = [answer.result() for answer in answers]
+        finally:  # after Ctrl-C nobody waits for a reward that hangs
+            pool.shutdown(wait=False, cancel_futures=True)
         joined = {name: torch.cat([row[name] for row in values]) for name in values[0]}
         return merge(rollouts), _join(batches), joined
 

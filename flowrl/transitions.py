@@ -1,4 +1,4 @@
-"""One denoising step as a Gaussian: two kernels, three noise schedules, and their densities.
+"""One denoising step as a Gaussian: two kernels, four noise schedules, and their densities.
 
 Every step is ``x_next = (1 - sigma_next) x0 + c eps + std z`` with x0, eps estimated from (x, v). Euler has
 ``c = sigma_next, std = 0``. Arithmetic is in float32 whatever the network's dtype (float64 stays float64).
@@ -74,6 +74,19 @@ def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, level: Tensor) 
     so its log-ratios are ``1 / (2 std^2)`` times those, and clip ranges do not transfer.
     """
     return coefficient_preserving(x, v, sigma, sigma_next, sigma_next * torch.sin(level * (math.pi / 2)))
+
+
+def ddim(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, level: Tensor) -> Gaussian:
+    """Take DDIM's step with ``eta = level`` [B] in [0, 1]; 1 is DDPM's ancestral step (DDPO, DanceGRPO on SD1.4).
+
+    std = eta sigma_next sqrt(1 - q^2), q = sigma_next (1 - sigma) / (sigma (1 - sigma_next)): DDIM's
+    ``eta^2 (1-a_p)/(1-a_t) (1-a_t/a_p)``, over (alpha + s)^2 of sigma_next as `flow_from_vp` rescales.
+    Source: DDIM (2010.02502) eq. 12, 16. The last step has no noise if it ends at sigma 0.
+    """
+    sigma, sigma_next, eta = (s.to(wide(x).dtype) for s in (sigma, sigma_next, level))
+    q = sigma_next * (1 - sigma) / (sigma * (1 - sigma_next))
+    gone = (sigma - sigma_next) / (sigma * (1 - sigma_next))  # 1 - q without cancellation
+    return coefficient_preserving(x, v, sigma, sigma_next, eta * sigma_next * (gone * (1 + q)).sqrt())
 
 
 def draw(gaussian: Gaussian, noise: Tensor) -> Tensor:

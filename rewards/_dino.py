@@ -53,7 +53,7 @@ class Backbone:
         for start in range(0, len(pictures), self.batch):
             pixels = self.pixels(pictures[start : start + self.batch])
             tokens = self.network(pixel_values=pixels.to(self.dtype)).last_hidden_state.float()
-            yield Features(tokens[:, 0], tokens[:, self.first :])
+            yield Features(tokens[:, 0].clone(), tokens[:, self.first :])  # CLS alone must not keep all tokens alive
 
     def pixels(self, pictures: Sequence[Image.Image]) -> Tensor:
         """Return what the network is shown: [B, 3, size, size] float32, normalised."""

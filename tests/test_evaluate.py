@@ -247,3 +247,15 @@ def test_table() -> None:
     assert lines[0].split() == ["red", "95", "%", "interval", "pictures"]
     assert [line.split("  ")[0].strip() for line in lines[1:]] == ["one", "two", "mean over tasks", "seen", "held_out"]
     assert [line.split()[-1] for line in lines[1:]] == ["9", "6", "15", "9", "6"] and len({*map(len, lines)}) == 1
+
+
+def test_rewards_that_compare_see_each_prompt_as_a_group() -> None:
+    """Also the two prompts of the same words; with a batch of two prompts at a time."""
+    seen: list[int] = []
+
+    def comparing(batch: RewardBatch) -> Tensor:
+        seen.extend(batch.group.tolist())
+        return redness(batch)
+
+    run(images=3, rewards={"red": comparing}, batch=6)
+    assert seen == [i for i in range(5) for _ in range(3)]

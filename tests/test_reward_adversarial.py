@@ -239,7 +239,11 @@ def test_a_state_of_another_head_is_refused(path: str, files: list[str]) -> None
     before = reward.state_dict()
     other = adversarial(path=path, hidden=9, device="cpu").state_dict()
     lost = {name: value for name, value in before.items() if name != "counter.rounds"}
-    for state, name in ((other, r"9 do not fit, first adam\.0\.bias"), (lost, "counter.rounds"), (before | {"x": torch.zeros(1)}, "x")):
+    for state, name in (
+        (other, r"9 do not fit, first adam\.0\.bias"),
+        (lost, "counter.rounds"),
+        (before | {"x": torch.zeros(1)}, "x"),
+    ):
         with pytest.raises(CheckpointError, match=name):
             reward.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in reward.state_dict().items())

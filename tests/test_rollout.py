@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -360,3 +361,17 @@ def test_the_denoising_loop_never_waits_for_the_device() -> None:
     with torch.no_grad():
         ratio = (reverse(model, batch, dance_sde).log_prob - batch.old_log_prob).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("first", "std"), [(1.0, 1.0), (0.9, math.hypot(0.1, 0.9)), (0.5, math.sqrt(0.5))])
+def test_the_first_level_sets_the_std_of_the_roots(first: float, std: float) -> None:
+    """Unit data on the path, (1 - sigma) x0 + sigma eps; at sigma 1 the generator's noise to the bit."""
+    model, sigmas = LinearFlow(), first * linear_grid(4, 3.0)
+    options: dict[str, Any] = {"sigmas": sigmas, "shape": SHAPE, "group_size": 2}
+    ro = rollout(model, model.encode(PROMPTS), full(0, steps=4, level=0.5), cps, generators=seeds(0, 1, 2), **options)
+    raw = torch.cat([torch.randn((2, *SHAPE), generator=g) for g in seeds(0, 1, 2)])
+    roots = ro.x[ro.tree.parent < 0]
+    assert torch.equal(roots, raw) if first == 1 else torch.allclose(roots, std * raw, rtol=1e-6)
+    ode = rollout(model, model.encode(PROMPTS), full(0, steps=4, level=0.0), cps, generators=seeds(0, 1, 2), **options)
+    x0 = sample_ode(model, model.encode(PROMPTS), generators=seeds(0, 1, 2), **options)
+    assert torch.equal(ode.x[ode.leaf], x0) and torch.equal(ode.x[ode.tree.parent < 0], roots)

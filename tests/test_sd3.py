@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from modelkit import edit, euler, gradients, noise, perturb
 from safetensors.torch import load_file, save_file
 from tiny import tiny_sd3
 from torch import Tensor
@@ -50,18 +50,6 @@ def broken(folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders["t5"], tmp_path / "model"))
 
 
-def noise(model: SD3, count: int, height: int = 64, width: int = 64, seed: int = 0) -> Tensor:
-    return torch.randn((count, *model.latent_shape(height, width)), generator=torch.Generator().manual_seed(seed))
-
-
-def euler(model: SD3, x: Tensor, sigmas: Tensor, prompts: list[str]) -> Tensor:
-    cond = model.encode(prompts)
-    with torch.no_grad():
-        for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
-            x = x + (sigma_next - sigma) * model.velocity(x, sigma.expand(len(x)), cond)
-    return x
-
-
 def reference(model: SD3, x: Tensor, prompts: list[str], *, steps: int, size: tuple[int, int], output: str) -> Tensor:
     """Return what diffusers itself samples from the same noise."""
     pipeline = model.pipeline()
@@ -77,13 +65,6 @@ def reference(model: SD3, x: Tensor, prompts: list[str], *, steps: int, size: tu
         output_type=output,
         max_sequence_length=model.max_sequence_length,
     ).images
-
-
-def perturb(model: SD3, scale: float = 0.1) -> None:
-    """Move the trained weights away from their start, as training would."""
-    generator = torch.Generator().manual_seed(5)
-    for param in model.trainable().values():
-        param.data += scale * torch.randn(param.shape, generator=generator)
 
 
 # --- the same numbers as the pipeline ------------------------------------------------------------------------------
@@ -236,9 +217,9 @@ def test_text_cache_stays_within_its_bound(load: Callable[..., SD3], monkeypatch
     model = load()
     one = model.encode(["x"])
     size = sum(tensor.numel() * 4 for tensor in one.values())
-    monkeypatch.setattr("flowrl.models.sd3._CACHE_BYTES", 2 * size)
+    monkeypatch.setattr("flowrl.models.texts.CACHE_BYTES", 2 * size)
     many = model.encode([f"{i}" for i in range(5)])
-    assert len(model._texts) == 2 and model._texts_bytes == 2 * size
+    assert len(model._texts) == 2 and model._texts.bytes == 2 * size
     assert torch.equal(model.encode(["0"])["embeds"][0], many["embeds"][0])  # encoded again, to the bit
 
 
@@ -249,12 +230,6 @@ def test_guidance_decides_the_negative_rows(load: Callable[..., SD3]) -> None:
 
 
 # --- training ------------------------------------------------------------------------------------------------------
-
-
-def gradients(model: SD3, loss: Tensor) -> dict[str, Tensor]:
-    names, params = zip(*model.trainable().items(), strict=True)
-    found = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
-    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
 
 
 def test_gradient_flows_through_both_guidance_branches(load: Callable[..., SD3]) -> None:
@@ -484,14 +459,6 @@ def pickle_only(folder: Path) -> None:
     file = folder / "vae/diffusion_pytorch_model.safetensors"
     torch.save(load_file(file), folder / "vae/diffusion_pytorch_model.bin")
     file.unlink()
-
-
-def edit(file: str, **changes: Any) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        path = folder / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return apply
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from flowrl.flow import shift_sigmas, static_grid
+from flowrl.flow import flow_from_vp, shift_sigmas, static_grid, velocity_from_eps
 from flowrl.models.toy import GaussianFlow
 from flowrl.transitions import (
     coefficient_preserving,
     cps,
     dance_sde,
+    ddim,
     draw,
     euler,
     euler_maruyama,
@@ -25,7 +27,7 @@ from flowrl.transitions import (
 )
 from flowrl.types import Gaussian, Transition
 
-ALL = [flow_sde, dance_sde, cps]
+ALL = [flow_sde, dance_sde, cps, ddim]
 
 
 def grid_c(steps: int) -> Tensor:
@@ -298,3 +300,77 @@ def test_kernels_take_any_schedule() -> None:
     torch.testing.assert_close(flow_sde(x, v, s, n, one(0.7)).mean, euler_maruyama(x, v, s, n, g).mean)
     std = n * math.sin(0.4 * math.pi)
     torch.testing.assert_close(cps(x, v, s, n, one(0.8)).mean, coefficient_preserving(x, v, s, n, std).mean)
+
+
+# --- DDIM: the same step in the coordinates of variance-preserving models ------------------------------------------
+
+
+def vp_step(x: Tensor, eps: Tensor, a_t: Tensor, a_p: Tensor, eta: float) -> Gaussian:
+    """Take DDIM's step in its own coordinates, from the cumulative alphas [B] (2010.02502 eq. 12 and 16)."""
+    x0 = (x - (1 - a_t).sqrt()[:, None] * eps) / a_t.sqrt()[:, None]
+    var = eta**2 * (1 - a_p) / (1 - a_t) * (1 - a_t / a_p)
+    return Gaussian(a_p.sqrt()[:, None] * x0 + (1 - a_p - var).sqrt()[:, None] * eps, var.sqrt())
+
+
+def flow_step(x: Tensor, eps: Tensor, a_t: Tensor, a_p: Tensor, eta: float) -> tuple[Gaussian, Tensor]:
+    """Take `ddim` on the flow path and rescale the result back; also return the factor alpha + s [B] after the step."""
+    x_flow, sigma = flow_from_vp(x, a_t.sqrt(), (1 - a_t).sqrt())
+    after = a_p.sqrt() + (1 - a_p).sqrt()
+    sigma_next = (1 - a_p).sqrt() / after
+    v = velocity_from_eps(x_flow, eps, sigma)
+    mean, std = ddim(x_flow, v, sigma, sigma_next, torch.full_like(sigma, eta))
+    return Gaussian(mean * after[:, None], std * after), after
+
+
+def test_ddim_reference_fixture() -> None:
+    """a_t=.5, a_p=.7, x=.3, eps=.4, eta=1: numpy float64 values of the reference."""
+    got, _ = flow_step(one(0.3)[None], one(0.4)[None], one(0.5), one(0.7), 1.0)
+    assert (float(got.mean), float(got.std)) == pytest.approx((0.1637282095, 0.4140393356), abs=1e-10)
+    assert float(gaussian_log_prob(one(0.5)[None], *got)) == pytest.approx(-0.3669571619, abs=1e-10)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_ddim_has_the_scheduler_s_mean_and_std(eta: float) -> None:
+    """DDIMScheduler.step with noise 0 and 1, for every step of a grid; its alphas are float32 numbers."""
+    scheduler = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False)
+    scheduler.alphas_cumprod = scheduler.alphas_cumprod.double()
+    scheduler.final_alpha_cumprod = scheduler.final_alpha_cumprod.double()
+    scheduler.set_timesteps(20)
+    torch.manual_seed(0)
+    t = scheduler.timesteps
+    a_t, a_p = scheduler.alphas_cumprod[t], torch.cat([scheduler.alphas_cumprod[t[1:]], one(1.0)])
+    x, eps = torch.randn(2, 20, 6, dtype=torch.float64)
+    got, _ = flow_step(x, eps, a_t, a_p, eta)
+    noise = [
+        torch.cat([scheduler.step(eps[[k]], int(t[k]), x[[k]], eta, variance_noise=z).prev_sample for k in range(20)])
+        for z in torch.tensor([0.0, 1.0]).double()[:, None, None]
+    ]
+    torch.testing.assert_close(got.mean, noise[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(got.std[:, None].expand(20, 6), noise[1] - noise[0], rtol=0, atol=1e-10)
+    assert float(got.std[-1]) == 0 and (eta == 0 or float(got.std[:-1].min()) > 0.005)
+
+
+def test_ddim_log_ratios_do_not_depend_on_the_coordinates() -> None:
+    """The factor alpha + s shifts each log-prob by its logarithm, for every policy alike."""
+    torch.manual_seed(0)
+    a_t, a_p = torch.tensor([0.0047, 0.3, 0.9]).double(), torch.tensor([0.02, 0.5, 0.99]).double()
+    x, old, new, z = torch.randn(4, 3, 50, dtype=torch.float64)
+    states = [(vp_step(x, eps, a_t, a_p, 0.7), flow_step(x, eps, a_t, a_p, 0.7)) for eps in (old, old + 0.1 * new)]
+    after = states[0][1][1]
+    x_next = draw(states[0][0], z)
+    vp = [gaussian_log_prob(x_next, *state) for state, _ in states]
+    flow = [gaussian_log_prob(x_next / after[:, None], g.mean / after[:, None], g.std / after) for _, (g, _) in states]
+    assert float((vp[1] - vp[0]).abs().min()) > 1e-3
+    torch.testing.assert_close(flow[1] - flow[0], vp[1] - vp[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(flow[0] - vp[0], after.log(), rtol=1e-9, atol=1e-9)
+
+
+def test_ddim_at_full_eta_and_at_pure_noise() -> None:
+    """eta = 1 keeps sigma' q of the noise, DDPM's posterior; at sigma = 1, q = 0 and all noise is fresh."""
+    ones = torch.ones(2, 1).double()
+    s, n = torch.tensor([0.8, 1.0], dtype=torch.float64), torch.tensor([0.5, 0.9], dtype=torch.float64)
+    step = ddim(s[:, None] * ones, ones, s, n, torch.ones(2).double())  # x0 = 0, eps = 1: the mean is c
+    q = n * (1 - s) / (s * (1 - n))
+    torch.testing.assert_close(step.mean[:, 0], n * q, rtol=0, atol=1e-7)
+    torch.testing.assert_close(step.std, n * (1 - q.square()).sqrt())
+    assert float(step.std[1]) == 0.9

@@ -1,14 +1,29 @@
-"""Build StableDiffusion3Pipeline folders with random weights, small enough for one CPU core and without a network."""
+"""Build folders of real pipeline classes with random weights, for one CPU core and without a network."""
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import (
+    AutoencoderKL,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    PNDMScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from transformers import (
     CLIPTextConfig,
+    CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     T5Config,
@@ -18,6 +33,9 @@ from transformers import (
 
 WIDTH = 16  # hidden size of every text encoder
 LETTERS = string.ascii_lowercase + string.digits
+# the noise of Stable Diffusion's training, and what else its schedulers' files set
+EULER: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+NOISE = EULER | {"set_alpha_to_one": False}
 
 
 def tiny_sd3(
@@ -52,6 +70,111 @@ def tiny_sd3(
     return folder
 
 
+def tiny_flux(folder: Path, *, guidance_embeds: bool = True, seed: int = 0, **scheduler: Any) -> Path:
+    """Save a tiny real FLUX pipeline (16 latent channels, VAE factor 8) and return its folder.
+
+    ``guidance_embeds`` with dynamic shift is dev, without both is schnell; ``scheduler`` overrides the scheduler's
+    settings.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = FluxPipeline(
+            transformer=_flux_transformer(guidance_embeds),
+            scheduler=FlowMatchEulerDiscreteScheduler(**({"use_dynamic_shifting": guidance_embeds} | scheduler)),
+            vae=_vae(),
+            text_encoder=CLIPTextModel(_clip_config()).eval(),
+            tokenizer=_clip_tokenizer(),
+            text_encoder_2=_t5(),
+            tokenizer_2=_t5_tokenizer(),
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def tiny_sd15(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
+    """Save a tiny real Stable Diffusion 1.5 pipeline (4 latent channels, VAE factor 8) and return its folder.
+
+    The scheduler is SD1.5's own PNDM unless another is given. The index names a safety checker that is not there, under
+    the library name that SD1.5's index has.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = StableDiffusionPipeline(
+            unet=_unet(cross_attention_dim=WIDTH),
+            scheduler=scheduler or PNDMScheduler(**NOISE, skip_prk_steps=True),
+            vae=_vae(4, shift=None, quant=True),
+            text_encoder=CLIPTextModel(_clip_config()).eval(),
+            tokenizer=_clip_tokenizer(),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    index = folder / "model_index.json"
+    checker = {"safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"]}
+    index.write_text(json.dumps(json.loads(index.read_text()) | checker))
+    return folder
+
+
+def tiny_sdxl(folder: Path, *, seed: int = 0, scheduler: Any = None, force_zeros: bool = True) -> Path:
+    """Save a tiny real SDXL pipeline (4 latent channels, VAE factor 8) and return its folder.
+
+    The scheduler is SDXL's own Euler, with ``set_alpha_to_one`` in its file as there, unless another is given.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = StableDiffusionXLPipeline(
+            unet=_unet(
+                cross_attention_dim=2 * WIDTH,
+                use_linear_projection=True,
+                addition_embed_type="text_time",
+                addition_time_embed_dim=8,
+                projection_class_embeddings_input_dim=6 * 8 + WIDTH,
+            ),
+            scheduler=scheduler or EulerDiscreteScheduler(**EULER, timestep_spacing="leading"),
+            vae=_vae(4, shift=None, quant=True),
+            text_encoder=CLIPTextModel(_clip_config()).eval(),
+            tokenizer=_clip_tokenizer(),
+            text_encoder_2=_clip(),
+            tokenizer_2=_clip_tokenizer(),
+            force_zeros_for_empty_prompt=force_zeros,
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    if scheduler is None:
+        config = folder / "scheduler/scheduler_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"set_alpha_to_one": False}))
+    return folder
+
+
+def _unet(**options: Any) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        attention_head_dim=2,
+        norm_num_groups=4,
+        **options,
+    )
+
+
+def _flux_transformer(guidance_embeds: bool) -> FluxTransformer2DModel:
+    return FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=2 * WIDTH,
+        pooled_projection_dim=WIDTH,
+        guidance_embeds=guidance_embeds,
+        axes_dims_rope=(4, 6, 6),
+    )
+
+
 def _transformer(layers: int, dual: bool, sample_size: int) -> SD3Transformer2DModel:
     return SD3Transformer2DModel(
         sample_size=sample_size,
@@ -70,19 +193,19 @@ def _transformer(layers: int, dual: bool, sample_size: int) -> SD3Transformer2DM
     )
 
 
-def _vae() -> AutoencoderKL:
+def _vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False) -> AutoencoderKL:
     return AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         layers_per_block=1,
         norm_num_groups=4,
-        latent_channels=16,
+        latent_channels=channels,
         sample_size=64,
         scaling_factor=1.5305,
-        shift_factor=0.0609,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
+        shift_factor=shift,
+        use_quant_conv=quant,
+        use_post_quant_conv=quant,
     )
 
 
@@ -96,8 +219,12 @@ def _clip_tokenizer() -> CLIPTokenizer:
 
 
 def _clip() -> CLIPTextModelWithProjection:
+    return CLIPTextModelWithProjection(_clip_config()).eval()
+
+
+def _clip_config() -> CLIPTextConfig:
     vocabulary = _clip_vocabulary()
-    config = CLIPTextConfig(
+    return CLIPTextConfig(
         vocab_size=len(vocabulary),
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
@@ -110,7 +237,6 @@ def _clip() -> CLIPTextModelWithProjection:
         eos_token_id=vocabulary["<|endoftext|>"],
         pad_token_id=vocabulary["<|endoftext|>"],
     )
-    return CLIPTextModelWithProjection(config).eval()
 
 
 def _t5_tokenizer() -> T5TokenizerFast:

@@ -34,17 +34,20 @@ def load_pipeline(
     dtype: torch.dtype,
     dtypes: dict[str, torch.dtype],
     leave_out: tuple[str, ...] = (),
+    network: str = "transformer",
 ) -> Any:
     """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote code.
 
-    ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out`` are not loaded.
+    ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out`` are not loaded;
+    ``network`` is the part whose weights must all be there.
     Raise ModelError if the folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights
     that are corrupt or incomplete.
     """
     source = locate(path)
     folder = source if isinstance(source, Path) else _download(pipeline_class, source)
     index = _read_index(folder, pipeline_class.__name__)
-    absent = [*dict.fromkeys([*_absent_parts(folder, index, parts), *leave_out])]
+    wanted = {name: entry for name, entry in index.items() if name not in leave_out}
+    absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
     stored = {name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent}
     try:
         pipeline = pipeline_class.from_pretrained(
@@ -57,7 +60,7 @@ def load_pipeline(
         )
     except Exception as error:  # the libraries raise every kind; to the user they all mean a folder that does not load
         raise ModelError(f"{folder}: {pipeline_class.__name__} could not be loaded: {_first_line(error)}") from error
-    _check_complete(folder / "transformer", pipeline.transformer, stored["transformer"])
+    _check_complete(folder / network, getattr(pipeline, network), stored[network])
     return pipeline
 
 

@@ -17,6 +17,8 @@ ATTENTION = tuple(
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 
+UNET_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")  # of both attentions of a block
+
 
 class Lora(NamedTuple):
     """Size and place of the adapters; the defaults are Flow-GRPO's for SD3 (scripts/train_sd3.py)."""
@@ -27,9 +29,9 @@ class Lora(NamedTuple):
     init: str = "gaussian"  # A ~ N(0, 1/rank^2), B = 0, so that the adapted network starts as the base network
 
 
-def lora_from(options: dict[str, Any] | None) -> Lora:
-    """Check the user's ``lora`` options against the fields of Lora. Raise ConfigError."""
-    options = dict(options or {})
+def lora_from(options: dict[str, Any] | None, targets: tuple[str, ...] = ATTENTION) -> Lora:
+    """Check the user's ``lora`` options against the fields of Lora, with ``targets`` by default. Raise ConfigError."""
+    options = {"targets": targets} | dict(options or {})
     unknown = sorted(set(options) - set(Lora._fields))
     if unknown:
         raise ConfigError(f"lora: unknown option {unknown[0]!r}; expected some of {', '.join(Lora._fields)}")

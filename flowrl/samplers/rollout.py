@@ -9,6 +9,7 @@ sees the very same numbers. All noise of prompt i comes from its own generator: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -221,7 +222,9 @@ def _roots(run: _Run, group_size: int, same_noise: bool) -> Tensor:
         raise ConfigError(f"a rollout needs at least 1 root per prompt, got group_size={group_size}")
     prompts = len(run.generators)
     x = _noise(run, prompts).repeat_interleave(group_size, 0) if same_noise else _noise(run, prompts * group_size)
-    return _round(run, x)
+    # Below sigma 1 there is no pure noise: a variance-preserving model starts from N(0, 1) in its own coordinates. At
+    # sigma 1 the factor is 1.
+    return _round(run, x * math.hypot(1 - run.sigmas[0], run.sigmas[0]))
 
 
 def _round(run: _Run, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowrl.errors import ConfigError, ModelError
 from rewards._references import open_picture
-from rewards._scorer import IMAGENET_MEAN, IMAGENET_STD, pick_device, pick_dtype
+from rewards._scorer import IMAGENET_MEAN, IMAGENET_STD, local, pick_device, pick_dtype
 
 KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 """`model_type` of the networks that are known: Dinov2Model, Dinov2WithRegistersModel, DINOv3ViTModel."""
@@ -67,7 +67,7 @@ def load_network(path: str, dtype: torch.dtype, who: str) -> Any:
     """Load a DINO from a folder or hub id: safetensors only, every tensor accounted for, frozen. Raises ModelError."""
     from transformers import AutoConfig, AutoModel
 
-    folder = Path(path).expanduser()
+    folder = local(path)
     source = str(folder) if folder.is_dir() else path
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from flowrl.errors import DataError
 from rewards._learned import stream
+from rewards._scorer import local
 
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 
@@ -31,8 +32,8 @@ class References:
     """
 
     def __init__(self, folder: str, *, column: str, root: str, who: str) -> None:
-        self.column, self.root, self.who = column, Path(root).expanduser(), who
-        self.pool = _listed(Path(folder).expanduser(), who) if folder else ()
+        self.column, self.root, self.who = column, local(root), who
+        self.pool = _listed(local(folder), who) if folder else ()
 
     def check(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record without references, or with one that is missing or no picture. Raises DataError."""

@@ -48,18 +48,31 @@ def to_pil(images: Tensor) -> list[Image.Image]:
     return [Image.fromarray(np.ascontiguousarray(rows)) for rows in levels]
 
 
+def local(path: str) -> Path:
+    """Return a path of the user's; ``assets/...`` is also looked for in the checkout and in the wheel."""
+    from flowrl.resources import resource
+
+    given = Path(path).expanduser()
+    if given.exists() or not path.startswith("assets/"):
+        return given
+    try:
+        return resource(path)
+    except ConfigError:
+        return given
+
+
 def find_file(path: str, name: str, who: str) -> Path:
     """Find a file of weights: `path` itself, `name` inside the folder `path`, or `name` in the hub repository `path`.
 
     Raises ModelError saying which of the three was tried.
     """
-    local = Path(path).expanduser()
-    if local.is_file():
-        return local
-    if local.is_dir():
-        if (local / name).is_file():
-            return local / name
-        raise ModelError(f"{who}: {local} has no file {name}")
+    here = local(path)
+    if here.is_file():
+        return here
+    if here.is_dir():
+        if (here / name).is_file():
+            return here / name
+        raise ModelError(f"{who}: {here} has no file {name}")
     from huggingface_hub import hf_hub_download
 
     try:

@@ -75,7 +75,7 @@ FACE = {"config", "evaluate", "loop", "runs"}
 
 # file of rewards/ -> what it may import besides REWARD
 REWARD = {"errors", "types"}
-REWARD_EXTRA = {"shapes": {"shapes"}}
+REWARD_EXTRA = {"shapes": {"shapes"}, "_scorer": {"resources"}}
 
 # part -> the third-party packages that it may import; a part without a row may import any
 ONLY = {

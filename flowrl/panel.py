@@ -134,7 +134,7 @@ class Panel:
         if bool(infinite.any()) or bad.float().mean().item() > most:
             first = int((infinite if bool(infinite.any()) else bad).nonzero()[0])
             raise RewardError(
-                f"{where}: reward {name!r} gave {values[first].item()} for a picture of "
+                f"{where}: reward {name!r} gave {values[first].item()} for picture {first}, of "
                 f"{batch.prompts[first]!r} ({int(bad.sum())} of {len(bad)} pictures have no finite score, the "
                 f"pictures themselves are finite). NaN means not scored; train.max_unscored={most} is the share of "
                 "pictures that may be left out so, infinity is never allowed"

@@ -1,10 +1,11 @@
 """Train the small DINOv2 `assets/shapes-dino`, the network under the DINO rewards' demonstration on shapes.
 
-A Dinov2Model of the real class, trained without labels on rendered scenes, on three tasks at once. Half of the scenes
-are damaged in one of four ways that drawn pictures are wrong in, too: the CLS token says in which, each patch token
-whether its patch is damaged. CLS tokens of two views of a scene (moved, lighter or darker, noisy, partly hidden) must
-find each other in the batch. Each patch token, also of a hidden patch, predicts the pixels of its patch. Same seed,
-same weights on the same machine; about ten minutes on one free core. Needs torch >= 2.9 for the Muon optimizer.
+A Dinov2Model of the real class, trained without labels on rendered scenes, on several tasks at once. Each scene is seen
+twice: whole, and in four of five cases damaged in one of the ways that drawn pictures are wrong in, too. The CLS token
+names the damage, each patch token says whether its patch is damaged. Both views (moved, lighter or darker, noisy, half
+of them with hidden patches) must find each other in the batch by CLS. Each patch token, also of a hidden patch,
+predicts the pixels of its patch. Same seed, same weights on the same machine; about ten minutes on one free core. Needs
+torch >= 2.9 for the Muon optimizer.
 
     python scripts/train_shapes_dino.py --out assets/shapes-dino
 """
@@ -37,15 +38,15 @@ library_name: transformers
 
 # shapes-dino
 
-A `Dinov2Model` of transformers with {parameters:,} parameters ({layers} layers, width {width}, patches of
-{patch} x {patch}, pictures of {size} x {size}). It stands in for a public DINOv2 in flowrl's demonstration of the DINO
-rewards on pictures of coloured shapes. It is not Meta's DINOv2, was not trained by DINO's self-distillation, and knows
-nothing but such pictures.
+A `Dinov2Model` of transformers with {parameters:,} parameters ({layers} layers, width {width}, patches of {patch} x
+{patch}, pictures of {size} x {size}). It stands in for a public DINOv2 in flowrl's demonstration of the DINO rewards on
+pictures of coloured shapes. It is not Meta's DINOv2, was not trained by DINO's self-distillation, and knows nothing but
+such pictures.
 
 Made by `scripts/train_shapes_dino.py` (seed {seed}, CPU) without labels: {steps} batches of {batch} rendered scenes of
-the benchmark's training captions. Half of them were damaged (blended with another scene, tinted, warped or blurred, in
-a part or in whole). It learned to name the damage from CLS, to find it in the patches, to match two views of one scene,
-and to predict the pixels of patches, a quarter of which were hidden.
+the benchmark's training captions. Each was seen twice: whole, and in four of five cases damaged (blended with another
+scene, tinted, warped or blurred). The network learned to name the damage from CLS, to find it in the patches, to match
+the two views by CLS, and to predict the pixels of patches, a quarter of which were hidden in half of the pictures.
 
 | measured on {probe} scenes of the test prompts | trained | before training |
 |---|---|---|

@@ -98,13 +98,12 @@ class Trainer:
         ro, batch, values = self.gather(rows)
         with self._phase("reward"):
             weight, metrics = self.panel.weigh(values, batch, ro.leaf, ro.tree, self.credit)
+            metrics |= self.panel.learn(values, batch, ro.leaf, ro.tree)  # the weights are given by now
         if self.panel.trains_policy(self.iteration):
             with self._phase("train"):
                 metrics |= self.learn(ro, weight, rows)
             if self.config.train.ema:
                 self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
-        with self._phase("reward"):
-            metrics |= self.panel.learn(values, batch, ro.leaf, ro.tree)
         self.iteration += 1
         return metrics
 

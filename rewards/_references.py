@@ -41,7 +41,7 @@ class References:
             try:
                 with Image.open(file):  # reads the header only
                     pass
-            except OSError as error:
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise DataError(
                     f"{where}: {self.who}: expected a reference picture at {file} (paths are relative to "
                     f"root={str(self.root)!r}), got: {error}"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import FlowRLError, RunError
+from flowrl.panel import checked
 from flowrl.types import Reward, RewardBatch
 
 Answer = dict[str, list[float | None]]
@@ -151,7 +152,7 @@ class Batcher:
         self.counts.batches += 1
         for name in requests[0].names:
             began = time.perf_counter()
-            values = _checked(self.rewards[name](batch), name, len(batch.prompts))
+            values = checked(name, self.rewards[name](batch), batch, "the server")
             self.counts.seconds[name] += time.perf_counter() - began
             self.counts.calls[name] += 1
             self.counts.unscored[name] += int(values.isnan().sum())
@@ -180,13 +181,3 @@ def join(requests: Sequence[ScoreRequest]) -> RewardBatch:
 
 def _key(request: ScoreRequest) -> tuple[Any, ...]:
     return request.names, request.pixels.shape[1:]
-
-
-def _checked(values: Tensor, name: str, count: int) -> Tensor:
-    """Return the scores [count] in float32 on the CPU. Raises RunError for another shape or an infinity."""
-    if values.shape != (count,):
-        raise RunError(f"reward {name!r}: expected {count} numbers, one per picture, got shape {list(values.shape)}")
-    values = values.float().cpu()
-    if bool(values.isinf().any()):
-        raise RunError(f"reward {name!r} gave infinity for picture {int(values.isinf().nonzero()[0])} of its batch")
-    return values

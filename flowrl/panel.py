@@ -11,16 +11,9 @@ from torch import Tensor
 
 from flowrl.config import Config
 from flowrl.errors import CheckpointError, FlowRLError, RewardError
-from flowrl.types import Credit, LearnedReward, Mixed, Reward, RewardBatch, Scores, Tree
+from flowrl.types import Credit, LearnedReward, Mixed, Probed, Reward, RewardBatch, Scores, Tree
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
-
-
-@runtime_checkable
-class Probed(Protocol):
-    """A reward that can say early that it will not be able to answer: a server that is down, a file that is missing."""
-
-    def probe(self) -> None: ...
 
 
 @runtime_checkable
@@ -125,30 +118,42 @@ class Panel:
         self.aggregate(self._scores(values, batch, torch.arange(size), tree), lambda reward: reward)
 
     def _check(self, name: str, values: Tensor, batch: RewardBatch, where: str) -> None:
-        if values.shape != (len(batch.images),):
-            raise RewardError(
-                f"{where}: reward {name!r}: expected {len(batch.images)} numbers, one per picture, got shape "
-                f"{list(values.shape)}"
-            )
-        bad, infinite, most = ~values.isfinite(), values.isinf(), self.max_unscored
-        if bool(infinite.any()) or bad.float().mean().item() > most:
-            first = int((infinite if bool(infinite.any()) else bad).nonzero()[0])
-            raise RewardError(
-                f"{where}: reward {name!r} gave {values[first].item()} for picture {first}, of "
-                f"{batch.prompts[first]!r} ({int(bad.sum())} of {len(bad)} pictures have no finite score, the "
-                f"pictures themselves are finite). NaN means not scored; train.max_unscored={most} is the share of "
-                "pictures that may be left out so, infinity is never allowed"
-            )
+        bad = values.isnan()
+        if bad.float().mean().item() > self.max_unscored:
+            rule = f"NaN means not scored; train.max_unscored={self.max_unscored} is the share that may be left out so"
+            raise _unusable(name, values, batch, where, int(bad.nonzero()[0]), rule)
 
 
 def ask(name: str, reward: Reward, batch: RewardBatch, where: str) -> Tensor:
-    """Call one reward -> [L] float32 on the CPU. Raises RewardError that names it, whatever it failed with."""
+    """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed with."""
     try:
-        return reward(batch).float().cpu()
+        values = reward(batch)
     except FlowRLError as error:
         raise RewardError(f"{where}: reward {name!r}: {error}") from error
     except Exception as error:  # rewards are users' code and servers: they fail in any way
         raise RewardError(f"{where}: reward {name!r} failed with {type(error).__name__}: {error}") from error
+    return checked(name, values, batch, where)
+
+
+def checked(name: str, values: Tensor, batch: RewardBatch, where: str) -> Tensor:
+    """Return what a reward gave as [L] float32 on the CPU, NaN = not scored. Raises RewardError for anything else."""
+    count = len(batch.images)
+    if values.shape != (count,):
+        raise RewardError(
+            f"{where}: reward {name!r}: expected {count} numbers, one per picture, got shape {list(values.shape)}"
+        )
+    values = values.float().cpu()
+    infinite = values.isinf().nonzero()
+    if len(infinite):
+        raise _unusable(name, values, batch, where, int(infinite[0]), "NaN means not scored; infinity is never allowed")
+    return values
+
+
+def _unusable(name: str, values: Tensor, batch: RewardBatch, where: str, first: int, rule: str) -> RewardError:
+    return RewardError(
+        f"{where}: reward {name!r} gave {values[first].item()} for picture {first}, of {batch.prompts[first]!r} "
+        f"({int((~values.isfinite()).sum())} of {len(values)} pictures have no finite score). {rule}"
+    )
 
 
 def group_metrics(reward: Tensor, images: Tensor, group: Tensor) -> dict[str, float]:

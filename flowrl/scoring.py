@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from flowrl.config import Call, Source, apply_override, load_config
-from flowrl.errors import ConfigError, RewardError
-from flowrl.panel import Probed, ask
+from flowrl.errors import ConfigError
+from flowrl.panel import ask
 from flowrl.pictures import Picture, read_picture
 from flowrl.prompts import PromptSet, Record
-from flowrl.types import Reward, RewardBatch
+from flowrl.types import Probed, Reward, RewardBatch
 
 
 class Shot(NamedTuple):
@@ -125,7 +125,6 @@ def score_shots(
             began = time.perf_counter()
             values = ask(name, reward, shown, where)
             heard.seconds += time.perf_counter() - began
-            _check(name, values, len(mine), where)
             _check_shown(name, heard.reads, told, cut and not split, meta[0]["prompt"])
             heard.values[rows] = values
             progress(len(mine))
@@ -176,14 +175,6 @@ def _watched(reads: set[str]) -> type[RewardBatch]:
 
 def _span(shots: Sequence[Shot]) -> str:
     return shots[0].name if len(shots) == 1 else f"{shots[0].name} to {shots[-1].name}"
-
-
-def _check(name: str, values: Tensor, count: int, where: str) -> None:
-    if values.shape != (count,):
-        got = list(values.shape)
-        raise RewardError(f"{where}: reward {name!r}: expected {count} numbers, one per picture, got shape {got}")
-    if bool(values.isinf().any()):
-        raise RewardError(f"{where}: reward {name!r} gave infinity; expected a number, or NaN for not scored")
 
 
 def _check_shown(name: str, reads: set[str], told: bool, cut: bool, prompt: str) -> None:

@@ -123,6 +123,13 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class Probed(Protocol):
+    """A reward that can say early that it will not be able to answer: a server that is down, a file that is missing."""
+
+    def probe(self) -> None: ...
+
+
+@runtime_checkable
 class LearnedReward(Reward, Protocol):
     """A reward that is trained along: a discriminator on the run's own pictures. Scoring must not change its state."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError, RunError
-from flowrl.types import RewardBatch
+from flowrl.types import Probed, RewardBatch
 from rewards._pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
 
 _NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
@@ -38,11 +38,6 @@ class _ComparesPlaces(Protocol):
 @runtime_checkable
 class _Checks(Protocol):
     def check_record(self, record: dict[str, Any], where: str) -> None: ...
-
-
-@runtime_checkable
-class _Probes(Protocol):
-    def probe(self) -> None: ...
 
 
 @runtime_checkable
@@ -78,7 +73,7 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
 
     def probe(self) -> None:
         """Let the judge say whether it can answer."""
-        if isinstance(self.judge, _Probes):
+        if isinstance(self.judge, Probed):
             self.judge.probe()
 
     def __call__(self, batch: RewardBatch) -> Tensor:

@@ -3,8 +3,8 @@
     python scripts/reproduce.py shapes/flow_grpo --seeds 0 1 2
 
 Runs one seed after the other into runs/<name>-seed<N>; seeds that are done are not run again, a stopped one goes on.
-Writes assets/results/<name>.json (each seed's summary and machine, the mean gain and its spread) and, into
-assets/figures/, the learning curves of all seeds and pictures before and after of the first one.
+Writes assets/results/<name>.json (each seed's summary, held-out curve and machine, the mean gain and its spread) and,
+into assets/figures/, the learning curves of all seeds and pictures before and after of the first one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[
     summary = json.loads((run / "summary.json").read_text())
     wall = json.loads((run / "wall.json").read_text()) if (run / "wall.json").exists() else {"minutes": None}
     made = json.loads((run / "environment.json").read_text())
-    return {**summary, "wall_minutes": wall["minutes"], "environment": made}
+    rows = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
+    curve = {row["iteration"]: row[row["score"]] for row in rows}
+    return {**summary, "held_out": curve, "wall_minutes": wall["minutes"], "environment": made}
 
 
 def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -130,14 +130,16 @@ def test_seen_and_held_out_prompts_apart() -> None:
         assert "seen" not in one_sided and "held_out" not in one_sided
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_picture_without_a_score_is_an_error(value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"), [(math.nan, "gave no score for a picture of"), (math.inf, "gave inf for picture 6, of")]
+)
+def test_a_picture_without_a_score_is_an_error(value: float, said: str) -> None:
     def holey(batch: RewardBatch) -> Tensor:
         scores = redness(batch)
         scores[[p == "two dots" for p in batch.prompts]] = value
         return scores
 
-    with pytest.raises(RunError, match="evaluation: reward 'holey' gave no score for a picture of 'two dots'"):
+    with pytest.raises(RunError, match=f"evaluation: reward 'holey' {said} 'two dots'"):
         run(rewards={"red": redness, "holey": holey})
 
 

@@ -55,7 +55,7 @@ ALLOWED = {
         "runs": "errors types seeds dist prompts config weights checkpoint log figures curves report evaluate loop",
         "bench": "errors types seeds batches budget samplers dist prompts config log evaluate loop runs",
         # rewards as a service
-        "batching": "errors types",
+        "batching": "errors types panel",
         "wire": "errors batching",
         "service": "errors types batching wire",
         "serve": "errors types config batching wire service",

@@ -11,24 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.devices import DTYPES
+from flowrl.devices import pick_device as pick_device
 from flowrl.errors import ConfigError, DataError, ModelError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def pick_device(name: str, who: str) -> torch.device:
-    """Return the device of that name; "auto" is CUDA where there is one. Raises ConfigError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"{who}: device: expected 'auto', 'cpu' or 'cuda[:n]', got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{who}: device {name!r} asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
-    return device
 
 
 def pick_dtype(name: str, who: str) -> torch.dtype:

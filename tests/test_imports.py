@@ -24,6 +24,7 @@ ALLOWED = {
         "errors": "",
         "types": "",
         "seeds": "",
+        "devices": "errors",
         # the path and the samplers
         "flow": "errors types",
         "transitions": "errors types flow",
@@ -34,7 +35,7 @@ ALLOWED = {
         "budget": "errors types samplers",
         # models, rewards' benchmark, credit and losses know nothing of each other
         "resources": "errors",
-        "models": "errors types flow resources",
+        "models": "errors types flow resources devices",
         "shapes": "errors",
         "credit": "errors types",
         "losses": "errors types",
@@ -75,14 +76,14 @@ FACE = {"config", "evaluate", "loop", "runs"}
 
 # file of rewards/ -> what it may import besides REWARD
 REWARD = {"errors", "types"}
-REWARD_EXTRA = {"shapes": {"shapes"}, "_scorer": {"resources"}}
+REWARD_EXTRA = {"shapes": {"shapes"}, "_scorer": {"resources", "devices"}}
 
 # part -> the third-party packages that it may import; a part without a row may import any
 ONLY = {
     "errors": set(),
     "resources": set(),
     **dict.fromkeys(["types", "flow", "transitions", "solvers", "samplers", "likelihood", "batches"], {"torch"}),
-    **dict.fromkeys(["seeds", "budget", "credit", "losses", "weights", "dist"], {"torch"}),
+    **dict.fromkeys(["seeds", "devices", "budget", "credit", "losses", "weights", "dist"], {"torch"}),
     "prompts": set(),
     "config": {"yaml"},
     "checkpoint": {"torch", "safetensors"},

@@ -11,10 +11,10 @@ import torch
 from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
+from flowrl.devices import DTYPES
 from flowrl.errors import ConfigError, ModelError
 from flowrl.resources import resource
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 
@@ -78,19 +78,6 @@ def locate(path: str) -> Path | str:
     if not folder.is_dir():
         raise ModelError(f"{folder}: expected the folder of a diffusers pipeline, got a file")
     return folder
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is CUDA where there is one. Raise ConfigError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device: expected 'auto', 'cpu' or 'cuda[:n]', got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device: {name!r} asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
-    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from flowrl.devices import DTYPES, pick_device
 from flowrl.errors import ConfigError
-from flowrl.models.loading import DTYPES, pick_device, pick_dtype
+from flowrl.models.loading import pick_dtype
 from flowrl.models.lora import ATTENTION, Lora, add_lora, find_layers, lora_from
 
 

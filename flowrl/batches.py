@@ -45,6 +45,23 @@ def decisions(rollout: Rollout, weight: Tensor, *, skip_last: bool = True, nodes
     )
 
 
+def best_below(rollout: Rollout, weight: Tensor) -> Tensor:
+    """Find the leaf with the highest weight [V] below each node, the first of equals -> node ids [V] int64."""
+    tree = rollout.tree
+    none = len(weight)
+    best = torch.full_like(weight, -torch.inf)
+    best[rollout.leaf] = weight[rollout.leaf]
+    where = torch.full_like(tree.parent, none)
+    where[rollout.leaf] = rollout.leaf
+    for step in range(len(rollout.sigmas) - 1, 0, -1):  # a parent has taken fewer steps than its child
+        here = ((tree.step == step) & (tree.parent >= 0)).nonzero().flatten()
+        up, before = tree.parent[here], best.clone()
+        best.scatter_reduce_(0, up, best[here], "amax")
+        where[best > before] = none
+        where.scatter_reduce_(0, up, torch.where(best[here] == best[up], where[here], none), "amin")
+    return where
+
+
 def take(batch: Batch, index: Tensor) -> Batch:
     """Pick rows of a batch by index [N] int64 (or bool [B]), conditioning included."""
     fields = {name: value[index] for name, value in batch._asdict().items() if name != "cond"}

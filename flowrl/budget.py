@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from flowrl.errors import ConfigError
-from flowrl.samplers.plans import roots_for, steps_of
+from flowrl.samplers.steps import counts, roots_for
 from flowrl.types import Plan
 
 
@@ -54,18 +54,8 @@ def budget(
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"train.{name}: expected at least 1, got {value}")
-    steps, roots = steps_of(plan), roots_for(plan, group)
-    live, evaluations, decisions, states, paid = prompts * roots, 0, 0, 0, False
-    for k, step in enumerate(steps):
-        evaluations += 0 if paid else live
-        paid, children, last = False, live * step.branch, k + 1 == len(steps)
-        if step.level > 0 and not last:
-            decisions += children
-            states += live
-            if step.tail:
-                evaluations += children * min(step.tail, len(steps) - k - 1)
-                paid = True  # the preview's first velocity is the next step's
-        live = children if last else live * step.keep
+    roots, one = roots_for(plan, group), counts(plan)
+    evaluations, decisions, states = (prompts * roots * n for n in (one.evaluations, one.decisions, one.states))
     if states < updates:
         raise ConfigError(
             f"train.updates={updates} needs at least as many states to train on per iteration, but the plan gives "
@@ -77,7 +67,7 @@ def budget(
         group=group,
         roots=roots,
         images=prompts * group,
-        steps=len(steps),
+        steps=len(plan.noise),
         evaluations=evaluations,
         decisions=decisions,
         updates=updates,

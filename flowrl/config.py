@@ -8,11 +8,13 @@ A file has call sections and plain sections. A call section names a function and
 call section  where a bare `fn` is looked up                        mixing weight in the YAML
 ============  ====================================================  =========================
 model         flowrl/models/<fn>.py, the function <fn>
-plan          flowrl/samplers/plans.py
+plan          any file of flowrl/samplers that has plans
 transition    flowrl/transitions.py
 rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (default 1.0)
 aggregate     flowrl/credit/aggregate.py; the section is optional
 credit        any other file of flowrl/credit
+segment       flowrl/credit/segments.py; the section is optional
+select        flowrl/credit/select.py; one call or a list, optional
 likelihood    flowrl/likelihood.py
 loss          any file of flowrl/losses but kl.py
 kl            flowrl/losses/kl.py; the section is optional          beta (required)
@@ -116,6 +118,7 @@ class TrainConfig:
     prompts: Positive  # prompts per iteration, over all ranks
     group: Positive  # images per prompt
     updates: Positive = 1  # optimizer steps per iteration
+    order: Literal["random", "step"] = "random"  # of the decisions over them; step = the noisiest steps first
     micro_batch: Positive = 64  # states per network call while training; siblings share one
     rollout_batch: Positive = 256  # images per network call while sampling
     lr: Annotated[float, Range(0, 1e300, open="low")] = 3.0e-4  # learning rate after warm-up
@@ -145,6 +148,7 @@ class EvalConfig:
     batch: Positive = 256  # images per network call
     seed: Seed = 1234  # of the initial noise, the same at every evaluation
     weights: Literal["ema", "current"] = "ema"  # which weights are evaluated
+    tuned: Annotated[float, Range(0, 1)] = 1.0  # share of steps, from the noisy end, they take; the base model the rest
     score: str = ""  # name of the reward that is the headline; empty = the first in `rewards`
 
     def __post_init__(self) -> None:
@@ -187,12 +191,14 @@ class Axis(NamedTuple):
 
 AXES = {
     "model": Axis("flowrl.models", "file"),
-    "plan": Axis("flowrl.samplers.plans", "module", positional=1),
+    "plan": Axis("flowrl.samplers", "package", positional=1, skip=("rollout", "steps", "grids")),
     "transition": Axis("flowrl.transitions", "module", positional=5),
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
     "transform": Axis("flowrl.credit.transforms", "module", positional=2),
     "aggregate": Axis("flowrl.credit.aggregate", "module", positional=2),
-    "credit": Axis("flowrl.credit", "package", positional=3, skip=("transforms", "aggregate")),
+    "credit": Axis("flowrl.credit", "package", positional=3, skip=("transforms", "aggregate", "segments", "select")),
+    "segment": Axis("flowrl.credit.segments", "module", positional=1),
+    "select": Axis("flowrl.credit.select", "module", positional=1),
     "likelihood": Axis("flowrl.likelihood", "module"),
     "loss": Axis("flowrl.losses", "package", skip=("kl",)),
     "kl": Axis("flowrl.losses.kl", "module", positional=2, mix="beta"),
@@ -200,8 +206,8 @@ AXES = {
 
 
 def _axis(key: str) -> Axis:
-    """Return the axis of a call section: "plan", "rewards.shapes", "rewards.shapes.transform[0]"."""
-    return AXES["transform" if re.fullmatch(r"rewards\.[\w-]+\.transform.*", key) else key.partition(".")[0]]
+    """Return the axis of a call section: "plan", "rewards.shapes", "rewards.shapes.transform[0]", "select[1]"."""
+    return AXES["transform" if re.fullmatch(r"rewards\.[\w-]+\.transform.*", key) else re.split(r"[.\[]", key)[0]]
 
 
 SECTIONS: dict[str, type] = {
@@ -299,6 +305,8 @@ class Config:
     train: TrainConfig
     aggregate: Call = field(default_factory=lambda: Call.bind("aggregate", {"fn": "weighted_sum"}))
     seed: Seed = 0  # of everything random in training
+    segment: Call | None = None  # which decisions move as one action
+    select: tuple[Call, ...] = ()  # which decisions are trained, and how much each counts
     kl: Call | None = None
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -347,10 +355,13 @@ class Config:
         """Return the resolved config as plain data, in the order in which a file is written."""
         out: dict[str, Any] = {}
         order = ("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate", "credit")
-        for key in (*order, "likelihood", "loss", "kl", "train", "eval", "checkpoint", "grid"):
+        rest = ("segment", "select", "likelihood", "loss", "kl", "train", "eval", "checkpoint", "grid")
+        for key in (*order, *rest):
             value = getattr(self, key)
             if isinstance(value, Call):
                 out[key] = value.to_dict()
+            elif isinstance(value, tuple):
+                out |= {key: [call.to_dict() for call in value]} if value else {}
             elif isinstance(value, dict):
                 out[key] = {name: call.to_dict() for name, call in value.items()}
             elif value is not None:
@@ -589,6 +600,8 @@ def _build(raw: dict[str, Any], source: Source, plugins: tuple[str, ...]) -> Con
     for key, value in raw.items():
         if key == "rewards":
             built[key] = _rewards(value, source, plugins)
+        elif key == "select":
+            built[key] = _listed(key, value, source, plugins)
         elif key in AXES:
             built[key] = Call.bind(key, value, source=source, plugins=plugins)
         elif key in SECTIONS:
@@ -606,12 +619,13 @@ def _transforms(key: str, given: dict[str, Any], source: Source, plugins: Sequen
     if _axis(key) is not AXES["rewards"] or given.get("transform") is None:
         given.pop("transform", None)
         return ()
-    raw = given.pop("transform")
-    listed = raw if isinstance(raw, list) else [raw]
-    names = [f"{key}.transform[{n}]" if isinstance(raw, list) else f"{key}.transform" for n in range(len(listed))]
-    return tuple(
-        Call.bind(name, call, source=source, plugins=plugins) for name, call in zip(names, listed, strict=True)
-    )
+    return _listed(f"{key}.transform", given.pop("transform"), source, plugins)
+
+
+def _listed(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tuple[Call, ...]:
+    """Bind one call or a list of calls."""
+    rows = [(f"{key}[{n}]", call) for n, call in enumerate(raw)] if isinstance(raw, list) else [(key, raw)]
+    return tuple(Call.bind(name, call, source=source, plugins=plugins) for name, call in rows)
 
 
 def _rewards(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:

@@ -19,7 +19,7 @@ def reverse(model: FlowModel, batch: Batch, transition: Transition) -> Eval:
     x = wide(batch.x)
     v = _velocity(model, batch)
     mean, std = transition(x, v, batch.sigma, batch.sigma_next, batch.level)
-    return Eval(gaussian_log_prob(batch.target, mean, std), mean, std)
+    return Eval(gaussian_log_prob(batch.target, mean, std), mean, std, v)
 
 
 def _velocity(model: FlowModel, batch: Batch) -> Tensor:

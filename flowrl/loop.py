@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl import checkpoint
-from flowrl.batches import decision_nodes, decisions
-from flowrl.budget import Budget, budget
+from flowrl.batches import best_below, decision_nodes, decisions
+from flowrl.budget import Budget
 from flowrl.config import Config
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
+from flowrl.feasible import budget_of, check_plan
 from flowrl.log import RunLogger
 from flowrl.panel import Panel
 from flowrl.prompts import batch_for, check_records, load_prompts
+from flowrl.samplers.grids import read_grid
 from flowrl.samplers.rollout import merge, rollout
 from flowrl.seeds import generator
-from flowrl.types import Batch, Eval, FlowModel, RewardBatch, Rollout
+from flowrl.types import Batch, Choice, Eval, FlowModel, Plan, RewardBatch, Rollout
+from flowrl.updates import Share, cut, deal
 from flowrl.weights import Weights
 
 Metrics = dict[str, Tensor]
+
+
+class Facts(NamedTuple):
+    """What training knows of the nodes of a rollout, [V] each."""
+
+    weight: Tensor  # float32  credit
+    factor: Tensor  # float32  of the decision's loss; 0 = not trained
+    segment: Tensor | None  # int64  decisions with one id move as one action
+    best: Tensor | None  # int64  the best leaf below, where the loss asks for it
 
 
 class Interrupted(RunError):
@@ -53,8 +67,11 @@ class Trainer:
         self.plan: Callable[..., Any] = config.call("plan")
         self.transition, self.credit = config.call("transition"), config.call("credit")
         self.likelihood, self.loss = config.call("likelihood"), config.call("loss")
+        self.asks = asks(self.loss)
         self.kl = config.call("kl") if config.kl_beta else None
-        self.budget  # noqa: B018 - impossible numbers are found before any weight is loaded
+        self.segment = config.call("segment") if config.segment else None
+        self.select = [call.partial() for call in config.select]
+        check_plan(config)  # impossible numbers are found before any weight is loaded
         self.panel = Panel(config, self.train_set.records)
         self.rewards = self.panel.rewards
         for prompts in (self.train_set, self.test_set):
@@ -65,7 +82,7 @@ class Trainer:
         if not self.params:
             raise ConfigError(f"model: {config.model.fn} has nothing to train; choose a `tune` other than none")
         self.weights = Weights(self.params)
-        if self.kl is not None:
+        if self.kl is not None or config.eval.tuned < 1:
             self.weights.snapshot("ref")
         if config.train.ema:
             self.weights.snapshot("ema")
@@ -77,16 +94,7 @@ class Trainer:
     @property
     def budget(self) -> Budget:
         """Return what the current iteration costs."""
-        t = self.config.train
-        return budget(
-            self.plan(self.iteration),
-            prompts=t.prompts,
-            group=t.group,
-            updates=t.updates,
-            micro_batch=t.micro_batch,
-            rollout_batch=t.rollout_batch,
-            guided=float(self.config.model.kwargs.get("guidance", 1.0)) > 1,
-        )
+        return budget_of(self.config, self.iteration)
 
     # ------------------------------------------------------------------------------------------------- one iteration
 
@@ -97,13 +105,15 @@ class Trainer:
         )
         ro, batch, values = self.gather(rows)
         with self._phase("reward"):
-            weight, metrics = self.panel.weigh(values, batch, ro.leaf, ro.tree, self.credit)
+            credit = partial(self.credit, log_prob=ro.log_prob) if "log_prob" in asks(self.credit) else self.credit
+            weight, metrics = self.panel.weigh(values, batch, ro.leaf, ro.tree, credit)
             metrics |= self.panel.learn(values, batch, ro.leaf, ro.tree)  # the weights are given by now
         if self.panel.trains_policy(self.iteration):
             with self._phase("train"):
                 metrics |= self.learn(ro, weight, rows)
             if self.config.train.ema:
                 self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
+        metrics = {"cost": float(self.budget.evaluations), **metrics}  # before the next iteration's plan counts
         self.iteration += 1
         return metrics
 
@@ -143,21 +153,29 @@ class Trainer:
     def sample(self, rows: list[int], *, first: int = 0) -> Rollout:
         """Sample the forest of the training prompts `rows`, which stand from place `first` on in the iteration."""
         c, t, work = self.config, self.config.train, self.budget
-        size = (c.image.height, c.image.width)
+        plan = self.plan(self.iteration)
         places = range(first, first + len(rows))
         return rollout(
             self.model,
             self.model.encode([self.train_set.texts[i] for i in rows]),
-            self.plan(self.iteration),
+            plan,
             self.transition,
-            sigmas=self.model.sigmas(work.steps, *size),
-            shape=self.model.latent_shape(*size),
+            sigmas=self.grid(plan),
+            shape=self.model.latent_shape(c.image.height, c.image.width),
             group_size=work.roots,
             generators=[generator(c.seed, "rollout", self.iteration, place) for place in places],
             group_ids=torch.tensor(places),
             same_noise=t.same_noise,
             micro_batch=t.rollout_batch,
+            keep_mean="old_mean" in self.asks,
         )
+
+    def grid(self, plan: Plan) -> Tensor:
+        """Return the sigmas [S+1] that a plan is run on: the model's own, or what the plan reads off them."""
+        size = (self.config.image.height, self.config.image.width)
+        if plan.grid is None:
+            return self.model.sigmas(len(plan.noise), *size)
+        return read_grid(self.model.sigmas(plan.grid.steps, *size), plan.grid)
 
     def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
         """Put pictures [L, 3, H, W] together with their prompts. Raises RunError if one is not finite."""
@@ -171,13 +189,11 @@ class Trainer:
         t = self.config.train
         seen: list[Metrics] = []
         norms: list[Tensor] = []
-        for update, (part, place) in enumerate(self._updates(ro)):
+        facts = self._facts(ro, weight)
+        for update, share in enumerate(self._updates(ro, facts)):
             self._set_lr(self.iteration * t.updates + update)
-            # Decisions of weight 0 have no gradient unless there is a KL: they are counted, not computed.
-            kept = weight[part] != 0
-            live, place = (part, place) if self.kl is not None else (part[kept], place[kept])
-            cuts = _split_states(live, place, t.micro_batch)
-            parts = [self._backward(ro, weight, nodes, len(part)) for nodes in cuts]
+            cuts = cut(ro, self._live(share, facts), t.micro_batch)
+            parts = [self._backward(ro, facts, nodes, len(share.node)) for nodes in cuts]
             if not parts:
                 continue
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.params.values() if p.grad is not None])
@@ -190,24 +206,47 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             norms.append(norm)
             seen += [{**row, "update": torch.full_like(row["ratio"], update)} for row in parts]
-        return _learn_metrics(seen, norms) | {"lr": float(self.optimizer.param_groups[0]["lr"])}
+        states = sum(len(torch.unique(ro.tree.parent[row["node"]])) for row in seen)
+        price = 3 if self.kl is None else 4  # a backward pass counts as two forward passes
+        cost = {"cost": float(self.budget.evaluations + price * states)}
+        return _learn_metrics(seen, norms) | cost | {"lr": float(self.optimizer.param_groups[0]["lr"])}
 
-    def _updates(self, ro: Rollout) -> list[tuple[Tensor, Tensor]]:
-        """Deal the decisions out to the optimizer steps -> for each, the nodes and the places of their states.
-
-        States are shuffled, siblings stay together: decisions drawn from one state share its network pass.
-        """
+    def _facts(self, ro: Rollout, weight: Tensor) -> Facts:
+        """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is left to train."""
+        segment = self.segment(ro) if self.segment else None
+        factor = torch.ones_like(weight)
+        choice = Choice(ro, weight, segment, self.iteration, generator(self.config.seed, "select", self.iteration))
+        for select in self.select:
+            factor = factor * select(choice).to(factor)
         nodes = decision_nodes(ro)
-        states, index = torch.unique(ro.tree.parent[nodes], return_inverse=True)
-        order = torch.randperm(len(states), generator=generator(self.config.seed, "order", self.iteration))
-        place, row = torch.sort(order.to(nodes.device)[index], stable=True)
-        return _split_by(nodes[row], place, self.budget.per_update)
+        if not bool((factor[nodes] > 0).any()):
+            raise RunError(f"iteration {self.iteration}: `select` left none of {len(nodes)} decisions to train")
+        best = best_below(ro, weight) if "best_x0" in self.asks or "best_weight" in self.asks else None
+        return Facts(weight, factor, segment, best)
 
-    def _backward(self, ro: Rollout, weight: Tensor, nodes: Tensor, total: int) -> Metrics:
+    def _updates(self, ro: Rollout, facts: Facts) -> list[Share]:
+        nodes = decision_nodes(ro)
+        if self.select:
+            nodes = nodes[facts.factor[nodes] > 0]
+        t, rng = self.config.train, generator(self.config.seed, "order", self.iteration)
+        return deal(ro, nodes, segment=facts.segment, updates=t.updates, order=t.order, generator=rng)
+
+    def _live(self, share: Share, facts: Facts) -> Share:
+        """Leave out units of weight 0: without a KL or a term of its own they have no gradient; they are counted."""
+        if self.kl is not None or "v" in self.asks:
+            return share
+        kept = facts.weight[share.node] != 0
+        if facts.segment is not None and bool(kept.any()):
+            kept = torch.isin(share.place, share.place[kept])
+        return Share(share.node[kept], share.place[kept])
+
+    def _backward(self, ro: Rollout, facts: Facts, nodes: Tensor, total: int) -> Metrics:
         """Add the gradient of one micro-batch, divided by the `total` decisions of its optimizer step."""
-        batch = decisions(ro, weight, nodes=nodes)
+        batch = decisions(ro, facts.weight, nodes=nodes)
         now: Eval = self.likelihood(self.model, batch, self.transition)
-        loss, metrics = self.loss(now.log_prob, batch.old_log_prob, batch.weight)
+        loss, metrics = self.loss(now.log_prob, batch.old_log_prob, batch.weight, **self._asked(ro, facts, batch, now))
+        if self.select:
+            loss = loss * facts.factor[nodes]
         if self.kl is not None:
             with torch.no_grad(), self.weights.using("ref"):
                 ref = self.likelihood(self.model, batch, self.transition)
@@ -216,6 +255,23 @@ class Trainer:
             metrics["kl"] = penalty.detach()
         (loss.sum() / total).backward()
         return {**metrics, "loss": loss.detach(), "node": nodes, "step": batch.step}
+
+    def _asked(self, ro: Rollout, facts: Facts, batch: Batch, now: Eval) -> dict[str, Tensor | None]:
+        """Return the run-time keywords that the loss has in its signature."""
+        best = None if facts.best is None else facts.best[batch.parent]
+        offers: dict[str, Callable[[], Tensor | None]] = {
+            "segment": lambda: None if facts.segment is None else facts.segment[batch.node],
+            "mean": lambda: now.mean,
+            "old_mean": lambda: None if ro.mean is None else ro.mean[batch.node],
+            "std": lambda: now.std,
+            "sigma": lambda: batch.sigma,
+            "sigma_next": lambda: batch.sigma_next,
+            "x": lambda: batch.x,
+            "v": lambda: now.v,
+            "best_x0": lambda: None if best is None else ro.x[best],
+            "best_weight": lambda: None if best is None else facts.weight[best],
+        }
+        return {name: make() for name, make in offers.items() if name in self.asks}
 
     def _set_lr(self, update: int) -> None:
         warm = self.config.train.warmup
@@ -281,11 +337,17 @@ class Trainer:
         if set(files) != set(self.weights.names()):
             raise CheckpointError(
                 f"{folder}: holds the weights {sorted(files)}, this config needs {sorted(self.weights.names())}; "
-                "train.ema and kl must be on or off as in the run that is resumed"
+                "train.ema, kl and an eval.tuned below 1 must be on or off as in the run that is resumed"
             )
         self.weights.load_state_dict(files)
         checkpoint.optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
         self.iteration = int(state["iteration"])
+
+
+def asks(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a function's keyword-only parameters: those that the loop knows are handed over."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 @torch.no_grad()
@@ -300,20 +362,6 @@ def put_weights(params: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor
         )
     for name, p in params.items():
         p.copy_(tensors[name])
-
-
-def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-    """Cut nodes [B] of ascending places [B] wherever a place passes a multiple of `size`; leave out empty parts."""
-    sizes = torch.bincount(place // size).tolist()
-    return [(n, p) for n, p in zip(nodes.split(sizes), place.split(sizes), strict=True) if len(n)]
-
-
-def _split_states(nodes: Tensor, place: Tensor, size: int) -> list[Tensor]:
-    """Cut nodes [B] into micro-batches of `size` states each, counting the states that are left."""
-    if not len(nodes):
-        return []
-    dense = torch.unique_consecutive(place, return_inverse=True)[1]
-    return [part for part, _ in _split_by(nodes, dense, size)]
 
 
 def _join(batches: list[RewardBatch]) -> RewardBatch:

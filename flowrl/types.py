@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 Cond = dict[str, Tensor]
@@ -39,15 +40,33 @@ class Rollout(NamedTuple):
     sigmas: Tensor  # [S+1] float32  noise levels, 1 -> 0
     cond: Cond  # {name: [G, ...]} one row per prompt, in the order of `group_ids`
     group_ids: Tensor  # [G] int64  the group id of each row of cond
+    mean: Tensor | None = None  # [V, *]  transition mean of each decision, kept only for losses that ask; else x
+
+
+class Grid(NamedTuple):
+    """A sigma grid read off a model's own: its grid of `steps` steps at fractional places, interpolated in time.
+
+    ``places`` [0, 1, 2, 4.5, 7] with steps 7 takes two steps of the model's grid and two of 2.5 of its steps each.
+    """
+
+    steps: int  # of the model's own grid
+    places: Tensor  # [S+1] float64, ascending from 0 to `steps`
+    shift: float  # the time shift to undo before and redo after interpolating; 1 = none
 
 
 class Plan(NamedTuple):
-    """A sampler as data; every field has one entry per denoising step, [S]."""
+    """A sampler as data; the first four fields, and `solver`, have one entry per denoising step, [S]."""
 
     noise: Tensor  # float32  level handed to the transition; 0 = ODE step
     branch: Tensor  # int64  children drawn per live node at this step
-    keep: Tensor  # int64  how many of those children go on (the rest stay as scored dead ends)
+    keep: Tensor  # int64  how many of them go on, the rest are dead ends; 0: the trunk itself goes on without noise
     tail: Tensor  # int64  ODE steps of a preview leaf hung under each child; 0 none, 1 = x0 estimate, S = to the end
+    strides: tuple[int, ...] = (1,)  # tails to the end: a leaf for each, that takes every stride-th step of the grid
+    baseline: bool = False  # hang a leaf without noise under each root
+    share: float = 0.0  # correlation of siblings' noise; each stays standard normal
+    stretch: float = 1.0  # noise of forks is multiplied by it, yet scored as if it were not
+    grid: Grid | None = None  # None: the model's own grid of S steps
+    solver: Tensor | None = None  # int64  of steps without noise: 1 = Euler, 2 = DPM-Solver++ 2M; None: Euler
 
 
 class Gaussian(NamedTuple):
@@ -79,6 +98,7 @@ class Eval(NamedTuple):
     log_prob: Tensor  # [B]  mean over latent dimensions (Flow-GRPO's convention)
     mean: Tensor  # [B, *]  transition mean (reverse) or v (forward)
     std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
+    v: Tensor | None = None  # [B, *]  velocity, for losses that look at it
 
 
 class RewardBatch(NamedTuple):
@@ -106,6 +126,16 @@ class Mixed(NamedTuple):
     weight: Tensor  # [V] float32  the credit of every node; 0 where nothing was scored
     parts: dict[str, Tensor]  # {name: [L]}  what each reward brought to it, for the shares in the log
     metrics: dict[str, float]
+
+
+class Choice(NamedTuple):
+    """What a `select` function sees of an iteration whose weights are given."""
+
+    rollout: Rollout
+    weight: Tensor  # [V] float32
+    segment: Tensor | None  # [V] int64  decisions with one id move as one action; -1 where there is none
+    iteration: int
+    generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
 
 
 Credit = Callable[[Tensor], Tensor]

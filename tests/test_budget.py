@@ -17,8 +17,10 @@ from flowrl.errors import ConfigError
 from flowrl.flow import linear_grid
 from flowrl.loop import Trainer
 from flowrl.models.toy import LinearFlow
-from flowrl.samplers.plans import full, leaves_per_root, random_window, sliding_window, tree
+from flowrl.samplers.plans import full, random_window, sliding_window
 from flowrl.samplers.rollout import rollout
+from flowrl.samplers.steps import leaves_per_root
+from flowrl.samplers.trees import tree
 from flowrl.transitions import dance_sde
 from flowrl.types import Cond, Plan, Rollout
 
@@ -121,7 +123,8 @@ def test_any_plan(steps: list[tuple[float, int, int, int]], roots: int, updates:
         (level, *((branch, min(keep, branch), tail) if level else (1, 1, 0))) for level, branch, keep, tail in steps
     ]
     noise, *rest = zip(*rows, strict=True)
-    plan = Plan(torch.tensor(noise), *(torch.tensor(column) for column in rest))
+    branch, keep, tail = (torch.tensor(column) for column in rest)
+    plan = Plan(torch.tensor(noise), branch, keep, tail)
     if not any(noise[:-1]):
         with pytest.raises(ConfigError, match="gives 0"):
             budget(plan, prompts=1, group=leaves_per_root(plan), updates=1, micro_batch=1, rollout_batch=1)

@@ -29,7 +29,8 @@ MODULES = {
                 lora: dict[str, int] | None = None, hook: "Missing" = None):
             return (path, guidance, tune, lora)
     """,
-    "fakeaxes/plans.py": """
+    "fakeaxes/samplers/__init__.py": "",
+    "fakeaxes/samplers/plans.py": """
         def full(iteration: int, *, steps: int, level: float = 0.7):
             return "full"
         def window(iteration: int, *, steps: int, size: int, low: int = 0, level: float = 0.7, high: int = None):
@@ -76,6 +77,8 @@ MODULES = {
             def __init__(self, *, lr: float = 0.1): self.lr = lr
             def __call__(self, scores): return self.lr
     """,
+    "fakeaxes/credit/segments.py": "def fixed(rollout, *, sizes: list[int]): ...\n",
+    "fakeaxes/credit/select.py": "def fraction(choice, *, share: float = 0.5): ...\n",
     "fakeaxes/likelihood.py": "def reverse(model, batch, transition): ...\n",
     "fakeaxes/losses/__init__.py": "",
     "fakeaxes/losses/policy.py": """
@@ -92,12 +95,14 @@ from flowrl.errors import ConfigError
 """
 PACKAGES = {
     "model": "fakeaxes.models",
-    "plan": "fakeaxes.plans",
+    "plan": "fakeaxes.samplers",
     "transition": "fakeaxes.transitions",
     "rewards": "fakerewards",
     "transform": "fakeaxes.credit.transforms",
     "aggregate": "fakeaxes.credit.aggregate",
     "credit": "fakeaxes.credit",
+    "segment": "fakeaxes.credit.segments",
+    "select": "fakeaxes.credit.select",
     "likelihood": "fakeaxes.likelihood",
     "loss": "fakeaxes.losses",
     "kl": "fakeaxes.losses.kl",
@@ -162,7 +167,10 @@ def failure(path: Path | str, *overrides: str, plugins: tuple[str, ...] = ()) ->
 def test_everything_is_bound_with_defaults(file: Path) -> None:
     config = load_config(file)
     assert config.plan == Call(
-        "plan", "window", "fakeaxes.plans.window", {"steps": 10, "size": 3, "low": 0, "level": 0.8, "high": None}
+        "plan",
+        "window",
+        "fakeaxes.samplers.plans.window",
+        {"steps": 10, "size": 3, "low": 0, "level": 0.8, "high": None},
     )
     assert config.call("plan")(0) == "window"
     assert config.call("model")() == ("assets/toy", 1.0, "lora", {"rank": 4})
@@ -207,7 +215,7 @@ def test_dump_loads_again_to_an_equal_config(file: Path, tmp_path: Path, overrid
     [
         ("trian.lr=1", ["has no section 'trian'", "did you mean 'train'", "override 'trian.lr=1'"]),
         ("train.lrr=1", ["train.lrr", "has no argument 'lrr'", "did you mean 'lr'", "weight_decay"]),
-        ("plan.sise=1", ["plan.sise", "did you mean 'size'", "fakeaxes.plans.window", "steps"]),
+        ("plan.sise=1", ["plan.sise", "did you mean 'size'", "fakeaxes.samplers.plans.window", "steps"]),
         ("plan.iteration=1", ["has no argument 'iteration'"]),
         ("plan.size=two", ["override 'plan.size=two': plan.size", "expected a whole number", "'two' (a text)"]),
         ("plan.size=true", ["expected a whole number", "True (true or false)"]),
@@ -224,7 +232,7 @@ def test_dump_loads_again_to_an_equal_config(file: Path, tmp_path: Path, overrid
         ("plan=full", ["expected a call like {fn: name", "'full'"]),
         ("transition.fn=cpps", ["has no function 'cpps'", "did you mean 'cps'"]),
         ("transition.fn=drwa", ["has no function 'drwa' (there is: cps)"]),  # helpers are not offered
-        ("plan={fn: steps_of}", ["plan: fakeaxes.plans.steps_of failed with AttributeError"]),
+        ("plan={fn: steps_of}", ["plan: fakeaxes.samplers.plans.steps_of failed with AttributeError"]),
         ("transition.fn=_private", ["expected the name of a function"]),
         ("transition.fn=draw", ["does not belong here", "5 positional arguments", "draw(gaussian, noise)"]),
         ("transition.fn=ConfigError", ["has no function 'ConfigError'"]),
@@ -306,7 +314,7 @@ def test_only_allowed_packages_can_be_named(file: Path) -> None:
     assert "has no public function of its own 'run'" in failure(
         file, "model={fn: fakeplugin.run}", plugins=("fakeplugin",)
     )
-    assert load_config(file, ["plan.fn=fakeaxes.plans.window"]).plan.path == "fakeaxes.plans.window"
+    assert load_config(file, ["plan.fn=fakeaxes.samplers.plans.window"]).plan.path == "fakeaxes.samplers.plans.window"
 
 
 def test_flowrl_itself_is_open_on_the_own_axis_only(real: None) -> None:
@@ -428,7 +436,8 @@ def test_python_writing_of_a_number_is_a_number(value: float) -> None:
 
 
 def test_every_field_of_the_config_is_in_the_dump(file: Path) -> None:
-    dumped = yaml.safe_load(load_config(file, ["kl={fn: transition_kl, beta: 1}"]).dump())
+    optional = ["kl={fn: transition_kl, beta: 1}", "segment={fn: fixed, sizes: [2]}", "select={fn: fraction}"]
+    dumped = yaml.safe_load(load_config(file, optional).dump())
     assert set(dumped) == {f.name for f in dataclasses.fields(Config)} - {"source", "plugins"}
 
 

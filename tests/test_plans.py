@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 from flowrl.errors import ConfigError
 from flowrl.samplers import plans
-from flowrl.samplers.plans import (
-    full,
-    leaves_per_root,
-    random_window,
-    roots_for,
-    sliding_window,
-    steps_of,
-    tree,
-)
+from flowrl.samplers.plans import full, random_window, sliding_window
+from flowrl.samplers.steps import leaves_per_root, roots_for, steps_of
+from flowrl.samplers.trees import tree
 from flowrl.types import Plan
 
 
@@ -29,7 +23,7 @@ def test_full() -> None:
     assert noisy(full(0, steps=4, level=0.7)) == [0, 1, 2, 3]
     assert noisy(full(9, steps=4, level=0.7, ode_last=1)) == [0, 1, 2]
     assert noisy(full(0, steps=4, level=0.0)) == []
-    assert steps_of(full(0, steps=1, level=0.5)) == [(0.5, 1, 1, 0)]
+    assert steps_of(full(0, steps=1, level=0.5)) == [(0.5, 1, 1, 0, 1)]
 
 
 def test_sliding_window_of_the_shipped_mixgrpo_run() -> None:
@@ -138,7 +132,7 @@ def test_fork_draws_siblings_at_one_step_inside_the_range() -> None:
         (k,) = plan.noise.nonzero().flatten().tolist()
         starts.add(k)
         assert plan.branch.tolist() == plan.keep.tolist() == [4 if i == k else 1 for i in range(6)]
-        assert plans.leaves_per_root(plan) == 4
+        assert leaves_per_root(plan) == 4
         assert torch.equal(plan.noise, plans.fork(iteration, steps=6, level=0.5, branch=4, low=1, high=4, seed=3).noise)
     assert starts == {1, 2, 3}  # 60 draws miss one of three with probability 3 (2/3)^60 < 1e-10
 

@@ -9,67 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from rolloutkit import PROMPTS, SHAPE, Counting, check_forest, ratios, run, seeds
 
 from flowrl.batches import decision_nodes, decisions, take
 from flowrl.errors import ConfigError
 from flowrl.flow import linear_grid
 from flowrl.likelihood import reverse
 from flowrl.models.toy import GaussianFlow, LinearFlow
-from flowrl.samplers.plans import full, leaves_per_root, random_window, tree
+from flowrl.samplers.plans import full, random_window
 from flowrl.samplers.rollout import rollout, sample_ode
+from flowrl.samplers.steps import leaves_per_root
+from flowrl.samplers.trees import tree
 from flowrl.transitions import cps, dance_sde, flow_sde
-from flowrl.types import Cond, FlowModel, Plan, Rollout, Transition
-
-SHAPE = (3, 2, 2)
-PROMPTS = ["a red square", "a blue circle", "two dots"]
-
-
-class Counting:
-    """A model that counts network calls and evaluated nodes."""
-
-    def __init__(self, model: FlowModel) -> None:
-        self.model, self.calls, self.nodes = model, 0, 0
-
-    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        self.calls, self.nodes = self.calls + 1, self.nodes + len(x)
-        assert sigma.shape == (len(x),) and all(len(value) == len(x) for value in cond.values())
-        return self.model.velocity(x, sigma, cond)
-
-
-def seeds(*numbers: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(n) for n in numbers]
-
-
-def run(plan: Plan, transition: Transition = dance_sde, *, model: FlowModel | None = None, **options: Any) -> Rollout:
-    model = model or LinearFlow()
-    prompts = options.pop("prompts", PROMPTS)
-    filled: dict[str, Any] = {"group_size": 2, "generators": seeds(*range(len(prompts)))} | options
-    sigmas = linear_grid(len(plan.noise), 3.0)
-    return rollout(model, model.encode(prompts), plan, transition, sigmas=sigmas, shape=SHAPE, **filled)
-
-
-def check_forest(ro: Rollout) -> None:
-    parent, step, std, group = ro.tree
-    inner = parent >= 0
-    ids = torch.arange(len(parent))
-    assert bool((parent < ids).all())
-    assert bool((step[parent[inner]] < step[inner]).all()) and bool((step[~inner] == 0).all())
-    assert bool((group[parent[inner]] == group[inner]).all())
-    drawn = std > 0
-    assert bool((step[drawn] == step[parent[drawn]] + 1).all())
-    assert bool(ro.log_prob.isfinite().all()) and bool((ro.log_prob[~drawn] == 0).all())
-    assert torch.equal(ro.level > 0, drawn)
-    assert len(ro.leaf.unique()) == len(ro.leaf) and bool((step[ro.leaf] == len(ro.sigmas) - 1).all())
-    assert not bool(torch.isin(ro.leaf, parent).any())
-
-
-def ratios(model: FlowModel, ro: Rollout, transition: Transition, chunk: int | None = None) -> Tensor:
-    batch = decisions(ro, torch.zeros(len(ro.x)), skip_last=False)
-    parts = torch.arange(len(batch.x)).split(chunk or max(1, len(batch.x)))
-    with torch.no_grad():
-        pieces = [take(batch, index) for index in parts]
-        return torch.cat([(reverse(model, b, transition).log_prob - b.old_log_prob).exp() for b in pieces])
+from flowrl.types import FlowModel, Plan, Transition
 
 
 @pytest.mark.parametrize("transition", [flow_sde, dance_sde, cps])

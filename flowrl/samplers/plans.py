@@ -1,4 +1,4 @@
-"""Samplers as data: where noise and forks go. Each function returns the Plan of one training iteration.
+"""Samplers as data: where noise goes on a chain. Each function returns the Plan of one training iteration.
 
 All are stateless: the same iteration gives the same plan on every rank and after a resume. Calling one with
 iteration 0 checks its options.
@@ -6,32 +6,24 @@ iteration 0 checks its options.
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 
 from flowrl.errors import ConfigError
-from flowrl.types import Plan
-
-
-class Step(NamedTuple):
-    """One step of a plan as host numbers, so that the denoising loop never waits for the accelerator."""
-
-    level: float
-    branch: int
-    keep: int
-    tail: int
+from flowrl.samplers._motion import window_start
+from flowrl.samplers.grids import flash_places
+from flowrl.samplers.steps import chain, check
+from flowrl.types import Grid, Plan
 
 
 def full(iteration: int, *, steps: int, level: float, ode_last: int = 0) -> Plan:
     """Put noise on every step but the last `ode_last` (Flow-GRPO: 0; DanceGRPO decodes x0 at the last step: 1)."""
-    _check(steps, level)
+    check(steps, level)
     if not 0 <= ode_last < steps:
         raise ConfigError(f"plan full: ode_last={ode_last} leaves no noisy step of steps={steps}; use 0 to {steps - 1}")
-    return _plan(steps, level, range(steps - ode_last))
+    return chain(steps, level, range(steps - ode_last))
 
 
 def sliding_window(
@@ -43,13 +35,18 @@ def sliding_window(
     start: int = 0,
     stride: int = 1,
     every: int = 25,
+    pace: Literal["constant", "linear", "exponential"] = "constant",
+    hold: int = 13,
+    decay: float = 0.1,
     roll_back: bool = True,
     spare: int = 2,
 ) -> Plan:
     """Put noise on `size` steps that move `stride` towards clean after each `every` iterations (MixGRPO, 2507.21802).
 
     The last `spare` steps never get noise. Past the last possible start, the window goes back to step 0, or with
-    `roll_back` off stays at the end. stride 0 freezes it (MixGRPO-Flash*).
+    `roll_back` off stays at the end. stride 0 freezes it (MixGRPO-Flash*). With another `pace` the stay at step l
+    shortens: "linear" from `every` at `start` to 1 at the last start, "exponential" as ``ceil(every exp(-decay max(0,
+    l - hold)))``. The paper's fourth strategy, a random start in each iteration, is `random_window`.
 
     **Differs:** the MixGRPO code ends its window at ``min(start + size, steps - 2)``, so that it shrinks, down to no
     step at all, before it rolls back at ``start > steps - 2``; the paper stops at ``steps - size``. flowrl keeps the
@@ -57,17 +54,62 @@ def sliding_window(
 
     Raises: ConfigError if the window cannot lie inside the steps.
     """
-    _check(steps, level)
+    check(steps, level)
     last = steps - spare - size
     if size < 1 or spare < 0 or not 0 <= start <= last:
         raise ConfigError(
             f"plan sliding_window: a window of size={size} at start={start} does not fit into steps={steps} with the "
             f"last spare={spare} left without noise; it needs size >= 1 and 0 <= start <= {last}"
         )
-    if stride < 0 or every < 1:
-        raise ConfigError(f"plan sliding_window: needs stride >= 0 and every >= 1, got stride={stride}, every={every}")
-    first = _slide(iteration // every, start=start, stride=stride, last=last, roll_back=roll_back)
-    return _plan(steps, level, range(first, first + size))
+    if stride < 0 or every < 1 or not decay >= 0:
+        raise ConfigError(
+            f"plan sliding_window: needs stride >= 0, every >= 1 and decay >= 0, got stride={stride}, every={every}, "
+            f"decay={decay}"
+        )
+    first = window_start(
+        iteration, start=start, stride=stride, every=every, last=last, roll_back=roll_back, pace=pace, hold=hold,
+        decay=decay,
+    )  # fmt: skip
+    return chain(steps, level, range(first, first + size))
+
+
+def flash_window(
+    iteration: int,
+    *,
+    steps: int,
+    level: float,
+    size: int,
+    ratio: float = 0.4,
+    shift: float = 3.0,
+    start: int = 0,
+    stride: int = 1,
+    every: int = 20,
+    roll_back: bool = True,
+    spare: int | None = None,
+) -> Plan:
+    """Slide a window as `sliding_window`; after it take fewer steps with DPM-Solver++ 2M (MixGRPO-Flash, 2507.21802).
+
+    With j the window's last step, the steps behind it become ``int((steps - j) ratio) - 1`` steps that are even in
+    time, `shift` undone (3 on FLUX in the authors' code). stride 0 with ratio 0.2 is Flash*. Before the window the grid
+    stays fine: the paper reports that speeding up there breaks the reward.
+
+    `spare` defaults to the fewest steps, at least 2, that leave a point besides the window's end; the code's 2 would
+    stop there at a noisy picture for windows near the end, which its runs never reach.
+
+    Raises: ConfigError if the window does not fit, or if a window that it may reach leaves one point behind it.
+    """
+    if spare is None:
+        spare = next((s for s in range(2, steps) if int((s + 1) * ratio) >= 2), 2)
+    window = sliding_window(
+        iteration, steps=steps, level=level, size=size, start=start, stride=stride, every=every, roll_back=roll_back,
+        spare=spare,
+    )  # fmt: skip
+    flash_places(steps, steps - spare - 1, ratio)  # the last place that the window will ever reach must work too
+    last = int(window.noise.nonzero().max()) if level else start + size - 1
+    places = flash_places(steps, last, ratio)
+    plan = chain(len(places) - 1, level, range(last + 1 - size, last + 1))
+    solver = torch.where(torch.arange(len(places) - 1) > last, 2, 1)
+    return plan._replace(grid=Grid(steps, places, shift), solver=solver)
 
 
 def random_window(
@@ -79,7 +121,7 @@ def random_window(
 
     Raises: ConfigError if no start is possible.
     """
-    _check(steps, level)
+    check(steps, level)
     high = steps if high is None else high
     if size < 1 or low < 0 or high > steps or low + size > high:
         raise ConfigError(
@@ -88,30 +130,7 @@ def random_window(
         )
     # a text seed: CPython hashes it with SHA-512, the same on every machine
     first = random.Random(f"random_window {seed} {iteration}").randint(low, high - size)
-    return _plan(steps, level, range(first, first + size))
-
-
-def tree(
-    iteration: int, *, steps: int, level: float, splits: Sequence[int], branch: int = 2, ode_last: int = 0
-) -> Plan:
-    """Put noise on every step but the last `ode_last`, and `branch` children per node at `splits` (BranchGRPO).
-
-    ``splits=[0, 3, 6, 9], branch=2`` gives 16 leaves per root (2509.06040). Children draw independent noise.
-
-    Raises: ConfigError for splits outside the noisy steps, repeated splits or branch < 2.
-    """
-    plan = full(iteration, steps=steps, level=level, ode_last=ode_last)
-    bad = [k for k in splits if not 0 <= k < steps - ode_last]
-    if bad or len(set(splits)) != len(splits):
-        raise ConfigError(
-            f"plan tree: splits={list(splits)} must be different steps from 0 to {steps - ode_last - 1} "
-            f"(steps={steps}, ode_last={ode_last}); wrong: {bad or 'a step is named twice'}"
-        )
-    if branch < 2:
-        raise ConfigError(f"plan tree: branch={branch} does not fork; use branch >= 2, or plan full")
-    count = plan.branch.clone()
-    count[list(splits)] = branch
-    return plan._replace(branch=count, keep=count.clone())
+    return chain(steps, level, range(first, first + size))
 
 
 def fork(
@@ -131,62 +150,3 @@ def fork(
         raise ConfigError(f"plan fork: branch={branch} does not fork; use branch >= 2, or plan random_window")
     count = torch.where(plan.noise > 0, branch, plan.branch)
     return plan._replace(branch=count, keep=count.clone())
-
-
-def steps_of(plan: Plan) -> list[Step]:
-    """Read a plan as host numbers. Raises ConfigError, naming the step, for a plan that cannot be run."""
-    if len({len(field) for field in plan}) != 1:
-        raise ConfigError(f"a plan needs one entry per step in every field, got lengths {[len(f) for f in plan]}")
-    steps = [Step(*row) for row in zip(*(field.tolist() for field in plan), strict=True)]
-    for k, step in enumerate(steps):
-        if not (math.isfinite(step.level) and step.level >= 0) or step.tail < 0 or not 1 <= step.keep <= step.branch:
-            raise ConfigError(f"plan step {k}: needs noise >= 0, 1 <= keep <= branch, tail >= 0, got {step}")
-        if step.level == 0 and (step.branch > 1 or step.tail > 0):
-            raise ConfigError(f"plan step {k}: forks and previews need noise, or they are all the same, got {step}")
-    return steps
-
-
-def leaves_per_root(plan: Plan) -> int:
-    """Count the pictures that one initial noise ends in, previews included."""
-    steps, live, leaves = steps_of(plan), 1, 0
-    for k, step in enumerate(steps):
-        if step.tail and k + 1 < len(steps):
-            leaves += live * step.branch
-        if k + 1 == len(steps):
-            return leaves + live * step.branch
-        live *= step.keep
-    raise ConfigError("a plan needs at least 1 step, got 0")
-
-
-def roots_for(plan: Plan, images: int) -> int:
-    """Say how many roots per prompt give `images` pictures per prompt. Raises ConfigError if they do not divide."""
-    leaves = leaves_per_root(plan)
-    if images < 1 or images % leaves:
-        raise ConfigError(
-            f"a group of {images} pictures per prompt is not a multiple of the {leaves} leaves that this plan gives "
-            f"per initial noise; use {max(1, images // leaves) * leaves} or {(images // leaves + 1) * leaves}"
-        )
-    return images // leaves
-
-
-def _slide(moves: int, *, start: int, stride: int, last: int, roll_back: bool) -> int:
-    if stride == 0:
-        return start
-    before = (last - start) // stride + 1
-    if moves < before:
-        return start + moves * stride
-    return (moves - before) % (last // stride + 1) * stride if roll_back else last
-
-
-def _plan(steps: int, level: float, noisy: range) -> Plan:
-    noise = torch.zeros(steps)
-    noise[noisy.start : noisy.stop] = level
-    ones = torch.ones(steps, dtype=torch.int64)
-    return Plan(noise, ones, ones.clone(), torch.zeros(steps, dtype=torch.int64))
-
-
-def _check(steps: int, level: float) -> None:
-    if steps < 1:
-        raise ConfigError(f"a plan needs at least 1 step, got steps={steps}")
-    if not (math.isfinite(level) and level >= 0):
-        raise ConfigError(f"a noise level must be a number of at least 0, got level={level}")

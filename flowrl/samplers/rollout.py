@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError
-from flowrl.flow import wide
-from flowrl.samplers.plans import Step, steps_of
+from flowrl.flow import wide, x0_from
+from flowrl.samplers.steps import Step, steps_of, stops, trunk_ends
+from flowrl.solvers import dpmpp_2m
 from flowrl.transitions import draw, euler, gaussian_log_prob
 from flowrl.types import Cond, FlowModel, Gaussian, Plan, Rollout, Transition, Tree
 
@@ -35,6 +37,9 @@ class _Run(NamedTuple):
     micro_batch: int | None
     store: torch.dtype
     device: torch.device
+    plan: Plan
+    keep_mean: bool
+    history: bool  # keep the last x0 estimate, for steps of second order
 
 
 class _Live(NamedTuple):
@@ -44,6 +49,7 @@ class _Live(NamedTuple):
     node: Tensor  # [F] int64 on the host: the last stored node above, or at, x
     stored: bool  # x is that node itself, not an ODE run past it
     v: Tensor | None = None  # velocity at x where a preview has already paid for it
+    past: Tensor | None = None  # [F, *] x0 estimate of the step before, where steps of second order are to come
 
 
 class _Forest:
@@ -53,13 +59,21 @@ class _Forest:
         self.run, self.group_ids, self.count = run, group_ids.long().cpu(), 0
         self.blocks: list[tuple[Tensor, ...]] = []
 
-    def add(self, x: Tensor, parent: Tensor, step: int, made: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
+    def add(
+        self,
+        x: Tensor,
+        parent: Tensor,
+        step: int,
+        made: tuple[Tensor, Tensor, Tensor] | None = None,
+        mean: Tensor | None = None,
+    ) -> Tensor:
         """Store x [F, *] under parent [F]; `made` = (std, log_prob, level) of the draw. -> ids [F] on the host."""
         size = len(x)
         zero = torch.zeros(size, device=x.device)
         group = self.group_ids.repeat_interleave(size // len(self.group_ids))
         numbers = tuple(value.float() for value in made or (zero, zero, zero))
-        self.blocks.append((parent, torch.full((size,), step), group, x.to(self.run.store), *numbers))
+        latents = (x.to(self.run.store), *([x.float() if mean is None else mean.float()] * self.run.keep_mean))
+        self.blocks.append((parent, torch.full((size,), step), group, *numbers, *latents))
         ids = torch.arange(self.count, self.count + size)
         self.count += size
         return ids
@@ -67,10 +81,10 @@ class _Forest:
     def rollout(self, leaf: list[Tensor], sigmas: Tensor) -> Rollout:
         device = self.run.device
         columns = zip(*self.blocks, strict=True)
-        parent, step, group, x, std, log_prob, level = (torch.cat(column).to(device) for column in columns)
+        parent, step, group, std, log_prob, level, x, *mean = (torch.cat(column).to(device) for column in columns)
         tree = Tree(parent, step, std, group)
-        groups = self.group_ids.to(device)
-        return Rollout(tree, x, log_prob, level, torch.cat(leaf).to(device), sigmas.to(device), self.run.cond, groups)
+        groups, leaves = self.group_ids.to(device), torch.cat(leaf).to(device)
+        return Rollout(tree, x, log_prob, level, leaves, sigmas.to(device), self.run.cond, groups, *mean)
 
 
 @torch.no_grad()
@@ -88,31 +102,37 @@ def rollout(
     same_noise: bool = False,
     micro_batch: int | None = None,
     store_dtype: torch.dtype = torch.float32,
+    keep_mean: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rollout:
     """Sample a forest: `group_size` roots for each prompt, run along the plan.
 
     Args: cond {name: [G, ...]}; sigmas [S+1]; shape of one latent; generators: one per prompt; group_ids [G]:
         prompt ids that are unique across ranks; same_noise: one initial noise for the whole group (DanceGRPO);
-        progress: called with (steps done, steps).
+        keep_mean: also keep each draw's mean; progress: called with (steps done, steps).
     Raises: ConfigError if plan, sigmas, cond and generators do not fit together.
     """
-    run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
     steps = _matched(steps_of(plan), sigmas)
+    run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
+    run = run._replace(plan=plan, keep_mean=keep_mean, history=any(step.solver > 1 for step in steps))
     groups = torch.arange(len(generators)) if group_ids is None else group_ids
     forest, leaves = _Forest(run, groups), []
     x = _roots(run, group_size, same_noise)
     live = _Live(x, forest.add(x, torch.full((len(x),), -1), 0), stored=True)
-    for k, step in enumerate(steps):
+    if plan.baseline:
+        live = live._replace(v=_velocity(run, x, 0))
+        leaves += _tails(run, forest, live, 0, len(steps), (1,))
+    ends = trunk_ends(steps)
+    for k, step in enumerate(steps if ends is None else steps[: ends + 1]):
         if step.level == 0:
-            v = _velocity(run, live.x, k) if live.v is None else live.v
-            live = _Live(_euler(run, live.x, v, k, k + 1), live.node, stored=False)
+            live = _run_on(run, live, k, step.solver)
         else:
             live, previews = _decide(run, forest, live, transition, k, step)
             leaves += previews
         if progress is not None:
             progress(k + 1, len(steps))
-    leaves.append(live.node if live.stored else forest.add(live.x, live.node, len(steps)))
+    if ends is None or ends + 1 == len(steps):
+        leaves.append(live.node if live.stored else forest.add(live.x, live.node, len(steps)))
     return forest.rollout(leaves, sigmas.float())
 
 
@@ -127,12 +147,29 @@ def sample_ode(
     generators: list[torch.Generator],
     same_noise: bool = False,
     micro_batch: int | None = None,
+    tuned: float = 1.0,
+    late: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Tensor:
-    """Sample x0 [G * group_size, *] by plain Euler, from the initial noise that `rollout` would draw."""
+    """Sample x0 [G * group_size, *] by plain Euler, from the initial noise that `rollout` would draw.
+
+    Hybrid inference (MixGRPO, 2507.21802): from step ``round(tuned * steps)`` on, the velocity is computed inside
+    ``late()``, which puts the base model's weights in place. Raises ConfigError for a `tuned` outside [0, 1], or below
+    1 without `late`.
+    """
+    if not 0 <= tuned <= 1:
+        raise ConfigError(f"sampling: the share of steps with the trained weights must lie in [0, 1], got {tuned=}")
+    if tuned < 1 and late is None:
+        raise ConfigError(
+            f"sampling: {tuned=} leaves steps to the base model, whose weights are not at hand; hand over `late`, or "
+            "the `base` that flowrl.runs.load_run returns"
+        )
     run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)
     x = _roots(run, group_size, same_noise)
-    for k in range(len(run.sigmas) - 1):
-        x = _euler(run, x, _velocity(run, x, k), k, k + 1)
+    steps = len(run.sigmas) - 1
+    for k in range(steps):
+        with late() if late is not None and k >= round(tuned * steps) else nullcontext():
+            v = _velocity(run, x, k)
+        x = _euler(run, x, v, k, k + 1)
     return x
 
 
@@ -149,7 +186,20 @@ def merge(parts: list[Rollout]) -> Rollout:
     leaf = torch.cat([part.leaf + at for part, at in zip(parts, starts, strict=False)])
     cond = {name: torch.cat([part.cond[name] for part in parts]) for name in parts[0].cond}
     ids = torch.cat([part.group_ids for part in parts])
-    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids)
+    means = [part.mean for part in parts if part.mean is not None]
+    mean = torch.cat(means) if means else None
+    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids, mean)
+
+
+def _run_on(run: _Run, live: _Live, k: int, solver: int) -> _Live:
+    """Take step k without noise."""
+    v = _velocity(run, live.x, k) if live.v is None else live.v
+    if solver == 1 or live.past is None:
+        x = _euler(run, live.x, v, k, k + 1)
+    else:
+        here, there, before = (_sigma(run, len(live.x), j) for j in (k, k + 1, k - 1))
+        x = dpmpp_2m(live.x, v, here, there, live.past, before)
+    return _Live(x, live.node, stored=False, past=_x0(run, live.x, v, k))
 
 
 def _decide(
@@ -164,28 +214,40 @@ def _decide(
     level = torch.full((size,), step.level, device=run.device)
     one = transition(live.x, v, _sigma(run, size, k), _sigma(run, size, k + 1), level)
     many = Gaussian(one.mean.repeat_interleave(step.branch, 0), one.std.repeat_interleave(step.branch))
-    x = _round(run, draw(many, _noise(run, size * step.branch)))
+    x = _round(run, draw(many, _sibling_noise(run, size, step.branch)))
     noisy = many.std > 0
     log_prob = torch.where(noisy, _score(run, x, many), 0.0)
-    node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, (many.std, log_prob, noisy * step.level))
-    last = k + 2 == len(run.sigmas)
-    v_next = _velocity(run, x, k + 1) if step.tail and not last else None
-    leaves = [] if v_next is None else [_preview(run, forest, _Live(x, node, True, v_next), k + 1, step.tail)]
-    if last:
-        return _Live(x, node, True), leaves  # nothing goes on from here, so every child is a leaf
-    return _Live(_first(x, step), _first(node, step), True, None if v_next is None else _first(v_next, step)), leaves
+    made = (many.std, log_prob, noisy * step.level)
+    node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, made, many.mean)
+    past = _x0(run, live.x, v, k)
+    if k + 2 == len(run.sigmas):
+        return _Live(x, node, True), []  # nothing goes on from here, so every child is a leaf
+    v_next = _velocity(run, x, k + 1) if step.tail else None
+    leaves = _tails(run, forest, _Live(x, node, True, v_next), k + 1, step.tail, run.plan.strides) if step.tail else []
+    if step.keep == 0:
+        return _Live(_euler(run, live.x, v, k, k + 1), live.node, stored=False, past=past), leaves
+    v_kept = None if v_next is None else _first(v_next, step)
+    past = None if past is None else past.repeat_interleave(step.keep, 0)
+    return _Live(_first(x, step), _first(node, step), True, v_kept, past), leaves
 
 
-def _preview(run: _Run, forest: _Forest, live: _Live, k: int, tail: int) -> Tensor:
-    """Finish live nodes at step k in at most `tail` Euler steps, spread evenly over the grid's rest -> leaf ids."""
-    end = len(run.sigmas) - 1
-    count = min(tail, end - k)
-    stops = [k + (end - k) * j // count for j in range(count + 1)]
-    x, v = live.x, live.v
-    for here, there in pairwise(stops):
-        x = _euler(run, x, _velocity(run, x, here) if v is None else v, here, there)
-        v = None
-    return forest.add(x, live.node, end)
+def _tails(run: _Run, forest: _Forest, live: _Live, k: int, tail: int, strides: tuple[int, ...]) -> list[Tensor]:
+    """Finish live nodes at step k in at most `tail` Euler steps, once per stride -> leaf ids, stride by stride."""
+    end, leaves = len(run.sigmas) - 1, []
+    shared: dict[int, Tensor] = {} if live.v is None else {k: live.v}
+    for stride in strides:
+        x, places = live.x, stops(k, end, tail, stride)
+        for here, there in pairwise(places):
+            v = shared[here] if here in shared else _velocity(run, x, here)
+            if len(strides) > 1 and here <= k + 1:  # all strides pass here in the same state
+                shared[here] = v
+            x = _euler(run, x, v, here, there)
+        leaves.append(forest.add(x, live.node, end))
+    return leaves
+
+
+def _x0(run: _Run, x: Tensor, v: Tensor, k: int) -> Tensor | None:
+    return x0_from(x, v, _sigma(run, len(x), k)) if run.history else None
 
 
 def _velocity(run: _Run, x: Tensor, k: int) -> Tensor:
@@ -215,6 +277,16 @@ def _noise(run: _Run, size: int) -> Tensor:
     dtype = torch.promote_types(run.store, torch.float32)
     parts = [torch.randn(shape, generator=g, device=g.device, dtype=dtype) for g in run.generators]
     return torch.cat(parts).to(run.device, non_blocking=True)
+
+
+def _sibling_noise(run: _Run, size: int, branch: int) -> Tensor:
+    """Draw the noise of `branch` children of each of `size` nodes -> [size * branch, *]."""
+    if branch == 1 or run.plan.share == 0:
+        noise = _noise(run, size * branch)
+        return noise if branch == 1 or run.plan.stretch == 1 else noise * run.plan.stretch
+    common, own = _noise(run, size), _noise(run, size * branch)
+    share = run.plan.share
+    return (math.sqrt(share) * common.repeat_interleave(branch, 0) + math.sqrt(1 - share) * own) * run.plan.stretch
 
 
 def _roots(run: _Run, group_size: int, same_noise: bool) -> Tensor:
@@ -251,7 +323,10 @@ def _start(
     if micro_batch is not None and micro_batch < 1:
         raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}; leave it out for one batch")
     device = next(iter(cond.values())).device if cond else generators[0].device
-    return _Run(model, cond, sigmas.float().tolist(), generators, tuple(shape), micro_batch, store, device)
+    nothing = torch.zeros(0)
+    plan = Plan(nothing, nothing, nothing, nothing)
+    levels = sigmas.float().tolist()
+    return _Run(model, cond, levels, generators, tuple(shape), micro_batch, store, device, plan, False, False)
 
 
 def _matched(steps: list[Step], sigmas: Tensor) -> list[Step]:

@@ -47,6 +47,11 @@ def redness(batch: RewardBatch) -> Tensor:
     return batch.images[:, 0].mean((1, 2)) - batch.images[:, 1].mean((1, 2))
 
 
+def warmth(batch: RewardBatch) -> Tensor:
+    """Score as `redness`, moved into [0, 1]: some credits need rewards that are not negative."""
+    return (1 + redness(batch)) / 2
+
+
 def reddish(batch: RewardBatch) -> Tensor:
     """Say 1 where a picture is more red than green, else 0."""
     return (redness(batch) > 0).float()

@@ -1,0 +1,328 @@
+"""Rakes, combs, sibling noise and coarse grids in the engine: what is shared, what is counted, what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rolloutkit import PROMPTS, SHAPE, Counting, check_forest, ratios, run, seeds
+from torch import Tensor
+
+from flowrl.batches import best_below, decision_nodes
+from flowrl.errors import ConfigError
+from flowrl.flow import linear_grid
+from flowrl.models.toy import LinearFlow
+from flowrl.samplers.combs import comb, rake
+from flowrl.samplers.grids import read_grid
+from flowrl.samplers.plans import flash_window, full
+from flowrl.samplers.rollout import merge, rollout, sample_ode
+from flowrl.samplers.steps import counts, leaves_per_root, roots_for, steps_of
+from flowrl.samplers.trees import tree, window_tree
+from flowrl.transitions import cps, dance_sde, draw, flow_sde
+from flowrl.types import Gaussian, Plan, Rollout, Transition
+
+
+def sigmas_of(plan: Plan) -> Tensor:
+    return (
+        linear_grid(len(plan.noise), 3.0)
+        if plan.grid is None
+        else read_grid(linear_grid(plan.grid.steps, 3.0), plan.grid)
+    )
+
+
+def counted(plan: Plan, transition: Transition = dance_sde, **options: Any) -> tuple[Rollout, Counting]:
+    model = LinearFlow()
+    counting = Counting(model)
+    ro = rollout(
+        counting,  # type: ignore[arg-type]
+        model.encode(PROMPTS),
+        plan,
+        transition,
+        sigmas=sigmas_of(plan),
+        shape=SHAPE,
+        generators=seeds(0, 1, 2),
+        **{"group_size": 2, **options},
+    )
+    return ro, counting
+
+
+def finish(x: Tensor, places: list[int], sigmas: Tensor, prompt: int) -> Tensor:
+    """Take Euler steps of one latent between grid places, written out."""
+    model = LinearFlow()
+    cond = {name: value[prompt : prompt + 1] for name, value in model.encode(PROMPTS).items()}
+    x = x[None]
+    for here, there in zip(places, places[1:], strict=False):
+        with torch.no_grad():
+            v = model.velocity(x, sigmas[here].expand(1), cond)
+        x = x + (sigmas[there] - sigmas[here]) * v
+    return x[0]
+
+
+PLANS = {
+    "full": full(0, steps=6, level=0.5),
+    "rake": rake(0, steps=6, level=0.5, branch=3),
+    "rake two strides": rake(0, steps=8, level=0.5, branch=2, low=1, high=5, strides=[1, 2, 3]),
+    "comb": comb(0, steps=6, level=0.5, size=4, baseline=True),
+    "comb to the end": comb(0, steps=5, level=0.5, size=5, baseline=True),
+    "comb x0": comb(0, steps=6, level=0.5, size=5, preview="x0"),
+    "mix tree": tree(0, steps=8, level=0.5, splits=[0, 4], block=2),
+    "window tree": window_tree(40, steps=8, level=0.5, size=3, growth=0.5, every=20),
+    "flash": flash_window(0, steps=12, level=0.5, size=3, ratio=0.6),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("transition", [dance_sde, flow_sde, cps])
+def test_every_plan_is_a_sound_forest_costs_what_is_counted_and_has_ratio_one(
+    name: str, transition: Transition
+) -> None:
+    plan = PLANS[name]
+    ro, model = counted(plan, transition)
+    check_forest(ro)
+    one = counts(plan)
+    assert model.nodes == 6 * one.evaluations  # 3 prompts x 2 roots
+    assert len(ro.leaf) == 6 * one.leaves
+    trained = decision_nodes(ro)
+    assert len(trained) <= 6 * one.decisions  # cps may have std 0 at the last step
+    if transition is dance_sde:
+        assert len(trained) == 6 * one.decisions
+        assert len(ro.tree.parent[trained].unique()) == 6 * one.states
+    gap = (ratios(LinearFlow(), ro, transition) - 1).abs().max()
+    assert float(gap) < 1e-5
+
+
+def test_a_rake_is_a_trunk_without_noise_and_one_draw_per_child() -> None:
+    """TempFlow-GRPO: children at step k share x_k with the ODE's own trajectory, and go on without noise."""
+    plan = rake(0, steps=6, level=0.5, branch=3)
+    ro, _ = counted(plan, group_size=1)
+    sigmas, parent, step = ro.sigmas, ro.tree.parent, ro.tree.step
+    nodes = decision_nodes(ro)
+    assert torch.bincount(step[nodes] - 1).tolist() == [9, 9, 9, 9, 9]  # 3 prompts x 3 children at each of 5 steps
+    x = torch.cat([torch.randn((1, *SHAPE), generator=g) for g in seeds(0, 1, 2)])
+    for node in nodes.tolist():
+        prompt, k = int(ro.tree.group[node]), int(step[node]) - 1
+        trunk = finish(x[prompt], list(range(k + 1)), sigmas, prompt)
+        torch.testing.assert_close(ro.x[parent[node]], trunk, atol=1e-6, rtol=1e-5)
+        leaf = int((parent == node).nonzero())
+        torch.testing.assert_close(
+            ro.x[leaf], finish(ro.x[node], list(range(k + 1, 7)), sigmas, prompt), atol=1e-6, rtol=1e-5
+        )
+    assert not bool(torch.isin(ro.leaf, parent).any()) and len(ro.leaf) == len(nodes)
+
+
+def test_a_stride_takes_one_whole_step_and_then_every_second() -> None:
+    """G2RPO: from step k + 1 the places k + 2, k + 4, ... and the end, in a second leaf of the same child."""
+    plan = rake(0, steps=8, level=0.5, branch=2, low=1, high=3, strides=[1, 2])
+    ro, _ = counted(plan, group_size=1)
+    places = {2: [2, 3, 5, 7, 8], 3: [3, 4, 6, 8]}
+    for node in decision_nodes(ro).tolist():
+        prompt, k = int(ro.tree.group[node]), int(ro.tree.step[node])
+        fine, coarse = (ro.tree.parent == node).nonzero().flatten().tolist()
+        torch.testing.assert_close(
+            ro.x[fine], finish(ro.x[node], list(range(k, 9)), ro.sigmas, prompt), atol=1e-6, rtol=1e-5
+        )
+        torch.testing.assert_close(ro.x[coarse], finish(ro.x[node], places[k], ro.sigmas, prompt), atol=1e-6, rtol=1e-5)
+
+
+def test_a_combs_baseline_is_the_ode_from_the_same_noise() -> None:
+    """TP-GRPO's R_0; its code starts it from other noise."""
+    plan = comb(0, steps=6, level=0.5, size=4, baseline=True)
+    ro, _ = counted(plan)
+    below_root = ro.leaf[ro.tree.parent[ro.leaf] < 6]
+    model = LinearFlow()
+    x0 = sample_ode(
+        model, model.encode(PROMPTS), sigmas=ro.sigmas, shape=SHAPE, group_size=2, generators=seeds(0, 1, 2)
+    )
+    assert torch.equal(ro.x[below_root], x0)
+
+
+def test_without_noise_every_preview_of_a_comb_is_the_baseline() -> None:
+    """As the level goes to 0 all rewards of a chain agree, so that no draw gets credit."""
+    ro, _ = counted(comb(0, steps=6, level=1e-6, size=4, baseline=True), group_size=1)
+    for prompt in range(3):
+        mine = ro.x[ro.leaf[ro.tree.group[ro.leaf] == prompt]]
+        assert len(mine) == 5
+        torch.testing.assert_close(mine, mine[:1].expand_as(mine), atol=1e-4, rtol=0)
+
+
+def test_an_x0_preview_is_one_jump() -> None:
+    ro, _ = counted(comb(0, steps=6, level=0.5, size=4, preview="x0"), group_size=1)
+    last = int(decision_nodes(ro).max())
+    for node in decision_nodes(ro).tolist():
+        k, prompt = int(ro.tree.step[node]), int(ro.tree.group[node])
+        below = ro.leaf[ro.tree.parent[ro.leaf] == node]
+        places = list(range(k, 7)) if k == int(ro.tree.step[last]) else [k, 6]
+        torch.testing.assert_close(ro.x[below][0], finish(ro.x[node], places, ro.sigmas, prompt), atol=1e-6, rtol=1e-5)
+
+
+def noise_of(ro: Rollout, transition: Transition) -> Tensor:
+    """Recover the standardised noise of each decision from the stored latents and means."""
+    nodes = decision_nodes(ro)
+    assert ro.mean is not None
+    return (ro.x[nodes] - ro.mean[nodes]) / ro.tree.std[nodes].view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_sibling_noise_of_the_paper_is_standard_normal_and_correlated(spread: float) -> None:
+    """BranchGRPO: variance 1 and covariance 1 / (1 + spread^2); 3 standard errors of 36,864 pairs of samples."""
+    plan = tree(0, steps=2, level=0.5, splits=[0], ode_last=1, spread=spread)
+    model = LinearFlow()
+    ro = rollout(
+        model, model.encode(["a"]), plan, dance_sde, sigmas=linear_grid(2, 3.0), shape=SHAPE, group_size=3072,
+        generators=seeds(5), keep_mean=True,
+    )  # fmt: skip
+    z = noise_of(ro, dance_sde).reshape(3072, 2, -1)
+    n = z[:, 0].numel()
+    rho = 1 / (1 + spread**2)
+    assert abs(float(z.square().mean()) - 1) < 3 * (2 * (1 + rho**2) / (2 * n)) ** 0.5
+    assert abs(float((z[:, 0] * z[:, 1]).mean()) - rho) < 3 * ((1 + rho**2) / n) ** 0.5
+
+
+def test_sibling_noise_of_the_code_is_stretched_but_scored_as_if_it_were_not() -> None:
+    plan = tree(0, steps=3, level=0.5, splits=[0], ode_last=1, split_noise="scaled", spread=4.0)
+    ro, _ = counted(plan, group_size=500, keep_mean=True)
+    z = noise_of(ro, dance_sde).flatten(1)
+    step = ro.tree.step[decision_nodes(ro)]
+    assert float(z[step == 1].std()) == pytest.approx(4.0, rel=0.02)
+    assert float(z[step == 2].std()) == pytest.approx(1.0, rel=0.02)
+    expected = -0.5 * z.square().mean(1) - ro.tree.std[decision_nodes(ro)].log() - 0.9189385332046727  # ln(2 pi) / 2
+    torch.testing.assert_close(ro.log_prob[decision_nodes(ro)], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tree_without_forks_is_a_chain_and_independent_noise_is_drawn_node_by_node() -> None:
+    """The engine must draw the very noise that it drew before forks could share any."""
+    plan = tree(0, steps=5, level=0.5, splits=[1], split_noise="independent")
+    assert plan.share == 0 and plan.stretch == 1
+    chain = run(full(0, steps=5, level=0.5))
+    forked = run(plan)
+    assert torch.equal(chain.x[:12], forked.x[:12])  # roots and first draws, before the fork
+
+
+def test_kept_means_are_the_transitions() -> None:
+    ro, _ = counted(full(0, steps=5, level=0.5), keep_mean=True)
+    plain, _ = counted(full(0, steps=5, level=0.5))
+    assert plain.mean is None and torch.equal(ro.x, plain.x) and ro.mean is not None
+    model = LinearFlow()
+    nodes = decision_nodes(ro)
+    up = ro.tree.parent[nodes]
+    cond = {name: value[ro.tree.group[nodes]] for name, value in model.encode(PROMPTS).items()}
+    sigma, after = ro.sigmas[ro.tree.step[up]], ro.sigmas[ro.tree.step[nodes]]
+    with torch.no_grad():
+        one = dance_sde(ro.x[up], model.velocity(ro.x[up], sigma, cond), sigma, after, ro.level[nodes])
+    torch.testing.assert_close(ro.mean[nodes], one.mean, atol=1e-6, rtol=1e-5)
+    both = merge([ro, ro._replace(group_ids=ro.group_ids + 3, tree=ro.tree._replace(group=ro.tree.group + 3))])
+    assert both.mean is not None and torch.equal(both.mean[: len(ro.mean)], ro.mean)
+
+
+def test_flash_counts_are_the_papers() -> None:
+    """25 steps, window 0 to 3, ratio .4: 4 steps and 7 behind them (reference section 4.2)."""
+    plan = flash_window(0, steps=25, level=0.7, size=4)
+    assert counts(plan).evaluations == 11 and len(plan.noise) == 11
+    star = [flash_window(i, steps=25, level=0.7, size=4, stride=0, ratio=0.2) for i in (0, 99)]
+    assert torch.equal(star[0].noise, star[1].noise) and counts(star[0]).evaluations == 4 + 3
+    ro, _ = counted(plan, flow_sde)
+    assert float(ro.sigmas[-1]) == 0 and len(ro.sigmas) == 12
+
+
+def test_flash_is_closer_to_the_fine_ode_than_euler_on_its_grid() -> None:
+    """What second order is for: behind the window, 400 Euler steps from the same states are the truth."""
+    plan = flash_window(0, steps=20, level=0.3, size=2, ratio=0.9)
+    far = []
+    for solver in (plan.solver, None):
+        ro, _ = counted(plan._replace(solver=solver), dance_sde, group_size=1)
+        gaps = []
+        for leaf in ro.leaf.tolist():
+            node, prompt = int(ro.tree.parent[leaf]), int(ro.tree.group[leaf])
+            fine = torch.linspace(float(ro.sigmas[2]), 0, 401)
+            gaps.append(ro.x[leaf] - finish(ro.x[node], list(range(401)), fine, prompt))
+        far.append(float(torch.stack(gaps).norm()))
+    assert far[0] < 0.5 * far[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_plans_cost_what_is_counted(data: st.DataObject) -> None:
+    """The engine's evaluated rows against `counts`, for random mixtures of forks, dead ends and previews."""
+    size = data.draw(st.integers(2, 6))
+    rows = []
+    for k in range(size):
+        if data.draw(st.booleans()):
+            branch = data.draw(st.integers(1, 3))
+            last = k + 1 == size
+            keep = branch if last else data.draw(st.integers(0, branch))
+            tail = 0 if last else size if keep == 0 else data.draw(st.sampled_from([0, 1, 2, size]))
+            rows.append((0.5, branch, keep, tail))
+        else:
+            rows.append((0.0, 1, 1, 0))
+    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
+    noise, children, kept, tails = columns
+    plan = Plan(noise.float(), children, kept, tails, baseline=data.draw(st.booleans()))
+    ro, model = counted(plan)
+    one = counts(plan)
+    assert model.nodes == 6 * one.evaluations and len(ro.leaf) == 6 * one.leaves
+    assert len(decision_nodes(ro)) == 6 * one.decisions
+    check_forest(ro)
+
+
+def test_best_below_against_a_walk() -> None:
+    """For each node the leaf of highest weight among those below it, found here by walking up from every leaf."""
+    ro, _ = counted(tree(0, steps=5, level=0.5, splits=[0, 2]))
+    combed, _ = counted(comb(0, steps=5, level=0.5, size=4, baseline=True))
+    for forest in (ro, combed):
+        weight = torch.randn(len(forest.x), generator=torch.Generator().manual_seed(1))
+        expected: dict[int, int] = {}
+        for leaf in forest.leaf.tolist():
+            node = leaf
+            while node >= 0:
+                if node not in expected or weight[leaf] > weight[expected[node]]:
+                    expected[node] = leaf
+                node = int(forest.tree.parent[node])
+        got = best_below(forest, weight)
+        assert {node: int(got[node]) for node in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rake(0, steps=5, level=0.5, branch=4, high=5), ["high=5", "<= 4", "steps=5"]),
+        (lambda: rake(0, steps=5, level=0.5, branch=4, low=3, high=3), ["low=3", "high=3"]),
+        (lambda: rake(0, steps=5, level=0.0, branch=4), ["level=0.0"]),
+        (lambda: rake(0, steps=5, level=0.5, branch=1), ["branch=1"]),
+        (lambda: rake(0, steps=5, level=0.5, branch=2, strides=[0, 1]), ["[0, 1]"]),
+        (lambda: comb(0, steps=5, level=0.5, size=6), ["size=6", "steps=5"]),
+        (lambda: comb(0, steps=5, level=0.0, size=3), ["level=0.0"]),
+        (lambda: tree(0, steps=5, level=0.5, splits=[0], spread=0.0), ["spread=0.0"]),
+        (lambda: tree(0, steps=5, level=0.5, splits=[0], block=31), ["block=31", "block_every=30"]),
+        (lambda: window_tree(0, steps=5, level=0.5, size=2, splits=[2]), ["[2]", "0 to 1", "size=2"]),
+        (lambda: window_tree(0, steps=5, level=0.5, size=4), ["size=4", "steps=5"]),
+        (lambda: flash_window(0, steps=8, level=0.5, size=3, spare=2), ["one point", "ratio=0.4"]),
+        (lambda: steps_of(full(0, steps=3, level=0.5)._replace(solver=torch.tensor([1, 3, 1]))), ["step 1", "got 3"]),
+        (lambda: roots_for(rake(0, steps=5, level=0.5, branch=4), 10), ["10 pictures", "16 leaves"]),
+    ],
+)
+def test_impossible_plans_name_the_numbers(make, words) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_tempflow_and_tp_cost_what_the_reference_counts_or_less() -> None:
+    """One TempFlow seed: 10 + 6 x 45 = 280 calls in its code; one less here (the trunk's end). TP: 64 there, here every
+    preview's first velocity is the trunk's next: 10 + 9 + (8 + ... + 1) = 55."""
+    one = counts(rake(0, steps=10, level=0.7, branch=6))
+    assert (one.evaluations, one.leaves, one.decisions, one.states) == (279, 54, 54, 9)
+    assert counts(comb(0, steps=10, level=0.7, size=9, baseline=True)).evaluations == 55
+    assert leaves_per_root(comb(0, steps=10, level=0.7, size=9, baseline=True)) == 10
+    assert counts(comb(0, steps=10, level=0.7, size=10, preview="x0")).evaluations == 10  # no call of their own
+
+
+def test_draw_is_what_the_engine_adds() -> None:
+    """Guards the recovered noise of the tests above: mean + std z is what was stored."""
+    ro, _ = counted(full(0, steps=4, level=0.5), keep_mean=True)
+    nodes = decision_nodes(ro)
+    assert ro.mean is not None
+    again = draw(Gaussian(ro.mean[nodes], ro.tree.std[nodes]), noise_of(ro, dance_sde))
+    torch.testing.assert_close(again, ro.x[nodes], atol=1e-5, rtol=1e-5)

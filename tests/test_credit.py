@@ -175,3 +175,14 @@ def test_wrong_options_are_named() -> None:
         normalize_by(REWARD, torch.zeros(12), std="batch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="eps=-1"):
         normalize_by(REWARD, torch.zeros(12), eps=-1)
+
+
+def test_a_trunk_is_no_sibling_of_the_draws_beside_it() -> None:
+    """A rake of 2 steps with 2 children each, rewards 0, 1 and 5, 5: -1 and +1 at the first step, 0 at the second."""
+    #                     root  a   b  trunk  c   d   leaves of a, b, c, d
+    parent = torch.tensor([-1, 0, 0, 0, 3, 3, 1, 2, 4, 5])
+    step = torch.tensor([0, 1, 1, 1, 2, 2, 4, 4, 4, 4])
+    std = torch.tensor([0.0, 1, 1, 0, 1, 1, 0, 0, 0, 0])
+    tree = Tree(parent, step, std, torch.zeros(10, dtype=torch.int64))
+    weight = sibling_norm(torch.tensor([0.0, 1, 5, 5]), torch.tensor([6, 7, 8, 9]), tree, eps=0.0)
+    assert weight[[1, 2, 4, 5]].tolist() == [-1, 1, 0, 0]

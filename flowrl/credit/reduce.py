@@ -26,6 +26,40 @@ def subtree_mean(values: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
     return sums[0] / sums[1]
 
 
+def subtree_softmax(values: Tensor, leaf: Tensor, tree: Tree, log_prob: Tensor, temperature: float) -> Tensor:
+    """Fuse the values [L] of the leaves below each node by how likely the ways there were -> [V] float64.
+
+    A node's value is that of its children, weighted by the softmax of their edges' ``log_prob [V] / temperature``; a
+    leaf's is its own. Children without a scored leaf are left out; a node without any other child gets NaN. Equal
+    values of a group come back unchanged, to the bit.
+
+    Raises: ConfigError for a temperature that is not positive.
+    """
+    if not temperature > 0:
+        raise ConfigError(f"softmax fusion: expected temperature > 0, got {temperature}")
+    known = ~subtree_mean(values, leaf, tree).isnan()
+    group = torch.unique(tree.group, return_inverse=True)[1]
+    low = torch.full((len(group),), torch.inf, dtype=torch.float64, device=values.device)
+    low = low.scatter_reduce(0, group[leaf], values.double().nan_to_num(nan=torch.inf), "amin")[group]
+    # above the group's lowest value, so that equal values are 0 and no rounding of the shares shows
+    above = torch.zeros_like(low).index_add(0, leaf, values.double() - low[leaf]).nan_to_num()
+    share = _sibling_softmax(log_prob.double(), tree.parent, known, temperature)
+    parent = tree.parent.clamp_min(0)
+    for step in range(int(tree.step.max()), 0, -1):
+        above.index_add_(0, parent, share * above * (tree.step == step))
+    return torch.where(known, low + above, torch.nan)
+
+
+def _sibling_softmax(score: Tensor, parent: Tensor, known: Tensor, temperature: float) -> Tensor:
+    """Return the softmax of scores [V] among the known children of each parent; 0 for roots and the others."""
+    counts = known & (parent >= 0)
+    parent = parent.clamp_min(0)
+    top = torch.full_like(score, -torch.inf).scatter_reduce(0, parent, torch.where(counts, score, -torch.inf), "amax")
+    power = torch.where(counts, ((score - top[parent]) / temperature).exp(), 0.0)
+    total = torch.zeros_like(score).index_add(0, parent, power)
+    return torch.where(counts, power / total[parent], 0.0)
+
+
 def normalize_by(
     values: Tensor,
     *keys: Tensor,

@@ -1,0 +1,195 @@
+"""Which decisions are trained, and how much each counts: ``(choice) -> [V] float32``, a factor on the loss.
+
+0 = not trained and not counted. Weights are given by then: a selection never changes an advantage. What is random is
+drawn on the host from the iteration's own generator, so it is the same on every device and after a resume.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.credit._draws import climb, drawn_at, rank_within, relative_change, roots, trained
+from flowrl.credit._inclusion import MOST, inclusion
+from flowrl.credit.reduce import subtree_mean
+from flowrl.errors import ConfigError
+from flowrl.types import Choice, Rollout
+
+
+def fraction(choice: Choice, *, share: float) -> Tensor:
+    """Train the first ``int(n share)`` of a random order of each sample's n decisions -> factor [V], 0 or 1.
+
+    DanceGRPO (2505.07818), its code: share 0.6, so 9 of 15. On a forest with forks a sample is all that has one
+    initial noise: paths share decisions there.
+
+    Raises: ConfigError for a share outside (0, 1], or one that leaves a sample no decision.
+    """
+    node = trained(choice.rollout).nonzero().flatten()
+    rank, size = rank_within(_uniform(choice, len(node)), roots(choice.rollout)[node])
+    return _at(choice.rollout, node, rank < _quota("fraction", size, share, "decisions of a sample"))
+
+
+def best_of_n(choice: Choice, *, top: int, bottom: int) -> Tensor:
+    """Train what led to each prompt's `top` best and `bottom` worst leaves by weight -> factor [V], 0 or 1.
+
+    DanceGRPO (2505.07818), its code: 24 pictures, top 4, bottom 4. Advantages stay those of the whole group. A decision
+    above a kept leaf is trained in full, also if others below it are not kept. Ties go by the order of the leaves, the
+    earlier one counts as better. It needs a credit whose leaf weights rise with the reward (`group_norm`); a leaf that
+    was not scored has weight 0 and so stands in the middle.
+
+    Raises: ConfigError for negative numbers, none, or more than a prompt has leaves.
+    """
+    leaf, tree = choice.rollout.leaf, choice.rollout.tree
+    rank, size = rank_within(-choice.weight[leaf], tree.group[leaf])
+    if min(top, bottom) < 0 or not 1 <= top + bottom <= int(size.min()):
+        raise ConfigError(
+            f"select best_of_n: top={top} and bottom={bottom} must not be negative and together be from 1 to the "
+            f"number of leaves of a prompt, {int(size.min())}"
+        )
+    kept = (rank < top) | (rank >= size - bottom)
+    return (trained(choice.rollout) & (subtree_mean(kept.float(), leaf, tree) > 0)).float()
+
+
+def depth_pruning(choice: Choice, *, first: int, size: int, every: int = 30, stop: int = 9) -> Tensor:
+    """Leave out draws into the depths ``first ... first + size - 1`` -> factor [V], 0 or 1; depth = steps taken.
+
+    The window moves 1 towards noise after each `every` iterations until it begins at `stop`. BranchGRPO (2509.06040)
+    DepPru, its code: depths 15 to 18 of 20, every 30, stop 9. Sampling and advantages stay as they are.
+
+    Raises: ConfigError unless 1 <= stop <= first < steps and size, every >= 1, or if no decision is left.
+    """
+    steps, depth = len(choice.rollout.sigmas) - 1, choice.rollout.tree.step
+    if not 1 <= stop <= first < steps or min(size, every) < 1:
+        raise ConfigError(
+            f"select depth_pruning: needs 1 <= stop <= first < {steps} (the steps) and size, every >= 1, got "
+            f"stop={stop}, first={first}, size={size}, every={every}"
+        )
+    low = max(stop, first - choice.iteration // every)
+    kept = trained(choice.rollout) & ((depth < low) | (depth >= low + size))
+    if not bool(kept.any()):
+        raise ConfigError(f"select depth_pruning: leaving out depths {low} to {low + size - 1} leaves no decision")
+    return kept.float()
+
+
+def width_pruning(choice: Choice, *, mode: Literal["per_branch", "extremes"], share: float) -> Tensor:
+    """Leave out part of the draws after the last split, by weight -> factor [V], 0 or 1; earlier draws all stay.
+
+    The last split is the deepest step at which a node has several draws below it; these draws begin the branches.
+    "per_branch": of each branch the ``int(n share)`` best; "extremes": of each tree the ``int(n share)`` best and as
+    many worst. BranchGRPO (2509.06040) WidPru modes 1 and 2, its code: share 0.5 and 0.25. Draws of equal weight go by
+    their order, noisiest first: behind the last split all of a branch have one weight under `group_norm`, and nearly
+    so under `depth_norm`, so that "per_branch" mostly keeps its noisier part.
+
+    Reconstruction: that the draws of the split itself belong to the branches, and the order of equal weights.
+    **Differs:** its code also counts the draws of the last denoising step; flowrl never trains those.
+
+    Raises: ConfigError for another mode, a plan that never splits, or a share outside (0, 1], for "extremes" (0, 0.5],
+    or one that leaves nothing.
+    """
+    if mode not in ("per_branch", "extremes") or (mode == "extremes" and share > 0.5):
+        raise ConfigError(
+            f'select width_pruning: mode must be "per_branch", or "extremes" with a share of at most 0.5, got {mode!r} '
+            f"with share={share}"
+        )
+    mine = trained(choice.rollout)
+    after, branch = _branches(choice.rollout, mine)
+    family = branch if mode == "per_branch" else roots(choice.rollout)[after]
+    rank, size = rank_within(-choice.weight[after], family)
+    count = _quota("width_pruning", size, share, "draws after the last split of a branch or tree")
+    kept = rank < count if mode == "per_branch" else (rank < count) | (rank >= size - count)
+    return mine.float().index_copy(0, after, kept.float())
+
+
+def noise_weight(choice: Choice) -> Tensor:
+    """Weigh each decision by its noise, ``w = std / mean of the steps' std`` -> factor [V]; mean 1 over trained steps.
+
+    TempFlow-GRPO (2508.04324): it undoes the 1 / std in the gradient of a log-prob. Each trained step counts once in
+    the mean, however many decisions it has. **Differs:** the code has the constants 2.25 (SD3.5) and 1.73 (FLUX) for
+    1 / mean; they are 2.252 and 1.726 on its grids and follow from the rule here on any other.
+    """
+    std, at, mine = choice.rollout.tree.std.double(), drawn_at(choice.rollout.tree), trained(choice.rollout)
+    total = std.new_zeros(2, len(choice.rollout.sigmas)).index_add(1, at, torch.stack([std * mine, mine.double()]))
+    mean = (total[0] / total[1]).nanmean()  # 0 / 0 where nothing is drawn
+    return torch.where(mine, std / mean, 0.0).float()
+
+
+def chunks(
+    choice: Choice,
+    *,
+    share: float,
+    weighted: Literal["none", "l1", "softmax"] = "none",
+    corrected: bool = False,
+) -> Tensor:
+    """Train ``int(n share)`` of each sample's n segments, drawn at random without replacement -> factor [V].
+
+    Chunk-GRPO (2510.21583), its code: share 0.5, so 2 of 4. weighted "none": all alike; "l1", "softmax": one after the
+    other with odds rho or exp(rho), rho the mean over the segment's draws of the relative change of the latents
+    (`segments.adaptive`, averaged over the batch). A sample is all that has one initial noise.
+
+    Weighted draws train noisy steps more often, so they change the objective. corrected=True undoes it in expectation:
+    the factor of a drawn segment is ``(int(n share) / n) / P(it is drawn)``, the probability by enumeration, which
+    allows up to 8 segments per sample. **Differs:** the code does not correct.
+
+    Raises: ConfigError without a `segment` section, for another `weighted`, a share outside (0, 1] or one that leaves
+    a sample no segment, or too many segments to correct.
+    """
+    ro, mine = choice.rollout, trained(choice.rollout).nonzero().flatten()
+    if choice.segment is None or weighted not in ("none", "l1", "softmax"):
+        raise ConfigError(
+            "select chunks: needs a segment section, such as segment: {fn: fixed, sizes: [2, 3, 4]}, and weighted "
+            f'"none", "l1" or "softmax"; got {"no" if choice.segment is None else "a"} segment, weighted={weighted!r}'
+        )
+    ids, index = torch.unique(choice.segment[mine], return_inverse=True)
+    family = torch.zeros_like(ids).scatter(0, index, roots(ro)[mine])
+    odds = _odds(ro, mine, index, len(ids), weighted)
+    rank, size = rank_within(-torch.log1p(-_uniform(choice, len(ids))) / odds, family)  # a race of exponentials
+    count = _quota("chunks", size, share, "segments of a sample")
+    factor = (rank < count).double()
+    if corrected:
+        if int(size.max()) > MOST:
+            raise ConfigError(f"select chunks: corrected works with up to {MOST} segments, got {int(size.max())}")
+        factor = factor * (count / size) / inclusion(odds, family, count)
+    return _at(ro, mine, factor[index])
+
+
+def _odds(rollout: Rollout, mine: Tensor, index: Tensor, count: int, weighted: str) -> Tensor:
+    """Return the odds of each segment [C] float64, up to a common factor."""
+    if weighted == "none":
+        return torch.ones(count, dtype=torch.float64, device=mine.device)
+    rho = relative_change(rollout)[drawn_at(rollout.tree)[mine]]
+    total = rho.new_zeros(2, count).index_add(1, index, torch.stack([rho, torch.ones_like(rho)]))
+    mean = total[0] / total[1]
+    return mean if weighted == "l1" else (mean - mean.max()).exp()
+
+
+def _branches(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """List the trained draws at and after the last split -> nodes [N], and the branch that each is in [N]."""
+    tree, at = rollout.tree, drawn_at(rollout.tree)
+    split = mine & (torch.bincount(tree.parent[mine], minlength=len(mine))[tree.parent.clamp_min(0)] > 1)
+    if not bool(split.any()):
+        raise ConfigError("select width_pruning: no node has more than one draw below it; it needs a plan that forks")
+    last = at[split].max()
+    node = torch.arange(len(mine), device=at.device)
+    head = climb(torch.where(at > last, tree.parent, node), len(rollout.sigmas) - 1)
+    after = node[mine & (at >= last)]
+    return after, head[after]
+
+
+def _quota(who: str, size: Tensor, share: float, what: str) -> Tensor:
+    if not 0 < share <= 1:
+        raise ConfigError(f"select {who}: share must be above 0 and at most 1, got {share}")
+    count = (size.double() * share).long()  # int(n share), as published code has it
+    if not bool((count > 0).all()):
+        least = int(size.min())
+        raise ConfigError(f"select {who}: share={share} of {least} {what} leaves none; use at least {1 / least:.4g}")
+    return count
+
+
+def _uniform(choice: Choice, count: int) -> Tensor:
+    return torch.rand(count, generator=choice.generator, dtype=torch.float64).to(choice.rollout.tree.std.device)
+
+
+def _at(rollout: Rollout, node: Tensor, value: Tensor) -> Tensor:
+    return torch.zeros_like(rollout.tree.std).index_copy(0, node, value.to(rollout.tree.std.dtype))

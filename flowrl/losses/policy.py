@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from flowrl.errors import ConfigError
+from flowrl.losses._common import check_clip, joined, ratio_metrics, surrogate
 
 
 def ppo_clip(
@@ -34,39 +33,7 @@ def ppo_clip(
 
     Raises: ConfigError for a clip range that is not positive.
     """
-    _check(clip_low, clip_high, max_weight)
-    log_ratio = log_prob - old_log_prob.detach()
-    share: Tensor | float = 1.0
-    if segment is not None:
-        log_ratio, share = _segment_mean(log_ratio, segment)
-    ratio = log_ratio.exp()
-    a = weight.detach().clamp(-max_weight, max_weight)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-a * ratio, -a * clipped) * share
-    stopped = (-a * clipped > -a * ratio).detach()
-    return loss, _metrics(log_ratio.detach(), stopped)
-
-
-def _metrics(log_ratio: Tensor, stopped: Tensor) -> dict[str, Tensor]:
-    return {
-        "ratio": log_ratio.exp(),
-        "clip_frac": stopped.to(log_ratio.dtype),
-        "clip_high_frac": (stopped & (log_ratio > 0)).to(log_ratio.dtype),
-        "approx_kl": torch.expm1(log_ratio) - log_ratio,  # expm1: r - 1 would lose all digits near 1
-    }
-
-
-def _segment_mean(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each value's segment mean [B], differentiable, and one over the segment's size [B]."""
-    ids, index = torch.unique(segment, return_inverse=True)
-    zeros = values.new_zeros(len(ids))
-    share = 1 / zeros.index_add(0, index, torch.ones_like(values))
-    return (zeros.index_add(0, index, values) * share)[index], share[index]
-
-
-def _check(clip_low: float, clip_high: float, max_weight: float) -> None:
-    if not (0 < clip_low <= 1 and clip_high > 0 and max_weight > 0):
-        raise ConfigError(
-            f"ppo_clip needs 0 < clip_low <= 1, clip_high > 0 and max_weight > 0, got clip_low={clip_low}, "
-            f"clip_high={clip_high}, max_weight={max_weight}"
-        )
+    check_clip("ppo_clip", clip_low, clip_high, max_weight)
+    log_ratio, share = joined(log_prob - old_log_prob.detach(), segment)
+    loss, stopped = surrogate(log_ratio, weight.detach().clamp(-max_weight, max_weight), clip_low, clip_high)
+    return loss * share, ratio_metrics(log_ratio.detach(), stopped)

@@ -1,4 +1,4 @@
-"""Read the logs of a run folder and draw them as curves. The only file that imports matplotlib."""
+"""Read the logs of a run folder and draw them as curves. Only this and comparison_*.py import matplotlib."""
 
 from __future__ import annotations
 

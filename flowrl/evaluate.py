@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,11 +36,14 @@ def sample(
     images: int = 1,
     batch: int = 256,
     seed: int = 0,
+    tuned: float = 1.0,
+    late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield ([prompt index of each picture], pictures [n, 3, H, W]) by plain Euler steps on the model's own grid.
 
-    Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress` gets (done, all).
+    Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress` gets (done, all). With
+    `tuned` below 1 the last steps are taken inside ``late()``, by the weights from before training; see `sample_ode`.
     Raises RunError if a picture is not finite.
     """
     if steps < 1 or images < 1 or batch < 1:
@@ -56,6 +60,8 @@ def sample(
             group_size=images,
             generators=[generator(seed, "sample", i) for i in rows],
             micro_batch=batch,
+            tuned=tuned,
+            late=late,
         )
         index, pictures = [i for i in rows for _ in range(images)], as_uint8(model.decode(x0))
         broken = (~pictures.isfinite().flatten(1).all(1)).nonzero()
@@ -92,9 +98,11 @@ def evaluate(
     images: int,
     batch: int = 256,
     seed: int = 0,
+    tuned: float = 1.0,
+    late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Sample `images` pictures of every prompt and score them.
+    """Sample `images` pictures of every prompt, as `sample` does, and score them.
 
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}}, ...}. Overall is the
     mean over tasks, as in GenEval, not over pictures. Intervals hold 95 % of the sampling noise for *these* prompts:
@@ -108,8 +116,9 @@ def evaluate(
         raise ConfigError(f"a reward named {headline!r} cannot be the headline: the report has a key of that name")
     rows: list[int] = []
     parts: list[dict[str, Tensor]] = []
-    options = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch, "seed": seed}
-    for index, pictures in sample(model, prompts.texts, progress=progress, **options):  # type: ignore[arg-type]
+    options: dict[str, Any] = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch}
+    options |= {"seed": seed, "tuned": tuned}
+    for index, pictures in sample(model, prompts.texts, late=late, progress=progress, **options):
         rows += index
         parts.append(score(rewards, pictures, [prompts.records[i] for i in index], group=index))
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from flowrl.log import RunLogger, environment
 from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json
 from flowrl.prompts import check_records, load_prompts
 from flowrl.types import FlowModel
+from flowrl.weights import Weights
 
 
 def train(
@@ -139,9 +141,13 @@ def _eval_weights(trainer: Trainer) -> Any:
 
 
 def evaluate_config(
-    model: FlowModel, c: Config, *, trainer: Trainer | None = None, progress: Any = None
+    model: FlowModel, c: Config, *, trainer: Trainer | None = None, base: Weights | None = None, progress: Any = None
 ) -> dict[str, Any]:
-    """Evaluate a model on the held-out prompts as a config's `eval` section says."""
+    """Evaluate a model on the held-out prompts as a config's `eval` section says.
+
+    With ``eval.tuned`` below 1 the last steps are taken with the weights from before training: the snapshot "ref" of
+    the trainer, or of `base`, which `load_run` gives. Raises ConfigError if it is needed and not there.
+    """
     prompts = trainer.test_set if trainer else load_prompts(c.prompts.test)
     rewards = trainer.rewards if trainer else {name: call.make() for name, call in c.rewards.items()}
     check_records(prompts, rewards)
@@ -156,8 +162,14 @@ def evaluate_config(
         images=c.eval.images,
         batch=c.eval.batch,
         seed=c.eval.seed,
+        tuned=c.eval.tuned,
+        late=_late(c, trainer.weights if trainer else base),
         progress=progress,
     )
+
+
+def _late(c: Config, base: Weights | None) -> Callable[[], AbstractContextManager[None]] | None:
+    return partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
 
 
 def _strip(trainer: Trainer, run: Path, log: RunLogger) -> None:
@@ -165,7 +177,7 @@ def _strip(trainer: Trainer, run: Path, log: RunLogger) -> None:
     c = trainer.config
     chosen = grid_prompts(trainer.test_set.records, c.grid.prompts)
     texts = [trainer.test_set.texts[i] for i in chosen]
-    pictures = sample_all(trainer.model, c, texts, seed=c.grid.seed)
+    pictures = sample_all(trainer.model, c, texts, seed=c.grid.seed, base=trainer.weights)
     folder = run / "samples"
     write_json(folder / "prompts.json", {"prompts": texts, "height": c.image.height, "width": c.image.width})
     report.save_strip(pictures, folder / f"{trainer.iteration:06d}.png")
@@ -173,8 +185,13 @@ def _strip(trainer: Trainer, run: Path, log: RunLogger) -> None:
     report.save_png(report.run_grid(run), run / "grid.png")
 
 
-def sample_all(model: FlowModel, c: Config, texts: list[str], *, seed: int, images: int = 1) -> Tensor:
-    """Sample `images` pictures of each prompt with a config's `eval` steps -> [len(texts) * images, 3, H, W], CPU."""
+def sample_all(
+    model: FlowModel, c: Config, texts: list[str], *, seed: int, images: int = 1, base: Weights | None = None
+) -> Tensor:
+    """Sample `images` pictures of each prompt with a config's `eval` steps -> [len(texts) * images, 3, H, W], CPU.
+
+    `base` as in `evaluate_config`.
+    """
     parts = sample(
         model,
         texts,
@@ -184,6 +201,8 @@ def sample_all(model: FlowModel, c: Config, texts: list[str], *, seed: int, imag
         images=images,
         batch=c.eval.batch,
         seed=seed,
+        tuned=c.eval.tuned,
+        late=_late(c, base),
     )
     return torch.cat([pictures.cpu() for _, pictures in parts])
 
@@ -238,6 +257,15 @@ def _finish(run: Path, config: Config, log: RunLogger) -> dict[str, Any]:
     return summary
 
 
+class Loaded(NamedTuple):
+    """A model with the weights of a checkpoint."""
+
+    model: FlowModel
+    config: Config
+    iteration: int
+    base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
+
+
 def open_run(
     path: str | Path,
     *,
@@ -246,7 +274,19 @@ def open_run(
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> tuple[FlowModel, Config, int]:
-    """Load the model of a run at a checkpoint -> (model, config, iteration).
+    """Load the model of a run at a checkpoint, as `load_run` does -> (model, config, iteration)."""
+    return load_run(path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins)[:3]
+
+
+def load_run(
+    path: str | Path,
+    *,
+    weights: str | None = None,
+    iteration: int | None = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Loaded:
+    """Load the model of a run at a checkpoint.
 
     `path` is a run folder (its newest whole checkpoint, or the one of `iteration`) or a checkpoint folder; `weights` is
     ema, current or base (as before training), by default what the run's evaluations take. Raises CheckpointError if
@@ -259,8 +299,9 @@ def open_run(
         raise CheckpointError(f"{path}: expected a run folder with config.yaml, or a checkpoint inside one")
     config = load_config(run / "config.yaml", overrides, plugins)
     model = config.call("model")()
+    base = base_weights(model, config)
     if weights == "base":
-        return model, config, 0
+        return Loaded(model, config, 0, base)
     folder = path if is_checkpoint else checkpoint.latest(run)
     if iteration is not None and not is_checkpoint:
         folder = checkpoint.checkpoint_folder(run, iteration)
@@ -271,4 +312,12 @@ def open_run(
     if name not in files:
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {', '.join(files.keys() - {'optimizer'})}")
     put_weights(model.trainable(), files[name], folder)
-    return model, config, int(state["iteration"])
+    return Loaded(model, config, int(state["iteration"]), base)
+
+
+def base_weights(model: FlowModel, config: Config) -> Weights:
+    """Keep a model's weights as the snapshot "ref" where `eval.tuned` needs them; to be called before training."""
+    base = Weights(model.trainable())
+    if config.eval.tuned < 1:
+        base.snapshot("ref")
+    return base

@@ -115,7 +115,8 @@ def test_overall_is_the_mean_over_tasks() -> None:
     assert [task["images"] for task in result["tasks"].values()] == [9, 6] and result["images"] == 15
     assert result["rewards"]["red"] == pytest.approx(float(scores.mean()))
     assert result["rewards"]["strict"] == pytest.approx(float((scores > 0).float().mean()))
-    assert result["setting"] == {**SIZE, "images": 3, "batch": 256, "seed": 0, "prompts": "dots", "guidance": None}
+    numbers = {**SIZE, "images": 3, "batch": 256, "seed": 0, "tuned": 1.0}
+    assert result["setting"] == {**numbers, "prompts": "dots", "guidance": None}
 
 
 def test_seen_and_held_out_prompts_apart() -> None:

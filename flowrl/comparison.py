@@ -1,0 +1,183 @@
+"""Statistics and tables of a comparison, worked out from its result file alone: pure functions, no file, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize, stats
+
+from flowrl.errors import DataError
+
+BUDGETS = ("evaluations", "seconds")
+LETTERS = {"evaluations": "(a)", "seconds": "(b)"}
+LEVEL, POWER = 0.05, 0.8
+Result = dict[str, Any]
+
+
+class Point(NamedTuple):
+    """One place of a mean curve: the same mark of every seed that reached it."""
+
+    x: float
+    mean: float
+    low: float  # lowest seed
+    high: float  # highest seed
+
+
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return (mean, low, high) of the 95 % Student interval of the mean; the ends are NaN for one value.
+
+    Raises DataError without values.
+    """
+    if not values:
+        raise DataError("student: expected at least one value, got none")
+    mean, n = float(np.mean(values)), len(values)
+    if n == 1:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    return mean, mean - half, mean + half
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the two-sided p-value of Welch's t-test; NaN with fewer than two values or without any spread."""
+    if min(len(a), len(b)) < 2 or np.ptp(a) == np.ptp(b) == 0:
+        return math.nan
+    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjust p-values for testing all of them (Holm 1979); a NaN is no test and stays NaN."""
+    known = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
+    out, floor = [math.nan] * len(p), 0.0
+    for rank, (value, place) in enumerate(known):
+        floor = max(floor, min(1.0, value * (len(known) - rank)))
+        out[place] = floor
+    return out
+
+
+def detectable(n: int, level: float, power: float = POWER) -> float:
+    """Return the difference, in stds, that a two-sided t-test of n against n values finds with probability `power`.
+
+    From the noncentral t distribution with 2 n - 2 degrees of freedom; NaN for n < 2.
+    """
+    if n < 2:
+        return math.nan
+    df, edge = 2 * n - 2, float(stats.t.ppf(1 - level / 2, 2 * n - 2))
+    return float(optimize.brentq(lambda d: stats.nct.sf(edge, df, d * math.sqrt(n / 2)) - power, 1e-6, 1e4))
+
+
+def ranked(configs: Sequence[Result], budget: str = "evaluations") -> list[Result]:
+    """Sort configs by their mean at a budget, best first; those without a value come last."""
+
+    def key(config: Result) -> tuple[bool, float, str]:
+        found = config["summary"][budget]
+        return found is None, -found["mean"] if found else 0.0, config["name"]
+
+    return sorted(configs, key=key)
+
+
+def summarize(result: Result) -> Result:
+    """Return the result with every config's summary at both budgets, best first, and the pairwise tests."""
+    configs = [
+        {**config, "summary": {budget: summary(config["seeds"], result["base"], budget) for budget in BUDGETS}}
+        for config in result["configs"]
+    ]
+    configs = ranked(configs)
+    return {**result, "configs": configs, "pairs": {budget: pairs(configs, budget) for budget in BUDGETS}}
+
+
+def summary(seeds: Sequence[Result], base: Result, budget: str) -> Result | None:
+    """Average the seeds at a budget -> mean, gain over base, intervals, also per task; None if no seed got there.
+
+    `beats_base` is None with fewer than two seeds, and False where a run failed: what it would have reached is unknown.
+    """
+    rows = [run["at"][budget] for run in seeds if run["at"][budget] is not None]
+    if not rows:
+        return None
+    score = _over_seeds([row["score"] for row in rows], base["score"])
+    failed = sum(run["failed"] is not None for run in seeds)
+    return {
+        **score,
+        "seeds": len(rows),
+        "failed": failed,
+        "beats_base": None if score["gain"][1] is None else score["gain"][1] > 0 and not failed,
+        "tasks": {
+            task: _over_seeds([row["tasks"][task] for row in rows], value) for task, value in base["tasks"].items()
+        },
+        **{key: float(np.mean([row[key] for row in rows])) for key in ("iteration", "evaluations", "seconds")},
+    }
+
+
+def _over_seeds(values: Sequence[float], base: float) -> Result:
+    mean, low, high = student(values)
+    return {
+        "mean": mean,
+        "interval": [finite(low), finite(high)],
+        "gain": [finite(value - base) for value in (mean, low, high)],
+    }
+
+
+def pairs(configs: Sequence[Result], budget: str) -> Result:
+    """Test all pairs of configs at a budget: Welch over seeds, corrected by Holm over all pairs.
+
+    `difference` is row minus column. `detectable` is the difference that a pair with the usual seeds and the pooled
+    spread would show with a probability of 80 % at the strictest of Holm's levels.
+    """
+    values = {c["name"]: [run["at"][budget]["score"] for run in c["seeds"] if run["at"][budget]] for c in configs}
+    values = {name: scores for name, scores in values.items() if scores}
+    names, n = list(values), len(values)
+    places = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    p = [welch(values[names[i]], values[names[j]]) for i, j in places]
+    adjusted = holm(p)
+    means = [float(np.mean(scores)) for scores in values.values()]
+    tests = sum(not math.isnan(value) for value in p)
+    spread = [float(np.var(scores, ddof=1)) for scores in values.values() if len(scores) > 1]
+    size = round(float(np.median([len(scores) for scores in values.values()]))) if n else 0
+    least = detectable(size, LEVEL / tests) * math.sqrt(np.mean(spread)) if tests else math.nan
+    return {
+        "names": names,
+        "difference": [[a - b for b in means] for a in means],
+        "p": _square(n, places, p),
+        "p_holm": _square(n, places, adjusted),
+        "tests": tests,
+        "significant": sum(value < LEVEL for value in adjusted),
+        "detectable": finite(least),
+    }
+
+
+def _square(n: int, places: Sequence[tuple[int, int]], values: Sequence[float]) -> list[list[float | None]]:
+    """Spread one value per pair over a symmetric matrix [n][n]; None on the diagonal and where it is NaN."""
+    out: list[list[float | None]] = [[None] * n for _ in range(n)]
+    for (i, j), value in zip(places, values, strict=True):
+        out[i][j] = out[j][i] = finite(value)
+    return out
+
+
+def finite(value: float) -> float | None:
+    """Return None for what JSON cannot hold."""
+    return float(value) if math.isfinite(value) else None
+
+
+def mean_curve(config: Result, base: Result, x: str) -> list[Point]:
+    """Average the held-out curves of a config's seeds mark by mark, against `x`; the base model comes first."""
+    marks: dict[Any, list[tuple[float, float]]] = {}
+    for run in config["seeds"]:
+        for row in run["curve"]:
+            for mark in [*row["marks"], *(["seconds"] if "seconds" in row["budget"] else [])]:
+                marks.setdefault(mark, []).append((row[x], row["score"]))
+    points = []
+    for rows in marks.values():
+        at, scores = [row[0] for row in rows], [row[1] for row in rows]
+        points.append(Point(float(np.mean(at)), float(np.mean(scores)), min(scores), max(scores)))
+    return [Point(0.0, *[base["score"]] * 3), *sorted(points)]
+
+
+def labels(names: Sequence[str]) -> dict[str, str]:
+    """Shorten names by the part up to a dash that all of them share."""
+    heads = [name.split("-")[:-1] for name in names]
+    shared = 0
+    while len(names) > 1 and all(len(head) > shared and head[shared] == heads[0][shared] for head in heads):
+        shared += 1
+    return {name: "-".join(name.split("-")[shared:]) for name in names}

@@ -1,0 +1,252 @@
+"""Statistics and tables of a comparison, against hand calculations, scipy and simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from flowrl.comparison import detectable, holm, labels, mean_curve, pairs, student, summarize, summary, welch
+from flowrl.comparison_figures import accuracy_figure, gains_figure, training_figure
+from flowrl.comparison_tables import markdown, notes, pair_table, table, task_table, terminal
+from flowrl.errors import DataError
+
+BASE = {"score": 0.2, "interval": [0.15, 0.25], "images": 100, "tasks": {"even": 0.1, "odd_one": 0.3}}
+
+
+def row(score: float, *, at: float, marks: list[int], budget: list[str]) -> dict[str, Any]:
+    tasks = {"even": score - 0.1, "odd_one": score + 0.1}
+    spent = {"iteration": int(at / 10), "evaluations": at, "seconds": at / 5, "marks": marks, "budget": budget}
+    return {**spent, "score": score, "interval": [score - 0.05, score + 0.05], "tasks": tasks}
+
+
+def run(seed: int, score: float, failed: str | None = None) -> dict[str, Any]:
+    """Make a run that is half way at mark 1, ends (a) at mark 2 with `score` and (b) with 0.1 more."""
+    curve = [row(score - 0.1, at=50 + seed, marks=[1], budget=[])]
+    if failed is None:
+        curve += [
+            row(score, at=104, marks=[2], budget=["evaluations"]),
+            row(score + 0.1, at=200, marks=[], budget=["seconds"]),
+        ]
+    at = {key: next((r for r in curve if key in r["budget"]), None) for key in ("evaluations", "seconds")}
+    trace = {"iteration": [0, 9], "evaluations": [10.0, 100.0], "seconds": [2.0, 20.0], "reward": [0.1, 0.2]}
+    trace |= {"ratio_std": [0.01, None], "diversity": [0.3, 0.2], "accuracy": [0.1, 0.2], "grad_norm": [1.0, 1.0]}
+    used = {"iterations": 10, "evaluations": 100.0, "seconds": 20.0}
+    return {"seed": seed, "lr": 1e-3, "failed": failed, **used, "curve": curve, "at": at, "trajectory": trace}
+
+
+def config(name: str, scores: list[float], *failed: str) -> dict[str, Any]:
+    seeds = [run(seed, score) for seed, score in enumerate(scores)]
+    seeds += [run(len(scores) + i, 0.5, text) for i, text in enumerate(failed)]
+    return {"name": name, "lr": 1e-3, "search": None, "seeds": seeds}
+
+
+def result(*configs: dict[str, Any]) -> dict[str, Any]:
+    settings = {"score": "strict", "search": None}
+    budgets = {"evaluations": 100.0, "seconds": 40.0, "points": 2}
+    return summarize({"settings": settings, "budgets": budgets, "base": BASE, "configs": list(configs)})
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.4, 0.3], [1.0, 2.0], [-5.0, 3.0, 3.5, 8.0, 1.0]])
+def test_the_interval_is_students(values: list[float]) -> None:
+    """Against scipy's interval of the t distribution with n - 1 degrees of freedom."""
+    mean, low, high = student(values)
+    expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    assert mean == pytest.approx(np.mean(values)) and (low, high) == pytest.approx(expected)
+
+
+def test_the_interval_by_hand() -> None:
+    """1, 2, 3: mean 2, std 1, t of 2 degrees of freedom 4.302653 -> half width 4.302653 / sqrt 3."""
+    assert student([1, 2, 3]) == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-6)
+    mean, low, high = student([0.3])
+    assert mean == 0.3 and math.isnan(low) and math.isnan(high)
+    with pytest.raises(DataError, match="at least one value"):
+        student([])
+
+
+def test_welch_by_its_formula() -> None:
+    """t and the Welch-Satterthwaite degrees of freedom written out, the tail from scipy's t."""
+    a, b = [0.42, 0.45, 0.47], [0.31, 0.40, 0.36]
+    va, vb = np.var(a, ddof=1) / 3, np.var(b, ddof=1) / 3
+    t = (np.mean(a) - np.mean(b)) / math.sqrt(va + vb)
+    df = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 2)
+    assert welch(a, b) == pytest.approx(2 * stats.t.sf(abs(t), df)) == welch(b, a)
+    assert welch(a, b) != pytest.approx(stats.ttest_ind(a, b).pvalue)  # Student's own test
+
+
+@pytest.mark.parametrize(("a", "b"), [([0.1], [0.2, 0.3]), ([0.1, 0.1], [0.2, 0.2]), ([], [])])
+def test_welch_without_a_spread_is_no_test(a: list[float], b: list[float]) -> None:
+    assert math.isnan(welch(a, b))
+
+
+def test_holm_by_hand() -> None:
+    """Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04; the last may not fall below 0.06."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    adjusted = holm([0.01, math.nan, 0.04])  # two tests, not three
+    assert adjusted[::2] == pytest.approx([0.02, 0.04]) and math.isnan(adjusted[1])
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_family_wise_error() -> None:
+    """Without any effect 5 % of families of 6 tests hold a false alarm: 300 of 6000, give or take 5 stds of 17."""
+    p = np.random.default_rng(0).uniform(size=(6000, 6))
+    alarms = sum(min(holm(list(family))) < 0.05 for family in p)
+    assert 215 < alarms < 385
+    assert (p.min(axis=1) < 0.05).sum() > 1000  # uncorrected: 26 %
+
+
+def test_what_a_t_test_can_detect() -> None:
+    """Cohen (1988): 64 per group find half a std with a power of 0.80 at 5 %; and 3 per group by simulation."""
+    assert detectable(64, 0.05) == pytest.approx(0.5, abs=0.002)
+    d = detectable(3, 0.05 / 3)
+    rng = np.random.default_rng(1)
+    p = stats.ttest_ind(rng.normal(d, 1, (20000, 3)), rng.normal(0, 1, (20000, 3)), axis=1).pvalue
+    assert (p < 0.05 / 3).mean() == pytest.approx(0.8, abs=0.012)  # 4 standard errors
+    assert math.isnan(detectable(1, 0.05))
+
+
+# ------------------------------------------------------------------------------------------------- one config, pairs
+
+
+def test_the_summary_of_a_config() -> None:
+    found = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "evaluations")
+    assert found is not None
+    low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.4, 0.5, 0.6]))
+    assert found["mean"] == pytest.approx(0.5) and found["interval"] == pytest.approx([low, high])
+    assert found["gain"] == pytest.approx([0.3, low - 0.2, high - 0.2])
+    assert found["tasks"]["even"]["mean"] == pytest.approx(0.4) and found["tasks"]["even"]["gain"][0] == pytest.approx(
+        0.3
+    )
+    assert (found["seeds"], found["failed"], found["beats_base"]) == (3, 0, True)
+    assert (found["evaluations"], found["seconds"], found["iteration"]) == (104, 20.8, 10)
+    at_b = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "seconds")
+    assert at_b is not None and at_b["mean"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "failed", "beats"),
+    [([0.4, 0.5, 0.6], (), True), ([0.1, 0.5, 0.6], (), False), ([0.1, 0.11, 0.09], (), False), ([0.6], (), None)]
+    + [([0.5, 0.51, 0.52], ("NaN",), False)],
+)
+def test_who_beats_the_base(scores: list[float], failed: tuple[str, ...], beats: bool | None) -> None:
+    """An interval around 0, one below it, a single seed, a run that failed."""
+    found = summary(config("a", scores, *failed)["seeds"], BASE, "evaluations")
+    assert found is not None and found["beats_base"] is beats and found["failed"] == len(failed)
+
+
+def test_configs_are_sorted_and_failures_kept() -> None:
+    r = result(config("x-low", [0.3, 0.31]), config("x-dead", [], "NaN", "NaN"), config("x-top", [0.5, 0.52], "NaN"))
+    assert [c["name"] for c in r["configs"]] == ["x-top", "x-low", "x-dead"]
+    assert r["configs"][2]["summary"] == {"evaluations": None, "seconds": None}
+    assert r["pairs"]["evaluations"]["names"] == ["x-top", "x-low"]
+    json.dumps(r, allow_nan=False)
+
+
+def test_pairs() -> None:
+    """Three configs: p by `welch`, Holm over the three, differences of means; the matrix is symmetric."""
+    scores = {"a": [0.40, 0.42, 0.45], "b": [0.30, 0.33, 0.31], "c": [0.41, 0.44, 0.40]}
+    found = pairs(result(*(config(name, s) for name, s in scores.items()))["configs"], "evaluations")
+    assert found["names"] == ["a", "c", "b"] and found["tests"] == 3
+    p = [welch(scores[x], scores[y]) for x, y in ("ac", "ab", "cb")]
+    adjusted = holm(p)
+    for matrix, values in (("p", p), ("p_holm", adjusted)):
+        m = found[matrix]
+        assert [m[0][1], m[0][2], m[1][2]] == pytest.approx(values)
+        assert all(m[i][j] == m[j][i] for i in range(3) for j in range(3)) and m[0][0] is None
+    assert found["difference"][0][2] == pytest.approx(np.mean(scores["a"]) - np.mean(scores["b"]))
+    assert found["significant"] == sum(value < 0.05 for value in adjusted) == 2
+    pooled = math.sqrt(np.mean([np.var(s, ddof=1) for s in scores.values()]))
+    assert found["detectable"] == pytest.approx(detectable(3, 0.05 / 3) * pooled)
+
+
+def test_mean_curves_go_mark_by_mark() -> None:
+    """Seeds 0 and 1 pass mark 1 after 50 and 51 evaluations; the base model stands at 0."""
+    r = result(config("a", [0.4, 0.6]))
+    points = mean_curve(r["configs"][0], BASE, "evaluations")
+    expected = [(0, 0.2, 0.2, 0.2), (50.5, 0.4, 0.3, 0.5), (104, 0.5, 0.4, 0.6), (200, 0.6, 0.5, 0.7)]
+    assert np.array(points) == pytest.approx(np.array(expected))
+    assert [p.x for p in mean_curve(r["configs"][0], BASE, "seconds")] == pytest.approx([0, 10.1, 20.8, 40])
+
+
+def test_labels() -> None:
+    assert labels(["shapes-flow-grpo", "shapes-flow-cps"]) == {"shapes-flow-grpo": "grpo", "shapes-flow-cps": "cps"}
+    assert labels(["a-b", "a"]) == {"a-b": "a-b", "a": "a"}
+    assert labels(["a-b"]) == {"a-b": "a-b"}
+
+
+# ------------------------------------------------------------------------------------------------------ tables, figures
+
+
+def test_the_table() -> None:
+    r = result(config("x-low", [0.1, 0.3]), config("x-dead", [], "a | NaN"), config("x-top", [0.5, 0.52], "broke"))
+    rows = {cells[0]: cells for cells in table(r)}
+    assert list(rows) == ["method", "top", "low", "dead", "base model"]
+    half = stats.t.ppf(0.975, 1) * np.std([50, 52], ddof=1) / math.sqrt(2)
+    assert rows["top"][2:4] == ["3, 1 failed", f"51.0 ± {half:.1f}"]
+    assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
+    assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
+    text = terminal(r)
+    assert "Failed: x-dead, seed 0, after 10 iterations: a | NaN" in text and "strict % at (a)" in text
+    assert "largest overshoot 4.0% at (a) and 0.0% at (b)" in text  # 104 of 100, 40 of 40
+    assert task_table(r, "evaluations")[0] == ["method", "even", "odd one"]
+    assert task_table(r, "evaluations")[1][1].startswith("41.0 ±")
+
+
+def test_a_star_means_that_the_interval_excludes_zero() -> None:
+    rows = {cells[0]: cells[4] for cells in table(result(config("a", [0.5, 0.51, 0.52]), config("b", [0.1, 0.5])))}
+    assert rows["a"].endswith("*") and not rows["b"].endswith("*")
+
+
+def test_other_scores_than_shares_are_no_percentages() -> None:
+    r = result(config("a", [1.4, 1.5]))
+    assert table(r)[0][3] == "strict at (a)" and table(r)[1][3].startswith("1.450 ±")
+
+
+def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
+    r = result(config("x-a", [0.5, 0.51, 0.52]), config("x-b", [0.2, 0.21, 0.22]))
+    rows = pair_table(r, "evaluations")
+    assert rows[1] == ["1 a", "", f"{welch([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]):.3f}*"] and rows[2] == [
+        "2 b",
+        "-30.0",
+        "",
+    ]
+    said = next(line for line in notes(r) if line.startswith("Pairs at (a)"))
+    assert f"about {100 * detectable(3, 0.05) * 0.01:.1f} apart" in said and "1 of 1 differ" in said
+    text = markdown(r, ["figures/gains.png"])
+    assert "| 2 b | -30.0 |  |" in text and "![figures/gains.png](figures/gains.png)" in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.endswith(" |") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        [config("a", [0.4, 0.6])],
+        [config("a", [0.4])],
+        [config("x-a", [0.4, 0.6]), config("x-b", [], "NaN"), config("x-c", [0.5, 0.6], "NaN")],
+        [config("a", [], "NaN")],
+    ],
+)
+def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> None:
+    r = result(*configs)
+    figures = [gains_figure(r), accuracy_figure(r, "evaluations"), accuracy_figure(r, "seconds"), training_figure(r)]
+    for number, figure in enumerate(figures):
+        figure.savefig(tmp_path / f"{number}.png", dpi=40)
+    panels = figures[1].axes
+    assert [axes.get_title("left") for axes in panels] == [
+        name + (" (1 failed)" if c["summary"]["evaluations"] is None or len(c["seeds"]) == 3 else "")
+        for name, c in zip(labels([c["name"] for c in r["configs"]]).values(), r["configs"], strict=True)
+    ]
+    curve = panels[0].lines[-1]  # drawn last: the config's own
+    points = mean_curve(r["configs"][0], BASE, "evaluations")
+    assert np.allclose(curve.get_ydata(), [100 * p.mean for p in points])
+    assert len(figures[3].axes) == 3 * len(configs)

@@ -1,15 +1,16 @@
-"""The command line: ``flowrl train | eval | sample | grid | bench | score | serve-rewards | configs``."""
+"""The command line, ``flowrl COMMAND``: one function here for each command."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl import score
+from flowrl import compare_command, score
 from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError, FlowRLError
 from flowrl.resources import list_configs, resource
@@ -69,10 +70,15 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--run", type=Path, help="folder of the run (default: runs/<name>, numbered if taken)")
     one.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run from its newest whole checkpoint")
     one.add_argument("--seed", type=int, help="the same as seed=N")
-    one.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    one.add_argument("--dry-run", action="store_true", help="check it all but the weights, print plan and memory")
     one.add_argument("--quiet", action="store_true", help="no progress")
     _plugin(one)
     one.set_defaults(command=_train, loads=True)
+
+    one = commands.add_parser("compare", help="compare configs on equal budgets", description=compare_command.ABOUT)
+    compare_command.add_arguments(one)
+    _plugin(one)
+    one.set_defaults(command=compare_command.run, loads=True)
 
     one = commands.add_parser("eval", help="score held-out prompts", description="Score a model, run or checkpoint.")
     _target(one)
@@ -122,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("configs", help="list the shipped configs")
     one.set_defaults(command=lambda args: print("\n".join(list_configs())) or 0)
+
+    one = commands.add_parser("methods", help="list the methods: paper, status, axes, cost, configs")
+    one.add_argument("--json", action="store_true", help="everything that is known of them, as JSON")
+    one.set_defaults(command=_methods)
     return parser
 
 
@@ -156,10 +166,9 @@ def _train(args: argparse.Namespace) -> int:
     overrides = [*args.overrides, *([f"seed={args.seed}"] if args.seed is not None else [])]
     config = load_config(args.config, overrides, args.plugin)
     if args.dry_run:
-        from flowrl.loop import Trainer
-        from flowrl.runs import describe
+        from flowrl.dryrun import dry_run
 
-        print(config.dump() + "\n" + describe(Trainer(config)))
+        print(config.dump() + "\n" + dry_run(config))
         return 0
     train(config, args.run or _free(Path("runs") / config.name), quiet=args.quiet)
     return 0
@@ -179,24 +188,25 @@ def _free(folder: Path) -> Path:
     return free
 
 
-def _open(args: argparse.Namespace) -> tuple[Any, Config, str]:
-    """Find out what the target is and load it -> (model, config, what it is in words)."""
-    from flowrl.runs import open_run
+def _open(args: argparse.Namespace) -> tuple[Any, Config, str, Any]:
+    """Find out what the target is and load it -> (model, config, what it is in words, weights before training)."""
+    from flowrl.runs import base_weights, load_run
 
     path = Path(args.target)
     changes = [*args.set, *([f"eval.steps={args.steps}"] if args.steps is not None else [])]
     changes += [f"eval.seed={args.seed}"] if args.seed is not None else []
     if (path / "config.yaml").exists() or (path / "manifest.json").exists():
         options = {"weights": args.weights, "iteration": args.iteration, "overrides": changes, "plugins": args.plugin}
-        model, config, iteration = open_run(path, **options)
-        return model, config, f"{path} at iteration {iteration}"
+        run = load_run(path, **options)
+        return run.model, run.config, f"{path} at iteration {run.iteration}", run.base
     if not path.is_dir() and args.target.startswith("assets/"):
         path = resource(args.target)  # a model that is shipped, from any folder
     if path.is_dir():
         config = load_config(args.config, [f"model.path={path}", *changes], args.plugin)
     else:
         config = load_config(args.target, changes, args.plugin)
-    return config.call("model")(), config, f"the base model {config.model.kwargs.get('path', '')}"
+    model = config.call("model")()
+    return model, config, f"the base model {config.model.kwargs.get('path', '')}", base_weights(model, config)
 
 
 def _eval(args: argparse.Namespace) -> int:
@@ -207,8 +217,8 @@ def _eval(args: argparse.Namespace) -> int:
     changes = [f"eval.images={args.images}"] if args.images is not None else []
     changes += [f"prompts.test={args.prompts}"] if args.prompts else []
     args.set = [*args.set, *changes]
-    model, config, what = _open(args)
-    result = evaluate_config(model, config, progress=_progress)
+    model, config, what, base = _open(args)
+    result = evaluate_config(model, config, base=base, progress=_progress)
     print(f"{what}\n{evaluation_table(result)}")
     if args.json:
         write_json(args.json, {"target": args.target, **result})
@@ -220,8 +230,8 @@ def _sample(args: argparse.Namespace) -> int:
     from flowrl.report import labelled_grid, save_png
     from flowrl.runs import sample_all
 
-    model, config, what = _open(args)
-    pictures = sample_all(model, config, args.prompts, seed=config.eval.seed, images=args.images)
+    model, config, what, base = _open(args)
+    pictures = sample_all(model, config, args.prompts, seed=config.eval.seed, images=args.images, base=base)
     rows = pictures.unflatten(0, (len(args.prompts), args.images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(args.images)}
     save_png(labelled_grid(columns, args.prompts), args.out)
@@ -254,6 +264,14 @@ def _serve(args: argparse.Namespace) -> int:
 
     names = ("host", "port", "token_env", "max_mb", "max_images", "max_wait_ms", "batch")
     serve(load_config(args.config, args.overrides, args.plugin), **{name: getattr(args, name) for name in names})
+    return 0
+
+
+def _methods(args: argparse.Namespace) -> int:
+    from flowrl.methods import METHODS, describe, table
+
+    rows = [describe(method) for method in METHODS]
+    print(json.dumps(rows, indent=2) if args.json else table(rows))
     return 0
 
 

@@ -129,8 +129,8 @@ def test_eval_options(home: Path, tmp_path: Path) -> None:
     report, prompts = str(tmp_path / "r.json"), ["--prompts", f"{tmp_path}/p.txt"]
     assert main(["eval", f"{home}/run", *options, *prompts, "--json", report, *TOY]) == 0
     setting = json.loads(Path(report).read_text())["setting"]
-    want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "prompts": "p"}
-    assert setting == {**want, "guidance": None}
+    want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
+    assert setting == {**want, "prompts": "p", "guidance": None}
 
 
 def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,9 +29,10 @@ ALLOWED = {
         "flow": "errors types",
         "transitions": "errors types flow",
         "solvers": "errors types flow transitions",
-        "samplers": "errors types flow transitions",
+        "samplers": "errors types flow transitions solvers",
         "likelihood": "errors types flow transitions",
         "batches": "errors types flow",
+        "updates": "types",
         "budget": "errors types samplers",
         # models, rewards' benchmark, credit and losses know nothing of each other
         "resources": "errors",
@@ -52,9 +53,25 @@ ALLOWED = {
         # what puts them together; the methods' functions come by name through config, so none of them is named here
         "panel": "errors types config",
         "evaluate": "errors types prompts samplers seeds panel",
-        "loop": "errors types seeds batches budget samplers dist prompts config weights checkpoint log panel evaluate",
+        "feasible": "errors types flow seeds batches budget samplers config",
+        "loop": "errors types seeds batches updates budget feasible samplers dist prompts config weights checkpoint "
+        "log panel evaluate",
         "runs": "errors types seeds dist prompts config weights checkpoint log figures curves report evaluate loop",
+        # configs on equal budgets
+        "comparison": "errors",
+        "comparison_tables": "comparison",
+        "comparison_panels": "curves comparison comparison_tables",
+        "comparison_figures": "curves comparison comparison_tables comparison_panels",
+        "ledger": "errors config log curves loop",
+        "budgeted": "errors config checkpoint log figures curves loop runs ledger",
+        "comparison_file": "errors config loop comparison ledger",
+        "compare": "errors config loop comparison ledger budgeted comparison_file",
+        "compare_command": "errors figures comparison comparison_tables comparison_figures ledger budgeted "
+        "comparison_file compare",
         "bench": "errors types seeds batches budget samplers dist prompts config log evaluate loop runs",
+        "memory": "errors budget models config feasible",
+        "dryrun": "errors prompts config feasible memory",
+        "methods": "resources config feasible",
         # rewards as a service
         "batching": "errors types panel",
         "wire": "errors batching",
@@ -67,7 +84,7 @@ ALLOWED = {
         "selftest": "errors types shapes prompts scoring checks",
         "scorecard": "errors report scoring",
         "score": "errors prompts report loop pictures scoring selftest scorecard",
-        "cli": "errors resources config log report evaluate loop runs bench serve score",
+        "cli": "errors resources config log report evaluate loop runs bench dryrun methods serve score compare_command",
     }.items()
 }
 
@@ -82,9 +99,13 @@ REWARD_EXTRA = {"shapes": {"shapes"}, "_scorer": {"resources", "devices"}}
 ONLY = {
     "errors": set(),
     "resources": set(),
-    **dict.fromkeys(["types", "flow", "transitions", "solvers", "samplers", "likelihood", "batches"], {"torch"}),
+    **dict.fromkeys(
+        ["types", "flow", "transitions", "solvers", "samplers", "likelihood", "batches", "updates"], {"torch"}
+    ),
     **dict.fromkeys(["seeds", "devices", "budget", "credit", "losses", "weights", "dist"], {"torch"}),
     "prompts": set(),
+    "comparison": {"numpy", "scipy"},
+    **dict.fromkeys(["comparison_tables", "comparison_file", "compare", "compare_command", "ledger"], set()),
     "config": {"yaml"},
     "checkpoint": {"torch", "safetensors"},
     "shapes": {"torch", "numpy", "scipy"},

@@ -240,7 +240,7 @@ class Source:
 class Call:
     """A function of one axis with its checked keyword arguments, defaults filled in."""
 
-    key: str  # where it stands in the config: "plan", "rewards.shapes"
+    key: str = field(compare=False)  # where it stands in the config: "plan", "rewards.shapes"; a list of one is one
     fn: str  # as written
     path: str  # as resolved: "flowrl.samplers.plans.random_window"
     kwargs: dict[str, Any]

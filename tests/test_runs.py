@@ -86,7 +86,18 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     for name in ("grid.png", "curves.png", "report.html", "environment.json"):
         assert (run / name).stat().st_size > 100
     assert load_config(run / "config.yaml", (), ("toykit",)) == config_for(home)
-    keys = {"reward", "reward/red", "reward/strict", "accuracy", "reward_std", "zero_std", "diversity", "ratio", "loss"}
+    keys = {
+        "reward",
+        "cost",
+        "reward/red",
+        "reward/strict",
+        "accuracy",
+        "reward_std",
+        "zero_std",
+        "diversity",
+        "ratio",
+        "loss",
+    }
     keys |= {
         "ratio_std",
         "on_policy_gap",

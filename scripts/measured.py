@@ -1,0 +1,109 @@
+"""Write what the comparison measured into the method pages and the README's table; `--check` only says what is stale.
+
+    python scripts/measured.py
+
+Reads assets/results/compare-shapes.json. In docs/methods, the paragraph behind each ``<!-- measured: NAME -->`` is
+replaced, NAME being a config of configs/shapes; in the README, the last cell of each row whose first config was
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from flowrl.comparison import summarize
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
+MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def sentence(result: dict[str, Any], name: str) -> str:
+    """Say what one config reached at equal network evaluations, and how sure that is."""
+    config = found(result, name)
+    a, b = config["summary"]["evaluations"], config["summary"]["seconds"]
+    base, budget = result["base"]["score"], result["settings"]["budgets"]
+    gain, low, high = a["gain"]
+    place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
+    pictures = result["settings"].get("held_out_pictures", result["base"]["images"])
+    text = (
+        f"`shapes/{name}`: strict accuracy {percent(base)} % → {percent(a['mean'])} % after "
+        f"{budget['evaluations']:,.0f} network evaluations: {points(gain)} points over {a['seeds']} seeds (95 % "
+        f"{points(low)} to {points(high)}), place {place} of {len(result['configs'])}. After {budget['seconds']:g} "
+        f"seconds of processor time: {percent(b['mean'])} %. {a['iteration']:.0f} iterations, lr {config['lr']:g}, "
+        f"{pictures} held-out pictures per judgement."
+    )
+    words, lines = text.split(), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) + 1 > 118:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines) + "\n"
+
+
+def cell(result: dict[str, Any], name: str) -> str:
+    """Say it for a table."""
+    a = found(result, name)["summary"]["evaluations"]
+    low, high = a["gain"][1:]
+    return f"{percent(result['base']['score'])} % → {percent(a['mean'])} % ({points(low)} to {points(high)})"
+
+
+def found(result: dict[str, Any], name: str) -> dict[str, Any]:
+    wanted = f"shapes-{name.replace('_', '-')}"
+    for config in result["configs"]:
+        if config["name"] == wanted:
+            return dict(config)
+    raise SystemExit(f"{RESULT} has no {wanted}; run the comparison with shapes/{name}, or take the mark out")
+
+
+def page(text: str, result: dict[str, Any]) -> str:
+    """Fill the marks of a method page."""
+    return MARK.sub(lambda m: f"<!-- measured: {m[1]} -->\n{sentence(result, m[1])}", text)
+
+
+def readme(text: str, result: dict[str, Any]) -> str:
+    """Fill the last cells of the README's method table."""
+    names = {config["name"] for config in result["configs"]}
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        first = re.search(r"\| `shapes/([a-z0-9_]+)`", line)
+        if first and f"shapes-{first[1].replace('_', '-')}" in names:
+            cells = line.strip("|").split("|")
+            lines[i] = "|" + "|".join([*cells[:-1], f" {cell(result, first[1])} "]) + "|"
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
+    args = parser.parse_args()
+    result = summarize(json.loads(RESULT.read_text(encoding="utf-8")))
+    stale = []
+    for path in [*sorted((ROOT / "docs" / "methods").glob("*.md")), ROOT / "README.md"]:
+        old = path.read_text(encoding="utf-8")
+        new = (readme if path.name == "README.md" else page)(old, result)
+        if new != old:
+            stale.append(path)
+            if not args.check:
+                path.write_text(new, encoding="utf-8")
+    print(
+        "\n".join(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}" for path in stale) or "all true"
+    )
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

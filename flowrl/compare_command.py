@@ -84,7 +84,7 @@ def report(result: dict[str, Any], out: Path, figures: Path, runs: Path) -> list
     from flowrl.comparison_figures import accuracy_figure, gains_figure, training_figure
     from flowrl.comparison_tables import markdown
     from flowrl.figures import save_png
-    from flowrl.ledger import write_text
+    from flowrl.loop import write_text
 
     drawn = {
         "gains": gains_figure(result),

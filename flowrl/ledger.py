@@ -14,7 +14,7 @@ from flowrl.config import Config, load_config
 from flowrl.curves import EVALS, METRICS, read_rows
 from flowrl.errors import ConfigError, RunError
 from flowrl.log import environment
-from flowrl.loop import write_json
+from flowrl.loop import write_json, write_text
 
 CONFIG, CLAIM, RESULT = "config.yaml", "claim.json", "result.json"
 TRACED = ("reward", "accuracy", "ratio_std", "diversity", "grad_norm")
@@ -135,16 +135,6 @@ def drop_evaluations(folder: Path, account: Account) -> None:
 def write_evaluations(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write all evaluations of a run, one per line."""
     write_text(folder / EVALS, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text by rename, all of it or nothing. Raises RunError."""
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def score_row(row: Mapping[str, Any]) -> dict[str, Any]:

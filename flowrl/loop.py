@@ -421,14 +421,19 @@ class StopSignal:
         self.asked = True
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON by rename, so that no half file is ever read. Raises RunError."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text by rename, so that no half file is ever read. Raises RunError."""
+    partial = path.with_name(path.name + ".tmp")
     try:
-        partial = path.with_name(path.name + ".tmp")
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-__all__ = ["Batch", "Interrupted", "StopSignal", "Trainer", "put_weights", "write_json"]
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON as `write_text` does. Raises RunError."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+__all__ = ["Batch", "Interrupted", "StopSignal", "Trainer", "put_weights", "write_json", "write_text"]

@@ -19,7 +19,7 @@ from flowrl.config import Config, load_config
 from flowrl.errors import CheckpointError, RewardError, RunError
 from flowrl.evaluate import evaluate, sample
 from flowrl.log import RunLogger, environment
-from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json
+from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json, write_text
 from flowrl.prompts import check_records, load_prompts
 from flowrl.types import FlowModel
 from flowrl.weights import Weights
@@ -40,7 +40,7 @@ def train(
     if start is not None:
         trainer.load(start)
     else:  # only now: a config that does not work must not occupy the folder
-        _write(run / "config.yaml", config.dump())
+        write_text(run / "config.yaml", config.dump())
         write_json(run / "environment.json", environment())
     kl = "kl" if config.kl_beta else "approx_kl"
     labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
@@ -126,7 +126,7 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = Fal
             f"held out after {now} iterations: {c.headline} {result[c.headline]:.3f} (95 % {low:.3f} to {high:.3f})"
         )
     if fresh != rows:
-        _write(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in fresh))
+        write_text(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in fresh))
     if _due(c.grid.every, now, last):
         with log.phase("grid"), _eval_weights(trainer):
             _strip(trainer, run, log)
@@ -222,15 +222,6 @@ def _eval_rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def _finish(run: Path, config: Config, log: RunLogger) -> dict[str, Any]:
     """Write the summary and the pictures, and print before and after."""
     rows = _eval_rows(run)
@@ -250,7 +241,7 @@ def _finish(run: Path, config: Config, log: RunLogger) -> dict[str, Any]:
         report.curves(run).savefig(run / "curves.png", dpi=110)
     except OSError as error:
         raise RunError(f"cannot write {run / 'curves.png'}: {error.strerror or error}") from error
-    _write(run / "report.html", report.html_report(run))
+    write_text(run / "report.html", report.html_report(run))
     log.say(report.before_after_table(summary))
     names = ", ".join(str(run / name) for name in ("grid.png", "curves.png", "report.html"))
     log.say(f"pictures: {names}")

@@ -66,7 +66,7 @@ ALLOWED = {
         "budgeted": "errors config checkpoint log figures curves loop runs ledger",
         "comparison_file": "errors config loop comparison ledger",
         "compare": "errors config loop comparison ledger budgeted comparison_file",
-        "compare_command": "errors figures comparison comparison_tables comparison_figures ledger budgeted "
+        "compare_command": "errors figures loop comparison comparison_tables comparison_figures ledger budgeted "
         "comparison_file compare",
         "bench": "errors types seeds batches budget samplers dist prompts config log evaluate loop runs",
         "memory": "errors budget models config feasible",

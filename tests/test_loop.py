@@ -232,6 +232,41 @@ def test_decisions_of_weight_zero_are_counted_not_computed(tmp_path: Path, monke
     torch.testing.assert_close(flat(skipped.values()), computed, atol=1e-7, rtol=1e-5)
 
 
+def test_a_selection_scales_the_loss_and_the_divisor_counts_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor of 2 doubles the gradient. Training the first of 3 steps only gives the mean over that step's draws."""
+    (plain,), _ = gradients(trainer_for(tmp_path, *ONE), monkeypatch)
+    (double,), _ = gradients(
+        trainer_for(tmp_path, *ONE, "select={fn: toykit.by_step, factors: [2, 2, 2]}"), monkeypatch
+    )
+    torch.testing.assert_close(flat(double.values()), 2 * flat(plain.values()), atol=1e-7, rtol=1e-5)
+    alone = []
+    for k in range(3):
+        factors = [int(j == k) for j in range(3)]
+        options = (*ONE, f"select={{fn: toykit.by_step, factors: {factors}}}")
+        (one,), metrics = gradients(trainer_for(tmp_path, *options), monkeypatch)
+        assert metrics["trained"] == 8  # 2 prompts x 4 pictures
+        alone.append(flat(one.values()))
+    torch.testing.assert_close(torch.stack(alone).mean(0), flat(plain.values()), atol=1e-7, rtol=1e-5)
+
+
+def test_a_selection_that_leaves_nothing_is_an_error(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, *ONE, "select={fn: toykit.by_step, factors: [0, 0, 0]}")
+    with pytest.raises(RunError, match="`select` left none of 24 decisions"):
+        trainer.step()
+
+
+def test_segments_move_as_one_action_whatever_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off policy, since a mean of ratios is another loss: one segment per picture is its geometric mean of ratios."""
+    grads = {}
+    for micro in (24, 3):
+        options = (*ONE, "segment={fn: fixed, sizes: [3]}", f"train.micro_batch={micro}", "train.updates=1")
+        (grads[micro],), metrics = gradients(trainer_for(tmp_path, *options), monkeypatch)
+        assert metrics["on_policy_gap"] < 1e-6
+    torch.testing.assert_close(flat(grads[3].values()), flat(grads[24].values()), atol=1e-7, rtol=1e-5)
+
+
 def test_siblings_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 prompts x (1 + 2 + 2) states: 2 optimizer steps of 5, calls of at most 2; each state passes once."""
     trainer = trainer_for(tmp_path, TREE, "train.micro_batch=2")

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.config import Config, load_config
 from flowrl.errors import RunError
 from flowrl.models.toy import LinearFlow
-from flowrl.types import RewardBatch
+from flowrl.types import Choice, RewardBatch
 
 COLORS = ("red", "green", "blue", "grey", "pink", "teal")
 CONFIG = """
@@ -55,6 +55,12 @@ def warmth(batch: RewardBatch) -> Tensor:
 def reddish(batch: RewardBatch) -> Tensor:
     """Say 1 where a picture is more red than green, else 0."""
     return (redness(batch) > 0).float()
+
+
+def by_step(choice: Choice, *, factors: list[float]) -> Tensor:
+    """Weigh draws by the denoising step that they were made at."""
+    tree = choice.rollout.tree
+    return torch.tensor([0.0, *factors, 0.0, 0.0])[tree.step] * (tree.std > 0)
 
 
 def same(batch: RewardBatch) -> Tensor:

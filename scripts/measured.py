@@ -2,9 +2,9 @@
 
     python scripts/measured.py
 
-Reads assets/results/compare-shapes.json. In docs/methods, the paragraph behind each ``<!-- measured: NAME -->`` is
-replaced, NAME being a config of configs/shapes; in the README, the last cell of each row whose first config was
-compared.
+Reads assets/results/compare-shapes.json; without that file it says that nothing was compared yet. In docs/methods, the
+paragraph behind each ``<!-- measured: NAME -->`` is replaced, NAME being a config of configs/shapes; in the README, the
+last cell of each row whose first config was compared.
 """
 
 from __future__ import annotations
@@ -69,13 +69,20 @@ def found(result: dict[str, Any], name: str) -> dict[str, Any]:
     raise SystemExit(f"{RESULT} has no {wanted}; run the comparison with shapes/{name}, or take the mark out")
 
 
-def page(text: str, result: dict[str, Any]) -> str:
+def page(text: str, result: dict[str, Any] | None) -> str:
     """Fill the marks of a method page."""
-    return MARK.sub(lambda m: f"<!-- measured: {m[1]} -->\n{sentence(result, m[1])}", text)
+
+    def fill(match: re.Match[str]) -> str:
+        words = sentence(result, match[1]) if result else f"`shapes/{match[1]}`: not compared yet.\n"
+        return f"<!-- measured: {match[1]} -->\n{words}"
+
+    return MARK.sub(fill, text)
 
 
-def readme(text: str, result: dict[str, Any]) -> str:
+def readme(text: str, result: dict[str, Any] | None) -> str:
     """Fill the last cells of the README's method table."""
+    if result is None:
+        return text
     names = {config["name"] for config in result["configs"]}
     lines = text.split("\n")
     for i, line in enumerate(lines):
@@ -90,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
     args = parser.parse_args()
-    result = summarize(json.loads(RESULT.read_text(encoding="utf-8")))
+    result = summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
     stale = []
     for path in [*sorted((ROOT / "docs" / "methods").glob("*.md")), ROOT / "README.md"]:
         old = path.read_text(encoding="utf-8")

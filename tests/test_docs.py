@@ -20,6 +20,7 @@ import flowrl
 from flowrl.cli import _parser
 from flowrl.config import SECTIONS, Config, load_config
 from flowrl.errors import ConfigError
+from flowrl.methods import METHODS
 from flowrl.resources import list_configs
 from flowrl.shapes import checker, detect
 from flowrl.shapes.prompts import TASKS, all_records, split_records
@@ -147,17 +148,20 @@ def offered() -> dict[str, dict[str, Function]]:
         return {name: function for name, function in found.items() if function}
 
     def folder(path: str, skip: str = "") -> list[str]:
-        return [f.relative_to(ROOT).as_posix() for f in sorted((ROOT / path).glob("*.py")) if f.stem != skip]
+        files = [f for f in sorted((ROOT / path).glob("*.py")) if f.stem != skip and not f.name.startswith("_")]
+        return [f.relative_to(ROOT).as_posix() for f in files]
 
     models = named("flowrl/models").items()  # a config may also set their positional arguments
     return {
         "model": {n: f._replace(options=dict.fromkeys(f.required, REQUIRED) | f.options) for n, f in models},
-        "plan": pick(["flowrl/samplers/plans.py"], "iteration"),
+        "plan": pick(folder("flowrl/samplers"), "iteration"),
         "transition": pick(["flowrl/transitions.py"], "x v sigma sigma_next level"),
         "rewards": named("rewards"),
         "transform": pick(["flowrl/credit/transforms.py"], "values batch"),
         "aggregate": {f.name: f for f in functions("flowrl/credit/aggregate.py") if f.name != "counting"},
         "credit": pick(folder("flowrl/credit"), "reward leaf tree"),
+        "segment": pick(["flowrl/credit/segments.py"], "rollout"),
+        "select": pick(["flowrl/credit/select.py"], "choice"),
         "likelihood": pick(["flowrl/likelihood.py"], "model batch transition"),
         "loss": pick(folder("flowrl/losses", skip="kl"), "log_prob old_log_prob weight"),
         "kl": pick(["flowrl/losses/kl.py"], "eval ref_eval"),
@@ -384,7 +388,7 @@ def test_the_axes_in_the_readme() -> None:
     expected = {
         "plan": {*OFFERED["plan"], *OFFERED["transition"]},
         "reward": {*OFFERED["rewards"], *OFFERED["aggregate"]},
-        "credit": set(OFFERED["credit"]),
+        "credit": {*OFFERED["credit"], *OFFERED["segment"], *OFFERED["select"]},
         "likelihood": set(OFFERED["likelihood"]),
         "loss": {*OFFERED["loss"], *OFFERED["kl"]},
     }
@@ -392,7 +396,11 @@ def test_the_axes_in_the_readme() -> None:
 
 
 def test_the_method_table_is_the_shipped_configs() -> None:
-    assert sorted(spans(row[1])[0] for row in rows(README, "method")) == list_configs()
+    table = rows(README, "method")
+    assert sorted(name for row in table for name in spans(row[1])) == list_configs()
+    for row, method in zip(table, METHODS, strict=True):
+        assert re.fullmatch(rf"\[?{re.escape(method.name)}(\]\(.*\))?", row[0]) and row[3] == method.status
+        assert (method.paper.arxiv if method.paper else "combination") in row[2]
 
 
 @pytest.mark.integration

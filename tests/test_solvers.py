@@ -21,6 +21,7 @@ def walk(grid: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     yield from ((a.expand(4), b.expand(4)) for a, b in zip(grid[:-1], grid[1:], strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of diffusers, under numpy 2
 @pytest.mark.parametrize("first", [1.0, 0.96])
 @pytest.mark.parametrize("steps", [3, 8, 25])
 def test_the_same_velocities_give_the_states_of_diffusers(first: float, steps: int) -> None:

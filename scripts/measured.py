@@ -31,14 +31,16 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def sentence(result: dict[str, Any], name: str) -> str:
+def sentence(result: dict[str, Any] | None, name: str) -> str:
     """Say what one config reached at equal network evaluations, and how sure that is."""
     config = found(result, name)
+    if result is None or config is None:
+        return f"`shapes/{name}`: not compared yet.\n"
     a, b = config["summary"]["evaluations"], config["summary"]["seconds"]
-    base, budget = result["base"]["score"], result["settings"]["budgets"]
+    base, budget = result["base"]["score"], result["budgets"]
     gain, low, high = a["gain"]
     place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
-    pictures = result["settings"].get("held_out_pictures", result["base"]["images"])
+    pictures = result["base"]["images"]
     text = (
         f"`shapes/{name}`: strict accuracy {percent(base)} % → {percent(a['mean'])} % after "
         f"{budget['evaluations']:,.0f} network evaluations: {points(gain)} points over {a['seeds']} seeds (95 % "
@@ -54,50 +56,53 @@ def sentence(result: dict[str, Any], name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cell(result: dict[str, Any], name: str) -> str:
+def cell(result: dict[str, Any], config: dict[str, Any]) -> str:
     """Say it for a table."""
-    a = found(result, name)["summary"]["evaluations"]
+    a = config["summary"]["evaluations"]
     low, high = a["gain"][1:]
     return f"{percent(result['base']['score'])} % → {percent(a['mean'])} % ({points(low)} to {points(high)})"
 
 
-def found(result: dict[str, Any], name: str) -> dict[str, Any]:
+def found(result: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """Return what the comparison has of a config that reached both budgets."""
     wanted = f"shapes-{name.replace('_', '-')}"
-    for config in result["configs"]:
-        if config["name"] == wanted:
+    for config in result["configs"] if result else []:
+        if config["name"] == wanted and all(config["summary"].values()):
             return dict(config)
-    raise SystemExit(f"{RESULT} has no {wanted}; run the comparison with shapes/{name}, or take the mark out")
+    return None
 
 
 def page(text: str, result: dict[str, Any] | None) -> str:
     """Fill the marks of a method page."""
 
     def fill(match: re.Match[str]) -> str:
-        words = sentence(result, match[1]) if result else f"`shapes/{match[1]}`: not compared yet.\n"
-        return f"<!-- measured: {match[1]} -->\n{words}"
+        return f"<!-- measured: {match[1]} -->\n{sentence(result, match[1])}"
 
     return MARK.sub(fill, text)
 
 
 def readme(text: str, result: dict[str, Any] | None) -> str:
     """Fill the last cells of the README's method table."""
-    if result is None:
-        return text
-    names = {config["name"] for config in result["configs"]}
     lines = text.split("\n")
     for i, line in enumerate(lines):
         first = re.search(r"\| `shapes/([a-z0-9_]+)`", line)
-        if first and f"shapes-{first[1].replace('_', '-')}" in names:
+        config = found(result, first[1]) if first else None
+        if result and config:
             cells = line.strip("|").split("|")
-            lines[i] = "|" + "|".join([*cells[:-1], f" {cell(result, first[1])} "]) + "|"
+            lines[i] = "|" + "|".join([*cells[:-1], f" {cell(result, config)} "]) + "|"
     return "\n".join(lines)
+
+
+def load() -> dict[str, Any] | None:
+    """Read the result file with its statistics; None where there is none."""
+    return summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
     args = parser.parse_args()
-    result = summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
+    result = load()
     stale = []
     for path in [*sorted((ROOT / "docs" / "methods").glob("*.md")), ROOT / "README.md"]:
         old = path.read_text(encoding="utf-8")

@@ -1,0 +1,48 @@
+"""scripts/measured.py: what the docs say of the comparison is what its result file says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_comparison import config, result
+
+from flowrl.comparison import summarize
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measured", ROOT / "scripts" / "measured.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_and_readme_hold_what_the_result_file_says(script: ModuleType) -> None:
+    """The committed docs against the committed result file, or its absence."""
+    found = script.load()
+    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert script.page(text, found) == text, f"{page.name} is stale: run python scripts/measured.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert script.readme(readme, found) == readme
+
+
+def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType) -> None:
+    """Mean and Student interval of the made-up scores are those of flowrl.comparison, tested there."""
+    made = summarize(result(config("shapes-dance-grpo", [0.30, 0.32, 0.34]), config("shapes-vgpo", [0.2, 0.21, 0.22])))
+    before = "x\n\n<!-- measured: dance_grpo -->\n`shapes/dance_grpo`: not compared yet.\n\ny\n"
+    once = script.page(before, made)
+    assert "→ 32.0 %" in once and "place 1 of 2" in once and once.endswith("\n\ny\n") and "not compared" not in once
+    assert script.page(once, made) == once
+    assert script.page(once, None) == before
+    row = "| [DanceGRPO](p.md) | `shapes/dance_grpo` `sd3/dance_grpo` | paper | exact | |"
+    assert script.readme(row, made).startswith(row[:-2] + " ") and "→ 32.0 %" in script.readme(row, made)
+    assert script.readme(script.readme(row, made), made) == script.readme(row, made)
+    other = "| [G2RPO](p.md) | `shapes/g2rpo` | paper | exact | |"
+    assert script.readme(other, made) == other

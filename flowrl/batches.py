@@ -29,6 +29,7 @@ def decisions(rollout: Rollout, weight: Tensor, *, skip_last: bool = True, nodes
     tree = rollout.tree
     node = decision_nodes(rollout, skip_last=skip_last) if nodes is None else nodes
     parent = tree.parent[node]
+    state = states_of(rollout, node)
     row = rows_of(rollout, tree.group[node])
     return Batch(
         x=rollout.x[parent],
@@ -39,10 +40,16 @@ def decisions(rollout: Rollout, weight: Tensor, *, skip_last: bool = True, nodes
         old_log_prob=rollout.log_prob[node],
         weight=weight[node],
         node=node,
-        parent=parent,
+        parent=state,
         step=tree.step[parent],
         cond={name: value[row] for name, value in rollout.cond.items()},
     )
+
+
+def states_of(rollout: Rollout, nodes: Tensor) -> Tensor:
+    """Return the state that each decision was drawn from [B] -> node ids [B]; equal latents have one id."""
+    parent = rollout.tree.parent[nodes]
+    return parent if rollout.twin is None else rollout.twin[parent]
 
 
 def best_below(rollout: Rollout, weight: Tensor) -> Tensor:

@@ -43,7 +43,15 @@ class Budget:
 
 
 def budget(
-    plan: Plan, *, prompts: int, group: int, updates: int, micro_batch: int, rollout_batch: int, guided: bool = False
+    plan: Plan,
+    *,
+    prompts: int,
+    group: int,
+    updates: int,
+    micro_batch: int,
+    rollout_batch: int,
+    guided: bool = False,
+    same_noise: bool = False,
 ) -> Budget:
     """Count what a plan costs with these numbers.
 
@@ -54,8 +62,9 @@ def budget(
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"train.{name}: expected at least 1, got {value}")
-    roots, one = roots_for(plan, group), counts(plan)
-    evaluations, decisions, states = (prompts * roots * n for n in (one.evaluations, one.decisions, one.states))
+    roots = roots_for(plan, group)
+    times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))
+    evaluations, decisions, states = (times * n for n in (one.evaluations, one.decisions, one.states))
     if states < updates:
         raise ConfigError(
             f"train.updates={updates} needs at least as many states to train on per iteration, but the plan gives "

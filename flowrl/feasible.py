@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.batches import decision_nodes
+from flowrl.batches import decision_nodes, states_of
 from flowrl.budget import Budget, budget
 from flowrl.config import Call, Config
 from flowrl.errors import ConfigError
@@ -92,10 +92,11 @@ def _rehearse(config: Config, plan: Plan, iteration: int) -> Forecast:
         sigmas=linear_grid(len(plan.noise), SHIFT),
         shape=(1,),
         group_size=work.roots,
+        same_noise=config.train.same_noise,
         generators=[generator(config.seed, "rehearsal", iteration)],
     )
     nodes = _chosen(config, made, _credit(config, made), iteration)
-    decisions, states = len(nodes), len(torch.unique(made.tree.parent[nodes]))
+    decisions, states = len(nodes), len(torch.unique(states_of(made, nodes)))
     price = TRAINED_CALLS + (config.kl_beta > 0)
     calls = work.evaluations + work.prompts * states * price
     return Forecast(work, work.prompts * len(made.x), work.prompts * decisions, work.prompts * states, calls)
@@ -140,6 +141,7 @@ def _count(config: Config, plan: Plan) -> Budget:
         micro_batch=t.micro_batch,
         rollout_batch=t.rollout_batch,
         guided=is_guided(config),
+        same_noise=t.same_noise,
     )
 
 

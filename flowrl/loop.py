@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl import checkpoint
-from flowrl.batches import best_below, decision_nodes, decisions
+from flowrl.batches import best_below, decision_nodes, decisions, states_of
 from flowrl.budget import Budget
 from flowrl.config import Config
 from flowrl.errors import CheckpointError, ConfigError, RunError
@@ -206,7 +206,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             norms.append(norm)
             seen += [{**row, "update": torch.full_like(row["ratio"], update)} for row in parts]
-        states = sum(len(torch.unique(ro.tree.parent[row["node"]])) for row in seen)
+        states = sum(len(torch.unique(states_of(ro, row["node"]))) for row in seen)
         price = 3 if self.kl is None else 4  # a backward pass counts as two forward passes
         cost = {"cost": float(self.budget.evaluations + price * states)}
         return _learn_metrics(seen, norms) | cost | {"lr": float(self.optimizer.param_groups[0]["lr"])}
@@ -258,7 +258,7 @@ class Trainer:
 
     def _asked(self, ro: Rollout, facts: Facts, batch: Batch, now: Eval) -> dict[str, Tensor | None]:
         """Return the run-time keywords that the loss has in its signature."""
-        best = None if facts.best is None else facts.best[batch.parent]
+        best = None if facts.best is None else facts.best[ro.tree.parent[batch.node]]
         offers: dict[str, Callable[[], Tensor | None]] = {
             "segment": lambda: None if facts.segment is None else facts.segment[batch.node],
             "mean": lambda: now.mean,

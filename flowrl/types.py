@@ -41,6 +41,7 @@ class Rollout(NamedTuple):
     cond: Cond  # {name: [G, ...]} one row per prompt, in the order of `group_ids`
     group_ids: Tensor  # [G] int64  the group id of each row of cond
     mean: Tensor | None = None  # [V, *]  transition mean of each decision, kept only for losses that ask; else x
+    twin: Tensor | None = None  # [V] int64  the first node with the same latent; None: each node is the only one
 
 
 class Grid(NamedTuple):
@@ -87,7 +88,7 @@ class Batch(NamedTuple):
     old_log_prob: Tensor  # [B]
     weight: Tensor  # [B]  the credit (advantage) of the decision
     node: Tensor  # [B] int64  the node in the rollout's tree
-    parent: Tensor  # [B] int64  the node it was drawn from: rows with one parent share x, sigma and cond
+    parent: Tensor  # [B] int64  the state it was drawn from: rows with one share x, sigma and cond
     step: Tensor  # [B] int64  index of the denoising step, 0 = the noisiest
     cond: Cond  # {name: [B, ...]}
 

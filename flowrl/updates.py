@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.batches import states_of
 from flowrl.types import Rollout
 
 
@@ -33,7 +34,7 @@ def deal(
     a step, so that with as many updates as trained steps each update is one step's (G2RPO).
     """
     tree = rollout.tree
-    key = tree.parent[nodes] if segment is None else segment[nodes]
+    key = states_of(rollout, nodes) if segment is None else segment[nodes]
     units, index = torch.unique(key, return_inverse=True)
     place = torch.randperm(len(units), generator=generator)
     if order == "step":
@@ -50,7 +51,7 @@ def cut(rollout: Rollout, share: Share, size: int) -> list[Tensor]:
     if not len(share.node):
         return []
     unit = torch.unique_consecutive(share.place, return_inverse=True)[1]
-    pairs = torch.unique(torch.stack([unit, rollout.tree.parent[share.node]]), dim=1)
+    pairs = torch.unique(torch.stack([unit, states_of(rollout, share.node)]), dim=1)
     call: list[int] = []
     filled = size
     for states in torch.bincount(pairs[0]).tolist():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rolloutkit import PROMPTS, SHAPE, Counting, check_forest, ratios, run, seeds
 from torch import Tensor
 
-from flowrl.batches import best_below, decision_nodes
+from flowrl.batches import best_below, decision_nodes, states_of
 from flowrl.errors import ConfigError
 from flowrl.flow import linear_grid
 from flowrl.models.toy import LinearFlow
@@ -92,6 +92,24 @@ def test_every_plan_is_a_sound_forest_costs_what_is_counted_and_has_ratio_one(
         assert len(ro.tree.parent[trained].unique()) == 6 * one.states
     gap = (ratios(LinearFlow(), ro, transition) - 1).abs().max()
     assert float(gap) < 1e-5
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_samples_of_one_noise_are_computed_as_one_until_the_first_draw(name: str) -> None:
+    """Counted rows and trained states against `counts`; roots and states before the first draw are equal to the bit."""
+    plan, copies = PLANS[name], 4
+    ro, model = counted(plan, same_noise=True, group_size=copies)
+    together = counts(plan, copies)
+    assert model.nodes == 3 * together.evaluations < 3 * copies * counts(plan).evaluations
+    trained = decision_nodes(ro)
+    states = states_of(ro, trained)
+    assert len(trained) == 3 * together.decisions and len(states.unique()) == 3 * together.states
+    assert torch.equal(ro.x[states], ro.x[ro.tree.parent[trained]])
+    assert len(ro.leaf) == 3 * together.leaves
+    check_forest(ro)
+    assert float((ratios(LinearFlow(), ro, dance_sde) - 1).abs().max()) < 1e-5
+    apart, _ = counted(plan, group_size=copies)
+    assert apart.twin is not None and torch.equal(apart.twin, torch.arange(len(apart.x)))  # no two are one there
 
 
 def test_a_rake_is_a_trunk_without_noise_and_one_draw_per_child() -> None:

@@ -32,7 +32,7 @@ ALLOWED = {
         "samplers": "errors types flow transitions solvers",
         "likelihood": "errors types flow transitions",
         "batches": "errors types flow",
-        "updates": "types",
+        "updates": "types batches",
         "budget": "errors types samplers",
         # models, rewards' benchmark, credit and losses know nothing of each other
         "resources": "errors",

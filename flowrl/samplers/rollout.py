@@ -46,10 +46,11 @@ class _Live(NamedTuple):
     """The frontier: the samples that are still being denoised."""
 
     x: Tensor  # [F, *]
-    node: Tensor  # [F] int64 on the host: the last stored node above, or at, x
+    node: Tensor  # [F] int64 on the host: the last stored node above, or at, x; [F * copies] before the first draw
     stored: bool  # x is that node itself, not an ODE run past it
     v: Tensor | None = None  # velocity at x where a preview has already paid for it
     past: Tensor | None = None  # [F, *] x0 estimate of the step before, where steps of second order are to come
+    copies: int = 1  # samples that are still one: each row of x, v and past stands for so many
 
 
 class _Forest:
@@ -66,25 +67,32 @@ class _Forest:
         step: int,
         made: tuple[Tensor, Tensor, Tensor] | None = None,
         mean: Tensor | None = None,
+        copies: int = 1,
     ) -> Tensor:
-        """Store x [F, *] under parent [F]; `made` = (std, log_prob, level) of the draw. -> ids [F] on the host."""
+        """Store x [F, *] under parent [F]; `made` = (std, log_prob, level) of the draw. -> ids [F] on the host.
+
+        With `copies` each row is stored so many times, under parent [F * copies] -> ids [F * copies].
+        """
+        x = _apart(x, copies)
         size = len(x)
         zero = torch.zeros(size, device=x.device)
         group = self.group_ids.repeat_interleave(size // len(self.group_ids))
         numbers = tuple(value.float() for value in made or (zero, zero, zero))
         latents = (x.to(self.run.store), *([x.float() if mean is None else mean.float()] * self.run.keep_mean))
-        self.blocks.append((parent, torch.full((size,), step), group, *numbers, *latents))
         ids = torch.arange(self.count, self.count + size)
+        twin = self.count + (ids - self.count) // copies * copies
+        self.blocks.append((parent, torch.full((size,), step), group, twin, *numbers, *latents))
         self.count += size
         return ids
 
     def rollout(self, leaf: list[Tensor], sigmas: Tensor) -> Rollout:
         device = self.run.device
         columns = zip(*self.blocks, strict=True)
-        parent, step, group, std, log_prob, level, x, *mean = (torch.cat(column).to(device) for column in columns)
+        joined = (torch.cat(column).to(device) for column in columns)
+        parent, step, group, twin, std, log_prob, level, x, *kept = joined
         tree = Tree(parent, step, std, group)
-        groups, leaves = self.group_ids.to(device), torch.cat(leaf).to(device)
-        return Rollout(tree, x, log_prob, level, leaves, sigmas.to(device), self.run.cond, groups, *mean)
+        groups, leaves, mean = self.group_ids.to(device), torch.cat(leaf).to(device), kept[0] if kept else None
+        return Rollout(tree, x, log_prob, level, leaves, sigmas.to(device), self.run.cond, groups, mean, twin)
 
 
 @torch.no_grad()
@@ -107,6 +115,8 @@ def rollout(
 ) -> Rollout:
     """Sample a forest: `group_size` roots for each prompt, run along the plan.
 
+    With same_noise the roots of a prompt are one sample until the first draw, and are computed as one.
+
     Args: cond {name: [G, ...]}; sigmas [S+1]; shape of one latent; generators: one per prompt; group_ids [G]:
         prompt ids that are unique across ranks; same_noise: one initial noise for the whole group (DanceGRPO);
         keep_mean: also keep each draw's mean; progress: called with (steps done, steps).
@@ -117,8 +127,9 @@ def rollout(
     run = run._replace(plan=plan, keep_mean=keep_mean, history=any(step.solver > 1 for step in steps))
     groups = torch.arange(len(generators)) if group_ids is None else group_ids
     forest, leaves = _Forest(run, groups), []
-    x = _roots(run, group_size, same_noise)
-    live = _Live(x, forest.add(x, torch.full((len(x),), -1), 0), stored=True)
+    x, copies = _roots(run, 1 if same_noise else group_size), group_size if same_noise else 1
+    roots = forest.add(x, torch.full((len(x) * copies,), -1), 0, copies=copies)
+    live = _Live(x, roots, stored=True, copies=copies)
     if plan.baseline:
         live = live._replace(v=_velocity(run, x, 0))
         leaves += _tails(run, forest, live, 0, len(steps), (1,))
@@ -132,7 +143,7 @@ def rollout(
         if progress is not None:
             progress(k + 1, len(steps))
     if ends is None or ends + 1 == len(steps):
-        leaves.append(live.node if live.stored else forest.add(live.x, live.node, len(steps)))
+        leaves.append(live.node if live.stored else forest.add(live.x, live.node, len(steps), copies=live.copies))
     return forest.rollout(leaves, sigmas.float())
 
 
@@ -164,13 +175,13 @@ def sample_ode(
             "the `base` that flowrl.runs.load_run returns"
         )
     run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)
-    x = _roots(run, group_size, same_noise)
+    x = _roots(run, 1 if same_noise else group_size)
     steps = len(run.sigmas) - 1
     for k in range(steps):
         with late() if late is not None and k >= round(tuned * steps) else nullcontext():
             v = _velocity(run, x, k)
         x = _euler(run, x, v, k, k + 1)
-    return x
+    return _apart(x, group_size if same_noise else 1)
 
 
 def merge(parts: list[Rollout]) -> Rollout:
@@ -187,8 +198,9 @@ def merge(parts: list[Rollout]) -> Rollout:
     cond = {name: torch.cat([part.cond[name] for part in parts]) for name in parts[0].cond}
     ids = torch.cat([part.group_ids for part in parts])
     means = [part.mean for part in parts if part.mean is not None]
-    mean = torch.cat(means) if means else None
-    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids, mean)
+    twins = [part.twin + at for part, at in zip(parts, starts, strict=False) if part.twin is not None]
+    mean, twin = (torch.cat(rows) if rows else None for rows in (means, twins))
+    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids, mean, twin)
 
 
 def _run_on(run: _Run, live: _Live, k: int, solver: int) -> _Live:
@@ -199,7 +211,7 @@ def _run_on(run: _Run, live: _Live, k: int, solver: int) -> _Live:
     else:
         here, there, before = (_sigma(run, len(live.x), j) for j in (k, k + 1, k - 1))
         x = dpmpp_2m(live.x, v, here, there, live.past, before)
-    return _Live(x, live.node, stored=False, past=_x0(run, live.x, v, k))
+    return live._replace(x=x, stored=False, v=None, past=_x0(run, live.x, v, k))
 
 
 def _decide(
@@ -208,8 +220,9 @@ def _decide(
     """Draw every live node's children at step k -> the new frontier and the leaves hung under the children."""
     if not live.stored:
         x = _round(run, live.x)
-        live = _Live(x, forest.add(x, live.node, k), stored=True)
+        live = _Live(x, forest.add(x, live.node, k, copies=live.copies), stored=True, copies=live.copies)
     v = _velocity(run, live.x, k) if live.v is None else live.v
+    live, v = live._replace(x=_apart(live.x, live.copies), copies=1), _apart(v, live.copies)
     size = len(live.x)
     level = torch.full((size,), step.level, device=run.device)
     one = transition(live.x, v, _sigma(run, size, k), _sigma(run, size, k + 1), level)
@@ -242,8 +255,12 @@ def _tails(run: _Run, forest: _Forest, live: _Live, k: int, tail: int, strides: 
             if len(strides) > 1 and here <= k + 1:  # all strides pass here in the same state
                 shared[here] = v
             x = _euler(run, x, v, here, there)
-        leaves.append(forest.add(x, live.node, end))
+        leaves.append(forest.add(x, live.node, end, copies=live.copies))
     return leaves
+
+
+def _apart(rows: Tensor, copies: int) -> Tensor:
+    return rows.repeat_interleave(copies, 0) if copies > 1 else rows
 
 
 def _x0(run: _Run, x: Tensor, v: Tensor, k: int) -> Tensor | None:
@@ -289,11 +306,10 @@ def _sibling_noise(run: _Run, size: int, branch: int) -> Tensor:
     return (math.sqrt(share) * common.repeat_interleave(branch, 0) + math.sqrt(1 - share) * own) * run.plan.stretch
 
 
-def _roots(run: _Run, group_size: int, same_noise: bool) -> Tensor:
+def _roots(run: _Run, group_size: int) -> Tensor:
     if group_size < 1:
         raise ConfigError(f"a rollout needs at least 1 root per prompt, got group_size={group_size}")
-    prompts = len(run.generators)
-    x = _noise(run, prompts).repeat_interleave(group_size, 0) if same_noise else _noise(run, prompts * group_size)
+    x = _noise(run, len(run.generators) * group_size)
     # Below sigma 1 there is no pure noise: a variance-preserving model starts from N(0, 1) in its own coordinates. At
     # sigma 1 the factor is 1.
     return _round(run, x * math.hypot(1 - run.sigmas[0], run.sigmas[0]))

@@ -88,8 +88,24 @@ def trunk_ends(steps: list[Step]) -> int | None:
     return noisy[-1] if noisy and steps[noisy[-1]].keep == 0 else None
 
 
-def counts(plan: Plan) -> Counts:
-    """Count a plan per initial noise: exactly the network calls per sample that the engine makes."""
+def counts(plan: Plan, copies: int = 1) -> Counts:
+    """Count a plan for `copies` samples of one initial noise: exactly the network calls that the engine makes."""
+    one = _one(plan)
+    if copies == 1:
+        return one
+    steps = steps_of(plan)
+    first = next((k for k, step in enumerate(steps) if step.level > 0), len(steps))
+    calls = min(first + 1, len(steps))  # until the first draw they are one sample
+    shared = calls - 1 + len(steps) if plan.baseline else calls
+    state = int(first + 1 < len(steps))
+    all_of = Counts(*(copies * number for number in one))
+    return all_of._replace(
+        evaluations=all_of.evaluations - (copies - 1) * shared, states=all_of.states - (copies - 1) * state
+    )
+
+
+def _one(plan: Plan) -> Counts:
+    """Count a plan per sample."""
     steps = steps_of(plan)
     end, ends = len(steps), trunk_ends(steps)
     live, paid = 1, False

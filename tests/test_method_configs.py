@@ -252,8 +252,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     (mix,) = (row for row in rows if row["slug"] == "mix_grpo")
     assert mix["paper"]["arxiv"] == "2507.21802" and mix["status"] == "exact"
     (flux,) = (config for config in mix["configs"] if config["config"] == "flux/mix_grpo")
-    # 32 x 12 pictures; 25 calls each while sampling, 4 trained states of 3 calls
-    wanted = {"pictures": 384, "sampling_calls": 9600, "calls": 384 * (25 + 12), "calls_per_picture": 37.0}
+    # 32 x 12 pictures of 25 calls each while sampling, the first once for all 12; 4 trained states of 3 calls, likewise
+    sampling, training = 32 * (12 * 25 - 11), 32 * (12 * 4 - 11) * 3
+    wanted = {"pictures": 384, "sampling_calls": sampling, "calls": sampling + training, "calls_per_picture": 33.333}
     assert {key: flux[key] for key in wanted} == wanted and flux["guided"] is False
     assert flux["axes"]["rewards"] == ["hpsv2", "pickscore", "image_reward"]
     assert flux["axes"]["aggregate"] == ["advantage_sum"] and flux["axes"]["plan"] == ["sliding_window"]

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from flowrl.ledger import (
 )
 from flowrl.log import RunLogger
 from flowrl.loop import Interrupted, StopSignal, Trainer, write_json
-from flowrl.runs import evaluate_config, grid_prompts, sample_all
+from flowrl.runs import eval_weights, evaluate_config, grid_prompts, sample_all
 
 STRIP, PROMPTS = "samples.png", "prompts.json"
 COLUMNS = {"reward": "reward", "acc": "accuracy", "used %": "used", "min left": "minutes_left"}
@@ -138,7 +138,7 @@ def _judge(trainer: Trainer, folder: Path, budgets: Budgets, before: Account, no
 
 def evaluated(trainer: Trainer) -> dict[str, Any]:
     """Evaluate a trainer's model with the weights that its config's `eval` section asks for."""
-    with _break(), _eval_weights(trainer):
+    with _break(), eval_weights(trainer):
         return evaluate_config(trainer.model, trainer.config, trainer=trainer)
 
 
@@ -146,14 +146,10 @@ def draw(trainer: Trainer, folder: Path) -> None:
     """Draw the grid's prompts from the grid's noise into ``samples.png``."""
     c, held_out = trainer.config, trainer.test_set
     texts = [held_out.texts[i] for i in grid_prompts(held_out.records, c.grid.prompts)]
-    with _break(), _eval_weights(trainer):
+    with _break(), eval_weights(trainer):
         pictures = sample_all(trainer.model, c, texts, seed=c.grid.seed, base=trainer.weights)
     save_strip(pictures, folder / STRIP)
     write_json(folder / PROMPTS, texts)
-
-
-def _eval_weights(trainer: Trainer) -> Any:
-    return trainer.weights.using("ema") if trainer.config.eval.weights == "ema" else nullcontext()
 
 
 def _check_first(config: Config, folder: Path, account: Account, budgets: Budgets) -> None:

@@ -63,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="flowrl", description="Align diffusion and flow models with rewards by RL.")
     parser.set_defaults(loads=False)
     commands = parser.add_subparsers(required=True, metavar="command")
+    for add in (_runs, _pictures, _rewards, _lists):
+        add(commands)
+    return parser
 
+
+def _runs(commands: Any) -> None:
+    """Describe what trains and measures."""
     one = commands.add_parser("train", help="train a config", description="Train a config in a run folder.")
     one.add_argument("config", nargs="?", help=f"a YAML file or the name of a shipped one, such as {DEFAULT}")
     one.add_argument("overrides", nargs="*", help="key.subkey=value, such as train.lr=1e-4")
@@ -80,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
     _plugin(one)
     one.set_defaults(command=compare_command.run, loads=True)
 
+    one = commands.add_parser("bench", help="time the phases of an iteration against bare network calls")
+    one.add_argument("config", nargs="?", default=DEFAULT)
+    one.add_argument("overrides", nargs="*", help="key.subkey=value")
+    one.add_argument("--iterations", type=int, default=3)
+    one.add_argument("--json", type=Path, help="also write the figures here")
+    _plugin(one)
+    one.set_defaults(command=_bench, loads=True)
+
+
+def _pictures(commands: Any) -> None:
+    """Describe what judges and draws models."""
     one = commands.add_parser("eval", help="score held-out prompts", description="Score a model, run or checkpoint.")
     _target(one)
     one.add_argument("--prompts", help="prompt file (default: the config's held-out one)")
@@ -100,14 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--columns", type=int, default=8, help="checkpoints shown at most")
     one.set_defaults(command=_grid)
 
-    one = commands.add_parser("bench", help="time the phases of an iteration against bare network calls")
-    one.add_argument("config", nargs="?", default=DEFAULT)
-    one.add_argument("overrides", nargs="*", help="key.subkey=value")
-    one.add_argument("--iterations", type=int, default=3)
-    one.add_argument("--json", type=Path, help="also write the figures here")
-    _plugin(one)
-    one.set_defaults(command=_bench, loads=True)
 
+def _rewards(commands: Any) -> None:
+    """Describe what asks and serves rewards."""
     one = commands.add_parser("score", help="score pictures with rewards, or test rewards", description=score.ABOUT)
     score.add_arguments(one)
     _plugin(one)
@@ -126,13 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     _plugin(one)
     one.set_defaults(command=_serve)
 
+
+def _lists(commands: Any) -> None:
+    """Describe what lists what is shipped."""
     one = commands.add_parser("configs", help="list the shipped configs")
     one.set_defaults(command=lambda args: print("\n".join(list_configs())) or 0)
 
     one = commands.add_parser("methods", help="list the methods: paper, status, axes, cost, configs")
     one.add_argument("--json", action="store_true", help="everything that is known of them, as JSON")
     one.set_defaults(command=_methods)
-    return parser
 
 
 def _plugin(parser: argparse.ArgumentParser) -> None:

@@ -68,6 +68,11 @@ def check_plan(config: Config) -> Forecast:
     return first
 
 
+def trained_calls(config: Config) -> int:
+    """Return the network calls that training one state counts as; a KL adds the reference's forward pass."""
+    return TRAINED_CALLS + (config.kl_beta > 0)
+
+
 def is_guided(config: Config) -> bool:
     """Say whether each velocity evaluates the network with and without the prompt."""
     scale = config.model.kwargs.get("true_cfg_scale", config.model.kwargs.get("guidance"))
@@ -97,8 +102,7 @@ def _rehearse(config: Config, plan: Plan, iteration: int) -> Forecast:
     )
     nodes = _chosen(config, made, _credit(config, made), iteration)
     decisions, states = len(nodes), len(torch.unique(states_of(made, nodes)))
-    price = TRAINED_CALLS + (config.kl_beta > 0)
-    calls = work.evaluations + work.prompts * states * price
+    calls = work.evaluations + work.prompts * states * trained_calls(config)
     return Forecast(work, work.prompts * len(made.x), work.prompts * decisions, work.prompts * states, calls)
 
 

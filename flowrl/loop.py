@@ -22,7 +22,7 @@ from flowrl.budget import Budget
 from flowrl.config import Config
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
-from flowrl.feasible import budget_of, check_plan
+from flowrl.feasible import budget_of, check_plan, trained_calls
 from flowrl.log import RunLogger
 from flowrl.panel import Panel
 from flowrl.prompts import batch_for, check_records, load_prompts
@@ -207,8 +207,7 @@ class Trainer:
             norms.append(norm)
             seen += [{**row, "update": torch.full_like(row["ratio"], update)} for row in parts]
         states = sum(len(torch.unique(states_of(ro, row["node"]))) for row in seen)
-        price = 3 if self.kl is None else 4  # a backward pass counts as two forward passes
-        cost = {"cost": float(self.budget.evaluations + price * states)}
+        cost = {"cost": float(self.budget.evaluations + trained_calls(self.config) * states)}
         return _learn_metrics(seen, norms) | cost | {"lr": float(self.optimizer.param_groups[0]["lr"])}
 
     def _facts(self, ro: Rollout, weight: Tensor) -> Facts:

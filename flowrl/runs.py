@@ -118,7 +118,7 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = Fal
     fresh = [row for row in rows if row["iteration"] <= now]
     if _due(c.eval.every, now, last) and not any(row["iteration"] == now for row in fresh):
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out pictures ...")
-        with log.phase("eval"), _eval_weights(trainer):
+        with log.phase("eval"), eval_weights(trainer):
             result = evaluate_config(trainer.model, c, trainer=trainer)
         fresh.append({"iteration": now, **result})
         low, high = result["interval"]
@@ -128,7 +128,7 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = Fal
     if fresh != rows:
         write_text(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in fresh))
     if _due(c.grid.every, now, last):
-        with log.phase("grid"), _eval_weights(trainer):
+        with log.phase("grid"), eval_weights(trainer):
             _strip(trainer, run, log)
     if not first and _due(c.checkpoint.every, now, last):
         with log.phase("save"):
@@ -136,7 +136,8 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = Fal
             checkpoint.prune(run, c.checkpoint.keep)
 
 
-def _eval_weights(trainer: Trainer) -> Any:
+def eval_weights(trainer: Trainer) -> AbstractContextManager[None]:
+    """Put the weights that a config evaluates into the model for a while."""
     return trainer.weights.using("ema") if trainer.config.eval.weights == "ema" else nullcontext()
 
 

@@ -24,10 +24,12 @@ MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
 
 
 def percent(value: float) -> str:
+    """Write a share as percent."""
     return f"{100 * value:.1f}"
 
 
 def points(value: float) -> str:
+    """Write a difference of shares in points, with its sign."""
     return f"{100 * value:+.1f}"
 
 
@@ -99,6 +101,7 @@ def load() -> dict[str, Any] | None:
 
 
 def main() -> int:
+    """Fill every page and the README, or say which are stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is stale")
     args = parser.parse_args()

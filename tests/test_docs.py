@@ -270,6 +270,7 @@ def test_commands_bind(name: str) -> None:
         if words[0] != "flowrl":
             continue
         args = parse(words)
+        assert callable(args.command), words
         if getattr(args, "config", None) in list_configs():
             load_config(args.config, getattr(args, "overrides", None) or getattr(args, "set", []))
 

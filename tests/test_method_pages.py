@@ -176,11 +176,6 @@ def test_every_argument_that_makes_the_method_is_a_knob(page: str) -> None:
             assert sorted(missing) == [], name
 
 
-@pytest.mark.parametrize("page", METHOD_PAGES)
-def test_links_resolve(page: str) -> None:
-    test_docs.test_relative_links_and_anchors(f"{FOLDER}{page}.md")
-
-
 @pytest.mark.parametrize("page", [page for page in METHOD_PAGES if page not in ("flow_grpo", "adv_grpo")])
 def test_lines_are_short(page: str) -> None:
     """120 characters, tables too; two older pages have longer tables."""

@@ -29,6 +29,8 @@ COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "kl": "appro
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "numpy")
 _told: set[str] = set()
 
+MILESTONES = ("eval", "grid", "save")  # phases of a few iterations only: they do not count for the time left
+
 
 class RunLogger:
     """Log one run into a folder.
@@ -105,8 +107,9 @@ class RunLogger:
             "total": duration,
             "images_per_s": images / duration if duration and images else None,
         }
+        rare = sum(self._seconds.get(name, 0.0) for name in MILESTONES)  # not what the other iterations will take
         self._started, self._seconds = now, {}
-        self._durations.append(duration)
+        self._durations.append(max(duration - rare, 0.0))
         self._write(METRICS, {"iteration": iteration, **values})
         self._write(TIMING, {"iteration": iteration, **{k: v if v is None else round(v, 6) for k, v in timing.items()}})
         if self._board is not None:

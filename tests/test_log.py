@@ -189,3 +189,18 @@ def test_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     git = "git -c user.name=a -c user.email=a@b -c commit.gpgsign=false"
     os.system(f"cd {tmp_path} && git init -q . && {git} commit -q --allow-empty -m x && git rev-parse HEAD > out.txt")
     assert environment()["commit"] == (tmp_path / "out.txt").read_text().strip()
+
+
+def test_the_time_left_counts_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 s of evaluation and 2 s of work in the first of 4 iterations: 3 x 2 s are left."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    with RunLogger(tmp_path, tensorboard=False, total=4) as log:
+        with log.phase("eval"):
+            clock[0] += 10
+        with log.phase("train"):
+            clock[0] += 2
+        log.log(0, {"reward": 1.0})
+    assert "ETA 0:00:06 " in capsys.readouterr().err

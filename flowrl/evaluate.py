@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.dist import World
 from flowrl.errors import ConfigError, RunError
 from flowrl.panel import ask
 from flowrl.prompts import PromptSet
@@ -39,19 +40,21 @@ def sample(
     tuned: float = 1.0,
     late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    places: range | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield ([prompt index of each picture], pictures [n, 3, H, W]) by plain Euler steps on the model's own grid.
 
     Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress` gets (done, all). With
     `tuned` below 1 the last steps are taken inside ``late()``, by the weights from before training; see `sample_ode`.
-    Raises RunError if a picture is not finite.
+    `places` picks some of the texts. Raises RunError if a picture is not finite.
     """
     if steps < 1 or images < 1 or batch < 1:
         raise ConfigError(f"sample: steps, images and batch must be at least 1, got {steps}, {images} and {batch}")
     share = max(1, batch // images)
     sigmas, shape = model.sigmas(steps, height, width), model.latent_shape(height, width)
-    for first in range(0, len(texts), share):
-        rows = list(range(first, min(first + share, len(texts))))
+    chosen = range(len(texts)) if places is None else places
+    for first in range(0, len(chosen), share):
+        rows = list(chosen[first : first + share])
         x0 = sample_ode(
             model,
             model.encode([texts[i] for i in rows]),
@@ -69,7 +72,7 @@ def sample(
             raise RunError(f"sampling: the model made a picture of {texts[index[int(broken[0])]]!r} that is not finite")
         yield index, pictures
         if progress is not None:
-            progress(rows[-1] + 1, len(texts))
+            progress(first + len(rows), len(chosen))
 
 
 @torch.no_grad()
@@ -101,8 +104,11 @@ def evaluate(
     tuned: float = 1.0,
     late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Sample `images` pictures of every prompt, as `sample` does, and score them.
+
+    In a `world` of several processes each takes its share of the prompts, and all return the same report.
 
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}}, ...}. Overall is the
     mean over tasks, as in GenEval, not over pictures. Intervals hold 95 % of the sampling noise for *these* prompts:
@@ -114,13 +120,21 @@ def evaluate(
     taken = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
     if headline in taken:
         raise ConfigError(f"a reward named {headline!r} cannot be the headline: the report has a key of that name")
-    rows: list[int] = []
-    parts: list[dict[str, Tensor]] = []
+    world = world or World()
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch}
     options |= {"seed": seed, "tuned": tuned}
-    for index, pictures in sample(model, prompts.texts, late=late, progress=progress, **options):
-        rows += index
-        parts.append(score(rewards, pictures, [prompts.records[i] for i in index], group=index))
+    share = world.share(len(prompts))
+
+    def mine() -> tuple[list[int], list[dict[str, Tensor]]]:
+        rows: list[int] = []
+        parts: list[dict[str, Tensor]] = []
+        for index, pictures in sample(model, prompts.texts, late=late, progress=progress, places=share, **options):
+            rows += index
+            parts.append(score(rewards, pictures, [prompts.records[i] for i in index], group=index))
+        return rows, parts
+
+    found = world.gather(world.together(mine))
+    rows, parts = [i for index, _ in found for i in index], [part for _, scored in found for part in scored]
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
     for name, values in scores.items():
         if not bool(values.isfinite().all()):

@@ -191,6 +191,30 @@ class RunLogger:
         self._line.set_description_str(phases)
 
 
+class Silence:
+    """Stand in for a RunLogger in a process that neither writes nor talks."""
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time nothing."""
+        yield
+
+    def log(self, iteration: int, metrics: Mapping[str, Any], *, images: int = 0) -> None:
+        """Write nothing."""
+
+    def image(self, name: str, picture: Tensor, iteration: int) -> None:
+        """Show nothing."""
+
+    def say(self, text: str) -> None:
+        """Print nothing."""
+
+
 def environment() -> dict[str, Any]:
     """Describe where a run happens: versions, processors, the commit; nothing that names a person or a host."""
     return {

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,29 +20,22 @@ from flowrl import checkpoint
 from flowrl.batches import best_below, decision_nodes, decisions, states_of
 from flowrl.budget import Budget
 from flowrl.config import Config
+from flowrl.dist import world
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
 from flowrl.feasible import budget_of, check_plan, trained_calls
-from flowrl.log import RunLogger
-from flowrl.panel import Panel
+from flowrl.log import RunLogger, Silence
+from flowrl.panel import Panel, distances
 from flowrl.prompts import batch_for, check_records, load_prompts
 from flowrl.samplers.grids import read_grid
 from flowrl.samplers.rollout import merge, rollout
 from flowrl.seeds import generator
+from flowrl.spread import Facts, Held, join, join_pictures
 from flowrl.types import Batch, Choice, Eval, FlowModel, Plan, RewardBatch, Rollout
 from flowrl.updates import Share, cut, deal
 from flowrl.weights import Weights
 
 Metrics = dict[str, Tensor]
-
-
-class Facts(NamedTuple):
-    """What training knows of the nodes of a rollout, [V] each."""
-
-    weight: Tensor  # float32  credit
-    factor: Tensor  # float32  of the decision's loss; 0 = not trained
-    segment: Tensor | None  # int64  decisions with one id move as one action
-    best: Tensor | None  # int64  the best leaf below, where the loss asks for it
 
 
 class Interrupted(RunError):
@@ -59,10 +52,18 @@ class Trainer:
             metrics = trainer.step()
     """
 
-    def __init__(self, config: Config, *, model: FlowModel | None = None, log: RunLogger | None = None) -> None:
+    def __init__(
+        self, config: Config, *, model: FlowModel | None = None, log: RunLogger | Silence | None = None
+    ) -> None:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
+        self.world = world()
+        if config.train.prompts < self.world.size:
+            raise ConfigError(
+                f"train.prompts={config.train.prompts}: {self.world.size} processes need at least one prompt each, "
+                "since the pictures of a prompt stay together; start fewer of them"
+            )
         self.train_set, self.test_set = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
         self.plan: Callable[..., Any] = config.call("plan")
         self.transition, self.credit = config.call("transition"), config.call("credit")
@@ -103,36 +104,38 @@ class Trainer:
         rows = batch_for(
             self.train_set, seed=self.config.seed, iteration=self.iteration, count=self.config.train.prompts
         )
-        ro, batch, values = self.gather(rows)
+        places = self.world.share(len(rows))
+        ro, batch, values = self.world.together(lambda: self.gather(rows, places))
         with self._phase("reward"):
-            credit = partial(self.credit, log_prob=ro.log_prob) if "log_prob" in asks(self.credit) else self.credit
-            weight, metrics = self.panel.weigh(values, batch, ro.leaf, ro.tree, credit)
-            metrics |= self.panel.learn(values, batch, ro.leaf, ro.tree)  # the weights are given by now
+            held = join(self.world, ro)
+            weight, metrics = self._weigh(held, batch, values, rows)
         if self.panel.trains_policy(self.iteration):
             with self._phase("train"):
-                metrics |= self.learn(ro, weight, rows)
+                metrics |= self.learn(ro, weight, rows, held)
             if self.config.train.ema:
                 self.weights.lerp("ema", min(self.config.train.ema, (1 + self.iteration) / (10 + self.iteration)))
         metrics = {"cost": float(self.budget.evaluations), **metrics}  # before the next iteration's plan counts
         self.iteration += 1
         return metrics
 
-    def gather(self, rows: list[int]) -> tuple[Rollout, RewardBatch, dict[str, Tensor]]:
+    def gather(self, rows: list[int], places: range | None = None) -> tuple[Rollout, RewardBatch, dict[str, Tensor]]:
         """Sample and score the training prompts `rows` -> forest, pictures, raw values [L] of each reward.
 
+        Only those at `places` in the iteration, if they are given; what is drawn for a prompt follows from its place.
         With ``train.parts`` above 1 the prompts are sampled in so many turns, and with ``train.overlap`` each turn's
         pictures are scored in a thread while the next are sampled. Turns and their order are the same either way.
         """
         t = self.config.train
-        size = -(-len(rows) // t.parts)
-        turns = [rows[first : first + size] for first in range(0, len(rows), size)]
+        places = range(len(rows)) if places is None else places
+        size = -(-len(places) // t.parts)
+        turns = [places[first : first + size] for first in range(0, len(places), size)]
         threads = torch.get_num_threads()  # a thread starts with torch's default
         rollouts, batches, answers = [], [], []
         pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
         try:
-            for number, turn in enumerate(turns):
+            for turn in turns:
                 with self._phase("rollout"):
-                    ro = self.sample(turn, first=number * size)
+                    ro = self.sample([rows[place] for place in turn], first=turn.start)
                 with self._phase("decode"), torch.no_grad():
                     images = as_uint8(self.model.decode(ro.x[ro.leaf].float()))
                 batch = self.reward_batch(ro, images, rows)
@@ -147,8 +150,10 @@ class Trainer:
                 values = [answer.result() for answer in answers]
         finally:  # after Ctrl-C nobody waits for a reward that hangs
             pool.shutdown(wait=False, cancel_futures=True)
-        joined = {name: torch.cat([row[name] for row in values]) for name in values[0]}
-        return merge(rollouts), _join(batches), joined
+        ro, _, order = merge(rollouts)
+        images = torch.cat([batch.images for batch in batches])
+        batch = batches[0] if len(turns) == 1 else self._labelled(ro, images[order.to(images.device)], rows)
+        return ro, batch, {name: torch.cat([row[name] for row in values])[order.cpu()] for name in values[0]}
 
     def sample(self, rows: list[int], *, first: int = 0) -> Rollout:
         """Sample the forest of the training prompts `rows`, which stand from place `first` on in the iteration."""
@@ -180,35 +185,82 @@ class Trainer:
     def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
         """Put pictures [L, 3, H, W] together with their prompts. Raises RunError if one is not finite."""
         self._check_pictures(ro, images, rows)
+        return self._labelled(ro, images, rows)
+
+    def _labelled(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
         group = ro.tree.group[ro.leaf]
         records = [self.train_set.records[rows[g]] for g in group.tolist()]
         return RewardBatch(images, [r["prompt"] for r in records], group, records, torch.zeros(len(records)))
 
-    def learn(self, ro: Rollout, weight: Tensor, rows: list[int]) -> dict[str, float]:
-        """Make the iteration's optimizer steps from the decisions of a rollout and their weights [V]."""
-        t = self.config.train
+    def _weigh(
+        self, held: Held, batch: RewardBatch, values: dict[str, Tensor], rows: list[int]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Give every decision of the whole forest its weight, the same in all processes -> (weight [V], metrics)."""
+        whole, apart = held.whole, None
+        if held.leaf is not None:
+            apart = torch.cat(self.world.gather(distances(batch.images, batch.group)))
+            answers = self.world.gather(values)
+            values = {name: torch.cat([answer[name] for answer in answers])[held.leaf] for name in values}
+            images = torch.zeros(len(whole.leaf), 0)
+            if self.panel.learned():  # every process trains them on all pictures, so that they stay the same
+                images = join_pictures(self.world, batch)
+                images = images[held.leaf.to(images.device)]
+            batch = self._labelled(whole, images, rows)
+        credit = partial(self.credit, log_prob=whole.log_prob) if "log_prob" in asks(self.credit) else self.credit
+        weight, metrics = self.panel.weigh(values, batch, whole.leaf, whole.tree, credit, distance=apart)
+        return weight, metrics | self.panel.learn(values, batch, whole.leaf, whole.tree)  # the weights are given by now
+
+    def learn(self, ro: Rollout, weight: Tensor, rows: list[int], held: Held | None = None) -> dict[str, float]:
+        """Make the iteration's optimizer steps from the decisions of a rollout and the weights [V] of the whole forest.
+
+        Every process deals out all decisions alike and differentiates its own; gradients are summed over processes.
+        """
+        t, held = self.config.train, held or Held(ro)
         seen: list[Metrics] = []
         norms: list[Tensor] = []
-        facts = self._facts(ro, weight)
-        for update, share in enumerate(self._updates(ro, facts)):
+        facts = self._facts(held.whole, weight)
+        mine = facts.own(held, ro)
+        for update, share in enumerate(self._updates(held.whole, facts)):
             self._set_lr(self.iteration * t.updates + update)
-            cuts = cut(ro, self._live(share, facts), t.micro_batch)
-            parts = [self._backward(ro, facts, nodes, len(share.node)) for nodes in cuts]
-            if not parts:
+            live = self._live(share, facts)
+            if not len(live.node):
                 continue
+            own = held.own_share(live, ro)
+            parts = self.world.together(partial(self._differentiate, ro, mine, own, len(share.node)))
+            self._sum_gradients()
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.params.values() if p.grad is not None])
             if not bool(norm.isfinite()):
-                message = self._what_broke(parts, ro, rows, update)
+                found = self.world.gather(self._what_broke(parts, ro, rows))
+                where = f"iteration {self.iteration}, optimizer step {update + 1}"
+                message = next((text for text in found if text), self._what_gradient())
                 self.optimizer.zero_grad(set_to_none=True)
-                raise RunError(message)
+                raise RunError(f"{where}: {message}")
             torch.nn.utils.clip_grads_with_norm_(self.params.values(), t.max_grad_norm, norm)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             norms.append(norm)
             seen += [{**row, "update": torch.full_like(row["ratio"], update)} for row in parts]
-        states = sum(len(torch.unique(states_of(ro, row["node"]))) for row in seen)
+        states = sum(self.world.gather(sum(len(torch.unique(states_of(ro, row["node"]))) for row in seen)))
         cost = {"cost": float(self.budget.evaluations + trained_calls(self.config) * states)}
-        return _learn_metrics(seen, norms) | cost | {"lr": float(self.optimizer.param_groups[0]["lr"])}
+        return _learn_metrics(self._rows(seen), norms) | cost | {"lr": float(self.optimizer.param_groups[0]["lr"])}
+
+    def _sum_gradients(self) -> None:
+        """Add up the gradients of all processes; what none of them reached has none, as in one process."""
+        if self.world.size == 1:
+            return
+        reached = self.world.gather([p.grad is not None for p in self.params.values()])
+        params = [p for p, *found in zip(self.params.values(), *reached, strict=True) if any(found)]
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        self.world.sum_([p.grad for p in params if p.grad is not None])
+
+    def _rows(self, seen: list[Metrics]) -> Metrics:
+        """Join the metrics [B] of all micro-batches, and of all processes."""
+        rows = {k: torch.cat([row[k] for row in seen]) for k in seen[0]} if seen else {}
+        if self.world.size == 1:
+            return rows
+        found = [row for row in self.world.gather({k: v.cpu() for k, v in rows.items()}) if row]
+        return {k: torch.cat([row[k] for row in found]) for k in found[0]} if found else {}
 
     def _facts(self, ro: Rollout, weight: Tensor) -> Facts:
         """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is left to train."""
@@ -238,6 +290,10 @@ class Trainer:
         if facts.segment is not None and bool(kept.any()):
             kept = torch.isin(share.place, share.place[kept])
         return Share(share.node[kept], share.place[kept])
+
+    def _differentiate(self, ro: Rollout, facts: Facts, share: Share, total: int) -> list[Metrics]:
+        """Add the gradients of this process' decisions of an optimizer step that has `total` in all."""
+        return [self._backward(ro, facts, nodes, total) for nodes in cut(ro, share, self.config.train.micro_batch)]
 
     def _backward(self, ro: Rollout, facts: Facts, nodes: Tensor, total: int) -> Metrics:
         """Add the gradient of one micro-batch, divided by the `total` decisions of its optimizer step."""
@@ -296,20 +352,22 @@ class Trainer:
             prompt = self.train_set.texts[rows[int(ro.tree.group[ro.leaf[int(broken[0])]])]]
             raise RunError(f"{where} a picture of {prompt!r} that is not finite, although its latent is")
 
-    def _what_broke(self, parts: list[Metrics], ro: Rollout, rows: list[int], update: int) -> str:
-        """Name the first decision and tensor that is not finite."""
-        where = f"iteration {self.iteration}, optimizer step {update + 1}"
+    def _what_broke(self, parts: list[Metrics], ro: Rollout, rows: list[int]) -> str | None:
+        """Name this process' first decision and tensor that is not finite, if there is one."""
         for row in parts:
             for name in ("ratio", "kl", "loss"):
                 if name in row and not bool(row[name].isfinite().all()):
                     at = int((~row[name].isfinite()).nonzero()[0])
                     prompt = self.train_set.texts[rows[int(ro.tree.group[row["node"][at]])]]
                     return (
-                        f"{where}: {name} is not finite at denoising step {int(row['step'][at])} of prompt {prompt!r}; "
+                        f"{name} is not finite at denoising step {int(row['step'][at])} of prompt {prompt!r}; "
                         "no weight was changed by it. Lower train.lr or train.max_grad_norm, and resume"
                     )
+        return None
+
+    def _what_gradient(self) -> str:
         names = [name for name, p in self.params.items() if p.grad is not None and not bool(p.grad.isfinite().all())]
-        return f"{where}: the gradient of {names[:3]} is not finite although the loss is; lower train.lr, and resume"
+        return f"the gradient of {names[:3]} is not finite although the loss is; lower train.lr, and resume"
 
     def _phase(self, name: str) -> Any:
         return self.log.phase(name) if self.log is not None else nullcontext()
@@ -363,25 +421,16 @@ def put_weights(params: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor
         p.copy_(tensors[name])
 
 
-def _join(batches: list[RewardBatch]) -> RewardBatch:
-    """Put batches of different prompts behind each other."""
-    if len(batches) == 1:
-        return batches[0]
-    images, prompts, group, meta, sigma = zip(*batches, strict=True)
-    return RewardBatch(torch.cat(images), sum(prompts, []), torch.cat(group), sum(meta, []), torch.cat(sigma))
-
-
 def _done(values: dict[str, Tensor]) -> Future[dict[str, Tensor]]:
     future: Future[dict[str, Tensor]] = Future()
     future.set_result(values)
     return future
 
 
-def _learn_metrics(seen: list[Metrics], norms: list[Tensor]) -> dict[str, float]:
-    """Reduce the metrics [B] of all micro-batches; per denoising step where health shows step by step."""
-    if not seen:
+def _learn_metrics(rows: Metrics, norms: list[Tensor]) -> dict[str, float]:
+    """Reduce the metrics [B] of an iteration; per denoising step where health shows step by step."""
+    if not rows:
         return {"trained": 0.0}
-    rows = {k: torch.cat([row[k] for row in seen]) for k in seen[0]}
     step, update = rows.pop("step"), rows.pop("update")
     rows.pop("node")
     out = {name: values.mean().item() for name, values in rows.items()}

@@ -54,14 +54,25 @@ class Panel:
         return values
 
     def weigh(
-        self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree, credit: Callable[..., Tensor]
+        self,
+        values: Mapping[str, Tensor],
+        batch: RewardBatch,
+        leaf: Tensor,
+        tree: Tree,
+        credit: Callable[..., Tensor],
+        *,
+        distance: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Make raw values [L] one weight per node [V] -> (weight, metrics)."""
+        """Make raw values [L] one weight per node [V] -> (weight, metrics).
+
+        distance [G] as `distances` gives it, where another process holds some of the pictures.
+        """
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         means = {f"reward/{name}": row.nanmean().item() for name, row in values.items()}
         total = _weighted(values, self.weights)
-        metrics = {**means, "reward": total.nanmean().item(), **group_metrics(total, batch.images, batch.group)}
+        apart = distances(batch.images, batch.group) if distance is None else distance
+        metrics = {**means, "reward": total.nanmean().item(), **group_metrics(total, apart, batch.group)}
         return mixed.weight, {**metrics, **mixed.metrics, **_relations(values, mixed.parts, batch.group)}
 
     def learn(self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree) -> dict[str, float]:
@@ -156,25 +167,33 @@ def _unusable(name: str, values: Tensor, batch: RewardBatch, where: str, first: 
     )
 
 
-def group_metrics(reward: Tensor, images: Tensor, group: Tensor) -> dict[str, float]:
-    """Measure the spread within prompts: of rewards, and of pictures as root-mean-square pairwise distance."""
-    stds, distances = [], []
-    group = group.cpu()
+def distances(images: Tensor, group: Tensor) -> Tensor:
+    """Return the root-mean-square distance of a prompt's pictures [G], by ascending group, on the CPU; NaN for one."""
+    out = []
     for g in group.unique().tolist():
+        pixels = images[(group == g).to(images.device)].flatten(1)
+        out.append((2 * pixels.var(0, correction=1).mean()).sqrt() if len(pixels) > 1 else pixels.new_tensor(torch.nan))
+    return torch.stack(out).cpu()
+
+
+def group_metrics(reward: Tensor, distance: Tensor, group: Tensor) -> dict[str, float]:
+    """Measure the spread within prompts: of rewards [L], and of pictures by their `distances` [G]."""
+    stds, apart = [], []
+    group = group.cpu()
+    for place, g in enumerate(group.unique().tolist()):
         mine = reward[group == g]
         mine = mine[mine.isfinite()]
-        pixels = images[(group == g).to(images.device)].flatten(1)
-        if len(pixels) < 2 or len(mine) < 2:
+        if len(mine) < 2:
             continue
         stds.append(mine.std(correction=0))
-        distances.append((2 * pixels.var(0, correction=1).mean()).sqrt())
+        apart.append(distance[place])
     if not stds:
         return {}
     spread = torch.stack(stds)
     return {
         "reward_std": spread.mean().item(),
         "zero_std": (spread < 1e-8).float().mean().item(),
-        "diversity": torch.stack(distances).mean().item(),
+        "diversity": torch.stack(apart).mean().item(),
     }
 
 

@@ -54,7 +54,8 @@ def list_configs() -> list[str]:
     found: set[str] = set()
     for root in roots():
         folder = root / "configs"
-        found.update(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+        names = {file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")}
+        found.update(name for name in names if not name.startswith("accelerate/"))  # these configure the launcher
     return sorted(found)
 
 

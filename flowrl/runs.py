@@ -16,9 +16,10 @@ from torch import Tensor
 
 from flowrl import checkpoint, report
 from flowrl.config import Config, load_config
+from flowrl.dist import world
 from flowrl.errors import CheckpointError, RewardError, RunError
 from flowrl.evaluate import evaluate, sample
-from flowrl.log import RunLogger, environment
+from flowrl.log import RunLogger, Silence, environment
 from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json, write_text
 from flowrl.prompts import check_records, load_prompts
 from flowrl.types import FlowModel
@@ -34,18 +35,18 @@ def train(
     Ctrl-C and RewardError after a reward failed, both with a checkpoint written; RunError for a NaN, a full disk or a
     folder that holds another run.
     """
-    run = Path(run)
-    start = _find_start(run, resume)
-    trainer = Trainer(config, model=model)
+    here = world()
+    run = here.gather(Path(run))[0]  # a name that was free for one process may be taken for the next
+    start = here.together(lambda: _find_start(run, resume) if here.main else None)
+    start = here.gather(start)[0]
+    trainer = here.together(lambda: Trainer(config, model=model))
     if start is not None:
         trainer.load(start)
-    else:  # only now: a config that does not work must not occupy the folder
+    elif here.main:  # only now: a config that does not work must not occupy the folder
         write_text(run / "config.yaml", config.dump())
-        write_json(run / "environment.json", environment())
-    kl = "kl" if config.kl_beta else "approx_kl"
-    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
+        write_json(run / "environment.json", {**environment(), "processes": here.size})
     began = None if start is None else trainer.iteration
-    with RunLogger(run, began, quiet=quiet, total=config.train.iterations, columns=labels) as log, StopSignal() as stop:
+    with _logger(trainer, run, began, quiet) as log, StopSignal() as stop:
         trainer.log = log
         log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
         try:
@@ -55,20 +56,31 @@ def train(
                 _add_accuracy(metrics, config)
                 log.log(trainer.iteration - 1, metrics, images=trainer.budget.images)
                 _milestone(trainer, run, log)
-                if stop.asked and trainer.iteration < config.train.iterations:
+                if here.any(stop.asked) and trainer.iteration < config.train.iterations:
                     how = _save_and_say(trainer, run)
                     raise Interrupted(f"stopped after iteration {trainer.iteration}, {how}")
         except RewardError as error:  # the policy is as it was before this iteration
             raise RewardError(
                 f"{error}\nstopped before iteration {trainer.iteration}, {_save_and_say(trainer, run)}"
             ) from error
-        return _finish(run, config, log)
+        summary = here.together(lambda: _finish(run, config, log) if here.main else {})
+    return here.gather(summary)[0]
+
+
+def _logger(trainer: Trainer, run: Path, began: int | None, quiet: bool) -> RunLogger | Silence:
+    """Log in the first process; the others are silent."""
+    config = trainer.config
+    if not trainer.world.main:
+        return Silence()
+    kl = "kl" if config.kl_beta else "approx_kl"
+    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
+    return RunLogger(run, began, quiet=quiet, total=config.train.iterations, columns=labels)
 
 
 def _save_and_say(trainer: Trainer, run: Path) -> str:
     """Write a checkpoint -> where it is and how to go on."""
     folder = checkpoint.checkpoint_folder(run, trainer.iteration)
-    trainer.save(folder)
+    trainer.world.together(lambda: trainer.save(folder) if trainer.world.main else None)
     plugins = "".join(f" --plugin {name}" for name in trainer.config.plugins)
     return f"saved {folder}; go on with: flowrl train --resume {run}{plugins}"
 
@@ -80,6 +92,7 @@ def describe(trainer: Trainer) -> str:
     lines = [
         f"{c.train.iterations} iterations, {numbers:,} trained numbers, lr {c.train.lr:g}, seed {c.seed}",
         *trainer.budget.lines(),
+        *([f"processes  {trainer.world.size}, each with its share of the prompts"] if trainer.world.size > 1 else []),
         f"prompts    {len(trainer.train_set)} to train on ({trainer.train_set.path}), "
         f"{len(trainer.test_set)} held out, {c.eval.images} pictures each to judge",
     ]
@@ -111,10 +124,10 @@ def _due(every: int, iteration: int, last: int) -> bool:
     return iteration in (0, last) or bool(every and iteration % every == 0)
 
 
-def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = False) -> None:
+def _milestone(trainer: Trainer, run: Path, log: RunLogger | Silence, *, first: bool = False) -> None:
     """Evaluate, draw and save where the config asks for it at this iteration; each is done once, also over a resume."""
-    c, now, last = trainer.config, trainer.iteration, trainer.config.train.iterations
-    rows = _eval_rows(run)
+    c, now, last, here = trainer.config, trainer.iteration, trainer.config.train.iterations, trainer.world
+    rows = here.gather(_eval_rows(run) if here.main else [])[0]
     fresh = [row for row in rows if row["iteration"] <= now]
     if _due(c.eval.every, now, last) and not any(row["iteration"] == now for row in fresh):
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out pictures ...")
@@ -125,8 +138,18 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger, *, first: bool = Fal
         log.say(
             f"held out after {now} iterations: {c.headline} {result[c.headline]:.3f} (95 % {low:.3f} to {high:.3f})"
         )
-    if fresh != rows:
-        write_text(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in fresh))
+    here.together(lambda: _keep(trainer, run, log, fresh if fresh != rows else None, first=first))
+
+
+def _keep(
+    trainer: Trainer, run: Path, log: RunLogger | Silence, rows: list[dict[str, Any]] | None, *, first: bool
+) -> None:
+    """Write evaluations, grid and checkpoint where they are due; one process does it for all."""
+    c, now, last = trainer.config, trainer.iteration, trainer.config.train.iterations
+    if not trainer.world.main:
+        return
+    if rows is not None:
+        write_text(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     if _due(c.grid.every, now, last):
         with log.phase("grid"), eval_weights(trainer):
             _strip(trainer, run, log)
@@ -166,6 +189,7 @@ def evaluate_config(
         tuned=c.eval.tuned,
         late=_late(c, trainer.weights if trainer else base),
         progress=progress,
+        world=trainer.world if trainer else None,
     )
 
 
@@ -173,7 +197,7 @@ def _late(c: Config, base: Weights | None) -> Callable[[], AbstractContextManage
     return partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
 
 
-def _strip(trainer: Trainer, run: Path, log: RunLogger) -> None:
+def _strip(trainer: Trainer, run: Path, log: RunLogger | Silence) -> None:
     """Draw the same prompts from the same noise as at every other checkpoint."""
     c = trainer.config
     chosen = grid_prompts(trainer.test_set.records, c.grid.prompts)
@@ -223,7 +247,7 @@ def _eval_rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _finish(run: Path, config: Config, log: RunLogger) -> dict[str, Any]:
+def _finish(run: Path, config: Config, log: RunLogger | Silence) -> dict[str, Any]:
     """Write the summary and the pictures, and print before and after."""
     rows = _eval_rows(run)
     timing = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]

@@ -42,6 +42,7 @@ class Rollout(NamedTuple):
     group_ids: Tensor  # [G] int64  the group id of each row of cond
     mean: Tensor | None = None  # [V, *]  transition mean of each decision, kept only for losses that ask; else x
     twin: Tensor | None = None  # [V] int64  the first node with the same latent; None: each node is the only one
+    block: Tensor | None = None  # [V] int64, ascending  nodes that were made together, prompt after prompt, have one
 
 
 class Grid(NamedTuple):

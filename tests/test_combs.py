@@ -231,8 +231,10 @@ def test_kept_means_are_the_transitions() -> None:
     with torch.no_grad():
         one = dance_sde(ro.x[up], model.velocity(ro.x[up], sigma, cond), sigma, after, ro.level[nodes])
     torch.testing.assert_close(ro.mean[nodes], one.mean, atol=1e-6, rtol=1e-5)
-    both = merge([ro, ro._replace(group_ids=ro.group_ids + 3, tree=ro.tree._replace(group=ro.tree.group + 3))])
-    assert both.mean is not None and torch.equal(both.mean[: len(ro.mean)], ro.mean)
+    both, place, _ = merge(
+        [ro, ro._replace(group_ids=ro.group_ids + 3, tree=ro.tree._replace(group=ro.tree.group + 3))]
+    )
+    assert both.mean is not None and torch.equal(both.mean[place[: len(ro.mean)]], ro.mean)
 
 
 def test_flash_counts_are_the_papers() -> None:

@@ -81,7 +81,8 @@ class _Forest:
         latents = (x.to(self.run.store), *([x.float() if mean is None else mean.float()] * self.run.keep_mean))
         ids = torch.arange(self.count, self.count + size)
         twin = self.count + (ids - self.count) // copies * copies
-        self.blocks.append((parent, torch.full((size,), step), group, twin, *numbers, *latents))
+        block = torch.full((size,), len(self.blocks))
+        self.blocks.append((parent, torch.full((size,), step), group, twin, block, *numbers, *latents))
         self.count += size
         return ids
 
@@ -89,10 +90,10 @@ class _Forest:
         device = self.run.device
         columns = zip(*self.blocks, strict=True)
         joined = (torch.cat(column).to(device) for column in columns)
-        parent, step, group, twin, std, log_prob, level, x, *kept = joined
+        parent, step, group, twin, block, std, log_prob, level, x, *kept = joined
         tree = Tree(parent, step, std, group)
         groups, leaves, mean = self.group_ids.to(device), torch.cat(leaf).to(device), kept[0] if kept else None
-        return Rollout(tree, x, log_prob, level, leaves, sigmas.to(device), self.run.cond, groups, mean, twin)
+        return Rollout(tree, x, log_prob, level, leaves, sigmas.to(device), self.run.cond, groups, mean, twin, block)
 
 
 @torch.no_grad()
@@ -184,23 +185,48 @@ def sample_ode(
     return _apart(x, group_size if same_noise else 1)
 
 
-def merge(parts: list[Rollout]) -> Rollout:
-    """Join rollouts of different prompts on one grid into one; nodes are numbered on."""
+def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
+    """Join rollouts of one plan, of ascending prompts, into the one that all prompts at once would have given.
+
+    Returns the rollout; the new number of each node [V], part after part; and the order [L] in which leaves of the
+    parts, one after the other, stand in it.
+    """
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
+        return first, torch.arange(len(first.x)), torch.arange(len(first.leaf))
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + len(part.tree.parent))
-    moved = [torch.where(p.tree.parent < 0, -1, p.tree.parent + at) for p, at in zip(parts, starts, strict=False)]
-    tree = Tree(torch.cat(moved), *(torch.cat(rows) for rows in zip(*(part.tree[1:] for part in parts), strict=True)))
-    x, log_prob, level = (torch.cat(rows) for rows in zip(*(part[1:4] for part in parts), strict=True))
-    leaf = torch.cat([part.leaf + at for part, at in zip(parts, starts, strict=False)])
-    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in parts[0].cond}
+    # Nodes that were made together stand together: within them by prompt, and in the order of their own part.
+    order = torch.argsort(_cat([part.block for part in parts]), stable=True)
+    place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+
+    def moved(ids: list[Tensor]) -> Tensor:
+        return torch.cat(
+            [torch.where(n < 0, -1, place[n.clamp_min(0) + at]) for n, at in zip(ids, starts, strict=False)]
+        )
+
+    columns = zip(*(part.tree[1:] for part in parts), strict=True)
+    tree = Tree(moved([part.tree.parent for part in parts])[order], *(torch.cat(rows)[order] for rows in columns))
+    x, log_prob, level = (torch.cat(rows)[order] for rows in zip(*(part[1:4] for part in parts), strict=True))
+    leaf, block = moved([part.leaf for part in parts]), _cat([part.block for part in parts])[order]
+    seen = torch.argsort(block[leaf], stable=True)
+    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in first.cond}
     ids = torch.cat([part.group_ids for part in parts])
-    means = [part.mean for part in parts if part.mean is not None]
-    twins = [part.twin + at for part, at in zip(parts, starts, strict=False) if part.twin is not None]
-    mean, twin = (torch.cat(rows) if rows else None for rows in (means, twins))
-    return Rollout(tree, x, log_prob, level, leaf, parts[0].sigmas, cond, ids, mean, twin)
+    mean = None if first.mean is None else _cat([part.mean for part in parts])[order]
+    twin = None if first.twin is None else moved([_known(part.twin) for part in parts])[order]
+    whole = Rollout(tree, x, log_prob, level, leaf[seen], first.sigmas, cond, ids, mean, twin, block)
+    return whole, place, seen
+
+
+def _cat(rows: list[Tensor | None]) -> Tensor:
+    return torch.cat([_known(row) for row in rows])
+
+
+def _known(row: Tensor | None) -> Tensor:
+    if row is None:
+        raise ConfigError("only rollouts of `rollout`, and all alike, can be merged")
+    return row
 
 
 def _run_on(run: _Run, live: _Live, k: int, solver: int) -> _Live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Literal
@@ -185,3 +186,17 @@ def slow(batch: RewardBatch, *, seconds: float = 0.1) -> Tensor:
     """Score by red after a while, as a server does."""
     time.sleep(seconds)
     return redness(batch)
+
+
+class one_sided:  # noqa: N801
+    """Fail in one process of several, from the given call on; the others score by red."""
+
+    def __init__(self, *, rank: int, calls: int = 2) -> None:
+        self.rank, self.calls = rank, calls
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by red as long as it lasts."""
+        self.calls -= 1
+        if self.calls < 0 and os.environ.get("RANK") == str(self.rank):
+            raise RunError("the server is down")
+        return redness(batch)

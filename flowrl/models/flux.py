@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.errors import ConfigError, ModelError
+from flowrl.models.core import Core, load
 from flowrl.models.flow_pipeline import (
     check_configs,
     check_decode_batch,
@@ -23,9 +24,9 @@ from flowrl.models.flow_pipeline import (
     guided,
     pipeline_sigmas,
 )
-from flowrl.models.loading import Part, load_pipeline
-from flowrl.models.texts import Texts, check_tokens
-from flowrl.models.tuning import trained, tune_pipeline, tuning_from
+from flowrl.models.loading import Part
+from flowrl.models.texts import check_tokens
+from flowrl.models.tuning import tuning_from
 from flowrl.types import Cond
 
 GUIDANCE = 3.5  # FluxPipeline's default
@@ -57,6 +58,7 @@ def flux(
     max_sequence_length: int = 512,
     decode_batch: int = 4,
     seed: int = 0,
+    runtime: dict[str, Any] | None = None,
 ) -> Flux:
     """Load a FLUX.1 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -68,20 +70,16 @@ def flux(
     _check_guidance(guidance, true_cfg_scale, negative_prompt)
     check_tokens(max_sequence_length)
     check_decode_batch(decode_batch)
-    tuning = tuning_from(tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed)
-    pipeline = load_pipeline(
-        FluxPipeline, path, _PARTS, dtype=tuning.dtype, dtypes=tuning.masters("transformer"), leave_out=_IMAGE_INPUT
-    )
-    _check_channels(pipeline, path)
-    told = _embedded_guidance(pipeline, path, guidance)
+    tuning = tuning_from(tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed, runtime=runtime)
+    loaded = load(FluxPipeline, path, _PARTS, tuning, leave_out=_IMAGE_INPUT)
+    _check_channels(loaded.pipeline, path)
+    told = _embedded_guidance(loaded.pipeline, path, guidance)
     if tune != "none":
-        _warn_if_step_distilled(pipeline, path)
+        _warn_if_step_distilled(loaded.pipeline, path)
     return Flux(
-        tune_pipeline(pipeline, pipeline.transformer, tuning),
+        Core(loaded, tuning, t5_tokens=max_sequence_length),
         guidance=told,
         true_cfg_scale=true_cfg_scale,
-        dtype=tuning.dtype,
-        autocast=tuning.autocast,
         negative_prompt=negative_prompt,
         max_sequence_length=max_sequence_length,
         decode_batch=decode_batch,
@@ -98,12 +96,10 @@ class Flux:
 
     def __init__(
         self,
-        pipeline: Any,
+        core: Core,
         *,
         guidance: float | None,
         true_cfg_scale: float,
-        dtype: torch.dtype,
-        autocast: bool,
         negative_prompt: str,
         max_sequence_length: int,
         decode_batch: int,
@@ -111,13 +107,13 @@ class Flux:
         self.guidance = guidance  # None: the network has no input for it
         self.true_cfg_scale = true_cfg_scale
         self.guided = true_cfg_scale > 1
-        self.dtype = dtype
-        self.autocast = autocast  # float32 master weights, arithmetic in dtype
+        self.dtype = core.tuning.dtype
+        self.autocast = core.tuning.autocast  # float32 master weights, arithmetic in dtype
         self.negative_prompt = negative_prompt
         self.max_sequence_length = max_sequence_length
         self.decode_batch = decode_batch
-        self._pipeline = pipeline
-        self._texts = Texts()
+        self._core = core
+        self._pipeline = core.pipeline
 
     @property
     def transformer(self) -> Any:
@@ -127,18 +123,19 @@ class Flux:
     @property
     def device(self) -> torch.device:
         """Return where the network runs."""
-        return next(self.transformer.parameters()).device
+        return self._core.device
 
     def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
         """Return the FluxPipeline with the current weights (shared, not copied).
 
-        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its transformer is float32.
+        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its transformer is float32. With
+        ``offload`` its text encoders and VAE are on the CPU.
         """
-        return self._pipeline
+        return self._core.whole()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the transformer, in module order."""
-        return trained(self.transformer)
+        return self._core.trainable()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return [C, h, w] of the latents of a picture of ``height`` x ``width`` pixels. Raise ModelError.
@@ -165,7 +162,7 @@ class Flux:
     def encode(self, prompts: list[str]) -> Cond:
         """Return T5's ``embeds`` [G,T,D] and CLIP's ``pooled`` [G,P], both as ``negative_`` too under true CFG."""
         negative = self.negative_prompt if self.guided else None
-        return self._texts.cond(prompts, self._text, device=self.device, negative=negative)
+        return self._core.encode(prompts, self._text, negative=negative)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity, float32 [B,C,h,w], of x [B,C,h,w] at sigma [B].
@@ -179,7 +176,8 @@ class Flux:
 
     def decode(self, x0: Tensor) -> Tensor:
         """Return pictures [B,3,H,W], float32 in [0,1], of latents [B,C,h,w]; ``decode_batch`` at a time."""
-        return decode(self._pipeline, x0, decode_batch=self.decode_batch)
+        with self._core.vae_at_work():
+            return decode(self._pipeline, x0, decode_batch=self.decode_batch)
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], rounded where FluxPipeline rounds it: before it divides.
@@ -194,18 +192,16 @@ class Flux:
         size, rows, columns = len(x), x.shape[-2] // PATCH, x.shape[-1] // PATCH
         # The network itself turns guidance and time into its own dtype.
         guidance = None if self.guidance is None else torch.full((size,), self.guidance, device=x.device)
-        with torch.autocast(x.device.type, self.dtype if self.autocast else None, enabled=self.autocast):
-            v = self.transformer(
-                hidden_states=pack(x).to(self.dtype),
-                timestep=self.time(sigma),
-                guidance=guidance,
-                pooled_projections=cond["pooled"].to(self.dtype),
-                encoder_hidden_states=cond["embeds"].to(self.dtype),
-                txt_ids=torch.zeros(cond["embeds"].shape[1], 3, device=x.device),
-                img_ids=image_ids(rows, columns, x.device),
-                return_dict=False,
-            )[0]
-        return unpack(v.float(), rows)
+        named = {
+            "hidden_states": pack(x).to(self.dtype),
+            "timestep": self.time(sigma),
+            "guidance": guidance,
+            "pooled_projections": cond["pooled"].to(self.dtype),
+            "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            "txt_ids": torch.zeros(cond["embeds"].shape[1], 3, device=x.device),
+            "img_ids": image_ids(rows, columns, x.device),
+        }
+        return unpack(self._core.call(named=named), rows)
 
     def _text(self, prompt: str) -> dict[str, Tensor]:
         embeds, pooled, _ = self._pipeline.encode_prompt(

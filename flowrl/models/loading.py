@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import diffusers
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
@@ -26,6 +31,15 @@ class Part(NamedTuple):
     optional: bool = False  # may be null in model_index.json; then None is handed to the pipeline
 
 
+class Loaded(NamedTuple):
+    """A pipeline, and what is needed to load and to recognise its text encoders."""
+
+    pipeline: Any
+    folder: Path
+    encoders: tuple[str, ...]  # names of the text encoders that it is made for
+    read_encoders: Callable[[], Any]  # load them into another, otherwise empty, pipeline of the class
+
+
 def load_pipeline(
     pipeline_class: Any,
     path: str,
@@ -35,11 +49,14 @@ def load_pipeline(
     dtypes: dict[str, torch.dtype],
     leave_out: tuple[str, ...] = (),
     network: str = "transformer",
-) -> Any:
+    quantization: Any = None,
+    with_encoders: bool = True,
+) -> Loaded:
     """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote code.
 
     ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out`` are not loaded;
-    ``network`` is the part whose weights must all be there.
+    ``network`` is the part whose weights must all be there, and ``quantization`` diffusers' settings to quantise it by
+    (bitsandbytes does so on the accelerator). Without ``with_encoders`` the text encoders are checked, not loaded.
     Raise ModelError if the folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights
     that are corrupt or incomplete.
     """
@@ -49,19 +66,30 @@ def load_pipeline(
     wanted = {name: entry for name, entry in index.items() if name not in leave_out}
     absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
     stored = {name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent}
+    encoders = tuple(name for name in stored if name.startswith("text_encoder"))
+    read = partial(_read, pipeline_class, folder, dtype={"default": dtype, **dtypes})
+    pipeline = read(absent + [*encoders] * (not with_encoders), quantization=quantization)
+    names = _names(getattr(pipeline, network), quantized=quantization is not None)
+    _check_complete(folder / network, names, stored[network])
+    return Loaded(pipeline, folder, encoders, partial(read, [*absent, network, "vae"]))
+
+
+def _read(
+    pipeline_class: Any, folder: Path, absent: list[str], *, dtype: dict[str, torch.dtype], quantization: Any = None
+) -> Any:
+    """Let diffusers read a checked folder without the parts in ``absent``. Raise ModelError."""
     try:
-        pipeline = pipeline_class.from_pretrained(
+        return pipeline_class.from_pretrained(
             folder,
-            dtype={"default": dtype, **dtypes},
+            dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
+            quantization_config=quantization,
             # diffusers counts a null part of its signature as missing unless it is passed by name.
             **dict.fromkeys(absent),
         )
     except Exception as error:  # the libraries raise every kind; to the user they all mean a folder that does not load
-        raise ModelError(f"{folder}: {pipeline_class.__name__} could not be loaded: {_first_line(error)}") from error
-    _check_complete(folder / network, getattr(pipeline, network), stored[network])
-    return pipeline
+        raise ModelError(f"{folder}: {pipeline_class.__name__} could not be loaded: {first_line(error)}") from error
 
 
 def locate(path: str) -> Path | str:
@@ -99,7 +127,7 @@ def _download(pipeline_class: Any, repo: str) -> Path:
         raise
     except Exception as error:  # offline, gated, misspelt, rate-limited: one message with the ways out
         raise ModelError(
-            f"{repo!r} is no folder here and could not be fetched from the Hugging Face hub: {_first_line(error)}."
+            f"{repo!r} is no folder here and could not be fetched from the Hugging Face hub: {first_line(error)}."
             " Check the spelling and the network (HF_HUB_OFFLINE must not be 1), log in with `hf auth login` if the"
             " model is gated, or give the path of a folder"
         ) from error
@@ -172,18 +200,40 @@ def _stored_tensors(folder: Path) -> set[str]:
             with safe_open(file, framework="pt") as tensors:
                 names.update(tensors.keys())
         except Exception as error:  # SafetensorError and OSError alike: torn, truncated or unreadable
-            raise ModelError(f"{file}: corrupt or truncated: {_first_line(error)}; copy the file again") from error
+            raise ModelError(f"{file}: corrupt or truncated: {first_line(error)}; copy the file again") from error
     return names
 
 
-def _check_complete(folder: Path, network: torch.nn.Module, stored: set[str]) -> None:
+def _names(network: torch.nn.Module, *, quantized: bool) -> set[str]:
+    """Return the names of the tensors that a network needs from its files."""
+    if quantized:  # scales and the like are in its state, yet in no file
+        return {name for name, _ in network.named_parameters()}
+    return set(network.state_dict())
+
+
+def _check_complete(folder: Path, needed: set[str], stored: set[str]) -> None:
     """Raise ModelError where the libraries would only warn and go on with random weights."""
-    missing = sorted(set(network.state_dict()) - stored)
+    missing = sorted(needed - stored)
     if missing:
         shown = ", ".join(missing[:3])
         raise ModelError(f"{folder}: {len(missing)} tensors are missing from its safetensors files, such as {shown}")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to know."""
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    before = [log.get_verbosity() for log in logs]
+    try:
+        for log in logs:
+            log.set_verbosity_error()
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)

@@ -9,6 +9,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
+from flowrl.models.core import Core
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.tuning import tuning_from
 from flowrl.models.unet import PARTS, Kind, Options, UNetFlow, check_options, load_unet
@@ -29,6 +30,7 @@ def sd15(
     spacing: str | None = None,
     decode_batch: int = 16,
     seed: int = 0,
+    runtime: dict[str, Any] | None = None,
 ) -> UNetFlow:
     """Load a Stable Diffusion 1.x or 2.x pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -36,16 +38,24 @@ def sd15(
     ``tune`` is ``lora`` (options in ``lora``, see models/lora.py), ``full`` (all weights, or those of the linear
     ``layers`` that are named by the rule of ``lora.targets``) or ``none``; ``dtype`` is that of the frozen weights and
     the arithmetic, trained weights are float32 always; ``spacing`` of the timesteps overrides the scheduler's; ``seed``
-    draws the LoRA. Whatever its scheduler, the pipeline is sampled by DDIM.
+    draws the LoRA; ``runtime`` says how the network runs (see models/runtime.py). Whatever its scheduler, the pipeline
+    is sampled by DDIM.
     **Differs:** the pipeline blacks out pictures by its safety checker; here it is not loaded.
     Raise ConfigError for a wrong option, ModelError for a wrong model.
     """
     options = Options(guidance, guidance_rescale, negative_prompt, spacing, decode_batch)
     check_options(options)
     tuning = tuning_from(
-        tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed, targets=UNET_ATTENTION
+        tune=tune,
+        lora=lora,
+        layers=layers,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        runtime=runtime,
+        targets=UNET_ATTENTION,
     )
-    pipeline = load_unet(
+    loaded = load_unet(
         StableDiffusionPipeline,
         path,
         PARTS,
@@ -55,7 +65,7 @@ def sd15(
         leave_out=("safety_checker", "feature_extractor", "image_encoder"),
     )
     kind = Kind(_text, _added, upcasts=False)
-    return UNetFlow(pipeline, kind, options, dtype=tuning.dtype, autocast=tuning.autocast)
+    return UNetFlow(Core(loaded, tuning, network="unet"), kind, options)
 
 
 def _text(pipeline: Any, prompt: str, device: torch.device) -> dict[str, Tensor]:

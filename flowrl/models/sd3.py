@@ -10,6 +10,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, nn
 
 from flowrl.errors import ModelError
+from flowrl.models.core import Core, load
 from flowrl.models.flow_pipeline import (
     check_configs,
     check_decode_batch,
@@ -19,9 +20,9 @@ from flowrl.models.flow_pipeline import (
     guided,
     pipeline_sigmas,
 )
-from flowrl.models.loading import Part, load_pipeline
-from flowrl.models.texts import Texts, check_tokens
-from flowrl.models.tuning import trained, tune_pipeline, tuning_from
+from flowrl.models.loading import Part
+from flowrl.models.texts import check_tokens
+from flowrl.models.tuning import tuning_from
 from flowrl.types import Cond
 
 _CLIP = ("CLIPTokenizer", "CLIPTokenizerFast")
@@ -52,6 +53,7 @@ def sd3(
     max_sequence_length: int = 256,
     decode_batch: int = 64,
     seed: int = 0,
+    runtime: dict[str, Any] | None = None,
 ) -> SD3:
     """Load an SD3 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -60,27 +62,20 @@ def sd3(
     of ``lora.targets``) or ``none``; ``dtype`` is that of the frozen weights and the arithmetic (``auto``: bfloat16
     where the device multiplies in it), trained weights are float32 always; ``t5`` off leaves the T5 encoder out (zero
     tokens stand in its place, and about 10 GB are saved with SD3.5); ``max_sequence_length`` is the number of T5
-    tokens; ``seed`` draws the LoRA.
+    tokens; ``seed`` draws the LoRA; ``runtime`` says how the network runs (see models/runtime.py).
+    **Differs:** there is no skip-layer guidance, which the pipeline offers for SD3.5 Medium.
     Raise ConfigError for a wrong option, ModelError for a wrong model.
     """
     check_guidance(guidance, negative_prompt)
     check_tokens(max_sequence_length)
     check_decode_batch(decode_batch)
-    tuning = tuning_from(tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed)
-    pipeline = load_pipeline(
-        StableDiffusion3Pipeline,
-        path,
-        _PARTS,
-        dtype=tuning.dtype,
-        dtypes=tuning.masters("transformer"),
-        leave_out=() if t5 else ("text_encoder_3", "tokenizer_3"),
-    )
-    check_configs(pipeline, path, channels=pipeline.transformer.config.in_channels)
+    tuning = tuning_from(tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed, runtime=runtime)
+    leave_out = () if t5 else ("text_encoder_3", "tokenizer_3")
+    loaded = load(StableDiffusion3Pipeline, path, _PARTS, tuning, leave_out=leave_out)
+    check_configs(loaded.pipeline, path, channels=loaded.pipeline.transformer.config.in_channels)
     return SD3(
-        tune_pipeline(pipeline, pipeline.transformer, tuning),
+        Core(loaded, tuning, t5_tokens=max_sequence_length),
         guidance=guidance,
-        dtype=tuning.dtype,
-        autocast=tuning.autocast,
         negative_prompt=negative_prompt,
         max_sequence_length=max_sequence_length,
         decode_batch=decode_batch,
@@ -92,24 +87,22 @@ class SD3:
 
     def __init__(
         self,
-        pipeline: Any,
+        core: Core,
         *,
         guidance: float,
-        dtype: torch.dtype,
-        autocast: bool,
         negative_prompt: str,
         max_sequence_length: int,
         decode_batch: int,
     ) -> None:
         self.guidance = guidance
         self.guided = guidance > 1  # StableDiffusion3Pipeline.do_classifier_free_guidance
-        self.dtype = dtype
-        self.autocast = autocast  # float32 master weights, arithmetic in dtype
+        self.dtype = core.tuning.dtype
+        self.autocast = core.tuning.autocast  # float32 master weights, arithmetic in dtype
         self.negative_prompt = negative_prompt
         self.max_sequence_length = max_sequence_length
         self.decode_batch = decode_batch
-        self._pipeline = pipeline
-        self._texts = Texts()
+        self._core = core
+        self._pipeline = core.pipeline
 
     @property
     def transformer(self) -> Any:
@@ -119,18 +112,19 @@ class SD3:
     @property
     def device(self) -> torch.device:
         """Return where the network runs."""
-        return next(self.transformer.parameters()).device
+        return self._core.device
 
     def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
         """Return the StableDiffusion3Pipeline with the current weights (shared, not copied).
 
-        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its transformer is float32.
+        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its transformer is float32. With
+        ``offload`` its text encoders and VAE are on the CPU.
         """
-        return self._pipeline
+        return self._core.whole()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the transformer, in module order."""
-        return trained(self.transformer)
+        return self._core.trainable()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return [C, h, w] of the latents of a picture of ``height`` x ``width`` pixels. Raise ModelError."""
@@ -160,7 +154,7 @@ class SD3:
         Without a T5 encoder the pipeline still appends ``max_sequence_length`` zero tokens to CLIP's 77.
         """
         negative = self.negative_prompt if self.guided else None
-        return self._texts.cond(prompts, self._text, device=self.device, negative=negative)
+        return self._core.encode(prompts, self._text, negative=negative)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity u + guidance (c - u), float32 [B,C,h,w], of x [B,C,h,w] at sigma [B].
@@ -174,21 +168,20 @@ class SD3:
 
     def decode(self, x0: Tensor) -> Tensor:
         """Return pictures [B,3,H,W], float32 in [0,1], of latents [B,C,h,w]; ``decode_batch`` at a time."""
-        return decode(self._pipeline, x0, decode_batch=self.decode_batch)
+        with self._core.vae_at_work():
+            return decode(self._pipeline, x0, decode_batch=self.decode_batch)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         # The scheduler computes its timesteps by this product in float32; in another dtype the network would see
         # another time than in the pipeline.
         time = sigma.to(x.device, torch.float32) * self._pipeline.scheduler.config.num_train_timesteps
-        with torch.autocast(x.device.type, self.dtype if self.autocast else None, enabled=self.autocast):
-            v = self.transformer(
-                hidden_states=x.to(self.dtype),
-                timestep=time,
-                encoder_hidden_states=cond["embeds"].to(self.dtype),
-                pooled_projections=cond["pooled"].to(self.dtype),
-                return_dict=False,
-            )[0]
-        return v.float()
+        named = {
+            "hidden_states": x.to(self.dtype),
+            "timestep": time,
+            "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            "pooled_projections": cond["pooled"].to(self.dtype),
+        }
+        return self._core.call(named=named)
 
     def _text(self, prompt: str) -> dict[str, Tensor]:
         embeds, _, pooled, _ = self._pipeline.encode_prompt(

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import StableDiffusionXLPipeline
 from torch import Tensor
+from transformers import CLIPTextConfig
 
 from flowrl.errors import ConfigError, ModelError
-from flowrl.models.loading import Part
+from flowrl.models.core import Core
+from flowrl.models.loading import Loaded, Part
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.tuning import tuning_from
 from flowrl.models.unet import CLIP, PARTS, Kind, Options, UNetFlow, check_options, load_unet
@@ -37,6 +39,7 @@ def sdxl(
     spacing: str | None = None,
     decode_batch: int = 4,
     seed: int = 0,
+    runtime: dict[str, Any] | None = None,
 ) -> UNetFlow:
     """Load an SDXL pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
@@ -52,9 +55,16 @@ def sdxl(
     told = _Told(_pair(original_size, "original_size", least=1), crop, _pair(target_size, "target_size", least=1))
     _pair(crop, "crop", least=0)
     tuning = tuning_from(
-        tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed, targets=UNET_ATTENTION
+        tune=tune,
+        lora=lora,
+        layers=layers,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        runtime=runtime,
+        targets=UNET_ATTENTION,
     )
-    pipeline = load_unet(
+    loaded = load_unet(
         StableDiffusionXLPipeline,
         path,
         _PARTS,
@@ -63,11 +73,12 @@ def sdxl(
         addition="text_time",
         leave_out=("feature_extractor", "image_encoder"),
     )
-    _check_configs(pipeline, path)
+    pipeline = loaded.pipeline
+    _check_configs(loaded, path)
     if negative_prompt is None and not pipeline.config.force_zeros_for_empty_prompt:
         options = options._replace(negative_prompt="")
     kind = Kind(_text, partial(_added, told, pipeline.vae_scale_factor), upcasts=True)
-    return UNetFlow(pipeline, kind, options, dtype=tuning.dtype, autocast=tuning.autocast)
+    return UNetFlow(Core(loaded, tuning, network="unet"), kind, options)
 
 
 class _Told(NamedTuple):
@@ -102,10 +113,11 @@ def _pair(value: Sequence[int] | None, name: str, *, least: int) -> Sequence[int
     return value
 
 
-def _check_configs(pipeline: Any, path: str) -> None:
+def _check_configs(loaded: Loaded, path: str) -> None:
     """Raise ModelError where the parts do not fit together, or need what flowrl does not do."""
-    unet, vae = pipeline.unet, pipeline.vae.config
-    told = 6 * unet.config.addition_time_embed_dim + pipeline.text_encoder_2.config.projection_dim
+    unet, vae = loaded.pipeline.unet, loaded.pipeline.vae.config
+    text = CLIPTextConfig.from_pretrained(loaded.folder / "text_encoder_2")  # the encoder may not be loaded yet
+    told = 6 * unet.config.addition_time_embed_dim + text.projection_dim
     expected = unet.add_embedding.linear_1.in_features
     if told != expected:
         raise ModelError(

@@ -1,26 +1,51 @@
-"""Prompts as conditioning: encoded once, one at a time, and kept on the host."""
+"""Prompts as conditioning: encoded once, one at a time, and kept on the host, and in a folder if there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl.errors import ConfigError, DataError
+from flowrl.models.text_cache import TextCache
 from flowrl.types import Cond
 
 CACHE_BYTES = 4 * 2**30  # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
 NEGATIVE = "negative_"
+MOST_T5_TOKENS = 512  # diffusers allows no more
 Encode = Callable[[str], dict[str, Tensor]]
 """From one prompt to {name: [...]}, without a batch dimension."""
 
 
-class Texts:
-    """A cache of text embeddings that forgets the oldest beyond CACHE_BYTES."""
+class Reader(NamedTuple):
+    """A tokenizer, and how much of a prompt it hands on."""
 
-    def __init__(self) -> None:
+    name: str  # CLIP or T5
+    tokenizer: Any
+    limit: int  # tokens, with those that mark start and end
+
+
+class Texts:
+    """A cache of text embeddings that forgets the oldest beyond CACHE_BYTES.
+
+    ``at_work`` brings the encoders to where they can encode; it is entered only for prompts that are neither known
+    here nor in the folder ``store``. ``readers`` are asked for what they cut off a prompt.
+    """
+
+    def __init__(
+        self,
+        at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        store: TextCache | None = None,
+        readers: Sequence[Reader] = (),
+    ) -> None:
         self._known: dict[str, dict[str, Tensor]] = {}
+        self._at_work, self._store = at_work, store
+        self._readers = readers  # emptied once a warning was given
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -30,28 +55,73 @@ class Texts:
         """Return {name: [G, ...]} on the device, and the same for ``negative``, if any, as ``negative_<name>``."""
         if not prompts:
             raise DataError("encode: expected at least one prompt, got none")
-        cond = self._stack(prompts, encode, device)
+        texts = self._find([*prompts, *([] if negative is None else [negative])], encode)
+        cond = _stack([texts[prompt] for prompt in prompts], device)
         if negative is not None:
-            rows = self._stack([negative] * len(prompts), encode, device)
+            rows = _stack([texts[negative]] * len(prompts), device)
             cond |= {NEGATIVE + name: row for name, row in rows.items()}
         return cond
 
-    def _stack(self, prompts: list[str], encode: Encode, device: torch.device) -> Cond:
-        texts = [self._text(prompt, encode) for prompt in prompts]
-        return {name: torch.stack([text[name] for text in texts]).to(device) for name in texts[0]}
+    def _find(self, prompts: list[str], encode: Encode) -> dict[str, dict[str, Tensor]]:
+        found = {prompt: self._known[prompt] for prompt in prompts if prompt in self._known}
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in found]
+        for prompt in new:
+            self._warn_if_cut(prompt)
+            stored = None if self._store is None else self._store.get(prompt)
+            if stored is not None:
+                found[prompt] = stored
+        if any(prompt not in found for prompt in new):
+            # One prompt at a time: in a batch its last bits would depend on which others were not yet cached, and a
+            # resumed run, whose cache starts empty, would not repeat an unbroken one.
+            with self._at_work(), torch.no_grad():
+                for prompt in new:
+                    if prompt not in found:
+                        found[prompt] = {name: row.cpu() for name, row in encode(prompt).items()}
+                        if self._store is not None:
+                            self._store.put(prompt, found[prompt])
+        for prompt in new:
+            self._keep(prompt, found[prompt])
+        return found
 
-    def _text(self, prompt: str, encode: Encode) -> dict[str, Tensor]:
-        if prompt in self._known:
-            return self._known[prompt]
-        # One prompt at a time: in a batch its last bits would depend on which others were not yet cached, and a
-        # resumed run, whose cache starts empty, would not repeat an unbroken one.
-        with torch.no_grad():
-            text = {name: row.cpu() for name, row in encode(prompt).items()}
+    def _keep(self, prompt: str, text: dict[str, Tensor]) -> None:
         self._known[prompt] = text
         self.bytes += _bytes(text)
         while self.bytes > CACHE_BYTES and len(self._known) > 1:
             self.bytes -= _bytes(self._known.pop(next(iter(self._known))))
-        return text
+
+    def _warn_if_cut(self, prompt: str) -> None:
+        rests = {reader: cut_off(prompt, reader) for reader in self._readers}
+        if not any(rests.values()):
+            return
+        self._readers = ()
+        told = {
+            f"{reader.name} reads {reader.limit} tokens, without {rest!r}" if rest else f"{reader.name} reads all of it"
+            for reader, rest in rests.items()
+        }
+        more = any(rest and reader.name == "T5" and reader.limit < MOST_T5_TOKENS for reader, rest in rests.items())
+        warnings.warn(
+            f"the prompt {prompt!r} is cut: {'; '.join(sorted(told))}."
+            + " T5 reads more with a larger max_sequence_length." * more
+            + " Other prompts may be cut, too; this is said once",
+            stacklevel=6,
+        )
+
+
+def cut_off(prompt: str, reader: Reader) -> str:
+    """Return the end of a prompt that the encoder does not see, as its tokens spell it; empty if it sees all."""
+    ids = reader.tokenizer(prompt, truncation=False, verbose=False).input_ids
+    return "" if len(ids) <= reader.limit else str(reader.tokenizer.decode(ids[reader.limit - 1 : -1])).strip()
+
+
+def readers_of(tokenizers: Sequence[Any], *, t5_tokens: int | None) -> list[Reader]:
+    """Return what reads prompts in a pipeline: CLIP up to its own limit, T5 up to ``t5_tokens``."""
+    readers = []
+    for tokenizer in tokenizers:
+        if type(tokenizer).__name__.startswith("T5"):
+            readers.append(Reader("T5", tokenizer, t5_tokens or MOST_T5_TOKENS))
+        else:
+            readers.append(Reader("CLIP", tokenizer, tokenizer.model_max_length))
+    return readers
 
 
 def halves(cond: Cond) -> tuple[Cond, Cond]:
@@ -62,8 +132,12 @@ def halves(cond: Cond) -> tuple[Cond, Cond]:
 
 def check_tokens(max_sequence_length: int) -> None:
     """Raise ConfigError unless T5 gets a number of tokens that diffusers allows."""
-    if not 1 <= max_sequence_length <= 512:
-        raise ConfigError(f"max_sequence_length: expected 1 to 512 tokens, got {max_sequence_length!r}")
+    if not 1 <= max_sequence_length <= MOST_T5_TOKENS:
+        raise ConfigError(f"max_sequence_length: expected 1 to {MOST_T5_TOKENS} tokens, got {max_sequence_length!r}")
+
+
+def _stack(texts: list[dict[str, Tensor]], device: torch.device) -> Cond:
+    return {name: torch.stack([text[name] for text in texts]).to(device) for name in texts[0]}
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

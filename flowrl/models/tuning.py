@@ -1,4 +1,4 @@
-"""Which weights of a pipeline are trained, and in which dtype: the options that every adapter takes."""
+"""Which weights of a pipeline are trained, in which dtype, and how: the options that every adapter takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flowrl.devices import DTYPES, pick_device
 from flowrl.errors import ConfigError
 from flowrl.models.loading import pick_dtype
 from flowrl.models.lora import ATTENTION, Lora, add_lora, find_layers, lora_from
+from flowrl.models.runtime import Runtime, runtime_from
 
 
 class Tuning(NamedTuple):
@@ -23,6 +24,7 @@ class Tuning(NamedTuple):
     seed: int
     device: torch.device
     dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32 always
+    runtime: Runtime = Runtime()
 
     @property
     def autocast(self) -> bool:
@@ -42,9 +44,14 @@ def tuning_from(
     dtype: str,
     device: str,
     seed: int,
+    runtime: dict[str, Any] | None = None,
     targets: tuple[str, ...] = ATTENTION,
 ) -> Tuning:
-    """Check the options before gigabytes are read; ``targets`` get LoRA if ``lora`` names none. Raise ConfigError."""
+    """Check the options before gigabytes are read; ``targets`` get LoRA if ``lora`` names none. Raise ConfigError.
+
+    **Differs:** float16 is refused for training. Gradients below 6e-8 vanish in it unless the loss is scaled up, which
+    flowrl does not do; bfloat16 has float32's range.
+    """
     if tune not in ("lora", "full", "none"):
         raise ConfigError(f"tune: expected 'lora', 'full' or 'none', got {tune!r}")
     if lora is not None and tune != "lora":
@@ -57,25 +64,26 @@ def tuning_from(
         raise ConfigError(f"layers: expected a list of layer names, got {layers!r}")
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype: expected one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype == "float16" and tune != "none":
+        raise ConfigError(
+            "dtype: float16 cannot train: small gradients vanish in it, as flowrl does not scale the loss. Set it to"
+            " bfloat16 or float32 (with tune none, float16 can be used to sample)"
+        )
+    how = runtime_from(runtime)
+    if how.quantize != "none" and tune != "lora":
+        raise ConfigError(f"runtime.quantize: quantised weights are frozen, so it needs tune 'lora', got {tune!r}")
     spec, target = lora_from(lora, targets), pick_device(device)
-    return Tuning(tune, spec, layers, seed, target, pick_dtype(dtype, target))
+    return Tuning(tune, spec, layers, seed, target, pick_dtype(dtype, target), how)
 
 
-def tune_pipeline(pipeline: Any, network: nn.Module, tuning: Tuning) -> Any:
-    """Freeze all parts, make trainable what was asked for in ``network`` and return the pipeline on the device.
-
-    Raise ModelError if a LoRA target or a layer matches nothing.
-    """
-    for part in pipeline.components.values():
-        if isinstance(part, nn.Module):
-            part.requires_grad_(False)
+def tune_network(network: nn.Module, tuning: Tuning) -> None:
+    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a layer is not there."""
     if tuning.tune == "lora":
         add_lora(network, tuning.lora, seed=tuning.seed)
     if tuning.tune == "full":
         for module in [network] if tuning.layers is None else find_layers(network, tuning.layers, "layers"):
             module.requires_grad_(True)
     network.eval()
-    return pipeline.to(tuning.device)
 
 
 def trained(network: nn.Module) -> dict[str, nn.Parameter]:

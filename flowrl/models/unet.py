@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from flowrl.errors import ConfigError, ModelError
 from flowrl.flow import vp_from_flow
+from flowrl.models.core import Core, load
 from flowrl.models.flow_pipeline import check_decode_batch, check_guidance, check_size, guided, pictures
-from flowrl.models.loading import Part, load_pipeline
-from flowrl.models.texts import NEGATIVE, Texts
-from flowrl.models.tuning import Tuning, trained, tune_pipeline
+from flowrl.models.loading import Loaded, Part
+from flowrl.models.texts import NEGATIVE
+from flowrl.models.tuning import Tuning
 from flowrl.models.vp import SCHEDULERS, SPACINGS, Schedule, ddim_scheduler
 from flowrl.types import Cond
 
@@ -57,14 +58,14 @@ class UNetFlow:
     sigma, the std ``hypot(1 - sigma, sigma)`` that the rollout engine gives it.
     """
 
-    def __init__(self, pipeline: Any, kind: Kind, options: Options, *, dtype: torch.dtype, autocast: bool) -> None:
+    def __init__(self, core: Core, kind: Kind, options: Options) -> None:
         self.options = options
-        self.dtype = dtype
-        self.autocast = autocast  # float32 master weights, arithmetic in dtype
+        self.dtype = core.tuning.dtype
+        self.autocast = core.tuning.autocast  # float32 master weights, arithmetic in dtype
         self._kind = kind
-        self._pipeline = pipeline
-        self._schedule = Schedule(pipeline.scheduler, self.device)
-        self._texts = Texts()
+        self._core = core
+        self._pipeline = core.pipeline
+        self._schedule = Schedule(core.pipeline.scheduler, self.device)
 
     @property
     def unet(self) -> Any:
@@ -74,18 +75,19 @@ class UNetFlow:
     @property
     def device(self) -> torch.device:
         """Return where the network runs."""
-        return next(self.unet.parameters()).device
+        return self._core.device
 
     def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
         """Return the pipeline with the current weights (shared, not copied); its scheduler is DDIM.
 
-        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its UNet is float32.
+        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its UNet is float32. With ``offload``
+        its text encoders and VAE are on the CPU.
         """
-        return self._pipeline
+        return self._core.whole()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the UNet, in module order."""
-        return trained(self.unet)
+        return self._core.trainable()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return [C, h, w] of the latents of a picture of ``height`` x ``width`` pixels. Raise ModelError."""
@@ -105,7 +107,7 @@ class UNetFlow:
     def encode(self, prompts: list[str]) -> Cond:
         """Return the prompts' embeddings {name: [G, ...]} on the device, and ``negative_<name>`` under guidance."""
         negative = self.options.negative_prompt if self.options.guided else None
-        cond = self._texts.cond(prompts, self._text, device=self.device, negative=negative)
+        cond = self._core.encode(prompts, self._text, negative=negative)
         if self.options.guided and negative is None:
             cond |= {NEGATIVE + name: torch.zeros_like(rows) for name, rows in cond.items()}
         return cond
@@ -136,6 +138,10 @@ class UNetFlow:
 
     def decode(self, x0: Tensor) -> Tensor:
         """Return pictures [B,3,H,W], float32 in [0,1], of x [B,C,h,w] at the grid's last level."""
+        with self._core.vae_at_work():
+            return self._decode(x0)
+
+    def _decode(self, x0: Tensor) -> Tensor:
         vae = self._pipeline.vae
         short = vae.dtype
         upcast = self._kind.upcasts and short == torch.float16 and vae.config.force_upcast
@@ -152,15 +158,11 @@ class UNetFlow:
         return self._kind.text(self._pipeline, prompt, self.device)
 
     def _network(self, x_vp: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        with torch.autocast(x_vp.device.type, self.dtype if self.autocast else None, enabled=self.autocast):
-            out = self.unet(
-                x_vp.to(self.dtype),
-                self._schedule.timesteps(sigma)[0],
-                encoder_hidden_states=cond["embeds"].to(self.dtype),
-                added_cond_kwargs=self._kind.added(x_vp, cond),
-                return_dict=False,
-            )[0]
-        return out.float()
+        named = {
+            "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            "added_cond_kwargs": self._kind.added(x_vp, cond),
+        }
+        return self._core.call(x_vp.to(self.dtype), self._schedule.timesteps(sigma)[0], named=named)
 
 
 def check_options(options: Options) -> None:
@@ -185,20 +187,13 @@ def load_unet(
     spacing: str | None,
     addition: str | None,
     leave_out: tuple[str, ...],
-) -> Any:
-    """Load a UNet pipeline, give it a DDIM scheduler and make trainable what was asked for. Raise ModelError.
+) -> Loaded:
+    """Load a UNet pipeline and give it a DDIM scheduler. Raise ModelError.
 
     ``addition`` is the kind of conditioning besides text tokens that the UNet must have.
     """
-    pipeline = load_pipeline(
-        pipeline_class,
-        path,
-        parts,
-        dtype=tuning.dtype,
-        dtypes=tuning.masters("unet"),
-        leave_out=leave_out,
-        network="unet",
-    )
+    loaded = load(pipeline_class, path, parts, tuning, network="unet", leave_out=leave_out)
+    pipeline = loaded.pipeline
     unet, vae = pipeline.unet.config, pipeline.vae.config
     if unet.in_channels != vae.latent_channels or unet.out_channels != vae.latent_channels:
         got = f"{vae.latent_channels}, {unet.in_channels} and {unet.out_channels}"
@@ -213,4 +208,4 @@ def load_unet(
             f"{path}: expected a UNet with addition_embed_type {addition!r}, got {unet.addition_embed_type!r}"
         )
     pipeline.scheduler = ddim_scheduler(pipeline.scheduler, path, spacing)
-    return tune_pipeline(pipeline, pipeline.unet, tuning)
+    return loaded

@@ -1,0 +1,163 @@
+"""What every adapter holds: a pipeline whose network is tuned, and how its parts run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.dist import shard, sharded
+from flowrl.errors import ConfigError
+from flowrl.models.loading import Loaded, Part, load_pipeline, quiet
+from flowrl.models.quantized import quantization
+from flowrl.models.runtime import set_up
+from flowrl.models.text_cache import TextCache
+from flowrl.models.texts import Encode, Texts, readers_of
+from flowrl.models.tuning import Tuning, trained, tune_network
+from flowrl.types import Cond
+
+
+def load(
+    pipeline_class: Any,
+    path: str,
+    parts: dict[str, Part],
+    tuning: Tuning,
+    *,
+    network: str = "transformer",
+    leave_out: tuple[str, ...] = (),
+) -> Loaded:
+    """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without text encoders."""
+    runtime = tuning.runtime
+    return load_pipeline(
+        pipeline_class,
+        path,
+        parts,
+        dtype=tuning.dtype,
+        dtypes=tuning.masters(network),
+        leave_out=leave_out,
+        network=network,
+        quantization=quantization(runtime.quantize, network, dtype=tuning.dtype, device=tuning.device),
+        with_encoders=runtime.cache is None,
+    )
+
+
+class Core:
+    """A loaded pipeline with its network tuned and everything on its device, ready for an adapter around it."""
+
+    def __init__(
+        self, loaded: Loaded, tuning: Tuning, *, network: str = "transformer", t5_tokens: int | None = None
+    ) -> None:
+        """Tune the part ``network``; T5 reads ``t5_tokens`` of a prompt. Raise ConfigError, ModelError."""
+        self.pipeline, self.tuning = loaded.pipeline, tuning
+        self.network = getattr(loaded.pipeline, network)
+        self._loaded = loaded
+        for part in self._parts():
+            part.requires_grad_(False)
+        tune_network(self.network, tuning)
+        for part in self._parts():
+            if part is self.network or not tuning.runtime.offload:
+                part.to(tuning.device)
+        trains = tuning.tune != "none"
+        set_up(self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains)
+        if sharded():
+            _share_out(self.network, tuning)
+        tokenizers = self._tokenizers()
+        self.texts = Texts(
+            self._encoders_at_work,
+            store=self._store(tokenizers, t5_tokens),
+            readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the network runs."""
+        return next(self.network.parameters()).device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by their name in the network, in module order."""
+        return trained(self.network)
+
+    def whole(self) -> Any:
+        """Return the pipeline with its text encoders, which are loaded now if they were not needed so far."""
+        missing = [name for name in self._loaded.encoders if getattr(self.pipeline, name) is None]
+        if missing:
+            with quiet():
+                source = self._loaded.read_encoders()
+            parts = {name: getattr(source, name).requires_grad_(False) for name in missing}
+            if not self.tuning.runtime.offload:
+                parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
+            self.pipeline.register_modules(**parts)
+        return self.pipeline
+
+    def encode(self, prompts: list[str], encode: Encode, *, negative: str | None) -> Cond:
+        """Return {name: [G, ...]} on the device, and ``negative_<name>`` for a negative prompt; see `Texts`."""
+        return self.texts.cond(prompts, encode, device=self.device, negative=negative)
+
+    def call(self, *inputs: Any, named: dict[str, Any]) -> Tensor:
+        """Return what the network makes of its inputs, float32 [B, *]; its arithmetic is in the tuning's dtype.
+
+        A compiled network has one graph for calls that need a gradient and one for those that do not, and their
+        rounding may differ. So while it is trained it is always called as if a gradient were needed.
+        """
+        wanted, on = torch.is_grad_enabled(), self.tuning.autocast
+        always = self.tuning.runtime.compile and self.tuning.tune != "none"
+        with (
+            torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),
+            torch.set_grad_enabled(wanted or always),
+        ):
+            out: Tensor = self.network(*inputs, **named, return_dict=False)[0]
+        return out.float() if wanted else out.detach().float()
+
+    def vae_at_work(self) -> AbstractContextManager[None]:
+        """Hold the VAE on the device."""
+        return self._on_device([self.pipeline.vae])
+
+    @contextmanager
+    def _encoders_at_work(self) -> Iterator[None]:
+        pipeline = self.whole()
+        with quiet(), self._on_device([getattr(pipeline, name) for name in self._loaded.encoders]):
+            yield
+
+    @contextmanager
+    def _on_device(self, parts: Sequence[nn.Module]) -> Iterator[None]:
+        """Under offload, move parts to the device and afterwards back to the CPU, also on an exception."""
+        if not self.tuning.runtime.offload:
+            yield
+            return
+        try:
+            for part in parts:
+                part.to(self.tuning.device)
+            yield
+        finally:
+            for part in parts:
+                part.to("cpu")
+
+    def _parts(self) -> list[nn.Module]:
+        return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
+
+    def _tokenizers(self) -> dict[str, Any]:
+        named = {name: part for name, part in self.pipeline.components.items() if name.startswith("tokenizer")}
+        return {name: part for name, part in named.items() if part is not None}
+
+    def _store(self, tokenizers: dict[str, Any], t5_tokens: int | None) -> TextCache | None:
+        if self.tuning.runtime.cache is None:
+            return None
+        settings = {
+            "pipeline": type(self.pipeline).__name__,
+            "t5_tokens": t5_tokens,
+            "dtype": str(self.tuning.dtype),
+            "device": self.tuning.device.type,
+        }
+        parts = [self._loaded.folder / name for name in (*self._loaded.encoders, *tokenizers)]
+        return TextCache(Path(self.tuning.runtime.cache).expanduser(), parts=parts, settings=settings)
+
+
+def _share_out(network: Any, tuning: Tuning) -> None:
+    """Put the network under FSDP. Raise ConfigError for options that were not proven with it."""
+    if tuning.runtime.quantize != "none" or tuning.runtime.compile:
+        raise ConfigError("runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml")
+    shard(network, network._no_split_modules or ())

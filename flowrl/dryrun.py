@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flowrl.config import Config
 from flowrl.errors import ConfigError
-from flowrl.feasible import TRAINED_CALLS, Forecast, check_plan
-from flowrl.memory import Part, estimate
+from flowrl.estimate import Estimate, estimate
+from flowrl.estimate_report import calls, memory
 from flowrl.prompts import PromptSet, load_prompts
 
 
@@ -15,40 +15,25 @@ def dry_run(config: Config) -> str:
     Prompt files are read where they exist; rewards and model are bound to their arguments, not made. Raises ConfigError
     for a plan that cannot be, DataError for a broken prompt file, ModelError for a model folder that does not fit.
     """
-    forecast = check_plan(config)
-    parts, note = estimate(config, forecast)
-    trained = [part.what.partition(" x ")[0] for part in parts if part.name == "trained weights"]
-    counted = "".join(f", {what.replace('numbers', 'trained numbers')}" for what in trained)
-    t = config.train
+    found, t = estimate(config), config.train
+    counted = f", {found.sizes.trained:,} trained numbers" if found.sizes else ""
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
     lines = [
         f"{t.iterations} iterations{counted}, lr {t.lr:g}, seed {config.seed}",
-        *forecast.work.lines(),
-        *_calls(config, forecast),
+        *found.forecast.work.lines(),
+        *_selected(found),
+        *calls(found),
         *_prompts(config),
         f"rewards    {rewards} (not loaded)",
-        *_memory(parts, note),
+        *memory(found),
     ]
     return "\n".join(lines)
 
 
-def size(count: int) -> str:
-    """Write bytes as a person reads them: 1.5 GiB, 12.0 MiB."""
-    unit, power = ("GiB", 30) if count >= 2**30 else ("MiB", 20) if count >= 2**20 else ("KiB", 10)
-    return f"{count / 2**power:,.1f} {unit}"
-
-
-def _calls(config: Config, forecast: Forecast) -> list[str]:
-    work, total = forecast.work, forecast.calls
-    states = f"from {forecast.states:,} states"
-    chosen = f"select     {forecast.decisions:,} of {work.decisions:,} decisions are trained, {states}"
-    reference = " and 1 of the KL's reference" if config.kl_beta else ""
-    double = ", each with and without the prompt" if work.guided else ""
-    return ([chosen] if config.select else []) + [
-        f"calls      {total:,} of the network per iteration, counted per latent: {work.evaluations:,} while sampling, "
-        f"{total - work.evaluations:,} while training ({TRAINED_CALLS} per state{reference}){double}; "
-        f"{total / work.images:.1f} per picture"
-    ]
+def _selected(found: Estimate) -> list[str]:
+    forecast = found.forecast
+    chosen = f"{forecast.decisions:,} of {forecast.work.decisions:,} decisions are trained"
+    return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
 
 
 def _prompts(config: Config) -> list[str]:
@@ -71,11 +56,3 @@ def _read(path: str) -> PromptSet | None:
         return load_prompts(path)
     except ConfigError:  # no such file
         return None
-
-
-def _memory(parts: list[Part], note: str) -> list[str]:
-    width = max(len(part.name) for part in parts)
-    lines = ["memory     kept during an iteration, without activations and the rewards' networks"]
-    lines += [f"           {part.name:<{width}}  {size(part.bytes):>11}  {part.what}" for part in parts]
-    lines.append(f"           {'together':<{width}}  {size(sum(part.bytes for part in parts)):>11}")
-    return lines + ([f"           {note}"] if note else [])

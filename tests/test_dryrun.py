@@ -14,11 +14,11 @@ from toykit import toy
 
 from flowrl.cli import main
 from flowrl.config import Config
-from flowrl.dryrun import dry_run, size
+from flowrl.dryrun import dry_run
 from flowrl.errors import ConfigError, ModelError
 from flowrl.feasible import budget_of, check_plan, is_guided
 from flowrl.loop import Trainer
-from flowrl.memory import Part, estimate
+from flowrl.memory import Part, kept, size
 from flowrl.types import FlowModel
 
 HUB = "nobody/no-such-model"
@@ -31,7 +31,7 @@ def model_config(folder: Path, model: str, *overrides: str) -> Config:
 
 def parts(config: Config) -> dict[str, Part]:
     """Return the estimate by name."""
-    return {part.name: part for part in estimate(config, check_plan(config))[0]}
+    return {part.name: part for part in kept(config, check_plan(config))[0]}
 
 
 def numbers(part: Part) -> int:

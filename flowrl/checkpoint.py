@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flowrl.dist import shared_as
 from flowrl.errors import CheckpointError, RunError
 
 MANIFEST, STATE, FORMAT = "manifest.json", "state.json", 1
@@ -178,6 +179,9 @@ def optimizer_from_tensors(
             optimizer.state[parameter] = values
 
 
+SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
     yield from enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
 
@@ -188,11 +192,12 @@ def _placed(index: int, parameter: Tensor, values: dict[str, Any], optimizer: to
     out: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Tensor):
-            if value.dim() and value.shape != parameter.shape:
+            if value.dim() and value.shape != parameter.shape and not key.startswith(SCALES):
                 raise CheckpointError(
                     f"the optimizer does not fit: {key} of parameter {index} has shape {list(value.shape)}, "
                     f"expected {list(parameter.shape)}"
                 )
+            value = shared_as(value, parameter)
             value = value.to("cpu" if key == "step" and not on_device else parameter.device, copy=True)
         out[key] = value
     return out

@@ -123,6 +123,7 @@ class TrainConfig:
     rollout_batch: Positive = 256  # images per network call while sampling
     lr: Annotated[float, Range(0, 1e300, open="low")] = 3.0e-4  # learning rate after warm-up
     warmup: Count = 0  # optimizer steps of linear warm-up
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: moments of 8 bits, by bitsandbytes
     weight_decay: Annotated[float, Range(0, 1e300)] = 1.0e-4
     betas: Annotated[tuple[float, float], Range(0, 1, open="high")] = (0.9, 0.999)  # AdamW's moments
     eps: Annotated[float, Range(0, 1e300, open="low")] = 1.0e-8  # AdamW's; far above the gradients it is momentum SGD

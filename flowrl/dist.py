@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from flowrl.errors import FlowRLError, RewardError, RunError
+from flowrl.errors import ConfigError, FlowRLError, RewardError, RunError
 
 T = TypeVar("T")
 BUCKET = 2**25  # numbers that are summed in one call: 128 MiB
@@ -87,6 +87,56 @@ class World(NamedTuple):
                 kind: type[FlowRLError] = RewardError if answer[0] else RunError
                 raise kind(f"process {rank} of {self.size}: {answer[1]}")
         return found[0]
+
+
+def sharded() -> bool:
+    """Tell whether the launcher asked for FSDP: each process keeps its share of every weight of the network.
+
+    Raises ConfigError for FSDP of version 1.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true") or world().size == 1:
+        return False
+    version = os.environ.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise ConfigError(
+            f"fsdp_version: expected 2 in the launcher's config (configs/accelerate/fsdp.yaml), got {version}"
+        )
+    return True
+
+
+def shard(network: Any, kinds: Sequence[str]) -> None:
+    """Share a network's weights out over all processes, block by block, with FSDP2; gradients are summed, not averaged.
+
+    ``kinds`` are the class names of the blocks whose weights come together while they compute.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    for module in reversed([*network.modules()]):  # children first
+        if module is network or type(module).__name__ in kinds:
+            # The root, too, gives its weights back: swapped ones (EMA, reference) must be fetched again.
+            fully_shard(module, reshard_after_forward=True)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as one process would hold it; the processes' shares are joined, so all must call it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shared_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return this process' share of a whole tensor, shared out as the parameter is; the same if that is whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    return distribute_tensor(
+        tensor.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
 
 
 def world() -> World:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,7 +40,7 @@ def sample(
     tuned: float = 1.0,
     late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    places: range | None = None,
+    places: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield ([prompt index of each picture], pictures [n, 3, H, W]) by plain Euler steps on the model's own grid.
 
@@ -124,13 +124,17 @@ def evaluate(
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch}
     options |= {"seed": seed, "tuned": tuned}
     share = world.share(len(prompts))
+    places = [*share, *[0] * (-(-len(prompts) // world.size) - len(share))]  # FSDP calls the network in step
 
     def mine() -> tuple[list[int], list[dict[str, Tensor]]]:
         rows: list[int] = []
         parts: list[dict[str, Tensor]] = []
-        for index, pictures in sample(model, prompts.texts, late=late, progress=progress, places=share, **options):
+        for index, pictures in sample(model, prompts.texts, late=late, progress=progress, places=places, **options):
+            index = index[: len(share) * images - len(rows)]
             rows += index
-            parts.append(score(rewards, pictures, [prompts.records[i] for i in index], group=index))
+            if index:
+                records = [prompts.records[i] for i in index]
+                parts.append(score(rewards, pictures[: len(index)], records, group=index))
         return rows, parts
 
     found = world.gather(world.together(mine))

@@ -65,6 +65,7 @@ class RunLogger:
         self._durations: list[float] = []
         self._bar: Any = None  # the progress, and below it the seconds of each phase
         self._line: Any = None
+        self.current = ""  # the phase that is running, or that an error has just left
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (METRICS, TIMING):
@@ -87,8 +88,10 @@ class RunLogger:
         """Add the time inside to phase `name` of the current iteration."""
         start = time.perf_counter()
         self._started = start if self._started is None else self._started
+        self.current = name
         try:
             yield
+            self.current = ""
         finally:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize()  # kernels run on after their call returns; they belong to this phase
@@ -194,6 +197,8 @@ class RunLogger:
 class Silence:
     """Stand in for a RunLogger in a process that neither writes nor talks."""
 
+    current = ""
+
     def __enter__(self) -> Silence:
         return self
 
@@ -203,7 +208,9 @@ class Silence:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time nothing."""
+        self.current = name
         yield
+        self.current = ""
 
     def log(self, iteration: int, metrics: Mapping[str, Any], *, images: int = 0) -> None:
         """Write nothing."""

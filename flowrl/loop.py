@@ -19,8 +19,8 @@ from torch import Tensor
 from flowrl import checkpoint
 from flowrl.batches import best_below, decision_nodes, decisions, states_of
 from flowrl.budget import Budget
-from flowrl.config import Config
-from flowrl.dist import world
+from flowrl.config import Config, TrainConfig
+from flowrl.dist import sharded, shared_as, whole, world
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
 from flowrl.feasible import budget_of, check_plan, trained_calls
@@ -58,11 +58,16 @@ class Trainer:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
-        self.world = world()
+        self.world, self.sharded = world(), sharded()
         if config.train.prompts < self.world.size:
             raise ConfigError(
                 f"train.prompts={config.train.prompts}: {self.world.size} processes need at least one prompt each, "
                 "since the pictures of a prompt stay together; start fewer of them"
+            )
+        if self.sharded and config.train.prompts % self.world.size:
+            raise ConfigError(
+                f"train.prompts={config.train.prompts}: under FSDP all processes call the network in step, so each "
+                f"needs equally many prompts; take a multiple of {self.world.size}"
             )
         self.train_set, self.test_set = load_prompts(config.prompts.train), load_prompts(config.prompts.test)
         self.plan: Callable[..., Any] = config.call("plan")
@@ -87,10 +92,7 @@ class Trainer:
             self.weights.snapshot("ref")
         if config.train.ema:
             self.weights.snapshot("ema")
-        t = config.train
-        self.optimizer = torch.optim.AdamW(
-            list(self.params.values()), lr=t.lr, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay, foreach=True
-        )
+        self.optimizer = make_optimizer(config.train, list(self.params.values()), sharded=self.sharded)
 
     @property
     def budget(self) -> Budget:
@@ -228,7 +230,7 @@ class Trainer:
             own = held.own_share(live, ro)
             parts = self.world.together(partial(self._differentiate, ro, mine, own, len(share.node)))
             self._sum_gradients()
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.params.values() if p.grad is not None])
+            norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.params.values() if p.grad is not None]))
             if not bool(norm.isfinite()):
                 found = self.world.gather(self._what_broke(parts, ro, rows))
                 where = f"iteration {self.iteration}, optimizer step {update + 1}"
@@ -246,7 +248,7 @@ class Trainer:
 
     def _sum_gradients(self) -> None:
         """Add up the gradients of all processes; what none of them reached has none, as in one process."""
-        if self.world.size == 1:
+        if self.world.size == 1 or self.sharded:  # FSDP has added them up
             return
         reached = self.world.gather([p.grad is not None for p in self.params.values()])
         params = [p for p, *found in zip(self.params.values(), *reached, strict=True) if any(found)]
@@ -293,10 +295,18 @@ class Trainer:
 
     def _differentiate(self, ro: Rollout, facts: Facts, share: Share, total: int) -> list[Metrics]:
         """Add the gradients of this process' decisions of an optimizer step that has `total` in all."""
-        return [self._backward(ro, facts, nodes, total) for nodes in cut(ro, share, self.config.train.micro_batch)]
+        cuts = cut(ro, share, self.config.train.micro_batch)
+        calls = max(self.world.gather(len(cuts))) if self.sharded else 0
+        parts = [self._backward(ro, facts, nodes, total) for nodes in cuts]
+        for _ in range(len(cuts), calls):
+            self._backward(ro, facts, decision_nodes(ro)[:1], total, idle=True)
+        return parts
 
-    def _backward(self, ro: Rollout, facts: Facts, nodes: Tensor, total: int) -> Metrics:
-        """Add the gradient of one micro-batch, divided by the `total` decisions of its optimizer step."""
+    def _backward(self, ro: Rollout, facts: Facts, nodes: Tensor, total: int, *, idle: bool = False) -> Metrics:
+        """Add the gradient of one micro-batch, divided by the `total` decisions of its optimizer step.
+
+        An `idle` one adds 0: under FSDP every process has to call the network as often as the others.
+        """
         batch = decisions(ro, facts.weight, nodes=nodes)
         now: Eval = self.likelihood(self.model, batch, self.transition)
         loss, metrics = self.loss(now.log_prob, batch.old_log_prob, batch.weight, **self._asked(ro, facts, batch, now))
@@ -308,7 +318,7 @@ class Trainer:
             penalty = self.kl(now, ref, delta=batch.sigma - batch.sigma_next)
             loss = loss + self.config.kl_beta * penalty
             metrics["kl"] = penalty.detach()
-        (loss.sum() / total).backward()
+        (loss.sum() * (0 if idle else 1 / total)).backward()
         return {**metrics, "loss": loss.detach(), "node": nodes, "step": batch.step}
 
     def _asked(self, ro: Rollout, facts: Facts, batch: Batch, now: Eval) -> dict[str, Tensor | None]:
@@ -375,14 +385,23 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write all that a bit-for-bit resume needs; the random streams follow from the iteration."""
+        """Write all that a bit-for-bit resume needs; the random streams follow from the iteration.
+
+        All processes call it and the first one writes.
+        """
         tensors, state = checkpoint.optimizer_to_tensors(self.optimizer)
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
-        checkpoint.save(
-            folder,
-            {**files, **self.weights.state_dict(), **self.panel.state_dict()},
-            {"iteration": self.iteration, "optimizer": state, "config": self.config.dump()},
-        )
+        files |= {**self.weights.state_dict(), **self.panel.state_dict()}
+        if self.sharded:
+            files = {name: self._whole(rows) for name, rows in files.items()}
+        if self.world.main:
+            config = self.config.dump()
+            checkpoint.save(folder, files, {"iteration": self.iteration, "optimizer": state, "config": config})
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Join the shares of all processes, one tensor after the other, for the first process to keep."""
+        joined = ((name, whole(tensor)) for name, tensor in tensors.items())
+        return {name: tensor.cpu() if self.world.main else tensor.new_empty(0) for name, tensor in joined}
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint. Raises CheckpointError if it is torn or belongs to another model."""
@@ -396,9 +415,31 @@ class Trainer:
                 f"{folder}: holds the weights {sorted(files)}, this config needs {sorted(self.weights.names())}; "
                 "train.ema, kl and an eval.tuned below 1 must be on or off as in the run that is resumed"
             )
-        self.weights.load_state_dict(files)
+        shared = {name: {k: shared_as(v, self.params[k]) for k, v in rows.items()} for name, rows in files.items()}
+        self.weights.load_state_dict(shared)
         checkpoint.optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
         self.iteration = int(state["iteration"])
+
+
+def make_optimizer(t: TrainConfig, params: list[torch.nn.Parameter], *, sharded: bool = False) -> torch.optim.Optimizer:
+    """Make AdamW (Loshchilov and Hutter 2019) of a `train` section. Raises ConfigError.
+
+    adamw8bit keeps its moments in 8 bits each, block by block (Dettmers et al. 2022, 2110.02861), 2 bytes a number in
+    place of 8; tensors of fewer than 4096 numbers keep 32 bits.
+    """
+    options: dict[str, Any] = {"lr": t.lr, "betas": t.betas, "eps": t.eps, "weight_decay": t.weight_decay}
+    if t.optimizer == "adamw":
+        return torch.optim.AdamW(params, **options, foreach=True)
+    if sharded:
+        raise ConfigError("train.optimizer=adamw8bit does not go with FSDP, which shares the moments out instead")
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            "train.optimizer=adamw8bit needs the package bitsandbytes: pip install 'flowrl[quant]', or take adamw"
+        ) from error
+    made: torch.optim.Optimizer = AdamW8bit(params, **options)
+    return made
 
 
 def asks(function: Callable[..., Any]) -> set[str]:
@@ -418,7 +459,7 @@ def put_weights(params: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor
             "it was saved with another model, `tune` or LoRA setting"
         )
     for name, p in params.items():
-        p.copy_(tensors[name])
+        p.copy_(shared_as(tensors[name], p))
 
 
 def _done(values: dict[str, Tensor]) -> Future[dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from flowrl.errors import CheckpointError, RewardError, RunError
 from flowrl.evaluate import evaluate, sample
 from flowrl.log import RunLogger, Silence, environment
 from flowrl.loop import Interrupted, StopSignal, Trainer, put_weights, write_json, write_text
+from flowrl.oom import HARMLESS, explain, explained, is_out_of_memory
 from flowrl.prompts import check_records, load_prompts
 from flowrl.types import FlowModel
 from flowrl.weights import Weights
@@ -32,14 +33,15 @@ def train(
     """Train a config in the folder `run` and return its summary (also ``summary.json``).
 
     With `resume` go on from the newest whole checkpoint, bit for bit as if never stopped. Raises Interrupted after
-    Ctrl-C and RewardError after a reward failed, both with a checkpoint written; RunError for a NaN, a full disk or a
-    folder that holds another run.
+    Ctrl-C and RewardError after a reward failed, both with a checkpoint written; RunError for a NaN, a full disk, no
+    memory left (see oom.py) or a folder that holds another run.
     """
     here = world()
     run = here.gather(Path(run))[0]  # a name that was free for one process may be taken for the next
     start = here.together(lambda: _find_start(run, resume) if here.main else None)
     start = here.gather(start)[0]
-    trainer = here.together(lambda: Trainer(config, model=model))
+    with explained(config, "load"):
+        trainer = here.together(lambda: Trainer(config, model=model))
     if start is not None:
         trainer.load(start)
     elif here.main:  # only now: a config that does not work must not occupy the folder
@@ -63,6 +65,10 @@ def train(
             raise RewardError(
                 f"{error}\nstopped before iteration {trainer.iteration}, {_save_and_say(trainer, run)}"
             ) from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RunError(f"{explain(error, config, log.current)}\n{_after_memory(trainer, run, log)}") from error
         summary = here.together(lambda: _finish(run, config, log) if here.main else {})
     return here.gather(summary)[0]
 
@@ -80,9 +86,24 @@ def _logger(trainer: Trainer, run: Path, began: int | None, quiet: bool) -> RunL
 def _save_and_say(trainer: Trainer, run: Path) -> str:
     """Write a checkpoint -> where it is and how to go on."""
     folder = checkpoint.checkpoint_folder(run, trainer.iteration)
-    trainer.world.together(lambda: trainer.save(folder) if trainer.world.main else None)
+    trainer.world.together(lambda: trainer.save(folder))
+    return f"saved {folder}; go on with: {_resume(trainer, run)}"
+
+
+def _after_memory(trainer: Trainer, run: Path, log: RunLogger | Silence) -> str:
+    """Save the policy if running out of memory left it as it was -> where it stopped, and how to go on."""
+    edit, stopped = f"set it in {run / 'config.yaml'}", f"stopped in iteration {trainer.iteration}"
+    if log.current in HARMLESS and trainer.world.size == 1:  # other processes do not know, and would not save along
+        return f"{stopped}; {edit}; {_save_and_say(trainer, run)}"
+    newest = checkpoint.latest(run) if trainer.world.main else None
+    if newest is None:
+        return f"{stopped}, before a checkpoint was written; start again in another folder with the changed config"
+    return f"{stopped}; {edit}; {newest} is whole; go on with: {_resume(trainer, run)}"
+
+
+def _resume(trainer: Trainer, run: Path) -> str:
     plugins = "".join(f" --plugin {name}" for name in trainer.config.plugins)
-    return f"saved {folder}; go on with: flowrl train --resume {run}{plugins}"
+    return f"flowrl train --resume {run}{plugins}"
 
 
 def describe(trainer: Trainer) -> str:
@@ -144,19 +165,18 @@ def _milestone(trainer: Trainer, run: Path, log: RunLogger | Silence, *, first: 
 def _keep(
     trainer: Trainer, run: Path, log: RunLogger | Silence, rows: list[dict[str, Any]] | None, *, first: bool
 ) -> None:
-    """Write evaluations, grid and checkpoint where they are due; one process does it for all."""
-    c, now, last = trainer.config, trainer.iteration, trainer.config.train.iterations
-    if not trainer.world.main:
-        return
-    if rows is not None:
+    """Write evaluations, grid and checkpoint where they are due; only the first process writes."""
+    c, now, last, main = trainer.config, trainer.iteration, trainer.config.train.iterations, trainer.world.main
+    if rows is not None and main:
         write_text(run / "eval.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    if _due(c.grid.every, now, last):
+    if _due(c.grid.every, now, last) and (main or trainer.sharded):
         with log.phase("grid"), eval_weights(trainer):
             _strip(trainer, run, log)
     if not first and _due(c.checkpoint.every, now, last):
         with log.phase("save"):
             trainer.save(checkpoint.checkpoint_folder(run, now))
-            checkpoint.prune(run, c.checkpoint.keep)
+            if main:
+                checkpoint.prune(run, c.checkpoint.keep)
 
 
 def eval_weights(trainer: Trainer) -> AbstractContextManager[None]:
@@ -203,6 +223,8 @@ def _strip(trainer: Trainer, run: Path, log: RunLogger | Silence) -> None:
     chosen = grid_prompts(trainer.test_set.records, c.grid.prompts)
     texts = [trainer.test_set.texts[i] for i in chosen]
     pictures = sample_all(trainer.model, c, texts, seed=c.grid.seed, base=trainer.weights)
+    if not trainer.world.main:
+        return
     folder = run / "samples"
     write_json(folder / "prompts.json", {"prompts": texts, "height": c.image.height, "width": c.image.width})
     report.save_strip(pictures, folder / f"{trainer.iteration:06d}.png")
@@ -314,7 +336,8 @@ def load_run(
     if not (run / "config.yaml").exists():
         raise CheckpointError(f"{path}: expected a run folder with config.yaml, or a checkpoint inside one")
     config = load_config(run / "config.yaml", overrides, plugins)
-    model = config.call("model")()
+    with explained(config, "load"):
+        model = config.call("model")()
     base = base_weights(model, config)
     if weights == "base":
         return Loaded(model, config, 0, base)

@@ -42,10 +42,11 @@ class Weights:
     def using(self, name: str) -> Iterator[None]:
         """Let the model run with the snapshot; the current parameters come back afterwards, also on an exception.
 
-        Tensors change places without a copy. Do not step an optimizer inside: it would change the snapshot.
+        Tensors change places without a copy; only shares of FSDP, which knows its own memory, are copied. Do not step
+        an optimizer inside: it would change the snapshot.
         """
         snapshot = self._get(name)
-        current = {key: p.data for key, p in self._params.items()}
+        current = {key: p.data if _plain(p) else p.detach().clone() for key, p in self._params.items()}
         self._in_use.append(name)
         try:
             self._put(snapshot)
@@ -76,7 +77,11 @@ class Weights:
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
         for key, p in self._params.items():
-            p.data = tensors[key]
+            if _plain(p):
+                p.data = tensors[key]
+            else:
+                with torch.no_grad():
+                    p.copy_(tensors[key])
 
     def _own(self, action: str) -> None:
         if self._in_use:
@@ -92,3 +97,7 @@ class Weights:
                     f"snapshot {name!r} {what} {len(keys)} of the model's {len(self._params)} trainable parameters "
                     f"({some}): it was saved with another model or another LoRA setting"
                 )
+
+
+def _plain(parameter: nn.Parameter) -> bool:
+    return type(parameter.data) is Tensor

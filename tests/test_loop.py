@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -668,3 +669,34 @@ def test_a_torn_checkpoint_is_skipped(tmp_path: Path) -> None:
         fresh = trainer_for(tmp_path)
         fresh.load(found)
     assert fresh.iteration == 1
+
+
+# --- the optimizer ---------------------------------------------------------------------------------------------------
+
+WIDE = "model={fn: toykit.linear, channels: 64, scale: 0.02}"  # 64 x 64 numbers: from 4096 on, moments have 8 bits
+
+
+def test_adamw_of_8_bits_is_near_adamw_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """bitsandbytes' own AdamW8bit; near: after the first step, where AdamW moves every weight by about the rate."""
+    pytest.importorskip("bitsandbytes")
+    plain, short = (trainer_for(tmp_path, WIDE, f"train.optimizer={name}") for name in ("adamw", "adamw8bit"))
+    start = weights_of(plain)["mix"]
+    for trainer in (plain, short):
+        trainer.step()
+    moved, also = (weights_of(trainer)["mix"] - start for trainer in (plain, short))
+    assert float(torch.nn.functional.cosine_similarity(moved.flatten(), also.flatten(), dim=0)) > 0.98
+    dtypes = {row["state1"].dtype for row in short.optimizer.state.values()}
+    assert torch.uint8 in dtypes, "no moment has 8 bits, so nothing was tested"
+    short.save(tmp_path / "middle")
+    again = trainer_for(tmp_path, WIDE, "train.optimizer=adamw8bit")
+    again.load(tmp_path / "middle")
+    assert short.step() == again.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(short).values(), weights_of(again).values(), strict=True))
+    with pytest.raises(CheckpointError):
+        trainer_for(tmp_path, WIDE).load(tmp_path / "middle")
+
+
+def test_adamw_of_8_bits_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(ConfigError, match=r"flowrl\[quant\]"):
+        trainer_for(tmp_path, "train.optimizer=adamw8bit")

@@ -33,11 +33,11 @@ class _Clock:
         return self
 
     def __enter__(self) -> None:
-        _wait()
+        wait()
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        _wait()
+        wait()
         self.seconds[self._name] += time.perf_counter() - self._began
 
 
@@ -82,6 +82,7 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         bare = {f"bare_{name}": value for name, value in _bare(trainer, noted.calls).items()}
         ratios = {"ratio": total / sum(bare.values()), "strict": total / (bare["bare_rollout"] + bare["bare_train"])}
         counts = {"images": work.images, "evaluations": work.evaluations, "decisions": work.decisions}
+        counts["states"] = sum(size for size, graded in noted.calls if graded)
         rows.append({"total": total, **clock.seconds, **bare, **ratios, **counts, **apart})
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     known = sum(middle[name] for name in PHASES)
@@ -102,15 +103,16 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         "images_per_s": median(row["images"] / row["total"] for row in rows),
         "velocity_evaluations": round(middle["evaluations"]),
         "decisions": round(middle["decisions"]),
+        "states": round(middle["states"]),
         "environment": environment(),
     }
 
 
 def _step_seconds(trainer: Trainer) -> float:
-    _wait()
+    wait()
     began = time.perf_counter()
     trainer.step()
-    _wait()
+    wait()
     return time.perf_counter() - began
 
 
@@ -134,26 +136,27 @@ def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
     seconds = {"rollout": 0.0, "decode": 0.0, "train": 0.0}
     for size, graded in calls:
         x, sigma, cond = batch.x[:size], batch.sigma[:size], {k: v[:size] for k, v in batch.cond.items()}
-        _wait()
+        wait()
         began = time.perf_counter()
         with torch.set_grad_enabled(graded):
             v = trainer.model.velocity(x, sigma, cond)
             if graded:
                 v.sum().backward()
-        _wait()
+        wait()
         seconds["train" if graded else "rollout"] += time.perf_counter() - began
     leaves = ro.x[ro.leaf].float()
-    _wait()
+    wait()
     began = time.perf_counter()
     with torch.no_grad():
         trainer.model.decode(leaves)
-    _wait()
+    wait()
     seconds["decode"] = time.perf_counter() - began
     trainer.optimizer.zero_grad(set_to_none=True)
     return seconds
 
 
-def _wait() -> None:
+def wait() -> None:
+    """Wait for the GPU, if one is used."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl import compare_command, score
+from flowrl import compare_command, estimate_command, export_command, score
 from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError, FlowRLError
 from flowrl.resources import list_configs, resource
@@ -86,6 +86,13 @@ def _runs(commands: Any) -> None:
     _plugin(one)
     one.set_defaults(command=compare_command.run, loads=True)
 
+    one = commands.add_parser(
+        "estimate", help="memory, parameters and work of a config", description=estimate_command.ABOUT
+    )
+    estimate_command.add_arguments(one)
+    _plugin(one)
+    one.set_defaults(command=estimate_command.run, loads=True)
+
     one = commands.add_parser("bench", help="time the phases of an iteration against bare network calls")
     one.add_argument("config", nargs="?", default=DEFAULT)
     one.add_argument("overrides", nargs="*", help="key.subkey=value")
@@ -96,7 +103,7 @@ def _runs(commands: Any) -> None:
 
 
 def _pictures(commands: Any) -> None:
-    """Describe what judges and draws models."""
+    """Describe what judges, draws and hands out models."""
     one = commands.add_parser("eval", help="score held-out prompts", description="Score a model, run or checkpoint.")
     _target(one)
     one.add_argument("--prompts", help="prompt file (default: the config's held-out one)")
@@ -116,6 +123,11 @@ def _pictures(commands: Any) -> None:
     one.add_argument("--out", type=Path, help="default: <run>/grid.png")
     one.add_argument("--columns", type=int, default=8, help="checkpoints shown at most")
     one.set_defaults(command=_grid)
+
+    one = commands.add_parser("export", help="write a run's weights for other programs, with a model card")
+    export_command.add_arguments(one)
+    _plugin(one)
+    one.set_defaults(command=export_command.run, loads=True)
 
 
 def _rewards(commands: Any) -> None:
@@ -204,6 +216,7 @@ def _free(folder: Path) -> Path:
 
 def _open(args: argparse.Namespace) -> tuple[Any, Config, str, Any]:
     """Find out what the target is and load it -> (model, config, what it is in words, weights before training)."""
+    from flowrl.oom import explained
     from flowrl.runs import base_weights, load_run
 
     path = Path(args.target)
@@ -219,20 +232,23 @@ def _open(args: argparse.Namespace) -> tuple[Any, Config, str, Any]:
         config = load_config(args.config, [f"model.path={path}", *changes], args.plugin)
     else:
         config = load_config(args.target, changes, args.plugin)
-    model = config.call("model")()
+    with explained(config, "load"):
+        model = config.call("model")()
     return model, config, f"the base model {config.model.kwargs.get('path', '')}", base_weights(model, config)
 
 
 def _eval(args: argparse.Namespace) -> int:
     from flowrl.evaluate import evaluation_table
     from flowrl.loop import write_json
+    from flowrl.oom import explained
     from flowrl.runs import evaluate_config
 
     changes = [f"eval.images={args.images}"] if args.images is not None else []
     changes += [f"prompts.test={args.prompts}"] if args.prompts else []
     args.set = [*args.set, *changes]
     model, config, what, base = _open(args)
-    result = evaluate_config(model, config, base=base, progress=_progress)
+    with explained(config, "eval"):
+        result = evaluate_config(model, config, base=base, progress=_progress)
     print(f"{what}\n{evaluation_table(result)}")
     if args.json:
         write_json(args.json, {"target": args.target, **result})
@@ -241,11 +257,13 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace) -> int:
+    from flowrl.oom import explained
     from flowrl.report import labelled_grid, save_png
     from flowrl.runs import sample_all
 
     model, config, what, base = _open(args)
-    pictures = sample_all(model, config, args.prompts, seed=config.eval.seed, images=args.images, base=base)
+    with explained(config, "sample"):
+        pictures = sample_all(model, config, args.prompts, seed=config.eval.seed, images=args.images, base=base)
     rows = pictures.unflatten(0, (len(args.prompts), args.images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(args.images)}
     save_png(labelled_grid(columns, args.prompts), args.out)

@@ -15,7 +15,7 @@ from flowrl.models.toy import LinearFlow
 from flowrl.types import Cond
 
 KEYS = {"config", "iterations", "seconds", "bare", "overhead_ratio", "overhead_ratios", "images", "images_per_s"}
-KEYS |= {"overhead_ratio_with_vae", "velocity_evaluations", "decisions", "environment"}
+KEYS |= {"overhead_ratio_with_vae", "velocity_evaluations", "decisions", "states", "environment"}
 
 
 @pytest.mark.parametrize(

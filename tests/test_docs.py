@@ -21,6 +21,7 @@ from flowrl.cli import _parser
 from flowrl.config import SECTIONS, Config, load_config
 from flowrl.errors import ConfigError
 from flowrl.methods import METHODS
+from flowrl.models.runtime import Runtime
 from flowrl.resources import list_configs
 from flowrl.shapes import checker, detect
 from flowrl.shapes.prompts import TASKS, all_records, split_records
@@ -240,6 +241,11 @@ def test_commands_parse(name: str) -> None:
         elif words[0] in ("bash", "python"):
             source = (ROOT / words[1]).read_text(encoding="utf-8")
             assert [w for w in words[2:] if w.startswith("--") and f'"{w}"' not in source] == [], words
+        elif words[0] in ("accelerate", "torchrun"):
+            script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+            assert words[script] == "scripts/train.py", words
+            assert all((ROOT / word).exists() for word in words[1:script] if word.endswith(".yaml")), words
+            parse(["flowrl", "train", *words[script + 1 :]])
         else:
             assert words[:2] in (["pip", "install"], ["vllm", "serve"]), words
 
@@ -368,6 +374,11 @@ def test_lora_options() -> None:
     assert list(table) == list(known)
     for name in set(table) - {"targets"}:
         assert documented_default(table[name]) == ast.literal_eval(known[name])
+
+
+def test_runtime_options() -> None:
+    table = {spans(row[0])[0]: documented_default(row[2]) for row in rows(CONFIG, "runtime option")}
+    assert list(table) == list(Runtime._fields) and table == Runtime()._asdict()
 
 
 def test_dotted_keys_in_the_text_exist() -> None:

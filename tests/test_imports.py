@@ -36,27 +36,39 @@ ALLOWED = {
         "budget": "errors types samplers",
         # models, rewards' benchmark, credit and losses know nothing of each other
         "resources": "errors",
-        "models": "errors types flow resources devices",
+        "dist": "errors",
+        "models": "errors types flow resources devices dist",
         "shapes": "errors",
         "credit": "errors types",
         "losses": "errors types",
         # files and processes
-        "dist": "errors",
         "prompts": "errors resources",
         "config": "errors resources",
         "weights": "errors",
-        "checkpoint": "errors",
+        "checkpoint": "errors dist",
         "log": "errors resources",
         "figures": "errors",
         "curves": "errors",
         "report": "errors types figures curves",
         # what puts them together; the methods' functions come by name through config, so none of them is named here
         "panel": "errors types config",
-        "evaluate": "errors types prompts samplers seeds panel",
+        "evaluate": "errors types prompts samplers seeds dist panel",
         "feasible": "errors types flow seeds batches budget samplers config",
-        "loop": "errors types seeds batches updates budget feasible samplers dist prompts config weights checkpoint "
-        "log panel evaluate",
-        "runs": "errors types seeds dist prompts config weights checkpoint log figures curves report evaluate loop",
+        "spread": "types samplers updates dist",
+        "loop": "errors types seeds batches updates budget feasible samplers dist spread prompts config weights "
+        "checkpoint log panel evaluate",
+        # what a config takes, and the message when that was too much
+        "released": "",
+        "tracing": "",
+        "blueprint": "errors config models released",
+        "memory": "errors budget models config feasible blueprint",
+        "shadow": "models config evaluate feasible blueprint tracing",
+        "estimate": "errors prompts config feasible blueprint memory shadow",
+        "advice": "errors config feasible memory estimate",
+        "estimate_report": "feasible memory estimate advice",
+        "estimate_table": "resources config memory estimate estimate_report",
+        "oom": "errors config feasible memory estimate advice",
+        "runs": "errors types seeds dist prompts config weights checkpoint log figures curves report evaluate loop oom",
         # configs on equal budgets
         "comparison": "errors",
         "comparison_tables": "comparison",
@@ -69,9 +81,19 @@ ALLOWED = {
         "compare_command": "errors figures loop comparison comparison_tables comparison_figures ledger budgeted "
         "comparison_file compare",
         "bench": "errors types seeds batches budget samplers dist prompts config log evaluate loop runs",
-        "memory": "errors budget models config feasible",
-        "dryrun": "errors prompts config feasible memory",
+        "random_model": "errors types devices models config blueprint",
+        "performance": "errors types prompts config log feasible loop blueprint memory estimate advice bench "
+        "random_model",
+        "estimate_command": "errors config loop estimate advice estimate_report",
+        "dryrun": "errors prompts config estimate estimate_report",
         "methods": "resources config feasible",
+        # what was trained, for other programs
+        "export_keys": "errors",
+        "export_merge": "errors",
+        "model_usage": "config",
+        "model_card": "errors models prompts config log curves methods model_usage",
+        "export": "errors types devices checkpoint runs export_keys export_merge model_usage model_card",
+        "export_command": "export",
         # rewards as a service
         "batching": "errors types panel",
         "wire": "errors batching",
@@ -84,7 +106,8 @@ ALLOWED = {
         "selftest": "errors types shapes prompts scoring checks",
         "scorecard": "errors report scoring",
         "score": "errors prompts report loop pictures scoring selftest scorecard",
-        "cli": "errors resources config log report evaluate loop runs bench dryrun methods serve score compare_command",
+        "cli": "errors resources config log report evaluate loop runs bench dryrun methods serve score compare_command "
+        "export_command estimate_command oom",
     }.items()
 }
 
@@ -102,7 +125,8 @@ ONLY = {
     **dict.fromkeys(
         ["types", "flow", "transitions", "solvers", "samplers", "likelihood", "batches", "updates"], {"torch"}
     ),
-    **dict.fromkeys(["seeds", "devices", "budget", "credit", "losses", "weights", "dist"], {"torch"}),
+    **dict.fromkeys(["seeds", "devices", "budget", "credit", "losses", "weights", "tracing"], {"torch"}),
+    "dist": {"torch", "accelerate"},
     "prompts": set(),
     "comparison": {"numpy", "scipy"},
     **dict.fromkeys(["comparison_tables", "comparison_file", "compare", "compare_command", "ledger"], set()),

@@ -150,7 +150,7 @@ def test_tensorboard_scalars_and_purge_on_resume(tmp_path: Path) -> None:
             for iteration in iterations:
                 logger.log(iteration, {"reward": iteration + 0.5, "nan": float("nan"), "word": "x"}, images=1)
             logger.image("grid", torch.zeros(3, 4, 4), 0)
-        time.sleep(0.01)
+        time.sleep(1.01)  # files are read in the order of their names: the second, then a count that sorts as text
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward")] == [(0, 0.5), (1, 1.5)]

@@ -58,11 +58,13 @@ class World(NamedTuple):
         if self.size == 1:
             return
         bucket: list[Tensor] = []
+        numbers = 0
         for tensor in tensors:
-            if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET:
+            if bucket and numbers + tensor.numel() > BUCKET:
                 _sum(bucket)
-                bucket = []
+                bucket, numbers = [], 0
             bucket.append(tensor)
+            numbers += tensor.numel()
         if bucket:
             _sum(bucket)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.dist import World
+from flowrl.dist import World, sharded
 from flowrl.errors import ConfigError, RunError
 from flowrl.panel import ask
 from flowrl.prompts import PromptSet
@@ -120,23 +121,10 @@ def evaluate(
     taken = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
     if headline in taken:
         raise ConfigError(f"a reward named {headline!r} cannot be the headline: the report has a key of that name")
-    world = world or World()
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps, "images": images, "batch": batch}
     options |= {"seed": seed, "tuned": tuned}
-    share = world.share(len(prompts))
-    places = [*share, *[0] * (-(-len(prompts) // world.size) - len(share))]  # FSDP calls the network in step
-
-    def mine() -> tuple[list[int], list[dict[str, Tensor]]]:
-        rows: list[int] = []
-        parts: list[dict[str, Tensor]] = []
-        for index, pictures in sample(model, prompts.texts, late=late, progress=progress, places=places, **options):
-            index = index[: len(share) * images - len(rows)]
-            rows += index
-            if index:
-                records = [prompts.records[i] for i in index]
-                parts.append(score(rewards, pictures[: len(index)], records, group=index))
-        return rows, parts
-
+    world = world or World()
+    mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
     found = world.gather(world.together(mine))
     rows, parts = [i for index, _ in found for i in index], [part for _, scored in found for part in scored]
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
@@ -155,6 +143,24 @@ def evaluate(
     out["rewards"] = {name: values.mean().item() for name, values in scores.items()}
     out["setting"] = {**options, "prompts": prompts.name, "guidance": getattr(model, "guidance", None)}
     return out
+
+
+def _scored(
+    model: FlowModel, prompts: PromptSet, rewards: Mapping[str, Reward], world: World, *, images: int, **options: Any
+) -> tuple[list[int], list[dict[str, Tensor]]]:
+    """Sample and score this process' share of the prompts -> prompt index of each picture, scores batch by batch."""
+    share = world.share(len(prompts))
+    most = -(-len(prompts) // world.size)  # FSDP calls the network in step: who has less draws the first prompt again
+    places = [*share, *[0] * (most - len(share))] if sharded() else share
+    rows: list[int] = []
+    parts: list[dict[str, Tensor]] = []
+    for index, pictures in sample(model, prompts.texts, images=images, places=places, **options):
+        index = index[: len(share) * images - len(rows)]
+        rows += index
+        if index:
+            records = [prompts.records[i] for i in index]
+            parts.append(score(rewards, pictures[: len(index)], records, group=index))
+    return rows, parts
 
 
 def summarize(values: Tensor, tags: list[str]) -> dict[str, Any]:

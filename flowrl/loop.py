@@ -19,12 +19,13 @@ from torch import Tensor
 from flowrl import checkpoint
 from flowrl.batches import best_below, decision_nodes, decisions, states_of
 from flowrl.budget import Budget
-from flowrl.config import Config, TrainConfig
+from flowrl.config import Config
 from flowrl.dist import sharded, shared_as, whole, world
 from flowrl.errors import CheckpointError, ConfigError, RunError
 from flowrl.evaluate import as_uint8
 from flowrl.feasible import budget_of, check_plan, trained_calls
 from flowrl.log import RunLogger, Silence
+from flowrl.optimizer import make_optimizer
 from flowrl.panel import Panel, distances
 from flowrl.prompts import batch_for, check_records, load_prompts
 from flowrl.samplers.grids import read_grid
@@ -419,27 +420,6 @@ class Trainer:
         self.weights.load_state_dict(shared)
         checkpoint.optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
         self.iteration = int(state["iteration"])
-
-
-def make_optimizer(t: TrainConfig, params: list[torch.nn.Parameter], *, sharded: bool = False) -> torch.optim.Optimizer:
-    """Make AdamW (Loshchilov and Hutter 2019) of a `train` section. Raises ConfigError.
-
-    adamw8bit keeps its moments in 8 bits each, block by block (Dettmers et al. 2022, 2110.02861), 2 bytes a number in
-    place of 8; tensors of fewer than 4096 numbers keep 32 bits.
-    """
-    options: dict[str, Any] = {"lr": t.lr, "betas": t.betas, "eps": t.eps, "weight_decay": t.weight_decay}
-    if t.optimizer == "adamw":
-        return torch.optim.AdamW(params, **options, foreach=True)
-    if sharded:
-        raise ConfigError("train.optimizer=adamw8bit does not go with FSDP, which shares the moments out instead")
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise ConfigError(
-            "train.optimizer=adamw8bit needs the package bitsandbytes: pip install 'flowrl[quant]', or take adamw"
-        ) from error
-    made: torch.optim.Optimizer = AdamW8bit(params, **options)
-    return made
 
 
 def asks(function: Callable[..., Any]) -> set[str]:

@@ -55,8 +55,9 @@ ALLOWED = {
         "evaluate": "errors types prompts samplers seeds dist panel",
         "feasible": "errors types flow seeds batches budget samplers config",
         "spread": "types samplers updates dist",
-        "loop": "errors types seeds batches updates budget feasible samplers dist spread prompts config weights "
-        "checkpoint log panel evaluate",
+        "optimizer": "errors config",
+        "loop": "errors types seeds batches updates budget feasible samplers dist spread optimizer prompts config "
+        "weights checkpoint log panel evaluate",
         # what a config takes, and the message when that was too much
         "released": "",
         "tracing": "",

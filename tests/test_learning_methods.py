@@ -43,7 +43,7 @@ def curve(folder: Path, name: str, seed: int) -> list[float]:
 def test_the_reward_rises(tmp_path: Path, name: str) -> None:
     """Mean red minus mean green of pictures, moved into [0, 1]: the last 8 iterations against the first 8.
 
-    Measured: +0.12 (flow_grpo_cps) to +0.20 (g2rpo), 7 to 19 standard errors. False alarms: without a signal the change
+    Measured: +0.12 (dance_grpo) to +0.20 (g2rpo), 7 to 19 standard errors. False alarms: without a signal the change
     is at most 0.03 (test_learning_toy.py's control, on this scale); with 4 seeds, Student's t exceeds 4 by chance in
     1.4 % of cases, and the change must be twice the control's largest as well.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,11 +25,11 @@ class _Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self._name = ""
+        self.name = ""
         self._began = 0.0
 
     def phase(self, name: str) -> _Clock:
-        self._name = name
+        self.name = name
         return self
 
     def __enter__(self) -> None:
@@ -38,18 +38,26 @@ class _Clock:
 
     def __exit__(self, *_: object) -> None:
         wait()
-        self.seconds[self._name] += time.perf_counter() - self._began
+        self.seconds[self.name] += time.perf_counter() - self._began
+
+
+class _Call(NamedTuple):
+    """One call of the network."""
+
+    size: int
+    graded: bool  # differentiated
+    sampling: bool
 
 
 class _Calls:
-    """Stand in for a model and note the batch size of each velocity call, and whether it is differentiated."""
+    """Stand in for a model and note each velocity call."""
 
-    def __init__(self, model: FlowModel) -> None:
-        self.model = model
-        self.calls: list[tuple[int, bool]] = []
+    def __init__(self, model: FlowModel, clock: _Clock) -> None:
+        self.model, self.clock = model, clock
+        self.calls: list[_Call] = []
 
     def velocity(self, x: torch.Tensor, sigma: torch.Tensor, cond: Cond) -> torch.Tensor:
-        self.calls.append((len(x), torch.is_grad_enabled()))
+        self.calls.append(_Call(len(x), torch.is_grad_enabled(), self.clock.name == "rollout"))
         return self.model.velocity(x, sigma, cond)
 
     def __getattr__(self, name: str) -> Any:
@@ -62,9 +70,9 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     The overhead ratio is the whole iteration's time over that of its network calls: the same number of velocity
     evaluations (no gradient), of forward + backward passes (and the reference's forward passes under a KL) and of VAE
     decodes, at the same batch sizes, on such tensors. What is left is mostly the rewards. `overhead_ratio_with_vae`
-    counts the decodes as overhead. With ``train.parts`` above 1, an iteration without overlap is timed too. All sides
-    are timed in turn, so that a machine that slows down slows all; figures are medians over iterations (a plan may
-    fork elsewhere each time).
+    counts the decodes as overhead, and `rollout_ratio` is of sampling alone, without decodes and rewards. With
+    ``train.parts`` above 1, an iteration without overlap is timed too. All sides are timed in turn, so that a machine
+    that slows down slows all; figures are medians over iterations (a plan may fork elsewhere each time).
     Raises ConfigError for less than one iteration.
     """
     if iterations < 1:
@@ -74,7 +82,8 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     for _ in range(iterations):
         work = trainer.budget
-        clock, noted = _Clock(), _Calls(trainer.model)
+        clock = _Clock()
+        noted = _Calls(trainer.model, clock)
         trainer.log, trainer.model = clock, noted  # type: ignore[assignment]
         total = _step_seconds(trainer)
         trainer.model = noted.model
@@ -82,7 +91,8 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         bare = {f"bare_{name}": value for name, value in _bare(trainer, noted.calls).items()}
         ratios = {"ratio": total / sum(bare.values()), "strict": total / (bare["bare_rollout"] + bare["bare_train"])}
         counts = {"images": work.images, "evaluations": work.evaluations, "decisions": work.decisions}
-        counts["states"] = sum(size for size, graded in noted.calls if graded)
+        counts["states"] = sum(call.size for call in noted.calls if call.graded)
+        ratios["rollout_ratio"] = clock.seconds["rollout"] / bare["bare_rollout"]
         rows.append({"total": total, **clock.seconds, **bare, **ratios, **counts, **apart})
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     known = sum(middle[name] for name in PHASES)
@@ -98,6 +108,8 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
         "overhead_ratio": middle["ratio"],
         "overhead_ratios": [row["ratio"] for row in rows],
         "overhead_ratio_with_vae": middle["strict"],
+        "rollout_ratio": middle["rollout_ratio"],
+        "rollout_ratios": [row["rollout_ratio"] for row in rows],
         **({"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}),
         "images": round(middle["images"]),
         "images_per_s": median(row["images"] / row["total"] for row in rows),
@@ -126,24 +138,25 @@ def _apart(trainer: Trainer) -> float:
         trainer.config = kept
 
 
-def _bare(trainer: Trainer, calls: list[tuple[int, bool]]) -> dict[str, float]:
+def _bare(trainer: Trainer, calls: list[_Call]) -> dict[str, float]:
     """Time the noted network calls again with nothing around them -> seconds by phase."""
     c = trainer.config
     ro = trainer.sample(batch_for(trainer.train_set, seed=c.seed, iteration=trainer.iteration, count=c.train.prompts))
     nodes = decision_nodes(ro)
-    index = torch.arange(max(size for size, _ in calls), device=nodes.device) % len(nodes)
+    index = torch.arange(max(call.size for call in calls), device=nodes.device) % len(nodes)
     batch = decisions(ro, torch.ones(len(ro.x), device=nodes.device), nodes=nodes[index])
-    seconds = {"rollout": 0.0, "decode": 0.0, "train": 0.0}
-    for size, graded in calls:
-        x, sigma, cond = batch.x[:size], batch.sigma[:size], {k: v[:size] for k, v in batch.cond.items()}
+    seconds = {}
+    for phase, sampling in (("rollout", True), ("train", False)):
         wait()
         began = time.perf_counter()
-        with torch.set_grad_enabled(graded):
-            v = trainer.model.velocity(x, sigma, cond)
-            if graded:
-                v.sum().backward()
+        for size, graded, _ in (call for call in calls if call.sampling == sampling):
+            x, sigma, cond = batch.x[:size], batch.sigma[:size], {k: v[:size] for k, v in batch.cond.items()}
+            with torch.set_grad_enabled(graded):
+                v = trainer.model.velocity(x, sigma, cond)
+                if graded:
+                    v.sum().backward()
         wait()
-        seconds["train" if graded else "rollout"] += time.perf_counter() - began
+        seconds[phase] = time.perf_counter() - began
     leaves = ro.x[ro.leaf].float()
     wait()
     began = time.perf_counter()
@@ -171,7 +184,8 @@ def table(result: dict[str, Any]) -> str:
         f"  the same network calls bare: sampling {bare['rollout']:.3f} s, VAE {bare['decode']:.3f} s, "
         f"training {bare['train']:.3f} s",
         f"  overhead ratio {result['overhead_ratio']:.3f} (with the VAE's calls as overhead "
-        f"{result['overhead_ratio_with_vae']:.3f}); the rest: rewards {seconds['reward']:.3f} s, "
+        f"{result['overhead_ratio_with_vae']:.3f}; of sampling alone {result['rollout_ratio']:.3f}); the rest: "
+        f"rewards {seconds['reward']:.3f} s, "
         f"everything else {seconds['all'] - seconds['reward'] - sum(bare.values()):.3f} s",
         f"  {result['images_per_s']:.1f} pictures/s   {result['velocity_evaluations']} velocity evaluations   "
         f"{result['decisions']} decisions",

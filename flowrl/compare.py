@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from flowrl.comparison import Result
 from flowrl.comparison_file import entry_of, keep, open_result, setting, write
 from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError
+from flowrl.feasible import MOST_ITERATIONS, check_plan
 from flowrl.ledger import RESULT, Budgets, different, load
 from flowrl.loop import Interrupted, StopSignal, Trainer, write_json
 
@@ -196,6 +198,7 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     share = what.search.share if what.search else 1.0
     trainer = Trainer(configs[0])
     for config in configs:
+        check_plan(replace(config, train=replace(config.train, iterations=MOST_ITERATIONS)))  # runs end by budget
         trainer_of = trainer if config is configs[0] else Trainer(config, model=trainer.model)
         least = trainer_of.budget.evaluations
         if least > what.budgets.evaluations * share:

@@ -27,24 +27,39 @@ class Point(NamedTuple):
 
 
 def student(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return (mean, low, high) of the 95 % Student interval of the mean; the ends are NaN for one value.
+    """Return (mean, low, high) of the 95 % Student interval of the mean.
 
+    The ends are NaN for one value, and for equal ones: that few pictures count alike does not make a mean certain.
     Raises DataError without values.
     """
     if not values:
         raise DataError("student: expected at least one value, got none")
     mean, n = float(np.mean(values)), len(values)
-    if n == 1:
+    if n == 1 or np.ptp(values) == 0:
         return mean, math.nan, math.nan
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
     return mean, mean - half, mean + half
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the two-sided p-value of Welch's t-test; NaN with fewer than two values or without any spread."""
-    if min(len(a), len(b)) < 2 or np.ptp(a) == np.ptp(b) == 0:
+def pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the variance within samples, pooled over all of them, and its degrees of freedom.
+
+    ``sum of (n - 1) s^2 / sum of (n - 1)``, the error term of a one-way analysis of variance; NaN without any freedom.
+    """
+    freedom = sum(len(sample) - 1 for sample in samples if sample)
+    squares = sum(float(np.var(sample)) * len(sample) for sample in samples if sample)
+    return squares / freedom if freedom else math.nan, freedom
+
+
+def t_test(a: Sequence[float], b: Sequence[float], variance: float, freedom: int) -> float:
+    """Return the two-sided p-value of Student's t-test of equal means, the variance being known to some freedom.
+
+    NaN with fewer than two values on a side, or without any variance.
+    """
+    if min(len(a), len(b)) < 2 or not variance > 0:
         return math.nan
-    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    t = (float(np.mean(a)) - float(np.mean(b))) / math.sqrt(variance * (1 / len(a) + 1 / len(b)))
+    return float(2 * stats.t.sf(abs(t), freedom))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -57,15 +72,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return out
 
 
-def detectable(n: int, level: float, power: float = POWER) -> float:
+def detectable(n: int, level: float, freedom: int, power: float = POWER) -> float:
     """Return the difference, in stds, that a two-sided t-test of n against n values finds with probability `power`.
 
-    From the noncentral t distribution with 2 n - 2 degrees of freedom; NaN for n < 2.
+    From the noncentral t distribution with the freedom of the variance, 2 n - 2 if that is of these values alone; NaN
+    for n < 2.
     """
     if n < 2:
         return math.nan
-    df, edge = 2 * n - 2, float(stats.t.ppf(1 - level / 2, 2 * n - 2))
-    return float(optimize.brentq(lambda d: stats.nct.sf(edge, df, d * math.sqrt(n / 2)) - power, 1e-6, 1e4))
+    edge = float(stats.t.ppf(1 - level / 2, freedom))
+    return float(optimize.brentq(lambda d: stats.nct.sf(edge, freedom, d * math.sqrt(n / 2)) - power, 1e-6, 1e4))
 
 
 def ranked(configs: Sequence[Result], budget: str = "evaluations") -> list[Result]:
@@ -120,22 +136,23 @@ def _over_seeds(values: Sequence[float], base: float) -> Result:
 
 
 def pairs(configs: Sequence[Result], budget: str) -> Result:
-    """Test all pairs of configs at a budget: Welch over seeds, corrected by Holm over all pairs.
+    """Test all pairs of configs at a budget: Student's t over seeds, the variance pooled over all configs, by Holm.
 
-    `difference` is row minus column. `detectable` is the difference that a pair with the usual seeds and the pooled
-    spread would show with a probability of 80 % at the strictest of Holm's levels.
+    Few seeds say little of a config's own spread; that of all configs together is known far better, if they spread
+    alike. `difference` is row minus column; `spread` the pooled std. `detectable` is the difference that a pair with
+    the usual seeds would show with a probability of 80 % at the strictest of Holm's levels.
     """
     values = {c["name"]: [run["at"][budget]["score"] for run in c["seeds"] if run["at"][budget]] for c in configs}
     values = {name: scores for name, scores in values.items() if scores}
     names, n = list(values), len(values)
     places = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    p = [welch(values[names[i]], values[names[j]]) for i, j in places]
+    variance, freedom = pooled([scores for scores in values.values() if len(scores) > 1])
+    p = [t_test(values[names[i]], values[names[j]], variance, freedom) for i, j in places]
     adjusted = holm(p)
     means = [float(np.mean(scores)) for scores in values.values()]
     tests = sum(not math.isnan(value) for value in p)
-    spread = [float(np.var(scores, ddof=1)) for scores in values.values() if len(scores) > 1]
     size = round(float(np.median([len(scores) for scores in values.values()]))) if n else 0
-    least = detectable(size, LEVEL / tests) * math.sqrt(np.mean(spread)) if tests else math.nan
+    least = detectable(size, LEVEL / tests, freedom) * math.sqrt(variance) if tests else math.nan
     return {
         "names": names,
         "difference": [[a - b for b in means] for a in means],
@@ -143,6 +160,7 @@ def pairs(configs: Sequence[Result], budget: str) -> Result:
         "p_holm": _square(n, places, adjusted),
         "tests": tests,
         "significant": sum(value < LEVEL for value in adjusted),
+        "spread": finite(math.sqrt(variance)),
         "detectable": finite(least),
     }
 

@@ -13,12 +13,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from flowrl.comparison import BUDGETS, LETTERS, Point, Result, labels, mean_curve
 from flowrl.comparison_panels import (
-    AXIS,
     BEST,
     EDGE,
     OTHER,
     OWN,
     Line,
+    axis,
     cells,
     legend,
     margin,
@@ -53,7 +53,7 @@ def gains_figure(result: Result) -> Figure:
         panel.axvline(0, color=INK, linewidth=0.9)
         for row, config in enumerate(configs):
             _gain_row(panel, row, config, result, budget)
-        limit = f"{result['budgets'][budget]:,.6g} {AXIS[budget]}"
+        limit = f"{result['budgets'][budget]:,.6g} {axis(result, budget)}"
         panel.set_title(f"{LETTERS[budget]} after {limit}", loc="left", fontsize=9.5, color=INK, pad=7)
         points = ", percentage points" if units(result)[2] else ""
         panel.set_xlabel(f"gain in {result['settings']['score']} score{points}", fontsize=8.5, color=QUIET)
@@ -103,7 +103,7 @@ def accuracy_figure(result: Result, x: str) -> Figure:
         axes.set_title(names(result)[config["name"]], loc="left", fontsize=9, color=INK, pad=4)
         axes.set_title(number(result, found["mean"]) if found else "", loc="right", fontsize=9, color=OWN, pad=4)
         axes.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= n)
-    figure.supxlabel(AXIS[x], fontsize=9, color=QUIET, y=0.13 / figure.get_figheight())
+    figure.supxlabel(axis(result, x), fontsize=9, color=QUIET, y=0.13 / figure.get_figheight())
     figure.supylabel(score_name(result), fontsize=9, color=QUIET, x=0.1 / figure.get_figwidth())
     _curve_legend(figure, result, x)
     return figure
@@ -140,9 +140,12 @@ def _curve_legend(figure: Figure, result: Result, x: str) -> None:
 def training_figure(result: Result) -> Figure:
     """Draw reward, ratio spread and diversity over network evaluations: a row per config, over all the others."""
     configs, name = result["configs"], names(result)
-    note = "blue: the seeds of this config; grey: those of the others; at most 50 points a run, each a mean"
-    figure = page(9.4, 1.45 + 0.92 * len(configs), "Training", note)
-    grid = cells(figure, len(configs), 3, left=margin(result, 8.5) + 0.4, top=0.95, bottom=0.5, hspace=0.16, wspace=0.2)
+    note = (
+        "blue: the seeds of this config; grey: those of the others; at most 50 points a run, each a mean\n"
+        "rewards: of all pictures that a method scores, previews and baselines too; with one update the ratio is 1"
+    )
+    figure = page(9.4, 1.62 + 0.92 * len(configs), "Training", note)
+    grid = cells(figure, len(configs), 3, left=margin(result, 8.5) + 0.4, top=1.12, bottom=0.5, hspace=0.16, wspace=0.2)
     for column, (key, (title, log)) in enumerate(TRACES.items()):
         traces = {config["name"]: [_trace(run, key) for run in config["seeds"]] for config in configs}
         first: Axes | None = None
@@ -155,7 +158,7 @@ def training_figure(result: Result) -> Figure:
                 axes.set_title(title, loc="left", fontsize=9.5, color=INK, pad=6)
             if column == 0:
                 axes.set_ylabel(name[config["name"]], rotation=0, ha="right", va="center", fontsize=8.5, color=INK)
-    figure.supxlabel(AXIS["evaluations"], fontsize=9, color=QUIET, y=0.13 / figure.get_figheight())
+    figure.supxlabel(axis(result, "evaluations"), fontsize=9, color=QUIET, y=0.13 / figure.get_figheight())
     return figure
 
 

@@ -12,11 +12,10 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flowrl.comparison import Result, labels
-from flowrl.comparison_tables import units
+from flowrl.comparison_tables import clock, units
 from flowrl.curves import INK, PALETTE, QUIET, RULE
 
 OWN, BEST, OTHER, EDGE = PALETTE[0], PALETTE[1], "#d4d4d4", "#bbbbbb"
-AXIS = {"evaluations": "network evaluations", "seconds": "seconds of training"}
 Line = tuple[np.ndarray, np.ndarray]
 
 
@@ -71,6 +70,11 @@ def names(result: Result) -> dict[str, str]:
     short = labels([config["name"] for config in result["configs"]])
     failed = {c["name"]: sum(run["failed"] is not None for run in c["seeds"]) for c in result["configs"]}
     return {name: text + (f" ({failed[name]} failed)" if failed[name] else "") for name, text in short.items()}
+
+
+def axis(result: Result, budget: str) -> str:
+    """Name what a budget counts."""
+    return "network evaluations" if budget == "evaluations" else f"{clock(result)} of training"
 
 
 def margin(result: Result, size: float) -> float:

@@ -98,7 +98,8 @@ def notes(result: Result) -> list[str]:
     b, s, base = result["budgets"], result["settings"], result["base"]
     number = _number(result)
     lines = [
-        f"(a) after {b['evaluations']:g} network evaluations, (b) after {b['seconds']:g} s of training (evaluation and "
+        f"(a) after {b['evaluations']:g} network evaluations, (b) after {b['seconds']:g} {clock(result)} of training "
+        "(evaluation and "
         "checkpoints not counted), each measured at the end of the iteration that passed the budget; largest overshoot "
         + " and ".join(f"{_overshoot(result, budget):.1%} at {LETTERS[budget]}" for budget in BUDGETS)
         + ".",
@@ -108,9 +109,25 @@ def notes(result: Result) -> list[str]:
         f"({number(base['interval'][0])} to {number(base['interval'][1])} over its own {base['images']} pictures); all "
         "are judged on the same prompts from the same noise.",
         _search_note(s["search"], result),
+        *_machine_note(result),
     ]
     lines += [_power_note(result, budget) for budget in BUDGETS]
     return [*lines, *_failures(result)]
+
+
+def clock(result: Result) -> str:
+    """Say which seconds were counted."""
+    return "s" if result["budgets"].get("clock", "wall") == "wall" else "s of the processor"
+
+
+def _machine_note(result: Result) -> list[str]:
+    loads = [run.get("load") for config in result["configs"] for run in config["seeds"]]
+    known, lines = [load for load in loads if load is not None], []
+    if known:
+        lines.append(f"Processes that wanted a processor when a run began: {min(known):g} to {max(known):g}.")
+    if len(result.get("environments", [])) > 1:
+        lines.append(f"The runs began in {len(result['environments'])} environments, see the result file.")
+    return lines
 
 
 def _overshoot(result: Result, budget: str) -> float:
@@ -137,9 +154,10 @@ def _power_note(result: Result, budget: str) -> str:
         return f"Pairs at {LETTERS[budget]}: no test without two configs of two seeds."
     least = "" if found["detectable"] is None else f"{factor * found['detectable']:.{digits}f}"
     return (
-        f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (Welch's t-test, Holm's "
-        f"correction, {LEVEL:g}). So few seeds have little power: a pair has to lie about {least} apart to be told "
-        "apart in four of five cases. No difference found is not the same as none."
+        f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (Student's t-test, the spread "
+        f"over seeds pooled over all configs, {factor * found['spread']:.{digits}f}; Holm's correction, {LEVEL:g}). A "
+        f"pair has to lie about {least} apart to be told apart in four of five cases. No difference found is not the "
+        "same as none."
     )
 
 

@@ -7,6 +7,7 @@ selections and credits that do not fit their plan are found before any weight is
 from __future__ import annotations
 
 import inspect
+import math
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 TRAINED_CALLS = 3  # network calls that training one state costs: one forward, and a backward of twice its work
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
 LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
+MOST_LEVEL = {"cps": 1.0, "ddim": 1.0}  # more than all of the predicted noise cannot be replaced
 
 
 class Forecast(NamedTuple):
@@ -100,10 +102,22 @@ def _rehearse(config: Config, plan: Plan, iteration: int) -> Forecast:
         same_noise=config.train.same_noise,
         generators=[generator(config.seed, "rehearsal", iteration)],
     )
-    nodes = _chosen(config, made, _credit(config, made), iteration)
+    weight = _credit(config, made)
+    nodes = _chosen(config, made, weight, iteration)
+    _check_signal(config, weight[nodes], work)
     decisions, states = len(nodes), len(torch.unique(states_of(made, nodes)))
     calls = work.evaluations + work.prompts * states * trained_calls(config)
     return Forecast(work, work.prompts * len(made.x), work.prompts * decisions, work.prompts * states, calls)
+
+
+def _check_signal(config: Config, weight: Tensor, work: Budget) -> None:
+    """Raise ConfigError if rewards by chance, all different, leave every decision without any weight."""
+    if not bool((weight != 0).any()) and config.kl_beta == 0:
+        raise ConfigError(
+            f"credit {config.credit.fn} gives every decision the weight 0, whatever the rewards: the "
+            f"{work.images // work.prompts} pictures of a prompt (train.group={config.train.group}) have nothing that "
+            "they could be compared with; take a larger train.group, or a plan with more branches"
+        )
 
 
 def _credit(config: Config, made: Rollout) -> Tensor:
@@ -159,6 +173,12 @@ def _check_noise(config: Config, plan: Plan) -> None:
             f"{name}: no step has noise, so every std is 0 and nothing can be trained; got level "
             f"{config.plan.kwargs.get('level', 0.0)}, give it one above 0"
         )
+    most = MOST_LEVEL.get(config.transition.fn, math.inf)
+    if max(levels) > most:
+        raise ConfigError(
+            f"{name}: {config.transition.fn} takes levels from 0 to {most:g}, got {max(levels):g} at step "
+            f"{levels.index(max(levels))} of {len(levels)} (counted from 0); lower plan.level or its growth"
+        )
     if noisy == [last]:
         raise ConfigError(
             f"{name}: the only noise is on step {last}, the last of {len(levels)} (counted from 0), which is never "
@@ -166,6 +186,12 @@ def _check_noise(config: Config, plan: Plan) -> None:
         )
     stds = _stds(config, levels)
     for k in noisy:
+        if plan.branch[k] > 1 and not stds[k] > LEAST_STD:
+            raise ConfigError(
+                f"{name}: step {k} of {len(levels)} (counted from 0) forks into {int(plan.branch[k])}, but "
+                f"{config.transition.fn} has a std of {stds[k]:.3g} there, so all of them would be one picture; fork "
+                "at an earlier step"
+            )
         if k < last and not LEAST_STD < stds[k] < float("inf"):
             raise ConfigError(
                 f"{name}: step {k} of {len(levels)} (counted from 0) is to be trained, but {config.transition.fn} "

@@ -21,6 +21,7 @@ from flowrl.comparison import summarize
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+CELL = re.compile(r"[\d.]+ % → [\d.]+ %( \([-+][\d.]+ to [-+][\d.]+\))?(, \d+ more failed)?")
 
 
 def percent(value: float) -> str:
@@ -40,15 +41,14 @@ def sentence(result: dict[str, Any] | None, name: str) -> str:
         return f"`shapes/{name}`: not compared yet.\n"
     a, b = config["summary"]["evaluations"], config["summary"]["seconds"]
     base, budget = result["base"]["score"], result["budgets"]
-    gain, low, high = a["gain"]
     place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
-    pictures = result["base"]["images"]
+    pictures, clock = result["base"]["images"], "" if budget.get("clock", "wall") == "wall" else "processor "
     text = (
         f"`shapes/{name}`: strict accuracy {percent(base)} % → {percent(a['mean'])} % after "
-        f"{budget['evaluations']:,.0f} network evaluations: {points(gain)} points over {a['seeds']} seeds (95 % "
-        f"{points(low)} to {points(high)}), place {place} of {len(result['configs'])}. After {budget['seconds']:g} "
-        f"seconds of processor time: {percent(b['mean'])} %. {a['iteration']:.0f} iterations, lr {config['lr']:g}, "
-        f"{pictures} held-out pictures per judgement."
+        f"{budget['evaluations']:,.0f} network evaluations: {points(a['gain'][0])} points over {a['seeds']} seeds"
+        f"{interval(a, '95 %')}{broken(a)}, place {place} of {len(result['configs'])}. After {budget['seconds']:g} "
+        f"{clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. {a['iteration']:.0f} iterations, lr "
+        f"{config['lr']:g}, {pictures} held-out pictures per judgement."
     )
     words, lines = text.split(), [""]
     for word in words:
@@ -58,11 +58,21 @@ def sentence(result: dict[str, Any] | None, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def interval(found: dict[str, Any], what: str = "") -> str:
+    """Give the interval of a gain in points; nothing where there is none."""
+    low, high = found["gain"][1:]
+    return "" if low is None else f" ({what} {points(low)} to {points(high)})".replace("( ", "(")
+
+
+def broken(found: dict[str, Any]) -> str:
+    """Say how many runs failed, of which the means know nothing."""
+    return f", {found['failed']} more failed" if found["failed"] else ""
+
+
 def cell(result: dict[str, Any], config: dict[str, Any]) -> str:
     """Say it for a table."""
     a = config["summary"]["evaluations"]
-    low, high = a["gain"][1:]
-    return f"{percent(result['base']['score'])} % → {percent(a['mean'])} % ({points(low)} to {points(high)})"
+    return f"{percent(result['base']['score'])} % → {percent(a['mean'])} %{interval(a)}{broken(a)}"
 
 
 def found(result: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
@@ -84,14 +94,16 @@ def page(text: str, result: dict[str, Any] | None) -> str:
 
 
 def readme(text: str, result: dict[str, Any] | None) -> str:
-    """Fill the last cells of the README's method table."""
+    """Fill the last cells of the README's method table; a cell that an older comparison filled is emptied."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         first = re.search(r"\| `shapes/([a-z0-9_]+)`", line)
-        config = found(result, first[1]) if first else None
-        if result and config:
-            cells = line.strip("|").split("|")
-            lines[i] = "|" + "|".join([*cells[:-1], f" {cell(result, config)} "]) + "|"
+        if not first:
+            continue
+        config, cells = found(result, first[1]), line.strip("|").split("|")
+        said = f" {cell(result, config)} " if result and config else " "
+        if said.strip() or CELL.fullmatch(cells[-1].strip()):
+            lines[i] = "|" + "|".join([*cells[:-1], said]) + "|"
     return "\n".join(lines)
 
 

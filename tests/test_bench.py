@@ -16,6 +16,7 @@ from flowrl.types import Cond
 
 KEYS = {"config", "iterations", "seconds", "bare", "overhead_ratio", "overhead_ratios", "images", "images_per_s"}
 KEYS |= {"overhead_ratio_with_vae", "velocity_evaluations", "decisions", "states", "environment"}
+KEYS |= {"rollout_ratio", "rollout_ratios"}
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,15 @@ KEYS |= {"overhead_ratio_with_vae", "velocity_evaluations", "decisions", "states
         (("plan={fn: tree, steps: 4, level: 0.5, splits: [0, 1, 2]}", "train.group=8"), 16, 2 * 15, 2 * 14),
         # a root that forks at the very end: fewer evaluations than pictures; more prompts than the file has
         (
-            ("plan={fn: tree, steps: 2, level: 0.5, splits: [1], branch: 4}", "train.prompts=8", "train.updates=1"),
+            (
+                "plan={fn: tree, steps: 2, level: 0.5, splits: [1], branch: 4}",
+                "train.prompts=8",
+                "train.group=8",
+                "train.updates=1",
+            ),
+            64,
             32,
             16,
-            8,
         ),
     ],
 )
@@ -44,6 +50,7 @@ def test_bench_reports_what_was_done(
     assert (result["images"], result["velocity_evaluations"], result["decisions"]) == (images, evaluations, decisions)
     assert len(result["overhead_ratios"]) == 2 and min(result["overhead_ratios"]) > 0
     assert 0 < result["overhead_ratio"] < result["overhead_ratio_with_vae"]
+    assert len(result["rollout_ratios"]) == 2 and min(result["rollout_ratios"]) > 0
     assert min(result["bare"].values()) > 0 and result["images_per_s"] > 0
     text = table(result)
     assert all(phase in text for phase in PHASES) and f"{evaluations} velocity evaluations" in text

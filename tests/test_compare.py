@@ -320,6 +320,14 @@ def test_configs_that_cannot_be_compared(tmp_path: Path) -> None:
     Path(what.configs[1]).write_text(text.replace("lr: 0.005", "lr: 0.005, group: 2, betas: [0.5, 0.9]"))
 
 
+def test_a_plan_that_fails_after_the_config_s_own_iterations_is_found_before_anything_runs(tmp_path: Path) -> None:
+    """Runs end by budget; the window of one step reaches the last one, where cps has no noise, at iteration 30 of 4."""
+    late = "plan={fn: sliding_window, steps: 4, level: 0.5, size: 1, start: 1, stride: 2, every: 30, spare: 0}"
+    with pytest.raises(ConfigError, match="iteration 30: .*the only noise is on step 3"):
+        compare(plan(tmp_path, overrides=(*SMALL, late, "transition={fn: cps}", "train.iterations=4")), quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_differences_are_named() -> None:
     a = {"x": 1, "y": {"z": [1], "w": 2}}
     assert different(a, a) == [] and different(a, {"x": 1, "y": {"z": [2], "v": 3}}) == [

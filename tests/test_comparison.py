@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flowrl.comparison import detectable, holm, labels, mean_curve, pairs, student, summarize, summary, welch
+from flowrl.comparison import detectable, holm, labels, mean_curve, pairs, pooled, student, summarize, summary, t_test
 from flowrl.comparison_figures import accuracy_figure, gains_figure, training_figure
 from flowrl.comparison_tables import markdown, notes, pair_table, table, task_table, terminal
 from flowrl.errors import DataError
@@ -66,25 +66,37 @@ def test_the_interval_is_students(values: list[float]) -> None:
 def test_the_interval_by_hand() -> None:
     """1, 2, 3: mean 2, std 1, t of 2 degrees of freedom 4.302653 -> half width 4.302653 / sqrt 3."""
     assert student([1, 2, 3]) == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-6)
-    mean, low, high = student([0.3])
-    assert mean == 0.3 and math.isnan(low) and math.isnan(high)
+    for values in ([0.3], [0.3, 0.3, 0.3]):
+        mean, low, high = student(values)
+        assert mean == pytest.approx(0.3) and math.isnan(low) and math.isnan(high)
     with pytest.raises(DataError, match="at least one value"):
         student([])
 
 
-def test_welch_by_its_formula() -> None:
-    """t and the Welch-Satterthwaite degrees of freedom written out, the tail from scipy's t."""
-    a, b = [0.42, 0.45, 0.47], [0.31, 0.40, 0.36]
-    va, vb = np.var(a, ddof=1) / 3, np.var(b, ddof=1) / 3
-    t = (np.mean(a) - np.mean(b)) / math.sqrt(va + vb)
-    df = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 2)
-    assert welch(a, b) == pytest.approx(2 * stats.t.sf(abs(t), df)) == welch(b, a)
-    assert welch(a, b) != pytest.approx(stats.ttest_ind(a, b).pvalue)  # Student's own test
+def test_two_samples_alone_are_students_test() -> None:
+    """Against scipy, of unequal sizes."""
+    a, b = [0.42, 0.45, 0.47], [0.31, 0.40, 0.36, 0.33]
+    assert t_test(a, b, *pooled([a, b])) == pytest.approx(stats.ttest_ind(a, b).pvalue) == t_test(b, a, *pooled([a, b]))
 
 
-@pytest.mark.parametrize(("a", "b"), [([0.1], [0.2, 0.3]), ([0.1, 0.1], [0.2, 0.2]), ([], [])])
-def test_welch_without_a_spread_is_no_test(a: list[float], b: list[float]) -> None:
-    assert math.isnan(welch(a, b))
+def test_the_pooled_test_is_a_contrast_of_least_squares() -> None:
+    """Oracle: regress all scores on a dummy per config; its residual variance and covariance give t and freedom."""
+    samples = [[0.42, 0.45, 0.47], [0.31, 0.40], [0.2, 0.28, 0.22, 0.25], [0.5]]
+    design = np.array([[float(i == j) for j in range(4)] for i, sample in enumerate(samples) for _ in sample])
+    scores = np.concatenate(samples)
+    fitted, squares, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
+    freedom = len(scores) - rank
+    contrast = np.array([1.0, 0.0, -1.0, 0.0])
+    variance = contrast @ np.linalg.inv(design.T @ design) @ contrast * squares[0] / freedom
+    expected = 2 * stats.t.sf(abs(contrast @ fitted) / math.sqrt(variance), freedom)
+    pool = pooled(samples)
+    assert pool[0] == pytest.approx(squares[0] / freedom) and pool[1] == freedom
+    assert t_test(samples[0], samples[2], *pooled(samples)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("a", "b"), [([0.1], [0.2, 0.3]), ([0.1, 0.1], [0.2, 0.2]), ([], []), ([0.1], [0.2])])
+def test_without_a_spread_there_is_no_test(a: list[float], b: list[float]) -> None:
+    assert math.isnan(t_test(a, b, *pooled([a, b])))
 
 
 def test_holm_by_hand() -> None:
@@ -106,12 +118,15 @@ def test_holm_keeps_the_family_wise_error() -> None:
 
 def test_what_a_t_test_can_detect() -> None:
     """Cohen (1988): 64 per group find half a std with a power of 0.80 at 5 %; and 3 per group by simulation."""
-    assert detectable(64, 0.05) == pytest.approx(0.5, abs=0.002)
-    d = detectable(3, 0.05 / 3)
+    assert detectable(64, 0.05, 126) == pytest.approx(0.5, abs=0.002)
     rng = np.random.default_rng(1)
-    p = stats.ttest_ind(rng.normal(d, 1, (20000, 3)), rng.normal(0, 1, (20000, 3)), axis=1).pvalue
-    assert (p < 0.05 / 3).mean() == pytest.approx(0.8, abs=0.012)  # 4 standard errors
-    assert math.isnan(detectable(1, 0.05))
+    for configs in (2, 15):
+        d = detectable(3, 0.05 / 3, 2 * configs)
+        scores = rng.normal(0, 1, (2000, configs, 3))
+        scores[:, 0] += d
+        found = [t_test(list(one[0]), list(one[1]), *pooled([list(c) for c in one])) < 0.05 / 3 for one in scores]
+        assert np.mean(found) == pytest.approx(0.8, abs=0.036)  # 4 standard errors
+    assert math.isnan(detectable(1, 0.05, 4))
 
 
 # ------------------------------------------------------------------------------------------------- one config, pairs
@@ -152,11 +167,12 @@ def test_configs_are_sorted_and_failures_kept() -> None:
 
 
 def test_pairs() -> None:
-    """Three configs: p by `welch`, Holm over the three, differences of means; the matrix is symmetric."""
+    """Three configs: p by `t_test`, Holm over the three, differences of means; the matrix is symmetric."""
     scores = {"a": [0.40, 0.42, 0.45], "b": [0.30, 0.33, 0.31], "c": [0.41, 0.44, 0.40]}
     found = pairs(result(*(config(name, s) for name, s in scores.items()))["configs"], "evaluations")
     assert found["names"] == ["a", "c", "b"] and found["tests"] == 3
-    p = [welch(scores[x], scores[y]) for x, y in ("ac", "ab", "cb")]
+    spread = pooled(list(scores.values()))
+    p = [t_test(scores[x], scores[y], *spread) for x, y in ("ac", "ab", "cb")]
     adjusted = holm(p)
     for matrix, values in (("p", p), ("p_holm", adjusted)):
         m = found[matrix]
@@ -164,8 +180,9 @@ def test_pairs() -> None:
         assert all(m[i][j] == m[j][i] for i in range(3) for j in range(3)) and m[0][0] is None
     assert found["difference"][0][2] == pytest.approx(np.mean(scores["a"]) - np.mean(scores["b"]))
     assert found["significant"] == sum(value < 0.05 for value in adjusted) == 2
-    pooled = math.sqrt(np.mean([np.var(s, ddof=1) for s in scores.values()]))
-    assert found["detectable"] == pytest.approx(detectable(3, 0.05 / 3) * pooled)
+    assert spread[0] == pytest.approx(np.mean([np.var(s, ddof=1) for s in scores.values()])) and spread[1] == 6
+    assert found["spread"] == pytest.approx(math.sqrt(spread[0]))
+    assert found["detectable"] == pytest.approx(detectable(3, 0.05 / 3, 6) * math.sqrt(spread[0]))
 
 
 def test_mean_curves_go_mark_by_mark() -> None:
@@ -206,6 +223,16 @@ def test_a_star_means_that_the_interval_excludes_zero() -> None:
     assert rows["a"].endswith("*") and not rows["b"].endswith("*")
 
 
+def test_the_clock_the_load_and_other_machines_are_said() -> None:
+    r = result(config("a", [0.5, 0.6]))
+    assert "after 40 s of training" in notes(r)[0] and not any("Processes" in line for line in notes(r))
+    r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
+    r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
+    assert "after 40 s of the processor of training" in notes(r)[0]
+    assert "Processes that wanted a processor when a run began: 0.5 to 3.25." in notes(r)
+    assert "The runs began in 2 environments, see the result file." in notes(r)
+
+
 def test_other_scores_than_shares_are_no_percentages() -> None:
     r = result(config("a", [1.4, 1.5]))
     assert table(r)[0][3] == "strict at (a)" and table(r)[1][3].startswith("1.450 ±")
@@ -214,13 +241,11 @@ def test_other_scores_than_shares_are_no_percentages() -> None:
 def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
     r = result(config("x-a", [0.5, 0.51, 0.52]), config("x-b", [0.2, 0.21, 0.22]))
     rows = pair_table(r, "evaluations")
-    assert rows[1] == ["1 a", "", f"{welch([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]):.3f}*"] and rows[2] == [
-        "2 b",
-        "-30.0",
-        "",
-    ]
+    p = stats.ttest_ind([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]).pvalue
+    assert rows[1] == ["1 a", "", f"{p:.3f}*"] and rows[2] == ["2 b", "-30.0", ""]
     said = next(line for line in notes(r) if line.startswith("Pairs at (a)"))
-    assert f"about {100 * detectable(3, 0.05) * 0.01:.1f} apart" in said and "1 of 1 differ" in said
+    assert f"about {100 * detectable(3, 0.05, 4) * 0.01:.1f} apart" in said and "1 of 1 differ" in said
+    assert "pooled over all configs, 1.0;" in said
     text = markdown(r, ["figures/gains.png"])
     assert "| 2 b | -30.0 |  |" in text and "![figures/gains.png](figures/gains.png)" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]

@@ -54,7 +54,7 @@ ALLOWED = {
         "panel": "errors types config",
         "evaluate": "errors types prompts samplers seeds dist panel",
         "feasible": "errors types flow seeds batches budget samplers config",
-        "spread": "types samplers updates dist",
+        "spread": "types samplers updates credit dist",
         "optimizer": "errors config",
         "loop": "errors types seeds batches updates budget feasible samplers dist spread optimizer prompts config "
         "weights checkpoint log panel evaluate",
@@ -78,7 +78,7 @@ ALLOWED = {
         "ledger": "errors config log curves loop",
         "budgeted": "errors config checkpoint log figures curves loop runs ledger",
         "comparison_file": "errors config loop comparison ledger",
-        "compare": "errors config loop comparison ledger budgeted comparison_file",
+        "compare": "errors config feasible loop comparison ledger budgeted comparison_file",
         "compare_command": "errors figures loop comparison comparison_tables comparison_figures ledger budgeted "
         "comparison_file compare",
         "bench": "errors types seeds batches budget samplers dist prompts config log evaluate loop runs",

@@ -44,8 +44,24 @@ CASES = {
         ["iteration 1", "the only noise is on step 5"],
     ),
     "a level that makes no std": (
-        ["plan={fn: full, steps: 4, level: 2.0}", "transition={fn: cps}"],
-        ["step 0 of 4", "cps makes a std of", "level 2"],
+        ["plan={fn: full, steps: 4, level: 1.0e-7}", "transition={fn: cps}"],
+        ["step 0 of 4", "cps makes a std of", "level 1e-07"],
+    ),
+    "a level beyond all of the noise": (
+        ["plan={fn: full, steps: 4, level: 1.5}", "transition={fn: cps}"],
+        ["cps takes levels from 0 to 1", "got 1.5", "step 0 of 4"],
+    ),
+    "a level that grows beyond it": (
+        ["plan={fn: window_tree, steps: 6, level: 0.6, size: 2, growth: 1.0}", "transition={fn: ddim}"],
+        ["ddim takes levels from 0 to 1", "got 1.2", "step 1 of 6"],
+    ),
+    "a fork where nothing is drawn": (
+        ["plan={fn: tree, steps: 4, level: 0.5, splits: [0, 3]}", "transition={fn: cps}"],
+        ["step 3 of 4", "forks into 2", "cps has a std of 0", "one picture"],
+    ),
+    "nothing to compare with": (
+        ["train.group=1"],
+        ["group_norm gives every decision the weight 0", "train.group=1", "1 pictures of a prompt"],
     ),
     "rake into the last step": (
         ["plan={fn: rake, steps: 4, level: 0.5, branch: 2, high: 4}"],

@@ -46,3 +46,18 @@ def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType)
     assert script.readme(script.readme(row, made), made) == script.readme(row, made)
     other = "| [G2RPO](p.md) | `shapes/g2rpo` | paper | exact | |"
     assert script.readme(other, made) == other
+    assert script.readme(script.readme(row, made), None) == row  # no number outlives its file
+    by_hand = "| [Adv](p.md) | `shapes/adv_grpo` | paper | exact | 39 % to 63 % |"
+    assert script.readme(by_hand, made) == by_hand
+
+
+def test_runs_that_failed_and_single_seeds_are_said(script: ModuleType) -> None:
+    made = summarize(result(config("shapes-vgpo", [0.2, 0.22], "NaN"), config("shapes-g2rpo", [0.3])))
+    vgpo, g2rpo = (script.sentence(made, name) for name in ("vgpo", "g2rpo"))
+    assert ", 1 more failed, place 2 of 2" in " ".join(vgpo.split())
+    assert "over 1 seeds, place 1" in " ".join(g2rpo.split())
+    row = script.readme("| [VGPO](p.md) | `shapes/vgpo` | paper | exact | |", made)
+    assert row.endswith(", 1 more failed |") and script.readme(row, None).endswith("| exact | |")
+    assert script.cell(made, made["configs"][0]) == "20.0 % → 30.0 %"
+    made["budgets"]["clock"] = "processor"
+    assert "processor seconds" in " ".join(script.sentence(made, "vgpo").split())

@@ -26,21 +26,24 @@ class Paper(NamedTuple):
 
 
 class Method(NamedTuple):
-    """One method; its configs are all that are named after it or a variant of it."""
+    """One method; its configs are all that are named after it or a variant of it, but for those that another names."""
 
     slug: str
     name: str
     paper: Paper | None  # None: a combination of methods above it
     status: Status
     summary: str
-    variants: tuple[str, ...] = ()  # configs of its that have another name
+    variants: tuple[str, ...] = ()  # configs of its that have another name; with a slash: of this folder alone
 
     @property
     def configs(self) -> list[str]:
         """Return the names of its configs, the smallest model first."""
-        mine = [name for name in list_configs() if name.rpartition("/")[2] in (self.slug, *self.variants)]
+        named = {name for method in METHODS if method is not self for name in method.variants if "/" in name}
+        tails = (self.slug, *self.variants)
+        mine = [name for name in list_configs() if name in tails or name.rpartition("/")[2] in tails]
         return sorted(
-            mine, key=lambda name: (not name.endswith(f"/{self.slug}"), _PLACES.get(name.partition("/")[0], 9))
+            set(mine) - named,
+            key=lambda name: (_PLACES.get(name.partition("/")[0], 9), not name.endswith(f"/{self.slug}"), name),
         )
 
 
@@ -65,8 +68,8 @@ METHODS = (
         "Flow-GRPO-Fast",
         _FLOW,
         "exact",
-        "Noise in a short random window only; only that is trained.",
-        ("flow_grpo_fork",),
+        "Noise in a short random window only, behind a fork or not; only that is trained.",
+        ("shapes/flow_grpo", "flow_grpo_fork"),
     ),
     Method(
         "flow_grpo_cps",

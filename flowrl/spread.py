@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.credit.choices import changes
 from flowrl.dist import World
 from flowrl.samplers.rollout import merge
 from flowrl.types import RewardBatch, Rollout, Tree
@@ -58,7 +59,8 @@ def join(world: World, rollout: Rollout) -> Held:
         return Held(rollout)
     ro = rollout
     on_host: dict[str, Any] = {"tree": Tree(*(rows.cpu() for rows in ro.tree)), "x": torch.zeros(len(ro.x), 0)}
-    for name in ("log_prob", "level", "leaf", "sigmas", "group_ids", "twin", "block"):
+    ro = ro._replace(change=changes(ro))
+    for name in ("log_prob", "level", "leaf", "sigmas", "group_ids", "twin", "block", "change"):
         rows = getattr(ro, name)
         on_host[name] = None if rows is None else rows.cpu()
     parts = world.gather(ro._replace(**on_host, cond={}, mean=None))

@@ -43,6 +43,7 @@ class Rollout(NamedTuple):
     mean: Tensor | None = None  # [V, *]  transition mean of each decision, kept only for losses that ask; else x
     twin: Tensor | None = None  # [V] int64  the first node with the same latent; None: each node is the only one
     block: Tensor | None = None  # [V] int64, ascending  nodes that were made together, prompt after prompt, have one
+    change: Tensor | None = None  # [V] float64  relative change of each trained draw, where the latents are elsewhere
 
 
 class Grid(NamedTuple):

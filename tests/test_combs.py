@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from forests import Forest, random_forest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolloutkit import PROMPTS, SHAPE, Counting, check_forest, ratios, run, seeds
@@ -17,7 +18,7 @@ from flowrl.flow import linear_grid
 from flowrl.models.toy import LinearFlow
 from flowrl.samplers.combs import comb, rake
 from flowrl.samplers.grids import read_grid
-from flowrl.samplers.plans import flash_window, full
+from flowrl.samplers.plans import flash_window, full, sliding_window
 from flowrl.samplers.rollout import merge, rollout, sample_ode
 from flowrl.samplers.steps import counts, leaves_per_root, roots_for, steps_of
 from flowrl.samplers.trees import tree, window_tree
@@ -217,6 +218,74 @@ def test_a_tree_without_forks_is_a_chain_and_independent_noise_is_drawn_node_by_
     chain = run(full(0, steps=5, level=0.5))
     forked = run(plan)
     assert torch.equal(chain.x[:12], forked.x[:12])  # roots and first draws, before the fork
+    bare = run(tree(0, steps=5, level=0.5, splits=[]))  # one child at every step: DanceGRPO's trajectory
+    for name in ("x", "log_prob", "level", "leaf"):
+        assert torch.equal(getattr(bare, name), getattr(chain, name)), name
+    assert all(torch.equal(one, two) for one, two in zip(bare.tree, chain.tree, strict=True))
+
+
+def test_noise_of_a_window_tree_grows_with_depth_and_slides() -> None:
+    """level (1 + growth k / size) at the k-th step of the window; without growth it is the window's own noise."""
+    options: dict[str, Any] = {"steps": 9, "size": 4, "level": 0.5, "every": 10}
+    grown = [window_tree(i, growth=0.8, **options) for i in (0, 10)]
+    wanted = torch.tensor([0.5 * 1.2, 0.5 * 1.4, 0.5 * 1.6, 0.5 * 1.8])
+    for first, plan in enumerate(grown):
+        expected = torch.zeros(9)
+        expected[first : first + 4] = wanted
+        torch.testing.assert_close(plan.noise, expected)
+        assert plan.branch.tolist() == [2 if first <= k < first + 4 else 1 for k in range(9)]
+    plain = window_tree(10, **options)
+    assert torch.equal(plain.noise, sliding_window(10, **options).noise)
+
+
+def test_grown_noise_is_in_mean_and_std_alike() -> None:
+    """Each draw against the transition itself, at the grown level; one level for all would give another mean."""
+    plan = window_tree(0, steps=6, size=3, level=0.4, growth=1.0)
+    ro, _ = counted(plan, flow_sde, keep_mean=True)
+    model, nodes = LinearFlow(), decision_nodes(ro)
+    up, step = ro.tree.parent[nodes], ro.tree.step[ro.tree.parent[nodes]]
+    cond = {name: value[ro.tree.group[nodes]] for name, value in model.encode(PROMPTS).items()}
+    v = model.velocity(ro.x[up], ro.sigmas[step], cond).detach()
+    level = torch.tensor([0.4 * (1 + k / 3) for k in (1, 2, 3)])[step]
+    one = flow_sde(ro.x[up], v, ro.sigmas[step], ro.sigmas[step + 1], level)
+    assert ro.mean is not None and set(step.tolist()) == {0, 1, 2}
+    torch.testing.assert_close(ro.mean[nodes], one.mean, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ro.tree.std[nodes], one.std)
+
+
+@pytest.mark.parametrize(
+    ("transition", "level", "expected"),
+    [(dance_sde, 0.0, 0.797), (flow_sde, 0.7, 0.874), (dance_sde, 0.3, 0.804), (cps, 0.8, 0.519)],
+)
+def test_variance_of_samples_of_gaussian_data(transition: Transition, level: float, expected: float) -> None:
+    """20,000 samples of 16 noisy steps, data N(0, 1): the reference's variances, within 3 SE of an estimate.
+
+    The SE of a variance s of n normal numbers is s sqrt(2 / n). Seeded, so the test cannot fail by chance from run to
+    run; the window of 3 SE lets 1 in 370 right engines fail once.
+    """
+    count = 20_000
+    sigmas = linear_grid(16, 3.0)
+    ro = rollout(
+        Gauss(),  # type: ignore[arg-type]
+        {"one": torch.zeros(1, 1)},
+        full(0, steps=16, level=level),
+        transition,
+        sigmas=sigmas,
+        shape=(1,),
+        generators=seeds(5),
+        group_size=count,
+    )
+    values = ro.x[ro.leaf].flatten().double()
+    assert len(values) == count
+    assert float(values.var()) == pytest.approx(expected, abs=3 * expected * (2 / count) ** 0.5 + 6e-4)
+
+
+class Gauss(LinearFlow):
+    """The exact velocity for data N(0, 1): E[eps - x0 | x] = (2 sigma - 1) / (sigma^2 + (1 - sigma)^2) x."""
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+        s = sigma.reshape(-1, *[1] * (x.dim() - 1))
+        return (2 * s - 1) / (s.square() + (1 - s).square()) * x
 
 
 def test_kept_means_are_the_transitions() -> None:
@@ -243,6 +312,8 @@ def test_flash_counts_are_the_papers() -> None:
     assert counts(plan).evaluations == 11 and len(plan.noise) == 11
     star = [flash_window(i, steps=25, level=0.7, size=4, stride=0, ratio=0.2) for i in (0, 99)]
     assert torch.equal(star[0].noise, star[1].noise) and counts(star[0]).evaluations == 4 + 3
+    spared = flash_window(0, steps=25, level=0.7, size=4, stride=0, ratio=0.2, spare=2)  # the code's; it never slides
+    assert torch.equal(spared.noise, star[0].noise)
     ro, _ = counted(plan, flow_sde)
     assert float(ro.sigmas[-1]) == 0 and len(ro.sigmas) == 12
 
@@ -287,21 +358,37 @@ def test_random_plans_cost_what_is_counted(data: st.DataObject) -> None:
     check_forest(ro)
 
 
-def test_best_below_against_a_walk() -> None:
-    """For each node the leaf of highest weight among those below it, found here by walking up from every leaf."""
+def best_by_walking(forest: Rollout, weight: Tensor) -> dict[int, int]:
+    """Walk up from every leaf; of equal weights the first leaf stays."""
+    best: dict[int, int] = {}
+    for leaf in sorted(forest.leaf.tolist()):
+        node = leaf
+        while node >= 0:
+            if node not in best or weight[leaf] > weight[best[node]]:
+                best[node] = leaf
+            node = int(forest.tree.parent[node])
+    return best
+
+
+def test_best_below_in_the_engine_s_forests() -> None:
     ro, _ = counted(tree(0, steps=5, level=0.5, splits=[0, 2]))
     combed, _ = counted(comb(0, steps=5, level=0.5, size=4, baseline=True))
     for forest in (ro, combed):
         weight = torch.randn(len(forest.x), generator=torch.Generator().manual_seed(1))
-        expected: dict[int, int] = {}
-        for leaf in forest.leaf.tolist():
-            node = leaf
-            while node >= 0:
-                if node not in expected or weight[leaf] > weight[expected[node]]:
-                    expected[node] = leaf
-                node = int(forest.tree.parent[node])
-        got = best_below(forest, weight)
-        assert {node: int(got[node]) for node in expected} == expected
+        expected = best_by_walking(forest, weight)
+        assert {node: int(best_below(forest, weight)[node]) for node in expected} == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(random_forest(), st.integers(0, 99), st.sampled_from([2, 1000]))
+def test_best_below_in_any_forest(drawn: Forest, seed: int, kinds: int) -> None:
+    """Few kinds of weights make many equal."""
+    (nodes, leaf), zero = drawn, torch.zeros(len(drawn[0].parent))
+    weight = torch.randint(kinds, zero.shape, generator=torch.Generator().manual_seed(seed)).float()
+    sigmas = torch.linspace(1, 0, int(nodes.step.max()) + 2)
+    forest = Rollout(nodes, zero[:, None], zero, zero, leaf, sigmas, {}, torch.unique(nodes.group))
+    expected = best_by_walking(forest, weight)
+    assert len(expected) == len(zero) and best_below(forest, weight).tolist() == [expected[n] for n in range(len(zero))]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.credit.advantages import depth_norm, group_norm
+from flowrl.credit.advantages import depth_norm, group_norm, sibling_norm
 from flowrl.credit.reduce import normalize_by, subtree_mean, subtree_softmax
 from flowrl.errors import ConfigError
 from flowrl.types import Tree
@@ -71,6 +71,22 @@ def test_order_of_samples_and_leaves_does_not_matter(forest: Forest, seed: int) 
         one = depth_norm(reward, leaf, nodes, fusion=fusion, log_prob=log_prob)  # type: ignore[arg-type]
         two = depth_norm(reward[place], moved_leaf, moved, fusion=fusion, log_prob=shuffled)  # type: ignore[arg-type]
         torch.testing.assert_close(two[new], one, rtol=1e-5, atol=1e-6)
+
+
+@given(random_forest(), SEED, st.integers(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_weights_of_what_is_compared_sum_to_zero(forest: Forest, seed: int, ddof: int) -> None:
+    """Draws of one prompt and depth, or of one state: mean 0, and with eps 0 the std is 1 or all are 0."""
+    nodes, leaf = forest
+    reward = rewards(len(leaf), seed)
+    for norm, family in ((depth_norm, nodes.step), (sibling_norm, nodes.parent)):
+        weight = norm(reward, leaf, nodes, ddof=ddof, eps=0)
+        keys = torch.stack([nodes.group, family, (nodes.std > 0).long()])
+        for row in torch.unique(keys, dim=1).T:
+            mine = weight[(keys == row[:, None]).all(0)].double()
+            assert float(mine.sum()) == pytest.approx(0, abs=1e-5)
+            spread = float(mine.std(correction=ddof)) if len(mine) > ddof else 0.0
+            assert spread == pytest.approx(1, abs=1e-4) or mine.tolist() == [0] * len(mine)
 
 
 @given(random_forest(), SEED)

@@ -75,6 +75,15 @@ def trained(folder: Path, count: int, *overrides: str) -> tuple[dict[str, Tensor
         pytest.param((*CHAIN, "segment={fn: fixed, sizes: [1, 2]}", "train.prompts=5"), id="segments-uneven-shares"),
         pytest.param((*TREE, "kl={fn: transition_kl, beta: 0.1}", "train.parts=2"), id="tree-kl-parts"),
         pytest.param((*CHAIN, "rewards.red={fn: toykit.apprentice}"), id="learned-reward"),
+        pytest.param(
+            (
+                *CHAIN,
+                "plan.steps=6",
+                "segment={fn: adaptive, chunks: 3}",
+                "select={fn: chunks, share: 0.5, weighted: l1, corrected: true}",
+            ),
+            id="chunks-by-change",
+        ),
         pytest.param((*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"), id="guard"),
     ],
 )

@@ -191,6 +191,37 @@ def test_gradient_of_the_kl_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(got[name], want, atol=1e-7, rtol=1e-4)
 
 
+def test_gradient_of_the_pull_towards_the_best_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `sft` adds to the gradient; oracle: the leaves below each state, by walking up, and autograd.
+
+    The mean over draws of 0.5 sigmoid(w) mean((v - (x - x0) / sigma)^2), x0 and w of the best leaf below their state.
+    """
+    loss = "loss={{fn: dynamic_clip, clip_min: 0.1, clip_max: 0.3, eta: 1.0, sft: {}}}"
+    options = (*ONE, TREE, "credit={fn: depth_norm}")
+    (plain,), _ = gradients(trainer_for(tmp_path, *options, loss.format(0.0)), monkeypatch)
+    trainer = trainer_for(tmp_path, *options, loss.format(0.5))
+    rows = rows_of(trainer)
+    ro = trainer.sample(rows)
+    weight, _ = weigh(trainer, ro, ((trainer.model.decode(ro.x[ro.leaf]) * 255).round() / 255), rows)
+    best: dict[int, int] = {}
+    for leaf in ro.leaf.tolist():
+        node = leaf
+        while node >= 0:
+            if node not in best or weight[leaf] > weight[best[node]]:
+                best[node] = leaf
+            node = int(ro.tree.parent[node])
+    batch = decisions(ro, weight)
+    x0 = torch.stack([ro.x[best[int(p)]] for p in batch.parent])
+    pull = torch.stack([weight[best[int(p)]] for p in batch.parent]).sigmoid()
+    v = trainer.model.velocity(batch.x, batch.sigma, batch.cond)
+    gap = (v - (batch.x - x0) / batch.sigma[:, None, None, None]).square().flatten(1).mean(1)
+    wanted = torch.autograd.grad((0.5 * pull * gap).mean(), list(trainer.params.values()))
+    (got,), metrics = gradients(trainer, monkeypatch)
+    assert len({best[int(p)] for p in batch.parent}) > 2 and metrics["sft"] > 0
+    for name, want in zip(trainer.params, wanted, strict=True):
+        torch.testing.assert_close(got[name] - plain[name], want, atol=1e-6, rtol=1e-4)
+
+
 def test_finite_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the policy that sampled (ratios are not 1) and with a KL, the gradient is the slope of the logged losses."""
     trainer = trainer_for(tmp_path, *ONE, KL, "loss.clip_low=0.9", "loss.clip_high=9")

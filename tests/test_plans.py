@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flowrl.errors import ConfigError
 from flowrl.samplers import plans
 from flowrl.samplers.plans import full, random_window, sliding_window
-from flowrl.samplers.steps import leaves_per_root, roots_for, steps_of
+from flowrl.samplers.steps import counts, leaves_per_root, roots_for, steps_of
 from flowrl.samplers.trees import tree
 from flowrl.types import Plan
 
@@ -52,9 +52,9 @@ def test_random_window_is_stateless_and_uniform() -> None:
     options = {"steps": 10, "level": 0.8, "size": 3, "low": 1, "high": 7}
     starts = [noisy(random_window(i, **options))[0] for i in range(800)]  # type: ignore[arg-type]
     assert starts == [noisy(random_window(i, **options))[0] for i in range(800)]  # type: ignore[arg-type]
-    counts = torch.bincount(torch.tensor(starts), minlength=10).tolist()
-    assert counts[0] == 0 and sum(counts[5:]) == 0
-    assert all(abs(c - 200) < 4 * (800 * 0.25 * 0.75) ** 0.5 for c in counts[1:5])  # 4 SD of a binomial
+    often = torch.bincount(torch.tensor(starts), minlength=10).tolist()
+    assert often[0] == 0 and sum(often[5:]) == 0
+    assert all(abs(c - 200) < 4 * (800 * 0.25 * 0.75) ** 0.5 for c in often[1:5])  # 4 SD of a binomial
     assert starts != [noisy(random_window(i, **options, seed=1))[0] for i in range(800)]  # type: ignore[arg-type]
 
 
@@ -137,7 +137,18 @@ def test_fork_draws_siblings_at_one_step_inside_the_range() -> None:
     assert starts == {1, 2, 3}  # 60 draws miss one of three with probability 3 (2/3)^60 < 1e-10
 
 
-@pytest.mark.parametrize("options", [{"branch": 1}, {"branch": 4, "low": 6}, {"branch": 4, "high": 9}])
+def test_fork_in_fast_s_first_form_parts_once_and_draws_twice() -> None:
+    """9 copies of one state, two noisy steps each: 9 leaves, 18 draws from 1 + 9 states."""
+    plan = plans.fork(0, steps=10, level=0.8, branch=9, size=2, low=3, high=5)
+    assert plan.noise.tolist() == pytest.approx([0, 0, 0, 0.8, 0.8, 0, 0, 0, 0, 0])
+    assert plan.branch.tolist() == plan.keep.tolist() == [9 if k == 3 else 1 for k in range(10)]
+    one = counts(plan)
+    assert (one.leaves, one.decisions, one.states, one.evaluations) == (9, 18, 10, 4 + 9 * 6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"branch": 1}, {"branch": 4, "low": 6}, {"branch": 4, "high": 9}, {"branch": 4, "low": 5, "size": 2}]
+)
 def test_impossible_forks(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="fork|window"):
         plans.fork(0, **{"steps": 6, "level": 0.5, **options})  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selectkit import choose, draws, forest, forests, path, step_of
 
-from flowrl.credit._draws import relative_change
+from flowrl.credit.choices import relative_change
 from flowrl.credit.segments import _cut, adaptive, fixed
 from flowrl.errors import ConfigError
 from flowrl.losses.policy import ppo_clip

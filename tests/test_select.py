@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowrl.credit._inclusion import inclusion
 from flowrl.credit.advantages import group_norm
+from flowrl.credit.choices import changes
 from flowrl.credit.segments import fixed
 from flowrl.credit.select import best_of_n, chunks, depth_pruning, fraction, noise_weight, width_pruning
 from flowrl.errors import ConfigError
@@ -229,6 +230,30 @@ def test_noise_weight_counts_each_trained_step_once() -> None:
     assert int((factor > 0).sum()) == 6
 
 
+def test_the_square_of_the_noise_gives_the_gradients_of_the_log_prob_of_cps() -> None:
+    """CPS' code scores a draw by -mean((x_next - mean)^2); flowrl by the normalised density.
+
+    Oracle: autograd of both with respect to the mean. Weighted by std^2 / mean std^2 of the steps the second is the
+    first up to 2 mean(std^2).
+    """
+    ro = forest([1] * 4, std=torch.tensor([0.9, 0.4, 0.1, 0.3]))
+    made = torch.tensor(draws(ro))
+    std, x = ro.tree.std[made].double(), ro.x[made].double()
+    mean = (x + std[:, None, None] * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))).requires_grad_()
+    theirs = torch.autograd.grad(-(x - mean).square().flatten(1).mean(1).sum(), mean)[0]
+    factor = noise_weight(choose(ro), power=2.0)[made].double()
+    density = torch.distributions.Normal(mean, std[:, None, None]).log_prob(x).flatten(1).mean(1)
+    ours = torch.autograd.grad((factor * density).sum(), mean)[0]
+    torch.testing.assert_close(2 * std.square().mean() * ours, theirs, rtol=1e-6, atol=1e-9)
+    assert noise_weight(choose(ro), power=0.0)[made].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("power", [-1.0, float("nan"), float("inf")])
+def test_impossible_powers(power: float) -> None:
+    with pytest.raises(ConfigError, match="power"):
+        noise_weight(choose(forest([1, 1, 1])), power=power)
+
+
 # --------------------------------------------------------------------------------------------------------------- chunks
 
 
@@ -304,6 +329,16 @@ def test_inclusion_by_enumerating_orders(odds: list[float], data: st.DataObject)
     family = torch.tensor([7] * len(odds) + [2, 2])
     got = inclusion(pair, family, torch.tensor([take] * len(odds) + [1, 1])).tolist()
     assert got == pytest.approx([*wanted, 0.25, 0.75], rel=1e-7)
+
+
+def test_chunks_by_change_do_not_need_the_latents() -> None:
+    """Where latents stay in their processes, the joined forest has each draw's change in their place."""
+    ro, segment = chunk_rollout(20)
+    away = ro._replace(x=torch.zeros(len(ro.x), 0), change=changes(ro))
+    for weighted in ("l1", "softmax"):
+        choice = choose(ro, segment=segment), choose(away, weight=torch.zeros(len(ro.x)), segment=segment)
+        one, two = (chunks(c, share=0.5, weighted=weighted) for c in choice)  # type: ignore[arg-type]
+        assert torch.equal(one, two) and 0 < float(one.mean()) < 1
 
 
 def test_equal_odds_need_no_correction() -> None:

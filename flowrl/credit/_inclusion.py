@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.credit._draws import rank_within
+from flowrl.credit.choices import rank_within
 
 MOST = 8
 """Items of a family that can be enumerated: 2**MOST subsets."""

@@ -49,10 +49,16 @@ def relative_change(rollout: Rollout) -> Tensor:
     Chunk-GRPO (2510.21583) divides the steps into chunks by it.
     """
     made, mine = drawn_at(rollout.tree), trained(rollout)
-    rho = []
+    change = changes(rollout) if rollout.change is None else rollout.change
+    return torch.stack([change[mine & (made == k)].mean() for k in range(len(rollout.sigmas) - 1)])
+
+
+def changes(rollout: Rollout) -> Tensor:
+    """Return ``|x_next - x|_1 / |x|_1`` of each trained draw [V] float64; NaN for the other nodes."""
+    made, mine = drawn_at(rollout.tree), trained(rollout)
+    change = torch.full(made.shape, torch.nan, dtype=torch.float64, device=made.device)
     for k in range(len(rollout.sigmas) - 1):  # step by step: a copy of all latents at once would be large
         node = (mine & (made == k)).nonzero().flatten()
         x, x_next = rollout.x[rollout.tree.parent[node]].float(), rollout.x[node].float()
-        change = (x_next - x).abs().flatten(1).sum(1).double() / x.abs().flatten(1).sum(1)
-        rho.append(change.mean())
-    return torch.stack(rho)
+        change[node] = (x_next - x).abs().flatten(1).sum(1).double() / x.abs().flatten(1).sum(1)
+    return change

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.credit._draws import climb, drawn_at, relative_change, trained
+from flowrl.credit.choices import climb, drawn_at, relative_change, trained
 from flowrl.errors import ConfigError
 from flowrl.types import Rollout
 
@@ -42,11 +42,8 @@ def adaptive(rollout: Rollout, *, chunks: int = 4) -> Tensor:
     noisiest), at its sharpest turn, which begins the later part, until there are `chunks`. rho is averaged over the
     batch, so the cuts are the same for all samples and may move from iteration to iteration.
 
-    Raises: ConfigError for fewer than 1 chunk or more than there are trained steps, and in a run of several processes,
-    each of which holds its own latents only.
+    Raises: ConfigError for fewer than 1 chunk or more than there are trained steps.
     """
-    if not rollout.x[:1].numel():
-        raise ConfigError("segment adaptive looks at all latents, but each process holds its own only; take fixed")
     steps = _steps(rollout)
     if not 1 <= chunks <= len(steps):
         raise ConfigError(

@@ -6,13 +6,14 @@ drawn on the host from the iteration's own generator, so it is the same on every
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flowrl.credit._draws import climb, drawn_at, rank_within, relative_change, roots, trained
 from flowrl.credit._inclusion import MOST, inclusion
+from flowrl.credit.choices import climb, drawn_at, rank_within, relative_change, roots, trained
 from flowrl.credit.reduce import subtree_mean
 from flowrl.errors import ConfigError
 from flowrl.types import Choice, Rollout
@@ -102,17 +103,26 @@ def width_pruning(choice: Choice, *, mode: Literal["per_branch", "extremes"], sh
     return mine.float().index_copy(0, after, kept.float())
 
 
-def noise_weight(choice: Choice) -> Tensor:
-    """Weigh each decision by its noise, ``w = std / mean of the steps' std`` -> factor [V]; mean 1 over trained steps.
+def noise_weight(choice: Choice, *, power: float = 1.0) -> Tensor:
+    """Weigh each decision by its noise, ``std^power / mean of the steps'`` -> factor [V]; mean 1 over trained steps.
 
-    TempFlow-GRPO (2508.04324): it undoes the 1 / std in the gradient of a log-prob. Each trained step counts once in
-    the mean, however many decisions it has. **Differs:** the code has the constants 2.25 (SD3.5) and 1.73 (FLUX) for
-    1 / mean; they are 2.252 and 1.726 on its grids and follow from the rule here on any other.
+    power 1, TempFlow-GRPO (2508.04324), undoes the 1 / std in the gradient of a log-prob. power 2 gives the gradients,
+    up to one constant, of a log-prob without its 1 / (2 std^2), which is what the code of CPS (2509.05952) and TP-GRPO
+    (2602.06422) has. Each trained step counts once in the mean, however many decisions it has.
+
+    **Differs:** TempFlow's code has the constants 2.25 (SD3.5) and 1.73 (FLUX) for 1 / mean; they are 2.252 and 1.726
+    on its grids and follow from the rule here on any other. The code of CPS clips the ratio of its own log-prob, flowrl
+    that of the normalised one.
+
+    Raises: ConfigError unless power is a number of at least 0.
     """
-    std, at, mine = choice.rollout.tree.std.double(), drawn_at(choice.rollout.tree), trained(choice.rollout)
-    total = std.new_zeros(2, len(choice.rollout.sigmas)).index_add(1, at, torch.stack([std * mine, mine.double()]))
+    if not (math.isfinite(power) and power >= 0):
+        raise ConfigError(f"select noise_weight: power must be a number of at least 0, got {power}")
+    at, mine = drawn_at(choice.rollout.tree), trained(choice.rollout)
+    scale = torch.where(mine, choice.rollout.tree.std.double(), 0.0) ** power * mine
+    total = scale.new_zeros(2, len(choice.rollout.sigmas)).index_add(1, at, torch.stack([scale, mine.double()]))
     mean = (total[0] / total[1]).nanmean()  # 0 / 0 where nothing is drawn
-    return torch.where(mine, std / mean, 0.0).float()
+    return (scale / mean).float()
 
 
 def chunks(

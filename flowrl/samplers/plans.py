@@ -104,7 +104,8 @@ def flash_window(
         iteration, steps=steps, level=level, size=size, start=start, stride=stride, every=every, roll_back=roll_back,
         spare=spare,
     )  # fmt: skip
-    flash_places(steps, steps - spare - 1, ratio)  # the last place that the window will ever reach must work too
+    if stride:
+        flash_places(steps, steps - spare - 1, ratio)  # the last place that the window will ever reach must work too
     last = int(window.noise.nonzero().max()) if level else start + size - 1
     places = flash_places(steps, last, ratio)
     plan = chain(len(places) - 1, level, range(last + 1 - size, last + 1))
@@ -134,19 +135,28 @@ def random_window(
 
 
 def fork(
-    iteration: int, *, steps: int, level: float, branch: int, low: int = 0, high: int | None = None, seed: int = 0
+    iteration: int,
+    *,
+    steps: int,
+    level: float,
+    branch: int,
+    size: int = 1,
+    low: int = 0,
+    high: int | None = None,
+    seed: int = 0,
 ) -> Plan:
-    """Draw `branch` children of each live sample at one random step in ``[low, high)``; no noise elsewhere.
+    """Draw `branch` children of each live sample at a random step in ``[low, high)``, noise on `size` steps from there.
 
-    All that differs between siblings is that one draw, so the whole spread of their rewards belongs to it; and their
-    common past is sampled, and their common state trained, once. The step is drawn from (seed, iteration). It is
-    Flow-GRPO-Fast's first form with one stochastic step. **Differs:** that code has two such steps and copies the state
-    before the first; its groups of 9 are `branch` here.
+    Flow-GRPO-Fast's first form (the authors' code of August 2025): one sample without noise up to a random step, 9
+    copies of that state, two noisy steps: ``branch=9, size=2``. With size 1 all that differs between siblings is one
+    draw, so the whole spread of their rewards belongs to it. Their common past is sampled, and the state that they
+    part from is trained, once. The first step is drawn from (seed, iteration).
 
-    Raises: ConfigError if no step is possible or branch < 2.
+    Raises: ConfigError if no start is possible or branch < 2.
     """
-    plan = random_window(iteration, steps=steps, level=level, size=1, low=low, high=high, seed=seed)
+    plan = random_window(iteration, steps=steps, level=level, size=size, low=low, high=high, seed=seed)
     if branch < 2:
         raise ConfigError(f"plan fork: branch={branch} does not fork; use branch >= 2, or plan random_window")
-    count = torch.where(plan.noise > 0, branch, plan.branch)
+    count = plan.branch.clone()
+    count[plan.noise > 0] = torch.tensor([branch, *[1] * (size - 1)]) if level else 1
     return plan._replace(branch=count, keep=count.clone())

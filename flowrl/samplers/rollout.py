@@ -215,7 +215,8 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     ids = torch.cat([part.group_ids for part in parts])
     mean = None if first.mean is None else _cat([part.mean for part in parts])[order]
     twin = None if first.twin is None else moved([_known(part.twin) for part in parts])[order]
-    whole = Rollout(tree, x, log_prob, level, leaf[seen], first.sigmas, cond, ids, mean, twin, block)
+    change = None if first.change is None else _cat([part.change for part in parts])[order]
+    whole = Rollout(tree, x, log_prob, level, leaf[seen], first.sigmas, cond, ids, mean, twin, block, change)
     return whole, place, seen
 
 

@@ -111,7 +111,7 @@ class RewardBatch(NamedTuple):
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64
     meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
-    sigma: Tensor  # [L]  noise level that a preview was taken from; 0 = finished picture
+    sigma: Tensor  # [L]  0 = finished picture; previews have 0 too in this version
 
 
 class Scores(NamedTuple):

@@ -1,10 +1,10 @@
-"""Write what the comparison measured into the method pages and the README's table; `--check` only says what is stale.
+"""Write what the comparison measured into method pages, README and configs; `--check` only says what is stale.
 
     python scripts/measured.py
 
 Reads assets/results/compare-shapes.json; without that file it says that nothing was compared yet. In docs/methods, the
 paragraph behind each ``<!-- measured: NAME -->`` is replaced, NAME being a config of configs/shapes; in the README, the
-last cell of each row whose first config was compared.
+last cell of each row whose first config was compared; in configs/shapes, the line `result` of the header.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from flowrl.comparison import summarize
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+HEADER = re.compile(r"# result .*\n(?:# {11,}\S.*\n)*")
 CELL = re.compile(r"[\d.]+ % → [\d.]+ %( \([-+][\d.]+ to [-+][\d.]+\))?(, \d+ more failed)?")
 
 
@@ -107,9 +110,30 @@ def readme(text: str, result: dict[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
+def header(text: str, result: dict[str, Any] | None, name: str) -> str:
+    """Fill the result in a config's header, if it was compared."""
+    config = found(result, name)
+    if result is None or config is None:
+        return text
+    a = config["summary"]["evaluations"]
+    said = f"strict accuracy {percent(result['base']['score'])} % -> {percent(a['mean'])} % after "
+    said += f"{result['budgets']['evaluations']:,.0f} network evaluations, mean of {a['seeds']} seeds{broken(a)}"
+    return HEADER.sub(lambda _: f"# result     {said} (docs/compare.md)\n", text, count=1)
+
+
 def load() -> dict[str, Any] | None:
     """Read the result file with its statistics; None where there is none."""
     return summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
+
+
+def targets() -> list[tuple[Path, Callable[[str, dict[str, Any] | None], str]]]:
+    """List all files that say what was measured, each with what fills it."""
+    configs = sorted((ROOT / "configs" / "shapes").glob("*.yaml"))
+    return [
+        *((path, page) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
+        (ROOT / "README.md", readme),
+        *((path, partial(header, name=path.stem)) for path in configs),
+    ]
 
 
 def main() -> int:
@@ -119,9 +143,9 @@ def main() -> int:
     args = parser.parse_args()
     result = load()
     stale = []
-    for path in [*sorted((ROOT / "docs" / "methods").glob("*.md")), ROOT / "README.md"]:
+    for path, fill in targets():
         old = path.read_text(encoding="utf-8")
-        new = (readme if path.name == "README.md" else page)(old, result)
+        new = fill(old, result)
         if new != old:
             stale.append(path)
             if not args.check:

@@ -25,12 +25,11 @@ def script() -> ModuleType:
 
 def test_pages_and_readme_hold_what_the_result_file_says(script: ModuleType) -> None:
     """The committed docs against the committed result file, or its absence."""
-    found = script.load()
-    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        assert script.page(text, found) == text, f"{page.name} is stale: run python scripts/measured.py"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert script.readme(readme, found) == readme
+    found, places = script.load(), script.targets()
+    for path, fill in places:
+        text = path.read_text(encoding="utf-8")
+        assert fill(text, found) == text, f"{path.name} is stale: run python scripts/measured.py"
+    assert {"README.md", "dance_grpo.md", "dance_grpo.yaml"} <= {path.name for path, _ in places}
 
 
 def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType) -> None:
@@ -49,6 +48,15 @@ def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType)
     assert script.readme(script.readme(row, made), None) == row  # no number outlives its file
     by_hand = "| [Adv](p.md) | `shapes/adv_grpo` | paper | exact | 39 % to 63 % |"
     assert script.readme(by_hand, made) == by_hand
+
+
+def test_the_header_of_a_config(script: ModuleType) -> None:
+    made = summarize(result(config("shapes-vgpo", [0.2, 0.22])))
+    text = "# VGPO.\n#\n# paper      x\n# result     old,\n#            and more\n#\n# note\nname: shapes-vgpo\n"
+    said = script.header(text, made, "vgpo")
+    wanted = "strict accuracy 20.0 % -> 21.0 % after 100 network evaluations, mean of 2 seeds (docs/compare.md)"
+    assert said == text.replace("old,\n#            and more", wanted) and script.header(said, made, "vgpo") == said
+    assert script.header(text, made, "g2rpo") == text == script.header(text, None, "vgpo")
 
 
 def test_runs_that_failed_and_single_seeds_are_said(script: ModuleType) -> None:

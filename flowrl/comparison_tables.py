@@ -117,7 +117,7 @@ def notes(result: Result) -> list[str]:
 
 def clock(result: Result) -> str:
     """Say which seconds were counted."""
-    return "s" if result["budgets"].get("clock", "wall") == "wall" else "s of the processor"
+    return "seconds" if result["budgets"].get("clock", "wall") == "wall" else "processor seconds"
 
 
 def _machine_note(result: Result) -> list[str]:

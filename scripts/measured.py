@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.comparison import summarize
+from flowrl.comparison_tables import markdown_table, notes, table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+TABLE, TABLE_END = "<!-- compare: table -->", "<!-- compare: end -->"
 HEADER = re.compile(r"# result .*\n(?:# {11,}\S.*\n)*")
 CELL = re.compile(r"[\d.]+ % → [\d.]+ %( \([-+][\d.]+ to [-+][\d.]+\))?(, \d+ more failed)?")
 
@@ -110,6 +112,13 @@ def readme(text: str, result: dict[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
+def tables(text: str, result: dict[str, Any] | None) -> str:
+    """Fill the table of docs/compare.md and how it is to be read."""
+    parts = [markdown_table(table(result)), "\n".join(f"- {line}" for line in notes(result))] if result else []
+    filled = "\n\n".join([TABLE, *parts, TABLE_END])
+    return re.sub(f"{re.escape(TABLE)}\n.*?{re.escape(TABLE_END)}", lambda _: filled, text, flags=re.DOTALL)
+
+
 def header(text: str, result: dict[str, Any] | None, name: str) -> str:
     """Fill the result in a config's header, if it was compared."""
     config = found(result, name)
@@ -132,6 +141,7 @@ def targets() -> list[tuple[Path, Callable[[str, dict[str, Any] | None], str]]]:
     return [
         *((path, page) for path in sorted((ROOT / "docs" / "methods").glob("*.md"))),
         (ROOT / "README.md", readme),
+        (ROOT / "docs" / "compare.md", tables),
         *((path, partial(header, name=path.stem)) for path in configs),
     ]
 

@@ -225,10 +225,10 @@ def test_a_star_means_that_the_interval_excludes_zero() -> None:
 
 def test_the_clock_the_load_and_other_machines_are_said() -> None:
     r = result(config("a", [0.5, 0.6]))
-    assert "after 40 s of training" in notes(r)[0] and not any("Processes" in line for line in notes(r))
+    assert "after 40 seconds of training" in notes(r)[0] and not any("Processes" in line for line in notes(r))
     r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
     r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
-    assert "after 40 s of the processor of training" in notes(r)[0]
+    assert "after 40 processor seconds of training" in notes(r)[0]
     assert "Processes that wanted a processor when a run began: 0.5 to 3.25." in notes(r)
     assert "The runs began in 2 environments, see the result file." in notes(r)
 

@@ -10,6 +10,7 @@ import pytest
 from test_comparison import config, result
 
 from flowrl.comparison import summarize
+from flowrl.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +49,30 @@ def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType)
     assert script.readme(script.readme(row, made), None) == row  # no number outlives its file
     by_hand = "| [Adv](p.md) | `shapes/adv_grpo` | paper | exact | 39 % to 63 % |"
     assert script.readme(by_hand, made) == by_hand
+
+
+def test_the_table_of_the_page(script: ModuleType) -> None:
+    made = summarize(result(config("shapes-vgpo", [0.2, 0.22]), config("shapes-g2rpo", [0.3, 0.34])))
+    bare = f"a\n\n{script.TABLE}\n\n{script.TABLE_END}\n\nb\n"
+    once = script.tables(bare, made)
+    assert "| g2rpo |" in once and "\n- (a) after 100 network evaluations" in once and once.endswith("\n\nb\n")
+    assert script.tables(once, made) == once and script.tables(once, None) == bare
+
+
+def test_the_compared_configs_are_the_shipped_ones(script: ModuleType) -> None:
+    """Every axis and number of training that the result file has, but for the rate that was searched."""
+    for compared in (script.load() or {"configs": []})["configs"]:
+        shipped = load_config(compared["file"]).to_dict()
+        for section in ("plan", "transition", "credit", "segment", "select", "loss", "kl", "train"):
+            there = compared["config"].get(section)
+            if not isinstance(there, dict):
+                assert section == "select" or there is None
+                continue
+            free = ("iterations", "threads", "lr") if section == "train" else ()
+            wrong = {k: v for k, v in there.items() if k not in free and shipped[section].get(k) != v}
+            assert wrong == {}, f"{compared['file']}: {section} {wrong}"
+        search = compared["search"]
+        assert search is None or search["own_lr"] == shipped["train"]["lr"]
 
 
 def test_the_header_of_a_config(script: ModuleType) -> None:

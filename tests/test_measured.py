@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from test_comparison import config, result
 
 from flowrl.comparison import summarize
 from flowrl.config import load_config
+from flowrl.resources import list_configs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,6 +33,17 @@ def test_pages_and_readme_hold_what_the_result_file_says(script: ModuleType) -> 
         text = path.read_text(encoding="utf-8")
         assert fill(text, found) == text, f"{path.name} is stale: run python scripts/measured.py"
     assert {"README.md", "dance_grpo.md", "dance_grpo.yaml"} <= {path.name for path, _ in places}
+
+
+def test_the_table_of_the_engine_s_cost_is_its_result_file() -> None:
+    spec = importlib.util.spec_from_file_location("bench_plans", ROOT / "scripts" / "bench_plans.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    results, text = json.loads(module.RESULT.read_text(encoding="utf-8")), module.PAGE.read_text(encoding="utf-8")
+    assert module.filled(text, results) == text, "docs/compare.md is stale: run python scripts/bench_plans.py --table"
+    wanted = {name for name in list_configs() if name.startswith("shapes/")} - {"shapes/adv_grpo"}
+    assert results.keys() == wanted and all(f"| `{name}` |" in text for name in wanted)
 
 
 def test_a_result_is_filled_in_once_and_replaced_by_the_next(script: ModuleType) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy import ndimage
+from scriptkit import script_module
 from torch import Tensor
 
 from flowrl.errors import DataError
@@ -27,16 +25,7 @@ RGB = {name: np.array(rgb, np.float32) / 255 for name, rgb in COLORS.items()}
 Y, X = np.mgrid[:SIZE, :SIZE] + np.float32(0.5)
 
 
-def _script() -> ModuleType:
-    path = Path(__file__).parent.parent / "scripts" / "check_checker.py"
-    spec = importlib.util.spec_from_file_location("check_checker", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MEASURE = _script()
+MEASURE = script_module("check_checker")
 
 
 def _mask(kind: str, x: float, y: float, r: float) -> np.ndarray:

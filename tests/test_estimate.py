@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from estimatekit import MODELS, made
+from scriptkit import script_module
 from test_dryrun import model_config
 from tiny import tiny_sd3
 from torch import nn
@@ -266,11 +266,7 @@ def test_numbers_as_a_person_reads_them() -> None:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("estimates", ROOT / "scripts" / "estimates.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("estimates")
 
 
 def test_the_table_is_the_result_file(script: ModuleType) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scriptkit import script_module
 from test_comparison import config, result
 
 from flowrl.comparison import summarize
@@ -19,11 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measured", ROOT / "scripts" / "measured.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("measured")
 
 
 def test_pages_and_readme_hold_what_the_result_file_says(script: ModuleType) -> None:
@@ -36,10 +33,7 @@ def test_pages_and_readme_hold_what_the_result_file_says(script: ModuleType) -> 
 
 
 def test_the_table_of_the_engine_s_cost_is_its_result_file() -> None:
-    spec = importlib.util.spec_from_file_location("bench_plans", ROOT / "scripts" / "bench_plans.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script_module("bench_plans")
     results, text = json.loads(module.RESULT.read_text(encoding="utf-8")), module.PAGE.read_text(encoding="utf-8")
     assert module.filled(text, results) == text, "docs/compare.md is stale: run python scripts/bench_plans.py --table"
     wanted = {name for name in list_configs() if name.startswith("shapes/")} - {"shapes/adv_grpo"}
@@ -86,6 +80,45 @@ def test_the_compared_configs_are_the_shipped_ones(script: ModuleType) -> None:
             assert wrong == {}, f"{compared['file']}: {section} {wrong}"
         search = compared["search"]
         assert search is None or search["own_lr"] == shipped["train"]["lr"]
+
+
+CLAIMS = {  # row of docs/compare.md: the pairs that it speaks of, and at which budget
+    "Flow-GRPO-Fast": [("flow-grpo-fast", "flow-grpo-full", "evaluations")],
+    "MixGRPO beats": [("mix-grpo", "dance-grpo", "evaluations"), ("mix-grpo", "dance-grpo", "seconds")],
+    "TempFlow-GRPO beats DanceGRPO": [("tempflow-grpo", "dance-grpo", "evaluations")],
+    "TempFlow-GRPO beats Flow-GRPO": [("tempflow-grpo", "flow-grpo-full", "evaluations")],
+    "MixGRPO-Flash": [("mix-grpo-flash", "mix-grpo", "evaluations")],
+    "BranchGRPO": [("branch-grpo", "dance-grpo", "evaluations"), ("branch-grpo-mix", "branch-grpo", "evaluations")],
+    "G2RPO": [("g2rpo", "mix-grpo", "evaluations"), ("g2rpo", "dance-grpo", "evaluations")],
+    "CPS": [("flow-grpo-cps", "flow-grpo-full", "evaluations")],
+    "TP-GRPO": [("tp-grpo", "flow-grpo-full", "evaluations")],
+    "Chunk-GRPO": [("chunk-grpo", "flow-grpo-full", "evaluations"), ("chunk-grpo", "dance-grpo", "evaluations")],
+    "VGPO": [("vgpo", "flow-grpo-full", "evaluations")],
+    "Dynamic-TreeRPO": [
+        ("dynamic-treerpo", "mix-grpo", "evaluations"),
+        ("dynamic-treerpo", "dance-grpo", "evaluations"),
+    ],
+    "GRPO-Guard": [("grpo-guard", "flow-grpo-full", "evaluations")],
+}
+
+
+def test_the_reading_has_the_numbers_of_the_file(script: ModuleType) -> None:
+    """Differences in points and p after Holm of every claim, in the order of its row."""
+    made = script.load()
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8").partition("\n| published |")[2]
+    rows = [line.split(" | ") for line in text.partition("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == len(CLAIMS)
+    for (claim, pairs), row in zip(CLAIMS.items(), rows, strict=True):
+        assert row[0].startswith(f"| {claim}")
+        differences, chances = [], []
+        for one, other, budget in pairs:
+            tested = made["pairs"][budget]
+            i, j = (tested["names"].index(f"shapes-{name}") for name in (one, other))
+            p = tested["p_holm"][i][j]
+            differences.append(f"{100 * tested['difference'][i][j]:+.1f}".replace("-", "−"))
+            chances.append(f"{p:.2f}" if p >= 0.005 else "<0.01")
+        assert re.findall(r"[+−][\d.]+", row[2]) == differences, claim
+        assert row[3].removesuffix(" |").split("; ") == chances, claim
 
 
 def test_the_header_of_a_config(script: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scriptkit import script_module
 from test_dryrun import model_config
 from tiny import tiny_flux, tiny_sd3
 from torch import Tensor
@@ -221,11 +221,7 @@ def test_phases_that_come_twice_add_up() -> None:
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("performance_script", ROOT / "scripts" / "performance.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("performance")
 
 
 def test_the_command(

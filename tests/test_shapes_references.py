@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scriptkit import script_module
 from transformers import Dinov2Model
 
 from flowrl.errors import DataError
@@ -30,15 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = [record for records in all_records().values() for record in records[::40]]
 
 
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT, TRAINING = _script("make_shapes_references"), _script("train_shapes_dino")
+SCRIPT, TRAINING = script_module("make_shapes_references"), script_module("train_shapes_dino")
 
 
 @pytest.fixture(scope="module")

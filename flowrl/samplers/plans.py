@@ -158,5 +158,5 @@ def fork(
     if branch < 2:
         raise ConfigError(f"plan fork: branch={branch} does not fork; use branch >= 2, or plan random_window")
     count = plan.branch.clone()
-    count[plan.noise > 0] = torch.tensor([branch, *[1] * (size - 1)]) if level else 1
+    count[plan.noise.nonzero()[:1]] = branch  # the first of the noisy steps
     return plan._replace(branch=count, keep=count.clone())

@@ -1,28 +1,54 @@
-"""Align diffusion and flow models with rewards by reinforcement learning."""
+"""Align diffusion and flow models with rewards by reinforcement learning.
+
+The public face: what a notebook or a script needs. Each function is imported when it is first used,
+so that ``import flowrl`` stays light.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from flowrl.config import load_config
-    from flowrl.loop import Trainer
-    from flowrl.runs import evaluate_config, open_run, train
+from flowrl.core.version import __version__ as __version__
 
-__version__ = "0.1.0"
-__all__ = ["Trainer", "evaluate_config", "load_config", "open_run", "train"]
+if TYPE_CHECKING:
+    from flowrl.config.load import load_config
+    from flowrl.cost.estimate import estimate
+    from flowrl.runs.compare.report import compare
+    from flowrl.runs.evaluate import evaluate
+    from flowrl.runs.export.export import export
+    from flowrl.runs.open import open_run
+    from flowrl.runs.train import train
+    from flowrl.training.trainer import Trainer
+
+__all__ = [
+    "Trainer",
+    "compare",
+    "estimate",
+    "evaluate",
+    "export",
+    "load_config",
+    "open_run",
+    "train",
+]
 
 _HOME = {
-    "Trainer": "flowrl.loop",
-    "evaluate_config": "flowrl.runs",
-    "load_config": "flowrl.config",
-    "open_run": "flowrl.runs",
-    "train": "flowrl.runs",
+    "Trainer": "flowrl.training.trainer",
+    "compare": "flowrl.runs.compare.report",
+    "estimate": "flowrl.cost.estimate",
+    "evaluate": "flowrl.runs.evaluate",
+    "export": "flowrl.runs.export.export",
+    "load_config": "flowrl.config.load",
+    "open_run": "flowrl.runs.open",
+    "train": "flowrl.runs.train",
 }
 
 
-def __getattr__(name: str) -> Any:  # so that `import flowrl` stays light
+def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'flowrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,1 +1,1 @@
-"""Rewards: callables from a `RewardBatch` to one score per picture; NaN means not scored."""
+"""Rewards: callables from a `RewardBatch` to one score per image; NaN means not scored."""

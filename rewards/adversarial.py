@@ -1,4 +1,5 @@
-"""Adv-GRPO's reward: a small head on frozen DINO features, trained along to tell references from generated pictures."""
+"""Adv-GRPO's reward: a small head on frozen DINO features, trained along to tell references from
+generated images."""
 
 from __future__ import annotations
 
@@ -10,41 +11,46 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, relu
 
-from flowrl.errors import ConfigError, DataError, RunError
-from flowrl.types import RewardBatch
-from rewards._dino import Backbone, Features, Library
-from rewards._learned import adam, pack, stream, unpack
-from rewards._references import References
-from rewards._scorer import to_pil
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.dino import Backbone, FeatureCache, Features
+from rewards._common.learned import adam, pack, stream, unpack
+from rewards._common.references import References
+from rewards._common.scorer import to_pil
 
 WHO = "rewards.adversarial"
 
 
 def hinge(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the discriminator's loss 0.5 (mean relu(1 - real) + mean relu(1 + fake)) of logits of any shape -> [].
+    """Return the discriminator's loss 0.5 (mean relu(1 - real) + mean relu(1 + fake)) of logits of
+    any shape -> [].
 
-    Adv-GRPO's code (showlab/Adv-GRPO, scripts/train_sd3_fast_dino_patch.py). **Differs:** the paper has no factor 0.5.
+    Adv-GRPO's code (showlab/Adv-GRPO, scripts/train_sd3_fast_dino_patch.py). **Differs:** the paper
+    has no factor 0.5.
     """
     return 0.5 * (relu(1 - real).mean() + relu(1 + fake).mean())
 
 
 class adversarial:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by a head H on frozen DINO features -> [L], unbounded, about [-1, 1] in practice.
+    """Score images [L, 3, H, W] by a head H on frozen DINO features -> [L], unbounded, about [-1,
+    1] in practice.
 
-    r = cls_weight H(CLS/|CLS|) + (1 - cls_weight) mean H(p/|p|) over `patches` patch tokens p, drawn with replacement;
-    H = Linear(D, hidden)-GELU-Linear(hidden, 1), one for CLS and patches. `update` makes `d_steps` steps of Adam(`lr`,
-    .5, .999) on hinge(CLS) + patch_loss hinge(patches): real are references (one drawn per picture, of its own prompt;
-    see rewards/dino.py for `references`, `column`, `root`, `size`), fake are the iteration's pictures. No gradient
-    reaches the network. Of every `policy_every` iterations the last trains the policy and the others train the head;
-    with 1 each trains both. `update` wants to be called once per iteration. All draws follow from (seed, number of
-    updates), so scoring never changes the state.
+    r = cls_weight H(CLS/|CLS|) + (1 - cls_weight) mean H(p/|p|) over `patches` patch tokens p,
+    drawn with replacement; H = Linear(D, hidden)-GELU-Linear(hidden, 1), one for CLS and patches.
+    `update` makes `d_steps` steps of Adam(`lr`, .5, .999) on hinge(CLS) + patch_loss
+    hinge(patches). Real are references, one drawn per image, of its own prompt (rewards/dino.py
+    says what `references`, `column`, `root` and `size` are). Fake are the iteration's images. No
+    gradient reaches the network. Of every `policy_every` iterations the last trains the policy and
+    the others train the head; with 1 each trains both. `update` has to be called once per
+    iteration. All draws follow from (seed, number of updates), so scoring never changes the state.
 
-    Adv-GRPO (2511.20256; showlab/Adv-GRPO 8287f90, scripts/train_sd3_fast_dino_patch.py: policy_every 10, one head step
-    per iteration). **Differs:** the code draws other patches for each picture when it scores; here all pictures of a
-    call are read at the same places, so that the score depends on nothing but the picture. The code trains the head on
-    features that are *not* normalised, although it scores normalised ones: `normalize_training: false` does the same.
-    It resizes with a plain filter when it scores and an anti-aliased one when it trains, here both are the latter. Its
-    head is bfloat16, here float32.
+    Adv-GRPO (2511.20256; showlab/Adv-GRPO 8287f90, scripts/train_sd3_fast_dino_patch.py:
+    policy_every 10, one head step per iteration). **Differs:** the code draws other patches for
+    each image when it scores; here all images of a call are read at the same places, so that
+    the score depends on nothing but the image. The code trains the head on features that are
+    *not* normalised, although it scores normalised ones: `normalize_training: false` does the same.
+    It resizes with a plain filter when it scores and an anti-aliased one when it trains, here both
+    are the latter. Its head is bfloat16, here float32.
     """
 
     def __init__(
@@ -69,33 +75,42 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
-        _at_least_one({"patches": patches, "hidden": hidden, "d_steps": d_steps, "policy_every": policy_every})
+        # the arguments
+        _at_least_one(
+            {"patches": patches, "hidden": hidden, "d_steps": d_steps, "policy_every": policy_every}
+        )
         if not 0 <= cls_weight <= 1 or patch_loss < 0 or lr <= 0:
             raise ConfigError(
-                f"{WHO}: expected cls_weight in [0, 1], patch_loss >= 0, lr > 0; got {cls_weight}, {patch_loss}, {lr}"
+                f"{WHO}: expected cls_weight in [0, 1], patch_loss >= 0, lr > 0; got {cls_weight}, "
+                f"{patch_loss}, {lr}"
             )
         self.places, self.cls_weight, self.patch_loss = patches, cls_weight, patch_loss
-        self.d_steps, self.policy_every, self.normalize_training = d_steps, policy_every, normalize_training
+        self.d_steps, self.policy_every = d_steps, policy_every
+        self.normalize_training = normalize_training
         self.seed, self.rounds = seed, 0
+        # the frozen network, and the head that learns
         self.references = References(references, column=column, root=root, who=WHO)
         self.backbone = Backbone(path, size=size, device=device, dtype=dtype, batch=batch, who=WHO)
-        self.library = Library(self.backbone, megabytes=cache_mb, patches=True, who=WHO)
+        self.library = FeatureCache(self.backbone, megabytes=cache_mb, patches=True, who=WHO)
         self.head = make_head(self.backbone.width, hidden, seed).to(self.backbone.device)
         self.optimizer = adam(self._params(), lr, (0.5, 0.999))
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Refuse a record whose references are missing, before the first picture is made."""
+        """Refuse a record whose references are missing, before the first image is made."""
         self.references.check(record, where)
 
     @torch.no_grad()
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture with the head as it is. Raises DataError for a picture with NaN."""
+        """Score each image with the head as it is. Raises DataError for an image with NaN."""
         chosen = self._draw((self.places,), "score", self.rounds).to(self.backbone.device)
-        parts = [self.score(seen.cls, seen.patches[:, chosen]) for seen in self.backbone(to_pil(batch.images))]
-        return (torch.cat(parts) if parts else torch.zeros(0)).to(batch.images.device)
+        parts = [torch.zeros(0, device=self.backbone.device)]
+        for seen in self.backbone(to_pil(batch.images)):
+            parts.append(self.score(seen.cls, seen.patches[:, chosen]))
+        return torch.cat(parts).to(batch.images.device)
 
     def score(self, cls: Tensor, patches: Tensor) -> Tensor:
-        """Return the reward [B] of CLS features [B, D] and patch features [B, P, D], whatever their lengths."""
+        """Return the reward [B] of CLS features [B, D] and patch features [B, P, D], whatever their
+        lengths."""
         image = self.head(normalize(cls, dim=-1)).squeeze(-1)
         local = self.head(normalize(patches, dim=-1)).squeeze(-1).mean(-1)
         return self.cls_weight * image + (1 - self.cls_weight) * local
@@ -105,21 +120,24 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
         return (iteration + 1) % self.policy_every == 0
 
     def update(self, batch: RewardBatch) -> dict[str, float]:
-        """Train the head on the iteration's pictures and as many references -> metrics; {} if the policy has its turn.
+        """Train the head on the iteration's images and as many references -> metrics; {} if the
+        policy has its turn.
 
-        Metrics, means over the steps: `loss`, `loss_cls`, `loss_patch`; `accuracy`, the mean of the shares of
-        references with a CLS logit above 0 and of pictures with one below; `real` and `fake`, the mean CLS logits.
-        Raises RunError if the loss is not finite.
+        Metrics, means over the steps: `loss`, `loss_cls`, `loss_patch`; `accuracy`, the mean of the
+        shares of references with a CLS logit above 0 and of images with one below; `real` and
+        `fake`, the mean CLS logits. Raises RunError if the loss is not finite.
         """
+        # whose turn it is
         turn = self.rounds
         if self.policy_every > 1 and self.trains_policy(turn):
             self.rounds += 1
             return {}
         if not len(batch.images) or len(batch.meta) != len(batch.images):
             raise DataError(
-                f"{WHO}: expected pictures with one prompt record each, got {len(batch.images)} pictures and "
-                f"{len(batch.meta)} records"
+                f"{WHO}: expected images with one prompt record each, got {len(batch.images)} "
+                f"images and {len(batch.meta)} records"
             )
+        # features of the images once, of other references for each step
         count = len(batch.images)
         places = self._draw((count, self.d_steps * self.places), "fake", turn)
         fake = _take(self.backbone(to_pil(batch.images)), places)
@@ -129,27 +147,35 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
             real = _take(self.library(files), self._draw((count, self.places), "real", turn, step))
             rows.append(self._step(real, Features(fake.cls, patches)))
         self.rounds += 1
-        return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        means: dict[str, float] = {}
+        for name in rows[0]:
+            means[name] = sum(row[name] for row in rows) / len(rows)
+        return means
 
     def _draw(self, shape: tuple[int, ...], *keys: int | str) -> Tensor:
         return torch.randint(self.backbone.patches, shape, generator=stream(self.seed, *keys))
 
     @torch.enable_grad()
     def _step(self, real: Features, fake: Features) -> dict[str, float]:
-        """Make one step of Adam on features of real and generated pictures."""
+        """Make one step of Adam on features of real and generated images."""
+        # the loss, on features of length 1 unless the code's way is asked for
         if self.normalize_training:
-            real, fake = (Features(*(normalize(x, dim=-1) for x in features)) for features in (real, fake))
+            real, fake = _of_length_one(real), _of_length_one(fake)
         real_cls, fake_cls = self.head(real.cls), self.head(fake.cls)
-        loss_cls, loss_patch = hinge(real_cls, fake_cls), hinge(self.head(real.patches), self.head(fake.patches))
+        loss_cls = hinge(real_cls, fake_cls)
+        loss_patch = hinge(self.head(real.patches), self.head(fake.patches))
         loss = loss_cls + self.patch_loss * loss_patch
         if not math.isfinite(loss.item()):
             raise RunError(
-                f"{WHO}: update {self.rounds + 1}: the head's loss is {loss.item()}; lower its lr, and resume"
+                f"{WHO}: update {self.rounds + 1}: the head's loss is {loss.item()}; lower its lr, "
+                "and resume"
             )
+        # the step
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        # figures
         right = ((real_cls > 0).float().mean() + (fake_cls < 0).float().mean()) / 2
         metrics = {"loss": loss, "loss_cls": loss_cls, "loss_patch": loss_patch, "accuracy": right}
         metrics |= {"real": real_cls.mean(), "fake": fake_cls.mean()}
@@ -168,14 +194,15 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
 
 
 def make_head(width: int, hidden: int, seed: int) -> nn.Sequential:
-    """Return Linear(width, hidden)-GELU-Linear(hidden, 1) with torch's own initial values, drawn from `seed`."""
+    """Return Linear(width, hidden)-GELU-Linear(hidden, 1) with torch's own initial values, drawn
+    from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, "head").initial_seed())
         return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1))
 
 
 def _take(parts: Iterable[Features], places: Tensor) -> Features:
-    """Join parts of B pictures, keeping of each picture the patches at its `places` [B, P] only."""
+    """Join parts of B images, keeping of each image the patches at its `places` [B, P] only."""
     cls, patches, done = [], [], 0
     for part in parts:
         mine = places[done : done + len(part.cls)].to(part.patches.device)
@@ -183,6 +210,10 @@ def _take(parts: Iterable[Features], places: Tensor) -> Features:
         patches.append(part.patches[torch.arange(len(mine), device=mine.device)[:, None], mine])
         done += len(mine)
     return Features(torch.cat(cls), torch.cat(patches))
+
+
+def _of_length_one(features: Features) -> Features:
+    return Features(normalize(features.cls, dim=-1), normalize(features.patches, dim=-1))
 
 
 def _at_least_one(counts: dict[str, int]) -> None:

@@ -1,4 +1,5 @@
-"""Adv-GRPO's other reward: a PickScore whose last layers learn to prefer references to generated pictures."""
+"""Adv-GRPO's other reward: a PickScore whose last layers learn to prefer references to generated
+images."""
 
 from __future__ import annotations
 
@@ -11,28 +12,31 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
-from flowrl.errors import ConfigError, DataError, RunError
-from flowrl.types import RewardBatch
-from rewards._clip import TransformersClip
-from rewards._learned import adam, pack, unpack
-from rewards._references import References, open_picture
-from rewards._scorer import pick_device, pick_dtype, to_pil
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.clip import TransformersClip
+from rewards._common.learned import adam, pack, unpack
+from rewards._common.references import References, open_image
+from rewards._common.scorer import pick_device, pick_dtype, to_pil
 
 WHO = "rewards.adversarial_pickscore"
 
 
 class adversarial_pickscore:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by exp(logit_scale) cosine(picture, prompt) / divide -> [L], about 0.7 to 0.9.
+    """Score images [L, 3, H, W] by exp(logit_scale) cosine(image, prompt) / divide -> [L],
+    about 0.7 to 0.9.
 
-    `update` draws one reference of its own prompt per picture (see rewards/dino.py for `references`, `column`, `root`).
-    Only if the references' mean score is below the pictures' it makes one step of Adam(`lr`, .5, .999) on the last
-    `tune_layers` layers of the vision tower: cross-entropy of reference against picture, given the prompt, on scores
-    that are not divided. Otherwise it is the policy's turn. Everything else stays frozen.
+    `update` draws one reference of its own prompt per image (see rewards/dino.py for
+    `references`, `column`, `root`). Only if the references' mean score is below the images' it
+    makes one step of Adam(`lr`, .5, .999) on the last `tune_layers` layers of the vision tower:
+    cross-entropy of reference against image, given the prompt, on scores that are not divided.
+    Otherwise it is the policy's turn. Everything else stays frozen.
 
-    Adv-GRPO (2511.20256; showlab/Adv-GRPO 8287f90, scripts/train_sd3_fast_pickscore.py). **Differs:** the paper tunes
-    two layers, its code one, as here. The code's weights are bfloat16, in which steps of 5e-6 are mostly rounded away;
-    here they are float32, and `dtype` is what the towers compute in. The code pairs the pictures of a prompt with its
-    references in order, here they are drawn from (seed, number of updates).
+    Adv-GRPO (2511.20256; showlab/Adv-GRPO 8287f90, scripts/train_sd3_fast_pickscore.py).
+    **Differs:** the paper tunes two layers, its code one, as here. The code's weights are bfloat16,
+    in which steps of 5e-6 are mostly rounded away; here they are float32, and `dtype` is what the
+    towers compute in. The code pairs the images of a prompt with its references in order, here
+    they are drawn from (seed, number of updates).
     """
 
     def __init__(
@@ -51,95 +55,124 @@ class adversarial_pickscore:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
+        # the arguments
         if min(batch, tune_layers) < 1 or min(lr, divide) <= 0:
             raise ConfigError(
-                f"{WHO}: expected batch and tune_layers of at least 1, lr and divide above 0; got {batch}, "
-                f"{tune_layers}, {lr} and {divide}"
+                f"{WHO}: expected batch and tune_layers of at least 1, lr and divide above 0; got "
+                f"{batch}, {tune_layers}, {lr} and {divide}"
             )
         self.batch, self.divide, self.seed = batch, divide, seed
         self.rounds, self.behind = 0, False
         self.references = References(references, column=column, root=root, who=WHO)
         self.kind = pick_dtype(dtype, WHO)
         if self.kind == torch.float16:
-            raise ConfigError(f"{WHO}: dtype: gradients of float16 run out of range, expected float32 or bfloat16")
-        self.towers = TransformersClip(path, processor, device=pick_device(device, WHO), dtype=torch.float32, who=WHO)
+            raise ConfigError(
+                f"{WHO}: dtype: gradients of float16 run out of range, expected float32 or bfloat16"
+            )
+        # the towers, of which the last vision layers learn
+        self.towers = TransformersClip(
+            path, processor, device=pick_device(device, WHO), dtype=torch.float32, who=WHO
+        )
         layers = self.towers.model.vision_model.encoder.layers
         if tune_layers > len(layers):
-            raise ConfigError(f"{WHO}: tune_layers: expected at most {len(layers)}, got {tune_layers}")
+            raise ConfigError(
+                f"{WHO}: tune_layers: expected at most {len(layers)}, got {tune_layers}"
+            )
         tuned = range(len(layers) - tune_layers, len(layers))
-        self.params: dict[str, nn.Parameter] = {
-            f"{index}.{name}": p.requires_grad_(True) for index in tuned for name, p in layers[index].named_parameters()
-        }
+        self.params: dict[str, nn.Parameter] = {}
+        for index in tuned:
+            for name, parameter in layers[index].named_parameters():
+                self.params[f"{index}.{name}"] = parameter.requires_grad_(True)
         self.optimizer = adam(self.params, lr, (0.5, 0.999))
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Refuse a record whose references are missing, before the first picture is made."""
+        """Refuse a record whose references are missing, before the first image is made."""
         self.references.check(record, where)
 
     @torch.no_grad()
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture against its own prompt with the weights as they are."""
-        return (self._scores(to_pil(batch.images), batch.prompts) / self.divide).to(batch.images.device)
+        """Score each image against its own prompt with the weights as they are."""
+        scores = self._scores(to_pil(batch.images), batch.prompts) / self.divide
+        return scores.to(batch.images.device)
 
     def trains_policy(self, iteration: int) -> bool:
-        """Say whether the policy is trained: unless the last `update` found the references behind, and trained.
+        """Say whether the policy is trained: unless the last `update` found the references behind,
+        and trained.
 
-        As in the code where this is asked after the iteration's `update`; before it, turns come one iteration late.
+        As in the code where this is asked after the iteration's `update`; before it, turns come one
+        iteration late.
         """
         return not self.behind
 
     def update(self, batch: RewardBatch) -> dict[str, float]:
-        """Train on the iteration's pictures if references score lower than they do -> metrics.
+        """Train on the iteration's images if references score lower than they do -> metrics.
 
-        `real` and `fake`: mean scores before the step. `accuracy`: share of pairs in which the reference scores higher.
-        `loss`: mean cross-entropy, nats. `trained`: 1 or 0. Raises RunError if the loss is not finite.
+        `real` and `fake`: mean scores before the step. `accuracy`: share of pairs in which the
+        reference scores higher. `loss`: mean cross-entropy, nats. `trained`: 1 or 0. Raises
+        RunError if the loss is not finite.
         """
         if not len(batch.images) or len(batch.meta) != len(batch.images):
             raise DataError(
-                f"{WHO}: expected pictures with one prompt record each, got {len(batch.images)} pictures and "
-                f"{len(batch.meta)} records"
+                f"{WHO}: expected images with one prompt record each, got {len(batch.images)} "
+                f"images and {len(batch.meta)} records"
             )
+        # score references and images
         files = self.references.draw(batch.meta, self.seed, "reference", self.rounds)
-        real, fake = [open_picture(file, WHO) for file in files], to_pil(batch.images)
+        real, fake = [open_image(file, WHO) for file in files], to_pil(batch.images)
         with torch.no_grad():
             first, second = self._scores(real, batch.prompts), self._scores(fake, batch.prompts)
         loss = softplus(second - first).mean().item()
         if not math.isfinite(loss):
-            raise RunError(f"{WHO}: update {self.rounds + 1}: the loss is {loss}; lower its lr, and resume")
+            raise RunError(
+                f"{WHO}: update {self.rounds + 1}: the loss is {loss}; lower its lr, and resume"
+            )
+        # train if the references are behind
         behind = bool(first.mean() < second.mean())
         if behind:
             self._step(real, fake, batch.prompts)
         self.rounds, self.behind = self.rounds + 1, behind
-        metrics = {"real": first.mean() / self.divide, "fake": second.mean() / self.divide}
-        metrics["accuracy"] = (first > second).float().mean()
-        return {name: value.item() for name, value in metrics.items()} | {"loss": loss, "trained": float(behind)}
+        # figures from before the step
+        return {
+            "real": (first.mean() / self.divide).item(),
+            "fake": (second.mean() / self.divide).item(),
+            "accuracy": (first > second).float().mean().item(),
+            "loss": loss,
+            "trained": float(behind),
+        }
 
     @torch.enable_grad()
-    def _step(self, real: Sequence[Image.Image], fake: Sequence[Image.Image], prompts: Sequence[str]) -> None:
+    def _step(
+        self, real: Sequence[Image.Image], fake: Sequence[Image.Image], prompts: Sequence[str]
+    ) -> None:
         """Make one step on all pairs; parts of `batch` only save memory."""
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, len(fake), self.batch):
             part = slice(start, start + self.batch)
-            first, second = self._scores(real[part], prompts[part]), self._scores(fake[part], prompts[part])
+            first = self._scores(real[part], prompts[part])
+            second = self._scores(fake[part], prompts[part])
             (softplus(second - first).sum() / len(fake)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _scores(self, pictures: Sequence[Image.Image], prompts: Sequence[str]) -> Tensor:
-        """Return exp(logit_scale) cosine of each picture with its prompt [N], float32 on the towers' device."""
+    def _scores(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> Tensor:
+        """Return exp(logit_scale) cosine of each image with its prompt [N], float32 on the
+        towers' device."""
         parts = [torch.zeros(0, device=self.towers.device)]
-        for start in range(0, len(pictures), self.batch):
+        for start in range(0, len(images), self.batch):
             texts = list(prompts[start : start + self.batch])
             different = list(dict.fromkeys(texts))
-            with torch.autocast(self.towers.device.type, self.kind, enabled=self.kind != torch.float32):
-                seen, read = self.towers.see(pictures[start : start + self.batch]), self.towers.read(different)
+            half = self.kind != torch.float32
+            with torch.autocast(self.towers.device.type, self.kind, enabled=half):
+                seen = self.towers.see(images[start : start + self.batch])
+                read = self.towers.read(different)
             rows = normalize(read.float(), dim=-1)[[different.index(text) for text in texts]]
             parts.append(self.towers.scale * (normalize(seen.float(), dim=-1) * rows).sum(-1))
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tuned layers, Adam's moments and the counters as flat tensors, copied."""
-        return pack(self.params, self.optimizer, {"rounds": self.rounds, "behind": int(self.behind)})
+        counters = {"rounds": self.rounds, "behind": int(self.behind)}
+        return pack(self.params, self.optimizer, counters)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a state, bit for bit. Raises CheckpointError if it is another network's."""

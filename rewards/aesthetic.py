@@ -1,4 +1,4 @@
-"""LAION's aesthetic predictor v2: how pretty a picture is, whatever its prompt."""
+"""LAION's aesthetic predictor v2: how pretty an image is, whatever its prompt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flowrl.errors import ConfigError, ModelError
-from flowrl.types import RewardBatch
-from rewards._clip import OpenClip, positive
-from rewards._pixels import shortest
-from rewards._scorer import find_file, in_batches, load_strict, pick_device, pick_dtype, read_weights, to_pil
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.clip import OpenClip, positive
+from rewards._common.pixels import shortest
+from rewards._common.scorer import (
+    find_file,
+    in_batches,
+    load_strict,
+    pick_device,
+    pick_dtype,
+    read_weights,
+    to_pil,
+)
 
 WHO = "rewards.aesthetic"
 FILE = "sac+logos+ava1-l14-linearMSE.pth"
@@ -23,7 +31,8 @@ WIDTH = 768  # of CLIP ViT-L/14's projected embedding
 
 
 class Fingerprint(NamedTuple):
-    """What tells one MLP from another: the file, sums of its tensors, and its affine map ``score = w . e + b``."""
+    """What tells one MLP from another: the file, sums of its tensors, and its affine map ``score =
+    w . e + b``."""
 
     sha256: str
     sums: dict[str, float]  # of stored tensors, in float64
@@ -52,7 +61,8 @@ PUBLISHED = Fingerprint(
 
 
 def layered() -> nn.ModuleDict:
-    """Build the predictor's MLP with the published names: ``layers.{0,2,4,6,7}``, no activations, dropouts between."""
+    """Build the predictor's MLP with the published names: ``layers.{0,2,4,6,7}``, no activations,
+    dropouts between."""
     layers = nn.Sequential(
         nn.Linear(WIDTH, 1024),
         nn.Dropout(0.2),
@@ -67,7 +77,8 @@ def layered() -> nn.ModuleDict:
 
 
 def collapse(state: dict[str, Tensor]) -> tuple[Tensor, float]:
-    """Multiply the layers out, which is exact as none has an activation -> (w [768], b) in float64."""
+    """Multiply the layers out, which is exact as none has an activation -> (w [768], b) in
+    float64."""
     row, b = state["layers.7.weight"].double(), state["layers.7.bias"].double()
     for layer in ("layers.6", "layers.4", "layers.2", "layers.0"):
         b = b + row @ state[f"{layer}.bias"].double()
@@ -76,39 +87,51 @@ def collapse(state: dict[str, Tensor]) -> tuple[Tensor, float]:
 
 
 def differences(state: dict[str, Tensor], known: Fingerprint) -> list[str]:
-    """Say what of an MLP is not as in a fingerprint; no answer means that it is the same MLP, in whatever file."""
+    """Say what of an MLP is not as in a fingerprint; no answer means that it is the same MLP, in
+    whatever file."""
+    # what the tensors say, beside what is known
     w, b = collapse(state)
-    pairs = {f"sum of {name}": (state[name].double().sum().item(), value) for name, value in known.sums.items()}
-    pairs |= {"b": (b, known.b), "|w|": (w.norm().item(), known.norm), "sum of w": (w.sum().item(), known.total)}
-    pairs |= {f"w[{n}]": (w[n].item(), value) for n, value in enumerate(known.first)}
-    return [
-        f"{name} is {got:.9g} and not {want:.9g}"
-        for name, (got, want) in pairs.items()
-        if not math.isclose(got, want, rel_tol=1e-6, abs_tol=1e-6)
-    ]
+    pairs: dict[str, tuple[float, float]] = {}
+    for name, value in known.sums.items():
+        pairs[f"sum of {name}"] = (state[name].double().sum().item(), value)
+    pairs["b"] = (b, known.b)
+    pairs["|w|"] = (w.norm().item(), known.norm)
+    pairs["sum of w"] = (w.sum().item(), known.total)
+    for place, value in enumerate(known.first):
+        pairs[f"w[{place}]"] = (w[place].item(), value)
+    # what differs by more than rounding
+    wrong = []
+    for name, (got, want) in pairs.items():
+        if not math.isclose(got, want, rel_tol=1e-6, abs_tol=1e-6):
+            wrong.append(f"{name} is {got:.9g} and not {want:.9g}")
+    return wrong
 
 
 def check_published(file: Path, state: dict[str, Tensor], known: Fingerprint) -> None:
-    """Raise ModelError unless the file has the known hash, or its tensors the known sums and affine map."""
+    """Raise ModelError unless the file has the known hash, or its tensors the known sums and affine
+    map."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest == known.sha256:
         return
     wrong = differences(state, known)
     if wrong:
         raise ModelError(
-            f"{WHO}: {file}: expected the published predictor (sha256 {known.sha256[:16]}...), got another MLP (sha256 "
-            f"{digest[:16]}...): {len(wrong)} numbers differ, {wrong[0]}. Set verify: false if you mean to use it"
+            f"{WHO}: {file}: expected the published predictor (sha256 {known.sha256[:16]}...), got "
+            f"another MLP (sha256 {digest[:16]}...): {len(wrong)} numbers differ, {wrong[0]}. Set "
+            "verify: false if you mean to use it"
         )
 
 
 class aesthetic:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by LAION's predictor on normalised CLIP ViT-L/14 -> [L] float32, about 1 to 10.
+    """Score images [L, 3, H, W] by LAION's predictor on normalised CLIP ViT-L/14 -> [L] float32,
+    about 1 to 10.
 
-    christophschuhmann/improved-aesthetic-predictor (sac+logos+ava1-l14-linearMSE), as DDPO uses it. `path` holds the
-    MLP, `clip` OpenAI's weights in open_clip's naming; both may be a file, a folder or a hub repository. Prompts are
-    not looked at. **Differs:** the MLP is collapsed in float64 to one affine map. AlignProp resizes tensors; here 8-bit
-    pictures go through PIL, as in DDPO. Raises ConfigError, ModelError (also for another MLP than the published one,
-    unless `verify` is false), DataError.
+    christophschuhmann/improved-aesthetic-predictor (sac+logos+ava1-l14-linearMSE), as DDPO uses it.
+    `path` holds the MLP, `clip` OpenAI's weights in open_clip's naming; both may be a file, a
+    folder or a hub repository. Prompts are not looked at. **Differs:** the MLP is collapsed in
+    float64 to one affine map. AlignProp resizes tensors; here 8-bit images go through PIL, as in
+    DDPO. Raises ConfigError, ModelError (also for another MLP than the published one, unless
+    `verify` is false), DataError.
     """
 
     def __init__(
@@ -122,6 +145,7 @@ class aesthetic:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
+        # the predictor
         self.batch = int(positive(batch, "batch", WHO))
         where, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
         file = find_file(path, FILE, WHO)
@@ -130,15 +154,18 @@ class aesthetic:  # noqa: N801 - configs name rewards in lower case
         if verify:
             check_published(file, state, PUBLISHED)
         self.w, self.b = collapse(state)
-        self.towers = OpenClip(clip, architecture, prepare=shortest, device=where, dtype=kind, who=WHO)
+        # the embedding that it reads
+        self.towers = OpenClip(
+            clip, architecture, prepare=shortest, device=where, dtype=kind, who=WHO
+        )
         if self.towers.dimensions != WIDTH:
             raise ConfigError(
-                f"{WHO}: architecture: the predictor reads embeddings of {WIDTH} numbers, and {architecture!r} makes "
-                f"{self.towers.dimensions}; expected a ViT-L/14"
+                f"{WHO}: architecture: the predictor reads embeddings of {WIDTH} numbers, and "
+                f"{architecture!r} makes {self.towers.dimensions}; expected a ViT-L/14"
             )
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture."""
+        """Score each image."""
         seen = in_batches(self.towers.see, to_pil(batch.images), size=self.batch).reshape(-1, WIDTH)
         unit = functional.normalize(seen.double(), dim=-1)
         return (unit @ self.w + self.b).to(batch.images.device, torch.float32)

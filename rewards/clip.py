@@ -1,4 +1,5 @@
-"""CLIPScore (2104.08718): how well a picture fits its prompt, by the cosine of their CLIP embeddings."""
+"""CLIPScore (2104.08718): how well an image fits its prompt, by the cosine of their CLIP
+embeddings."""
 
 from __future__ import annotations
 
@@ -6,26 +7,29 @@ from typing import Literal
 
 from torch import Tensor
 
-from flowrl.errors import ConfigError
-from flowrl.types import RewardBatch
-from rewards._clip import OpenClip, Towers, TransformersClip, cosines, positive
-from rewards._pixels import shortest, squash
-from rewards._scorer import pick_device, pick_dtype
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.clip import OpenClip, Towers, TransformersClip, cosines, positive
+from rewards._common.pixels import shortest, squash
+from rewards._common.scorer import pick_device, pick_dtype
 
 WHO = "rewards.clip"
 PREPARE = {"shortest": shortest, "squash": squash}
-PUBLIC = {"transformers": "openai/clip-vit-large-patch14", "open_clip": "timm/vit_large_patch14_clip_224.openai"}
+PUBLIC = {
+    "transformers": "openai/clip-vit-large-patch14",
+    "open_clip": "timm/vit_large_patch14_clip_224.openai",
+}
 
 
 class clip:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by ``scale * cosine(picture, prompt) / divide`` -> [L] float32.
+    """Score images [L, 3, H, W] by ``scale * cosine(image, prompt) / divide`` -> [L] float32.
 
-    `path` is a CLIPModel (back end "transformers") or open_clip weights of the named `architecture` (back end
-    "open_clip"); null is OpenAI's ViT-L/14 in either layout. `scale` null is the model's own exp(logit_scale), 100 for
-    OpenAI's, so that the value before `divide` is the library's logit. Flow-Factory, Pref-GRPO and ImageReward's code
-    take the cosine, DiffusionNFT logits / 100, Adv-GRPO logits / 30.
-    **Differs:** DiffusionNFT and Adv-GRPO resize unrounded tensors; here 8-bit pictures go through PIL, as OpenAI's do.
-    Raises ConfigError, ModelError, DataError.
+    `path` is a CLIPModel (back end "transformers") or open_clip weights of the named `architecture`
+    (back end "open_clip"); null is OpenAI's ViT-L/14 in either layout. `scale` null is the model's
+    own exp(logit_scale), 100 for OpenAI's, so that the value before `divide` is the library's
+    logit. Flow-Factory, Pref-GRPO and ImageReward's code take the cosine, DiffusionNFT logits /
+    100, Adv-GRPO logits / 30. **Differs:** DiffusionNFT and Adv-GRPO resize unrounded tensors; here
+    8-bit images go through PIL, as OpenAI's do. Raises ConfigError, ModelError, DataError.
     """
 
     def __init__(
@@ -41,20 +45,26 @@ class clip:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
+        # the arguments
         if backend not in PUBLIC:
-            raise ConfigError(f"{WHO}: backend: expected one of {', '.join(PUBLIC)}, got {backend!r}")
+            raise ConfigError(
+                f"{WHO}: backend: expected one of {', '.join(PUBLIC)}, got {backend!r}"
+            )
         if backend == "transformers" and (architecture is not None or resize is not None):
             raise ConfigError(
-                f"{WHO}: architecture and resize belong to backend 'open_clip'; with 'transformers' the model's folder "
-                "says both"
+                f"{WHO}: architecture and resize belong to backend 'open_clip'; with "
+                "'transformers' the model's folder says both"
             )
         if resize not in (None, *PREPARE):
-            raise ConfigError(f"{WHO}: resize: expected one of {', '.join(PREPARE)}, got {resize!r}")
+            raise ConfigError(
+                f"{WHO}: resize: expected one of {', '.join(PREPARE)}, got {resize!r}"
+            )
         self.batch = int(positive(batch, "batch", WHO))
         factor = None if scale is None else positive(scale, "scale", WHO)
         where, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
         path = path or PUBLIC[backend]
         divide = positive(divide, "divide", WHO)
+        # the towers
         self.towers: Towers
         if backend == "open_clip":
             prepare, name = PREPARE[resize or "shortest"], architecture or "ViT-L-14-quickgelu"
@@ -64,5 +74,6 @@ class clip:  # noqa: N801 - configs name rewards in lower case
         self.factor = (self.towers.scale if factor is None else factor) / divide
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture against its own prompt."""
-        return (self.factor * cosines(self.towers, batch, size=self.batch, who=WHO)).to(batch.images.device)
+        """Score each image against its own prompt."""
+        scores = self.factor * cosines(self.towers, batch, size=self.batch, who=WHO)
+        return scores.to(batch.images.device)

@@ -1,4 +1,4 @@
-"""Reward pictures by their likeness to reference pictures, in the features of DINOv2 or DINOv3."""
+"""Reward images by their likeness to reference images, in the features of DINOv2 or DINOv3."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from flowrl.errors import ConfigError, DataError
-from flowrl.types import RewardBatch
-from rewards._dino import Backbone, Features, Library
-from rewards._references import References
-from rewards._scorer import to_pil
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.dino import Backbone, FeatureCache, Features
+from rewards._common.references import References
+from rewards._common.scorer import to_pil
 
 
 class dino:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by the highest similarity to any of their prompt's references -> [L] in [-1, 1].
+    """Score images [L, 3, H, W] by the highest similarity to any of their prompt's references ->
+    [L] in [-1, 1].
 
-    `mode` "cls": cosine of the CLS features (Oquab et al. 2023; the evaluation of Adv-GRPO, 2511.20256). "patch": for
-    each patch the highest cosine to any patch of the reference, averaged over the picture's patches. An identical
-    picture scores 1 in both.
+    `mode` "cls": cosine of the CLS features (Oquab et al. 2023; the evaluation of Adv-GRPO,
+    2511.20256). "patch": for each patch the highest cosine to any patch of the reference, averaged
+    over the image's patches. An identical image scores 1 in both.
 
-    References: all pictures of the folder `references`, for every prompt; or, without it, those that the prompt's
-    record names as `column` (a path or a list of paths, relative to `root`). `size` is the side in pixels that pictures
-    are resized to; None: the network's own, 518 for the public DINOv2, 224 for DINOv3.
+    References: all images of the folder `references`, for every prompt; or, without it, those
+    that the prompt's record names as `column` (a path or a list of paths, relative to `root`).
+    `size` is the side in pixels that images are resized to; None: the network's own, 518 for the
+    public DINOv2, 224 for DINOv3.
     """
 
     def __init__(
@@ -48,41 +50,49 @@ class dino:  # noqa: N801 - configs name rewards in lower case
         self.mode = mode
         self.references = References(references, column=column, root=root, who=who)
         self.backbone = Backbone(path, size=size, device=device, dtype=dtype, batch=batch, who=who)
-        self.library = Library(self.backbone, megabytes=cache_mb, patches=mode == "patch", who=who)
+        self.library = FeatureCache(
+            self.backbone, megabytes=cache_mb, patches=mode == "patch", who=who
+        )
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Refuse a record whose references are missing, before the first picture is made."""
+        """Refuse a record whose references are missing, before the first image is made."""
         self.references.check(record, where)
 
     @torch.no_grad()
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture against its own references. Raises DataError for a picture with NaN or no references."""
+        """Score each image against its own references. Raises DataError for an image with NaN or
+        no references."""
         if len(batch.meta) != len(batch.images):
             raise DataError(
-                f"rewards.dino: expected one prompt record per picture in `meta`, got {len(batch.meta)} records for "
-                f"{len(batch.images)} pictures"
+                "rewards.dino: expected one prompt record per image in `meta`, got "
+                f"{len(batch.meta)} records for {len(batch.images)} images"
             )
-        pictures, scores = to_pil(batch.images), torch.zeros(len(batch.images))
+        # images with the same references together
+        images, scores = to_pil(batch.images), torch.zeros(len(batch.images))
         alike: dict[tuple[Path, ...], list[int]] = {}
         for row, record in enumerate(batch.meta):
             alike.setdefault(self.references.of(record), []).append(row)
+        # the likest reference of each
         for paths, rows in alike.items():
-            parts = [self._best(part, paths) for part in self.backbone([pictures[row] for row in rows])]
+            mine = [images[row] for row in rows]
+            parts = [self._best(part, paths) for part in self.backbone(mine)]
             scores[rows] = torch.cat(parts).cpu()
         return scores.to(batch.images.device)
 
     def _best(self, seen: Features, paths: tuple[Path, ...]) -> Tensor:
-        """Return the highest similarity of each picture [B] to any reference."""
+        """Return the highest similarity of each image [B] to any reference."""
         likeness = cls_similarity if self.mode == "cls" else patch_similarity
         return torch.cat([likeness(seen, known) for known in self.library(paths)], dim=1).amax(1)
 
 
 def cls_similarity(seen: Features, known: Features) -> Tensor:
-    """Return the cosine of the CLS features of B pictures and R references -> [B, R]."""
+    """Return the cosine of the CLS features of B images and R references -> [B, R]."""
     return normalize(seen.cls, dim=-1) @ normalize(known.cls, dim=-1).T
 
 
 def patch_similarity(seen: Features, known: Features) -> Tensor:
-    """Return for B pictures and R references the mean over patches of the highest patch cosine -> [B, R]."""
+    """Return for B images and R references the mean over patches of the highest patch cosine ->
+    [B, R]."""
     mine = normalize(seen.patches, dim=-1)
-    return torch.stack([(mine @ normalize(r, dim=-1).T).amax(-1).mean(-1) for r in known.patches], dim=1)
+    columns = [(mine @ normalize(r, dim=-1).T).amax(-1).mean(-1) for r in known.patches]
+    return torch.stack(columns, dim=1)

@@ -1,4 +1,5 @@
-"""HPSv2 and HPSv2.1: how people would like a picture of a prompt, from an open_clip ViT-H/14 tuned on HPD v2."""
+"""HPSv2 and HPSv2.1: how people would like an image of a prompt, from an open_clip ViT-H/14 tuned
+on HPD v2."""
 
 from __future__ import annotations
 
@@ -7,24 +8,25 @@ from typing import Literal
 
 from torch import Tensor
 
-from flowrl.errors import ConfigError
-from flowrl.types import RewardBatch
-from rewards._clip import OpenClip, cosines, positive
-from rewards._pixels import letterbox
-from rewards._scorer import pick_device, pick_dtype
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.clip import OpenClip, cosines, positive
+from rewards._common.pixels import letterbox
+from rewards._common.scorer import pick_device, pick_dtype
 
 WHO = "rewards.hpsv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 
 
 class hpsv2:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] by the cosine with their prompt -> [L] float32, about 0.2 to 0.34.
+    """Score images [L, 3, H, W] by the cosine with their prompt -> [L] float32, about 0.2 to
+    0.34.
 
-    HPS v2 (2306.09341), tgxs002/HPSv2; papers print 100 times the value. `version` picks the file in the folder or hub
-    repository `path`; where `path` is a file, that file is read. The long side becomes 224, the rest is black
-    *before* the normalisation. `antialias` false resizes as HPSv2's code did with torchvision before 0.17.
-    **Differs:** computes in float32 where HPSv2's code runs under float16 autocast on CUDA.
-    Raises ConfigError, ModelError, DataError.
+    HPS v2 (2306.09341), tgxs002/HPSv2; papers print 100 times the value. `version` picks the file
+    in the folder or hub repository `path`; where `path` is a file, that file is read. The long side
+    becomes 224, the rest is black *before* the normalisation. `antialias` false resizes as HPSv2's
+    code did with torchvision before 0.17. **Differs:** computes in float32 where HPSv2's code runs
+    under float16 autocast on CUDA. Raises ConfigError, ModelError, DataError.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class hpsv2:  # noqa: N801 - configs name rewards in lower case
         batch: int = 32,
     ) -> None:
         if version not in FILES:
-            raise ConfigError(f"{WHO}: version: expected one of {', '.join(FILES)}, got {version!r}")
+            raise ConfigError(
+                f"{WHO}: version: expected one of {', '.join(FILES)}, got {version!r}"
+            )
         self.batch = int(positive(batch, "batch", WHO))
         self.towers = OpenClip(
             path,
@@ -52,5 +56,5 @@ class hpsv2:  # noqa: N801 - configs name rewards in lower case
         )
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture against its own prompt."""
+        """Score each image against its own prompt."""
         return cosines(self.towers, batch, size=self.batch, who=WHO).to(batch.images.device)

@@ -1,4 +1,4 @@
-"""Score pictures against their prompts with ImageReward: BLIP, trained on human rankings."""
+"""Score images against their prompts with ImageReward: BLIP, trained on human rankings."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.errors import ConfigError, DataError, ModelError
-from flowrl.types import RewardBatch
-from rewards._blip import LENGTH, load
-from rewards._pixels import normalise, shortest
-from rewards._scorer import find_file, in_batches, pick_device, pick_dtype, read_weights, to_pil
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.blip import LENGTH, load
+from rewards._common.pixels import normalise, shortest
+from rewards._common.scorer import (
+    find_file,
+    first_line,
+    in_batches,
+    pick_device,
+    pick_dtype,
+    read_weights,
+    to_pil,
+)
 
 WHO = "rewards.image_reward"
 
 
 class image_reward:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] in [0, 1], each against its own prompt -> [L] float32, about -2 to 2.
+    """Score images [L, 3, H, W] in [0, 1], each against its own prompt -> [L] float32, about -2
+    to 2.
 
-    Xu et al. 2023 (2304.05977); THUDM/ImageReward, ImageReward/ImageReward.py. Preprocessing: bicubic to a short side
-    of 224, centre crop, CLIP's mean and std. Texts are cut at 35 tokens.
-    **Differs:** different prompts go through as one batch, and only picture i with prompt i is computed: the public
-    code takes one prompt at a time. Loading is strict but for tensors known to be unused. Pictures are rounded to 8
-    bits first, as a saved file would be.
+    Xu et al. 2023 (2304.05977); THUDM/ImageReward, ImageReward/ImageReward.py. Preprocessing:
+    bicubic to a short side of 224, centre crop, CLIP's mean and std. Texts are cut at 35 tokens.
+    **Differs:** different prompts go through as one batch, and only image i with prompt i is
+    computed: the public code takes one prompt at a time. Loading is strict but for tensors known to
+    be unused. Images are rounded to 8 bits first, as a saved file would be.
 
-    `path`: hub repository, folder with ImageReward.pt, or file. `tokenizer`: hub repository or folder of
-    bert-base-uncased. Raises ModelError for a file of another layout or a vocabulary of another size.
+    `path`: hub repository, folder with ImageReward.pt, or file. `tokenizer`: hub repository or
+    folder of bert-base-uncased. Raises ModelError for a file of another layout or a vocabulary of
+    another size.
     """
 
     def __init__(
@@ -41,7 +51,8 @@ class image_reward:  # noqa: N801 - configs name rewards in lower case
     ) -> None:
         if batch < 1:
             raise ConfigError(f"{WHO}: batch: expected at least 1, got {batch}")
-        self.batch, self.device, self.dtype = batch, pick_device(device, WHO), pick_dtype(dtype, WHO)
+        self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        self.batch = batch
         file = find_file(path, "ImageReward.pt", WHO)
         net = load(read_weights(file, WHO), f"{WHO}: {file}")
         self._tokenizer = _tokenizer(tokenizer, words=net.sizes.words)
@@ -50,36 +61,45 @@ class image_reward:  # noqa: N801 - configs name rewards in lower case
         self._net.mlp.float()  # the public code leaves half precision before the head
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each picture with its own prompt, `batch` of them at a time."""
+        """Score each image with its own prompt, `batch` of them at a time."""
         if len(batch.prompts) != len(batch.images):
-            raise DataError(f"{WHO}: expected a prompt per picture, got {len(batch.prompts)} for {len(batch.images)}")
-        return in_batches(self._score, to_pil(batch.images), batch.prompts, size=self.batch)
+            raise DataError(
+                f"{WHO}: expected a prompt per image, got {len(batch.prompts)} for "
+                f"{len(batch.images)}"
+            )
+        scores = in_batches(self._score, to_pil(batch.images), batch.prompts, size=self.batch)
+        return scores.to(batch.images.device)
 
     def _score(self, images: list[Image.Image], prompts: list[str]) -> Tensor:
         pixels = normalise(torch.stack([shortest(image, self._side) for image in images]))
         text = self._tokenizer(
             prompts, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
         ).to(self.device)
-        return self._net(pixels.to(self.device, self.dtype), text["input_ids"], text["attention_mask"])
+        return self._net(
+            pixels.to(self.device, self.dtype), text["input_ids"], text["attention_mask"]
+        )
 
 
 def _tokenizer(path: str, *, words: int) -> Any:
-    """Load BERT's tokenizer and add BLIP's two marks behind its words. Raises ModelError if `words` do not come out."""
+    """Load BERT's tokenizer and add BLIP's two marks behind its words. Raises ModelError if `words`
+    do not come out."""
     from transformers import BertTokenizer
 
+    # offline, misspelt, no vocabulary: one message with the ways out
     try:
         tokenizer = BertTokenizer.from_pretrained(path)
-    except Exception as error:  # offline, misspelt, no vocabulary: one message with the ways out
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:
         raise ModelError(
-            f"{WHO}: tokenizer: {path!r} is neither a folder with BERT's vocabulary nor a hub repository that can be "
-            f"fetched now: {first}. Check the spelling and the network, or give a folder"
+            f"{WHO}: tokenizer: {path!r} is neither a folder with BERT's vocabulary nor a hub "
+            f"repository that can be fetched now: {first_line(error)}. Check the spelling and the "
+            "network, or give a folder"
         ) from error
+    # BLIP's marks
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     if len(tokenizer) != words:
         raise ModelError(
-            f"{WHO}: tokenizer: expected {words} tokens with [DEC] and [ENC], as the weights have, got "
-            f"{len(tokenizer)} from {path!r}; use bert-base-uncased's"
+            f"{WHO}: tokenizer: expected {words} tokens with [DEC] and [ENC], as the weights have, "
+            f"got {len(tokenizer)} from {path!r}; use bert-base-uncased's"
         )
     return tokenizer

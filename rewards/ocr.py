@@ -1,4 +1,4 @@
-"""Reward pictures that show the quoted text of their prompt, as an OCR engine reads it."""
+"""Reward images that show the quoted text of their prompt, as an OCR engine reads it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowrl.errors import ConfigError, DataError, RewardError, RunError
-from flowrl.types import RewardBatch
-from rewards._scorer import to_pil
+from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
+from flowrl.core.types import RewardBatch
+from rewards._common.scorer import first_line, to_pil
 
 WHO = "rewards.ocr"
 Reader = Callable[[Image.Image], str]
@@ -22,25 +22,31 @@ QUOTED = re.compile(r'"([^"]*)"')
 
 
 class ocr:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures [L, 3, H, W] in [0, 1] by the text on them -> [L] float32 in [0, 1]: 1 - edits / len(target).
+    """Score images [L, 3, H, W] in [0, 1] by the text on them -> [L] float32 in [0, 1]: 1 - edits
+    / len(target).
 
-    The target is the text between the first pair of double quotes of the prompt, or the record's `key`. White space
-    and case do not count; a target that is read anywhere scores 1; more edits than the target has letters score 0.
-    Flow-GRPO (2505.05470; yifan123/flow_grpo, flow_grpo/ocr.py).
+    The target is the text between the first pair of double quotes of the prompt, or the record's
+    `key`. White space and case do not count; a target that is read anywhere scores 1; more edits
+    than the target has letters score 0. Flow-GRPO (2505.05470; yifan123/flow_grpo,
+    flow_grpo/ocr.py).
 
-    **Differs:** the engine is RapidOCR (PP-OCRv6 small, Chinese and English) instead of PaddleOCR 2.9.1 English, so
-    that absolute numbers are not comparable. A picture on which the engine fails is NaN with a warning, and RewardError
-    if it fails on all: the public code scores it 0. All white space is removed, not blanks alone. One quote without
-    a second is an error here, the rest of the prompt there.
+    **Differs:** the engine is RapidOCR (PP-OCRv6 small, Chinese and English) instead of PaddleOCR
+    2.9.1 English, so that absolute numbers are not comparable. An image on which the engine fails
+    is NaN with a warning, and RewardError if it fails on all: the public code scores it 0. All
+    white space is removed, not blanks alone. One quote without a second is an error here, the rest
+    of the prompt there.
 
-    `confidence`: lines that the engine trusts no more than this are dropped. `threads`: 0 = as many as it likes.
+    `confidence`: lines that the engine trusts no more than this are dropped. `threads`: 0 = as many
+    as it likes.
     """
 
     def __init__(self, *, key: str = "", confidence: float = 0.0, threads: int = 0) -> None:
         if not 0 <= confidence < 1:
             raise ConfigError(f"{WHO}: confidence: expected a number in [0, 1), got {confidence}")
         if threads < 0:
-            raise ConfigError(f"{WHO}: threads: expected 0 (the engine chooses) or more, got {threads}")
+            raise ConfigError(
+                f"{WHO}: threads: expected 0 (the engine chooses) or more, got {threads}"
+            )
         self.key, self.confidence, self.threads = key, confidence, threads
         self._read: Reader | None = None  # made when first needed: the package is an extra
 
@@ -49,7 +55,8 @@ class ocr:  # noqa: N801 - configs name rewards in lower case
         target_of(record["prompt"], record, self.key, where)
 
     def probe(self) -> None:
-        """Let the engine read a word. Raises RunError if the package or its models are missing, or it reads nothing."""
+        """Let the engine read a word. Raises RunError if the package or its models are missing, or
+        it reads nothing."""
         card = Image.new("RGB", (256, 96), "white")
         ImageDraw.Draw(card).text((24, 20), "flow", fill="black", font=ImageFont.load_default(48))
         try:
@@ -57,23 +64,32 @@ class ocr:  # noqa: N801 - configs name rewards in lower case
         except RunError:
             raise
         except Exception as error:
-            raise RunError(f"{WHO}: the OCR engine failed on a test picture: {_first(error)}") from error
+            raise RunError(
+                f"{WHO}: the OCR engine failed on a test image: {first_line(error)}"
+            ) from error
         if not fold(found):
-            raise RunError(f'{WHO}: the OCR engine read nothing on a test picture of the word "flow"')
+            raise RunError(f'{WHO}: the OCR engine read nothing on a test image of the word "flow"')
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Read and compare. Raises DataError for a prompt without target, RewardError if every reading fails."""
-        rows = zip(batch.prompts, batch.meta, strict=True)
-        targets = [target_of(p, meta, self.key, f"{WHO}: prompt {p!r}") for p, meta in rows]
+        """Read and compare. Raises DataError for a prompt without target, RewardError if every
+        reading fails."""
+        # what should be read
+        targets = []
+        for prompt, record in zip(batch.prompts, batch.meta, strict=True):
+            targets.append(target_of(prompt, record, self.key, f"{WHO}: prompt {prompt!r}"))
+        # what is read; an engine may raise anything, and one odd image must not end a run
         read, failures, scores = self._reader(), [], []
         for place, (image, target) in enumerate(zip(to_pil(batch.images), targets, strict=True)):
             try:
                 scores.append(similarity(read(image), target))
-            except Exception as error:  # an engine may raise anything; one odd picture must not end a run
-                failures.append(f"picture {place} ({target!r}): {_first(error)}")
+            except Exception as error:
+                failures.append(f"image {place} ({target!r}): {first_line(error)}")
                 scores.append(math.nan)
+        # all failed is an error, some is a warning
         if failures and len(failures) == len(scores):
-            raise RewardError(f"{WHO}: the OCR engine failed on all {len(scores)} pictures; {failures[0]}")
+            raise RewardError(
+                f"{WHO}: the OCR engine failed on all {len(scores)} images; {failures[0]}"
+            )
         for failure in failures:
             warnings.warn(f"{WHO}: not scored (NaN): {failure}", RuntimeWarning, stacklevel=2)
         return torch.tensor(scores, dtype=torch.float32)
@@ -85,7 +101,8 @@ class ocr:  # noqa: N801 - configs name rewards in lower case
 
 
 def target_of(prompt: str, record: dict[str, Any], key: str, where: str) -> str:
-    """Return the text that a picture should show. Raises DataError naming `where` if there is none."""
+    """Return the text that an image should show. Raises DataError naming `where` if there is
+    none."""
     if key:
         target = record.get(key)
         if not isinstance(target, str):
@@ -94,8 +111,8 @@ def target_of(prompt: str, record: dict[str, Any], key: str, where: str) -> str:
         quoted = QUOTED.search(prompt)
         if quoted is None:
             raise DataError(
-                f'{where}: expected the text to be drawn in straight double quotes, like a sign that says "OPEN", '
-                f"got {prompt!r}; or name the record's field of it with `key`"
+                f"{where}: expected the text to be drawn in straight double quotes, like a sign "
+                f'that says "OPEN", got {prompt!r}; or name the field of the record with `key`'
             )
         target = quoted[1]
     if not fold(target):
@@ -109,7 +126,8 @@ def fold(text: str) -> str:
 
 
 def similarity(found: str, target: str) -> float:
-    """Return 1 - min(edits, n) / n in [0, 1] for a target of n letters; 1 if `found` has it anywhere."""
+    """Return 1 - min(edits, n) / n in [0, 1] for a target of n letters; 1 if `found` has it
+    anywhere."""
     found, target = fold(found), fold(target)
     if target in found:
         return 1.0
@@ -128,15 +146,17 @@ def edit_distance(a: str, b: str) -> int:
 
 def _rapidocr(confidence: float, threads: int) -> Reader:
     try:
-        import onnxruntime  # noqa: F401 - RapidOCR names it only when the first picture comes
+        import onnxruntime  # noqa: F401 - RapidOCR names it only when the first image comes
         from rapidocr import RapidOCR
     except ImportError as error:
-        raise RunError(f"{WHO}: expected rapidocr and onnxruntime ({error}): pip install 'flowrl[ocr]'") from error
+        raise RunError(
+            f"{WHO}: expected rapidocr and onnxruntime ({error}): pip install 'flowrl[ocr]'"
+        ) from error
     engine = RapidOCR(
         params={
             "Global.text_score": 0.0,
             "Global.use_cls": False,  # no turning of lines by 180 degrees, as in Flow-GRPO
-            "Global.log_level": "error",  # else a line per picture without text
+            "Global.log_level": "error",  # else a line per image without text
             "EngineConfig.onnxruntime.intra_op_num_threads": threads or -1,
         }
     )
@@ -147,7 +167,3 @@ def _rapidocr(confidence: float, threads: int) -> Reader:
         return "".join(text for text, score in lines if score > confidence)
 
     return read
-
-
-def _first(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -1,8 +1,8 @@
-"""Reward pictures by how often they win against the other pictures of their prompt, by any judge of pairs."""
+"""Reward images by how often they win against the other images of their prompt, by any judge of
+pairs."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -14,24 +14,33 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flowrl.errors import ConfigError, RunError
-from flowrl.types import Probed, RewardBatch
-from rewards._pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.nearest import unknown
+from flowrl.core.types import RewardBatch, RewardWithProbe
+from rewards._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
 
 _NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
 
 
 @runtime_checkable
 class _Compares(Protocol):
-    def compare(self, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]) -> Tensor: ...
+    def compare(
+        self, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]
+    ) -> Tensor: ...
 
 
 @runtime_checkable
 class _ComparesPlaces(Protocol):
-    """A judge that takes places of pictures instead of copies: a picture is prepared once, not once per pair."""
+    """A judge that takes places of images instead of copies: an image is prepared once, not once
+    per pair."""
 
     def compare_pairs(
-        self, images: Tensor, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]
+        self,
+        images: Tensor,
+        first: Tensor,
+        second: Tensor,
+        prompts: list[str],
+        meta: list[dict[str, Any]],
     ) -> Tensor: ...
 
 
@@ -46,38 +55,49 @@ class _Learns(Protocol):
 
 
 class win_rate:  # noqa: N801 - configs name rewards in lower case
-    """Score pictures by their mean result against the others of their group -> [L] float32 in [0, 1], NaN unanswered.
+    """Score images by their mean result against the others of their group -> [L] float32 in [0,
+    1], NaN unanswered.
 
-    A win counts 1, a tie .5, a missing pair not at all. If every pair is answered, a group of G sums to G/2. `judge` is
-    {fn: reward file, its arguments}: one with `compare` is asked about pairs, any other scores single pictures and the
-    higher score wins. `swap`: ask in both orders and average; orders that disagree make a tie. `max_pairs`: compare
-    only so many pairs per group, chosen by `seed` and the pixels. Source: Pref-GRPO (2508.20751), its code at 3e787f6.
+    A win counts 1, a tie .5, a missing pair not at all. If every pair is answered, a group of G
+    sums to G/2. `judge` is {fn: reward file, its arguments}: one with `compare` is asked about
+    pairs, any other scores single images and the higher score wins. `swap`: ask in both orders
+    and average; orders that disagree make a tie. `max_pairs`: compare only so many pairs per group,
+    chosen by `seed` and the pixels. Source: Pref-GRPO (2508.20751), its code at 3e787f6.
 
-    **Differs:** the code asks in one order, i < j (`swap: false` does the same); there an unreadable answer is a tie
-    and a failed request ends the run, here both are missing; there rates are rounded to 3 decimals, here they are not.
-    Raises ConfigError for a judge that cannot be made, RunError for one that returns something else than verdicts.
+    **Differs:** the code asks in one order, i < j (`swap: false` does the same); there an
+    unreadable answer is a tie and a failed request ends the run, here both are missing; there rates
+    are rounded to 3 decimals, here they are not. Raises ConfigError for a judge that cannot be
+    made, RunError for one that returns something else than verdicts.
     """
 
     def __init__(
-        self, *, judge: dict[str, Any], swap: bool = True, max_pairs: int | None = None, seed: int = 0
+        self,
+        *,
+        judge: dict[str, Any],
+        swap: bool = True,
+        max_pairs: int | None = None,
+        seed: int = 0,
     ) -> None:
         if max_pairs is not None and max_pairs < 1:
-            raise ConfigError(f"rewards.win_rate: max_pairs: expected 1 or more, or null for all, got {max_pairs}")
+            raise ConfigError(
+                f"rewards.win_rate: max_pairs: expected 1 or more, or null for all, got {max_pairs}"
+            )
         self.judge = _make(judge)
         self.swap, self.max_pairs, self.seed = swap, max_pairs, seed
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Let a judge of single pictures refuse a record, before the first picture is made."""
+        """Let a judge of single images refuse a record, before the first image is made."""
         if isinstance(self.judge, _Checks) and not isinstance(self.judge, _Compares):
             self.judge.check_record(record, where)
 
     def probe(self) -> None:
         """Let the judge say whether it can answer."""
-        if isinstance(self.judge, Probed):
+        if isinstance(self.judge, RewardWithProbe):
             self.judge.probe()
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Compare pictures [L, 3, H, W] within their groups, all in one call of the judge -> win rates [L]."""
+        """Compare images [L, 3, H, W] within their groups, all in one call of the judge -> win
+        rates [L]."""
         group = batch.group.cpu()
         if self.max_pairs is None:
             first, second = all_pairs(group)
@@ -92,9 +112,11 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
         if not isinstance(self.judge, _Compares):
             score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
             return verdict(score[first], score[second])
-        asked, against = (first, second) if not self.swap else (torch.cat([first, second]), torch.cat([second, first]))
+        if not self.swap:
+            return _checked(_ask(self.judge, batch, first, second), len(first), bound=1)
+        asked, against = torch.cat([first, second]), torch.cat([second, first])
         outcome = _checked(_ask(self.judge, batch, asked, against), len(asked), bound=1)
-        return both_orders(*outcome.chunk(2)) if self.swap else outcome
+        return both_orders(*outcome.chunk(2))
 
 
 def _ask(judge: _Compares, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:
@@ -109,55 +131,72 @@ def _checked(answer: Tensor, count: int, bound: float) -> Tensor:
     answer = answer.detach().cpu().double()
     low = -bound if bound == torch.inf else 0
     if answer.shape != (count,):
-        raise RunError(f"rewards.win_rate: expected {count} answers of the judge, got shape {list(answer.shape)}")
+        raise RunError(
+            f"rewards.win_rate: expected {count} answers of the judge, got shape "
+            f"{list(answer.shape)}"
+        )
     wrong = answer.isinf() | (answer < low) | (answer > bound)
     if bool(wrong.any()):
         expected = "finite scores" if bound == torch.inf else "verdicts in [0, 1]"
-        raise RunError(f"rewards.win_rate: expected {expected} or NaN of the judge, got {answer[wrong][0].item()}")
+        raise RunError(
+            f"rewards.win_rate: expected {expected} or NaN of the judge, got "
+            f"{answer[wrong][0].item()}"
+        )
     return answer
 
 
 def _make(judge: dict[str, Any]) -> Any:
+    # the arguments that a config may set
     where = "rewards.win_rate: judge"
     given = {name: value for name, value in judge.items() if name != "fn"}
     cls = _find(judge.get("fn"), where)
-    takes = {n: p for n, p in inspect.signature(cls).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    own = inspect.signature(cls).parameters
+    takes = {n: p for n, p in own.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     hints = typing.get_type_hints(cls.__init__)
+    # each one given is known and of its type, none is missing
     for name, value in given.items():
         if name not in takes:
-            raise ConfigError(f"{where}: {cls.__name__} has no argument {name!r}{_near(name, list(takes))}")
+            raise ConfigError(f"{where}: {cls.__name__} {unknown(name, takes, 'argument')}")
         if not _fits(value, hints.get(name, Any)):
             raise ConfigError(f"{where}.{name}: expected {takes[name].annotation}, got {value!r}")
-    missing = [n for n, p in takes.items() if p.default is inspect.Parameter.empty and n not in given]
+    needed = [n for n, p in takes.items() if p.default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in given]
     if missing:
-        raise ConfigError(f"{where}: {cls.__name__} needs {' and '.join(missing)}; it takes {', '.join(takes)}")
+        raise ConfigError(
+            f"{where}: {cls.__name__} needs {' and '.join(missing)}; it takes {', '.join(takes)}"
+        )
+    # one that learns would lose its training rounds and state in here
     made = cls(**given)
-    if isinstance(made, _Learns):  # its training rounds and state would be lost in here
-        raise ConfigError(f"{where}: {cls.__name__} learns, which a judge cannot; use it as a reward of its own")
+    if isinstance(made, _Learns):
+        raise ConfigError(
+            f"{where}: {cls.__name__} learns, which a judge cannot; use it as a reward of its own"
+        )
     return made
 
 
 def _find(fn: Any, where: str) -> type[Any]:
     """Return the reward class of that name; nothing outside the package `rewards` can be named."""
+    # the name
     match = _NAME.fullmatch(fn) if isinstance(fn, str) else None
     if match is None:
-        raise ConfigError(f"{where}.fn: expected the name of a file in rewards/, such as pickscore or vlm, got {fn!r}")
-    file, name = match["file"], match["cls"] or match["file"]
+        raise ConfigError(
+            f"{where}.fn: expected the name of a file in rewards/, such as pickscore or vlm, got "
+            f"{fn!r}"
+        )
+    file, cls_name = match["file"], match["cls"] or match["file"]
+    # a file or folder of rewards/, but not this one
     package = importlib.import_module("rewards")
-    files = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
-    files = [found for found in files if found != "win_rate"]
+    found = [info.name for info in pkgutil.iter_modules(package.__path__)]
+    files = [name for name in found if not name.startswith("_") and name != "win_rate"]
     if file not in files:
-        raise ConfigError(f"{where}.fn: no judge {file!r} in rewards/{_near(file, files)}")
+        raise ConfigError(f"{where}.fn: rewards/ {unknown(file, files, 'judge')}")
+    # its class; what it imports is not its own
     module = importlib.import_module(f"rewards.{file}")
-    cls = vars(module).get(name)
-    if not inspect.isclass(cls) or cls.__module__ != module.__name__:  # what a file imports is not its own
-        raise ConfigError(f"{where}.fn: rewards/{file}.py has no class {name!r} of its own")
+    cls = vars(module).get(cls_name)
+    home = str(getattr(cls, "__module__", ""))
+    if not inspect.isclass(cls) or not f"{home}.".startswith(f"{module.__name__}."):
+        raise ConfigError(f"{where}.fn: rewards/{file} has no class {cls_name!r} of its own")
     return cls
-
-
-def _near(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(names) or 'none'}"
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -167,5 +206,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal or hint is Any:
         return hint is Any or value in args
     if hint in (int, float):
-        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+        numbers = (int, float) if hint is float else int
+        return isinstance(value, numbers) and not isinstance(value, bool)
     return isinstance(value, origin or hint)

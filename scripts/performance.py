@@ -1,9 +1,11 @@
-"""Measure a config on this machine's GPU, at real size with random weights: seconds by phase, pictures/s, MFU, memory.
+"""Measure a config on this machine's GPU, at real size with random weights: seconds by phase,
+images/s, MFU, memory.
 
     python scripts/performance.py sd3/flow_grpo train.prompts=4 --sync-check
     python scripts/performance.py flux/flow_grpo train.prompts=2
 
-Writes assets/results/performance-<model>.json. Nothing is downloaded: the architectures come with flowrl.
+Writes assets/results/performance-<model>.json. Nothing is downloaded: the architectures come with
+flowrl.
 """
 
 from __future__ import annotations
@@ -12,23 +14,33 @@ import argparse
 import sys
 from pathlib import Path
 
-from flowrl.config import load_config
-from flowrl.errors import FlowRLError
-from flowrl.loop import write_json
-from flowrl.performance import measure, table
+from flowrl.config.load import load_config
+from flowrl.core.errors import FlowRLError
+from flowrl.core.files import write_json
+from flowrl.cost.throughput import measure, table
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
 
 def main() -> int:
     """Measure, print and write -> exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", help="key.subkey=value")
-    parser.add_argument("--iterations", type=int, default=2, help="after a warm-up (default: %(default)s)")
-    parser.add_argument("--vae", action="store_true", help="decode with a VAE of random weights, too")
-    parser.add_argument("--sync-check", action="store_true", help="the host must not wait inside the sampling loop")
-    parser.add_argument("--json", type=Path, help="default: assets/results/performance-<model>.json")
+    parser.add_argument(
+        "--iterations", type=int, default=2, help="after a warm-up (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vae", action="store_true", help="decode with a VAE of random weights, too"
+    )
+    parser.add_argument(
+        "--sync-check", action="store_true", help="the host must not wait inside the sampling loop"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="default: assets/results/performance-<model>.json"
+    )
     args = parser.parse_args()
     try:
         result = measure(

@@ -1,10 +1,12 @@
-"""Train one config with several seeds, and write the result file and the figures that the README shows.
+"""Train one config with several seeds, and write the result file and the figures that the README
+shows.
 
     python scripts/reproduce.py shapes/flow_grpo --seeds 0 1 2
 
-Runs one seed after the other into runs/<name>-seed<N>; seeds that are done are not run again, a stopped one goes on.
-Writes assets/results/<name>.json (each seed's summary, held-out curve and machine, the mean gain and its spread) and,
-into assets/figures/, the learning curves of all seeds and pictures before and after of the first one.
+Runs one seed after the other into runs/<name>-seed<N>; seeds that are done are not run again, a
+stopped one goes on. Writes assets/results/<name>.json (each seed's summary, held-out curve and
+machine, the mean gain and its spread) and, into assets/figures/, the learning curves of all seeds
+and images before and after of the first one.
 """
 
 from __future__ import annotations
@@ -17,28 +19,45 @@ from statistics import mean, stdev
 from typing import Any
 
 import flowrl
-from flowrl import checkpoint
-from flowrl.config import load_config
-from flowrl.figures import load_strip, pairs_figure, sample_files, save_png
-from flowrl.loop import write_json
-from flowrl.report import compare_curves
+from flowrl.config.load import load_config
+from flowrl.core.files import write_json
+from flowrl.evaluation.image_grids import load_strip, pairs_figure, save_png
+from flowrl.runs.report.curves import compare_curves
+from flowrl.runs.report.run_grid import sample_files
+from flowrl.training import checkpoint
 
-T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
+T975 = {
+    1: 12.706,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    9: 2.262,
+}  # Student's t
 
 
 def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[str, Any]:
     """Train one seed, or take what is there already, if it is of this very config."""
     wanted = load_config(config, [*overrides, f"seed={seed}"])
     if (run / "config.yaml").exists() and load_config(run / "config.yaml").dump() != wanted.dump():
-        raise SystemExit(f"{run} holds a run of another config; move it away, or name another folder with --runs")
+        raise SystemExit(
+            f"{run} holds a run of another config; move it away, or name another folder with --runs"
+        )
     if not (run / "summary.json").exists():
         resume = run.exists() and checkpoint.latest(run) is not None
         began = time.perf_counter()
         flowrl.train(wanted, run, resume=resume)
-        if not resume:  # what a user waits for, from loading the model to the last picture
+        if not resume:  # what a user waits for, from loading the model to the last image
             write_json(run / "wall.json", {"minutes": (time.perf_counter() - began) / 60})
     summary = json.loads((run / "summary.json").read_text())
-    wall = json.loads((run / "wall.json").read_text()) if (run / "wall.json").exists() else {"minutes": None}
+    wall = (
+        json.loads((run / "wall.json").read_text())
+        if (run / "wall.json").exists()
+        else {"minutes": None}
+    )
     made = json.loads((run / "environment.json").read_text())
     rows = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
     curve = {row["iteration"]: row[row["score"]] for row in rows}
@@ -48,7 +67,9 @@ def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[
 def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """Put the seeds' summaries together; the interval is Student's, over seeds."""
     gains = [s["gain"] for s in summaries]
-    half = T975[len(gains) - 1] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+    half = (
+        T975[len(gains) - 1] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+    )
     score = summaries[0]["before"]["score"]
     return {
         "name": summaries[0]["name"],
@@ -56,7 +77,9 @@ def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
         "before": mean(s["before"][score] for s in summaries),
         "after": mean(s["after"][score] for s in summaries),
         "gain": mean(gains),
-        "gain_interval_over_seeds": [mean(gains) - half, mean(gains) + half] if len(gains) > 1 else None,
+        "gain_interval_over_seeds": [mean(gains) - half, mean(gains) + half]
+        if len(gains) > 1
+        else None,
         "gains": gains,
         "minutes": [round(s["wall_minutes"] or s["seconds"] / 60, 2) for s in summaries],
         "seeds": summaries,
@@ -64,7 +87,9 @@ def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", default="shapes/flow_grpo")
     parser.add_argument("overrides", nargs="*", help="key.subkey=value")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -73,7 +98,10 @@ def main() -> None:
     args = parser.parse_args()
     name = load_config(args.config, args.overrides).name
     folders = [args.runs / f"{name}-seed{seed}" for seed in args.seeds]
-    rows = [train_seed(args.config, args.overrides, s, run) for s, run in zip(args.seeds, folders, strict=True)]
+    rows = [
+        train_seed(args.config, args.overrides, s, run)
+        for s, run in zip(args.seeds, folders, strict=True)
+    ]
     result = collect(rows)
     figures = args.out / "figures"
     figures.mkdir(parents=True, exist_ok=True)
@@ -85,8 +113,14 @@ def main() -> None:
     before, after = (load_strip(strips[k], len(prompts)) for k in (min(strips), max(strips)))
     save_png(pairs_figure(before, after, prompts, blocks=4), figures / f"{name}-before-after.png")
     low, high = result["gain_interval_over_seeds"] or (float("nan"), float("nan"))
-    print(f"{result['score']}: {result['before']:.3f} -> {result['after']:.3f}, gain {result['gain']:+.3f}")
-    print(f"95 % interval of the gain over seeds {low:+.3f} to {high:+.3f}, minutes {result['minutes']}")
+    print(
+        f"{result['score']}: {result['before']:.3f} -> {result['after']:.3f}, gain "
+        f"{result['gain']:+.3f}"
+    )
+    print(
+        f"95 % interval of the gain over seeds {low:+.3f} to {high:+.3f}, minutes "
+        f"{result['minutes']}"
+    )
 
 
 if __name__ == "__main__":

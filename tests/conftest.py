@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so before any test module is
+os.environ["HF_HUB_OFFLINE"] = (
+    "1"  # read when huggingface_hub is imported, so before any test module is
+)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+if TYPE_CHECKING:
+    from adapterkit import Folders
+
+pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
 TIERS = ("unit", "integration", "learning")
 
@@ -15,10 +23,21 @@ torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call a test without a tier a unit test, so that ``-m unit`` selects it; a test cannot be in two tiers."""
+    """Call a test without a tier a unit test, so that ``-m unit`` selects it; a test cannot be in
+    two tiers."""
     for item in items:
         found = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
         if len(found) > 1:
-            raise pytest.UsageError(f"{item.nodeid} is in several tiers: {', '.join(sorted(found))}")
+            raise pytest.UsageError(
+                f"{item.nodeid} is in several tiers: {', '.join(sorted(found))}"
+            )
         if not found:
             item.add_marker("unit")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Tiny pipelines, saved once for all tests of the adapters."""
+    from adapterkit import Folders  # only where it is asked for: it imports diffusers
+
+    return Folders(tmp_path_factory.mktemp("models"))

@@ -1,0 +1,1 @@
+"""Velocity fields over diffusers pipelines, and what they share."""

@@ -1,4 +1,5 @@
-"""Find a diffusers pipeline (folder or Hugging Face id), check its parts and load it; a failure is one ModelError."""
+"""Find a diffusers pipeline (folder or Hugging Face id), check its parts and load it; a failure is
+one ModelError."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ import transformers
 from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
-from flowrl.devices import DTYPES
-from flowrl.errors import ConfigError, ModelError
-from flowrl.resources import resource
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.shipped_files import resource
 
+CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
+T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 
@@ -37,7 +39,9 @@ class Loaded(NamedTuple):
     pipeline: Any
     folder: Path
     encoders: tuple[str, ...]  # names of the text encoders that it is made for
-    read_encoders: Callable[[], Any]  # load them into another, otherwise empty, pipeline of the class
+    read_encoders: Callable[
+        [], Any
+    ]  # load them into another, otherwise empty, pipeline of the class
 
 
 def load_pipeline(
@@ -52,20 +56,24 @@ def load_pipeline(
     quantization: Any = None,
     with_encoders: bool = True,
 ) -> Loaded:
-    """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote code.
+    """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote
+    code.
 
-    ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out`` are not loaded;
-    ``network`` is the part whose weights must all be there, and ``quantization`` diffusers' settings to quantise it by
-    (bitsandbytes does so on the accelerator). Without ``with_encoders`` the text encoders are checked, not loaded.
-    Raise ModelError if the folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights
-    that are corrupt or incomplete.
+    ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out``
+    are not loaded; ``network`` is the part whose weights must all be there, and ``quantization``
+    diffusers' settings to quantise it by (bitsandbytes does so on the accelerator). Without
+    ``with_encoders`` the text encoders are checked, not loaded. Raise ModelError if the folder or
+    id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
+    or incomplete.
     """
     source = locate(path)
     folder = source if isinstance(source, Path) else _download(pipeline_class, source)
     index = _read_index(folder, pipeline_class.__name__)
     wanted = {name: entry for name, entry in index.items() if name not in leave_out}
     absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
-    stored = {name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent}
+    stored = {
+        name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent
+    }
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
     read = partial(_read, pipeline_class, folder, dtype={"default": dtype, **dtypes})
     pipeline = read(absent + [*encoders] * (not with_encoders), quantization=quantization)
@@ -75,7 +83,12 @@ def load_pipeline(
 
 
 def _read(
-    pipeline_class: Any, folder: Path, absent: list[str], *, dtype: dict[str, torch.dtype], quantization: Any = None
+    pipeline_class: Any,
+    folder: Path,
+    absent: list[str],
+    *,
+    dtype: dict[str, torch.dtype],
+    quantization: Any = None,
 ) -> Any:
     """Let diffusers read a checked folder without the parts in ``absent``. Raise ModelError."""
     try:
@@ -88,19 +101,23 @@ def _read(
             # diffusers counts a null part of its signature as missing unless it is passed by name.
             **dict.fromkeys(absent),
         )
-    except Exception as error:  # the libraries raise every kind; to the user they all mean a folder that does not load
-        raise ModelError(f"{folder}: {pipeline_class.__name__} could not be loaded: {first_line(error)}") from error
+    except Exception as error:  # the libraries raise every kind
+        raise ModelError(
+            f"{folder}: {pipeline_class.__name__} could not be loaded: {first_line(error)}"
+        ) from error
 
 
 def locate(path: str) -> Path | str:
-    """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id (owner/name)."""
+    """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id
+    (owner/name)."""
     try:
         folder = resource(path)
     except ConfigError as error:
         if _HUB_ID.fullmatch(path) and not path.startswith(("assets/", "configs/")):
             return path
         raise ModelError(
-            f"no model at {path!r}: expected a folder with a model_index.json or a Hugging Face id such as"
+            f"no model at {path!r}: expected a folder with a model_index.json or a Hugging Face id "
+            "such as"
             f" 'owner/name'. {error}"
         ) from error
     if not folder.is_dir():
@@ -108,27 +125,23 @@ def locate(path: str) -> Path | str:
     return folder
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it, else float32."""
-    if name != "auto":
-        return DTYPES[name]
-    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
-    return torch.bfloat16 if fast else torch.float32
-
-
 def _download(pipeline_class: Any, repo: str) -> Path:
-    """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its gigabytes."""
+    """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its
+    gigabytes."""
     try:
         index = hf_hub_download(repo, "model_index.json")
         _read_index(Path(index).parent, pipeline_class.__name__)
         return Path(pipeline_class.download(repo, use_safetensors=True))
     except ModelError:
         raise
-    except Exception as error:  # offline, gated, misspelt, rate-limited: one message with the ways out
+    except (
+        Exception
+    ) as error:  # offline, gated, misspelt, rate-limited: one message with the ways out
         raise ModelError(
-            f"{repo!r} is no folder here and could not be fetched from the Hugging Face hub: {first_line(error)}."
-            " Check the spelling and the network (HF_HUB_OFFLINE must not be 1), log in with `hf auth login` if the"
+            f"{repo!r} is no folder here and could not be fetched from the Hugging Face hub: "
+            f"{first_line(error)}."
+            " Check the spelling and the network (HF_HUB_OFFLINE must not be 1), log in with `hf "
+            "auth login` if the"
             " model is gated, or give the path of a folder"
         ) from error
 
@@ -136,17 +149,24 @@ def _download(pipeline_class: Any, repo: str) -> Path:
 def _read_index(folder: Path, expected: str) -> dict[str, Any]:
     file = folder / "model_index.json"
     if not file.is_file():
-        raise ModelError(f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it")
+        raise ModelError(
+            f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it"
+        )
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{file}: not valid JSON: {error}") from error
     found = index.get("_class_name") if isinstance(index, dict) else None
     if found != expected:
-        raise ModelError(f"{file}: expected _class_name {expected!r}, got {found!r}; this model needs another adapter")
+        raise ModelError(
+            f"{file}: expected _class_name {expected!r}, got {found!r}; this model needs another "
+            "adapter"
+        )
     broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
     if broken:
-        raise ModelError(f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}")
+        raise ModelError(
+            f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}"
+        )
     return dict(index)
 
 
@@ -155,7 +175,8 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -
     for name, entry in index.items():
         if isinstance(entry, list) and entry[0] not in (None, "diffusers", "transformers"):
             raise ModelError(
-                f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only code of diffusers"
+                f"{folder / 'model_index.json'}: {name} comes from {entry[0]!r}; flowrl runs only "
+                "code of diffusers"
                 " and transformers, never code that a model brings along"
             )
     absent = []
@@ -166,12 +187,15 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -
             absent.append(name)
         elif found not in part.classes:
             wanted = " or ".join(part.classes)
-            raise ModelError(f"{folder / 'model_index.json'}: expected {name} to be {wanted}, got {found!r}")
+            raise ModelError(
+                f"{folder / 'model_index.json'}: expected {name} to be {wanted}, got {found!r}"
+            )
     return absent
 
 
 def _check_part(folder: Path, kind: str) -> set[str]:
-    """Check that one part's files are there and readable; return the names of its stored tensors."""
+    """Check that one part's files are there and readable; return the names of its stored
+    tensors."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
     if "Tokenizer" in kind:
@@ -191,7 +215,8 @@ def _stored_tensors(folder: Path) -> set[str]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(
-            f"{folder}: no *.safetensors file; flowrl never unpickles weights. Load the model once with diffusers and"
+            f"{folder}: no *.safetensors file; flowrl never unpickles weights. Load the model once "
+            "with diffusers and"
             " save it with save_pretrained(folder, safe_serialization=True)"
         )
     names: set[str] = set()
@@ -199,8 +224,12 @@ def _stored_tensors(folder: Path) -> set[str]:
         try:
             with safe_open(file, framework="pt") as tensors:
                 names.update(tensors.keys())
-        except Exception as error:  # SafetensorError and OSError alike: torn, truncated or unreadable
-            raise ModelError(f"{file}: corrupt or truncated: {first_line(error)}; copy the file again") from error
+        except (
+            Exception
+        ) as error:  # SafetensorError and OSError alike: torn, truncated or unreadable
+            raise ModelError(
+                f"{file}: corrupt or truncated: {first_line(error)}; copy the file again"
+            ) from error
     return names
 
 
@@ -216,7 +245,10 @@ def _check_complete(folder: Path, needed: set[str], stored: set[str]) -> None:
     missing = sorted(needed - stored)
     if missing:
         shown = ", ".join(missing[:3])
-        raise ModelError(f"{folder}: {len(missing)} tensors are missing from its safetensors files, such as {shown}")
+        raise ModelError(
+            f"{folder}: {len(missing)} tensors are missing from its safetensors files, such as "
+            f"{shown}"
+        )
 
 
 def first_line(error: BaseException) -> str:
@@ -227,7 +259,8 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to know."""
+    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
+    know."""
     logs = (diffusers.utils.logging, transformers.utils.logging)
     before = [log.get_verbosity() for log in logs]
     try:

@@ -8,37 +8,44 @@ from typing import Any
 import torch
 from diffusers import BitsAndBytesConfig, PipelineQuantizationConfig, TorchAoConfig
 
-from flowrl.errors import ModelError
+from flowrl.core.errors import ModelError
 
 PACKAGES = {"nf4": "bitsandbytes", "int8": "torchao"}
 NF4_DEVICES = ("cuda",)  # where diffusers loads bitsandbytes' weights
 
 
 def quantization(name: str, network: str, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return diffusers' settings that quantise the linear layers of the part ``network``; None for ``none``.
+    """Return diffusers' settings that quantise the linear layers of the part ``network``; None for
+    ``none``.
 
-    ``nf4`` is QLoRA's 4-bit type (2305.14314) by bitsandbytes, ``int8`` rounds weights only, by torchao.
-    **Differs:** bitsandbytes' own int8 also quantises activations, by what the rows of a batch have in common: a
-    log-prob would depend on which samples are evaluated together.
-    Raise ModelError if the package is missing, or the device is not one that it works on.
+    ``nf4`` is QLoRA's 4-bit type (2305.14314) by bitsandbytes, ``int8`` rounds weights only, by
+    torchao. **Differs:** bitsandbytes' own int8 also quantises activations, by what the rows of a
+    batch have in common: a log-prob would depend on which samples are evaluated together. Raise
+    ModelError if the package is missing, or the device is not one that it works on.
     """
     if name == "none":
         return None
     if name == "nf4" and device.type not in NF4_DEVICES:
         raise ModelError(
-            f"runtime.quantize: 'nf4' needs a CUDA device, got {device}: diffusers loads bitsandbytes' weights"
+            f"runtime.quantize: 'nf4' needs a CUDA device, got {device}: diffusers loads "
+            "bitsandbytes' weights"
             " nowhere else. 'int8' works here"
         )
     if importlib.util.find_spec(PACKAGES[name]) is None:
         raise ModelError(
-            f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: pip install 'flowrl[quant]', or leave it"
+            f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: pip install "
+            "'flowrl[quant]', or leave it"
             " at none"
         )
-    return PipelineQuantizationConfig(quant_mapping={network: _nf4(dtype) if name == "nf4" else _int8()})
+    return PipelineQuantizationConfig(
+        quant_mapping={network: _nf4(dtype) if name == "nf4" else _int8()}
+    )
 
 
 def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
 
 
 def _int8() -> TorchAoConfig:

@@ -2,194 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 from diffusers import StableDiffusion3Pipeline
-from torch import Tensor, nn
+from pydantic.dataclasses import dataclass
+from torch import Tensor
 
-from flowrl.errors import ModelError
-from flowrl.models.core import Core, load
-from flowrl.models.flow_pipeline import (
-    check_configs,
-    check_decode_batch,
-    check_guidance,
-    check_size,
-    decode,
-    guided,
-    pipeline_sigmas,
+from flowrl.core.errors import ModelError
+from flowrl.core.types import Cond
+from flowrl.models.adapter import check_size
+from flowrl.models.flow_matching import FlowMatchingModel, check_configs
+from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, Part
+from flowrl.models.lora import JOINT_ATTENTION
+from flowrl.models.options import (
+    STRICT,
+    DecodeBatch,
+    Guidance,
+    PipelineOptions,
+    T5Tokens,
+    options_of,
 )
-from flowrl.models.loading import Part
-from flowrl.models.texts import check_tokens
-from flowrl.models.tuning import tuning_from
-from flowrl.types import Cond
+from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.tuning import tuning_of
 
-_CLIP = ("CLIPTokenizer", "CLIPTokenizerFast")
-_PARTS = {
+PARTS = {
     "transformer": Part(("SD3Transformer2DModel",)),
     "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
     "vae": Part(("AutoencoderKL",)),
     "text_encoder": Part(("CLIPTextModelWithProjection",)),
     "text_encoder_2": Part(("CLIPTextModelWithProjection",)),
     "text_encoder_3": Part(("T5EncoderModel",), optional=True),
-    "tokenizer": Part(_CLIP),
-    "tokenizer_2": Part(_CLIP),
-    "tokenizer_3": Part(("T5TokenizerFast", "T5Tokenizer"), optional=True),
+    "tokenizer": Part(CLIP_TOKENIZER),
+    "tokenizer_2": Part(CLIP_TOKENIZER),
+    "tokenizer_3": Part(T5_TOKENIZER, optional=True),
 }
 
 
-def sd3(
-    path: str,
-    *,
-    guidance: float = 1.0,
-    tune: str = "lora",
-    lora: dict[str, Any] | None = None,
-    layers: Sequence[str] | None = None,
-    dtype: str = "float32",
-    device: str = "auto",
-    negative_prompt: str = "",
-    t5: bool = True,
-    max_sequence_length: int = 256,
-    decode_batch: int = 64,
-    seed: int = 0,
-    runtime: dict[str, Any] | None = None,
-) -> SD3:
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SD3Options(PipelineOptions):
+    """The options of `sd3`; **Differs:** there is no skip-layer guidance, which the pipeline offers
+    for SD3.5 Medium."""
+
+    guidance: Guidance = 1.0  # above 1: classifier-free guidance, as in the pipeline
+    negative_prompt: str = ""
+    # off: zero tokens stand in the place of T5's, and about 10 GB are saved with SD3.5
+    t5: bool = True
+    max_sequence_length: T5Tokens = 256
+    decode_batch: DecodeBatch = 64
+
+    @property
+    def cfg_scale(self) -> float:
+        """Return the scale of classifier-free guidance."""
+        return self.guidance
+
+
+@options_of(SD3Options)
+def sd3(options: SD3Options) -> SD3:
     """Load an SD3 pipeline from a folder or a Hugging Face id, ready to sample and to train.
 
-    ``guidance`` above 1 turns classifier-free guidance on, as in the pipeline; ``tune`` is ``lora`` (options in
-    ``lora``, see models/lora.py), ``full`` (all weights, or those of the linear ``layers`` that are named by the rule
-    of ``lora.targets``) or ``none``; ``dtype`` is that of the frozen weights and the arithmetic (``auto``: bfloat16
-    where the device multiplies in it), trained weights are float32 always; ``t5`` off leaves the T5 encoder out (zero
-    tokens stand in its place, and about 10 GB are saved with SD3.5); ``max_sequence_length`` is the number of T5
-    tokens; ``seed`` draws the LoRA; ``runtime`` says how the network runs (see models/runtime.py).
-    **Differs:** there is no skip-layer guidance, which the pipeline offers for SD3.5 Medium.
-    Raise ConfigError for a wrong option, ModelError for a wrong model.
+    See `SD3Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
+    wrong model.
     """
-    check_guidance(guidance, negative_prompt)
-    check_tokens(max_sequence_length)
-    check_decode_batch(decode_batch)
-    tuning = tuning_from(tune=tune, lora=lora, layers=layers, dtype=dtype, device=device, seed=seed, runtime=runtime)
-    leave_out = () if t5 else ("text_encoder_3", "tokenizer_3")
-    loaded = load(StableDiffusion3Pipeline, path, _PARTS, tuning, leave_out=leave_out)
-    check_configs(loaded.pipeline, path, channels=loaded.pipeline.transformer.config.in_channels)
-    return SD3(
-        Core(loaded, tuning, t5_tokens=max_sequence_length),
-        guidance=guidance,
-        negative_prompt=negative_prompt,
-        max_sequence_length=max_sequence_length,
-        decode_batch=decode_batch,
-    )
+    tuning = tuning_of(options, JOINT_ATTENTION)
+    leave_out = () if options.t5 else ("text_encoder_3", "tokenizer_3")
+    loaded = load(StableDiffusion3Pipeline, options.path, PARTS, tuning, leave_out=leave_out)
+    channels = loaded.pipeline.transformer.config.in_channels
+    check_configs(loaded.pipeline, options.path, channels=channels)
+    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
+    return SD3(tuned, options)
 
 
-class SD3:
-    """A FlowModel around one StableDiffusion3Pipeline; see the FlowModel protocol for the contract."""
+class SD3(FlowMatchingModel[SD3Options]):
+    """A FlowModel around one StableDiffusion3Pipeline.
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        guidance: float,
-        negative_prompt: str,
-        max_sequence_length: int,
-        decode_batch: int,
-    ) -> None:
-        self.guidance = guidance
-        self.guided = guidance > 1  # StableDiffusion3Pipeline.do_classifier_free_guidance
-        self.dtype = core.tuning.dtype
-        self.autocast = core.tuning.autocast  # float32 master weights, arithmetic in dtype
-        self.negative_prompt = negative_prompt
-        self.max_sequence_length = max_sequence_length
-        self.decode_batch = decode_batch
-        self._core = core
-        self._pipeline = core.pipeline
-
-    @property
-    def transformer(self) -> Any:
-        """Return the network that is trained."""
-        return self._pipeline.transformer
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the network runs."""
-        return self._core.device
-
-    def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
-        """Return the StableDiffusion3Pipeline with the current weights (shared, not copied).
-
-        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its transformer is float32. With
-        ``offload`` its text encoders and VAE are on the CPU.
-        """
-        return self._core.whole()
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the trained parameters by their name in the transformer, in module order."""
-        return self._core.trainable()
+    With a ``shift`` its scheduler shifts twice at the low end of `sigmas`: it spreads the steps
+    over a table that is already shifted, then shifts them again. Conditioning is ``embeds`` [G,T,D]
+    and ``pooled`` [G,P]; without a T5 encoder the pipeline still appends ``max_sequence_length``
+    zero tokens to CLIP's 77.
+    """
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of a picture of ``height`` x ``width`` pixels. Raise ModelError."""
-        config = self.transformer.config
+        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
+        ModelError."""
+        config = self.network.config
         factor = self._pipeline.vae_scale_factor
         unit = factor * config.patch_size
         check_size(height, width, unit=unit)
         most = config.pos_embed_max_size
         if most and max(height, width) > most * unit:
-            raise ModelError(f"height and width may be at most {most * unit} pixels here, got {height} x {width}")
+            raise ModelError(
+                f"height and width may be at most {most * unit} pixels here, got {height} x {width}"
+            )
         return int(config.in_channels), height // factor, width // factor
 
-    def sigmas(self, steps: int, height: int, width: int) -> Tensor:
-        """Return the pipeline's own noise levels [S+1], float32 on the model's device, ending in 0.
-
-        With ``shift`` s the scheduler shifts twice at the low end: it spreads the steps over a table that is already
-        shifted, then shifts them again. A resolution-dependent shift is applied if the scheduler's config asks for it.
-        """
+    def _tokens(self, height: int, width: int) -> int:
         _, rows, columns = self.latent_shape(height, width)
-        patch = self.transformer.config.patch_size
-        tokens = (rows // patch) * (columns // patch)
-        return pipeline_sigmas(self._pipeline.scheduler, steps, tokens=tokens, device=self.device)
-
-    def encode(self, prompts: list[str]) -> Cond:
-        """Return ``embeds`` [G,T,D] and ``pooled`` [G,P], and both as ``negative_`` under guidance, on the device.
-
-        Without a T5 encoder the pipeline still appends ``max_sequence_length`` zero tokens to CLIP's 77.
-        """
-        negative = self.negative_prompt if self.guided else None
-        return self._core.encode(prompts, self._text, negative=negative)
-
-    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        """Return the guided velocity u + guidance (c - u), float32 [B,C,h,w], of x [B,C,h,w] at sigma [B].
-
-        The unconditional and the conditional half run as one batch, in the pipeline's order, and both are trained.
-        **Differs:** the halves are mixed in float32; the pipeline mixes them in the transformer's dtype.
-        """
-        if not self.guided:
-            return self._network(x, sigma, cond)
-        return guided(self._network, self.guidance, x, sigma, cond)
-
-    def decode(self, x0: Tensor) -> Tensor:
-        """Return pictures [B,3,H,W], float32 in [0,1], of latents [B,C,h,w]; ``decode_batch`` at a time."""
-        with self._core.vae_at_work():
-            return decode(self._pipeline, x0, decode_batch=self.decode_batch)
+        patch: int = self.network.config.patch_size
+        return (rows // patch) * (columns // patch)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        # The scheduler computes its timesteps by this product in float32; in another dtype the network would see
-        # another time than in the pipeline.
-        time = sigma.to(x.device, torch.float32) * self._pipeline.scheduler.config.num_train_timesteps
+        # The scheduler computes its timesteps by this product in float32; in another dtype the
+        # network would see another time than in the pipeline.
+        scale = self._pipeline.scheduler.config.num_train_timesteps
         named = {
             "hidden_states": x.to(self.dtype),
-            "timestep": time,
+            "timestep": sigma.to(x.device).float() * scale,
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "pooled_projections": cond["pooled"].to(self.dtype),
         }
-        return self._core.call(named=named)
+        return self._tuned.call(named=named)
 
-    def _text(self, prompt: str) -> dict[str, Tensor]:
+    def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _, pooled, _ = self._pipeline.encode_prompt(
             [prompt],
             None,
             None,
             device=self.device,
             do_classifier_free_guidance=False,
-            max_sequence_length=self.max_sequence_length,
+            max_sequence_length=self.options.max_sequence_length,
         )
         return {"embeds": embeds[0], "pooled": pooled[0]}

@@ -1,11 +1,10 @@
-"""Embeddings of prompts in a folder: one safetensors file per prompt, named by all that the numbers depend on."""
+"""Embeddings of prompts in a folder: one safetensors file per prompt, named by all that the numbers
+depend on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,32 +17,39 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowrl.errors import ConfigError, ModelError
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.files import replacing
 
 LAYOUT = 1  # of the files; another number makes all older ones unknown
-SMALL = 2**20  # bytes; larger files are hashed once and remembered
+SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # of files that decide what a part computes
 
 
 class TextCache:
     """The embeddings that one pipeline's encoders make with one set of settings.
 
-    A file's name is the sha256 of the prompt, the settings, the contents of the encoders' and tokenizers' files and the
-    versions of diffusers and transformers. It is written under another name and renamed, so that any number of runs may
-    share a folder; it carries a checksum, and one that is damaged is encoded again, with a warning.
+    A file's name is the sha256 of the prompt, the settings, the contents of the encoders' and
+    tokenizers' files and the versions of diffusers and transformers. It is written under another
+    name and renamed, so that any number of runs may share a folder; it carries a checksum, and one
+    that is damaged is encoded again, with a warning.
     """
 
     def __init__(self, folder: Path, *, parts: Iterable[Path], settings: dict[str, Any]) -> None:
-        """Hash the folders of a pipeline's ``parts``. Raise ConfigError if ``folder`` cannot be one, ModelError."""
+        """Hash the folders of a pipeline's ``parts``. Raise ConfigError if ``folder`` cannot be
+        one, ModelError."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"runtime.cache: {folder} cannot be a folder: {error.strerror or error}") from error
+            raise ConfigError(
+                f"runtime.cache: {folder} cannot be a folder: {error.strerror or error}"
+            ) from error
         self.folder, self._warned = folder, False
         versions = [LAYOUT, diffusers.__version__, transformers.__version__]
-        self._base = json.dumps([versions, settings, {part.name: _contents(part, folder) for part in parts}])
+        contents = {part.name: _contents(part) for part in parts}
+        self._base = json.dumps([versions, settings, contents])
 
     def get(self, prompt: str) -> dict[str, Tensor] | None:
-        """Return what was put for the prompt, bit for bit; None if nothing, or nothing that is whole."""
+        """Return what was put for the prompt, bit for bit; None if nothing, or nothing that is
+        whole."""
         file = self._file(prompt)
         if not file.exists():
             return None
@@ -56,22 +62,24 @@ class TextCache:
             reason = "its checksum does not fit"
         except Exception as error:  # SafetensorError and OSError alike
             reason = str(error)
-        warnings.warn(f"{file} is damaged ({reason}); the prompt {prompt!r} is encoded again", stacklevel=2)
+        warnings.warn(
+            f"{file} is damaged ({reason}); the prompt {prompt!r} is encoded again", stacklevel=2
+        )
         return None
 
     def put(self, prompt: str, tensors: dict[str, Tensor]) -> None:
         """Keep {name: tensor} for the prompt; warn, once, if the folder cannot be written."""
         file = self._file(prompt)
-        partial = file.with_name(f".{file.stem}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
         rows = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
-            file.parent.mkdir(exist_ok=True)
-            save_file(rows, partial, metadata={"prompt": prompt, "sha256": _checksum(rows)})
-            partial.replace(file)
-        except Exception as error:  # safetensors has errors of its own for a full disk
-            partial.unlink(missing_ok=True)
+            with replacing(file) as draft:
+                save_file(rows, draft, metadata={"prompt": prompt, "sha256": _checksum(rows)})
+        except Exception as error:
             if not self._warned:
-                warnings.warn(f"embeddings cannot be kept in {self.folder}: {error}; the run goes on", stacklevel=2)
+                warnings.warn(
+                    f"embeddings cannot be kept in {self.folder}: {error}; the run goes on",
+                    stacklevel=2,
+                )
             self._warned = True
 
     def _file(self, prompt: str) -> Path:
@@ -79,46 +87,16 @@ class TextCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
 
-def _contents(part: Path, memory: Path) -> dict[str, str]:
-    """Return the sha256 of each file in a part's folder that decides what it computes. Raise ModelError."""
-    files = [file for file in sorted(part.iterdir()) if file.suffix in (".json", ".safetensors", ".txt", ".model")]
+def _contents(part: Path) -> dict[str, str]:
+    """Return the sha256 of each file in a part's folder that decides what it computes. Raise
+    ModelError."""
+    files = [file for file in sorted(part.iterdir()) if file.suffix in SUFFIXES]
     try:
-        return {file.name: _sha256(file, memory) for file in files}
+        return {file.name: _hash(file) for file in files}
     except OSError as error:
-        raise ModelError(f"{error.filename or part} cannot be read: {error.strerror or error}") from error
-
-
-def _sha256(file: Path, memory: Path) -> str:
-    """Return a file's sha256; of a large one that has not changed since, as it was noted in ``memory``.
-
-    What tells a change is what version control goes by: path, size, inode and the times of its last change. The last of
-    these cannot be set by copying tools.
-    """
-    stat = file.stat()
-    if stat.st_size < SMALL:
-        return _hash(file)
-    seen = [str(file.resolve()), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    note = memory / "files" / f"{hashlib.sha256(json.dumps(seen).encode()).hexdigest()}.json"
-    try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if isinstance(known, dict) and known.get("file") == seen and isinstance(known.get("sha256"), str):
-            return str(known["sha256"])
-    except (OSError, ValueError):
-        pass  # not noted yet, or torn: the file itself knows
-    digest = _hash(file)
-    _note(note, {"file": seen, "sha256": digest})
-    return digest
-
-
-def _note(note: Path, value: dict[str, Any]) -> None:
-    """Write what only saves time: a folder that cannot be written costs a second reading, nothing else."""
-    partial = note.with_name(f".{note.stem}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        note.parent.mkdir(exist_ok=True)
-        partial.write_text(json.dumps(value), encoding="utf-8")
-        partial.replace(note)
-    except OSError:
-        partial.unlink(missing_ok=True)
+        raise ModelError(
+            f"{error.filename or part} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def _hash(file: Path) -> str:

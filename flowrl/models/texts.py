@@ -1,4 +1,5 @@
-"""Prompts as conditioning: encoded once, one at a time, and kept on the host, and in a folder if there is one."""
+"""Prompts as conditioning: encoded once, one at a time, and kept on the host, and in a folder if
+there is one."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.errors import ConfigError, DataError
+from flowrl.core.errors import DataError
+from flowrl.core.types import Cond
 from flowrl.models.text_cache import TextCache
-from flowrl.types import Cond
 
-CACHE_BYTES = 4 * 2**30  # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
+CACHE_BYTES = (
+    4 * 2**30
+)  # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
 NEGATIVE = "negative_"
 MOST_T5_TOKENS = 512  # diffusers allows no more
 Encode = Callable[[str], dict[str, Tensor]]
@@ -32,8 +35,9 @@ class Reader(NamedTuple):
 class Texts:
     """A cache of text embeddings that forgets the oldest beyond CACHE_BYTES.
 
-    ``at_work`` brings the encoders to where they can encode; it is entered only for prompts that are neither known
-    here nor in the folder ``store``. ``readers`` are asked for what they cut off a prompt.
+    ``at_work`` brings the encoders to where they can encode; it is entered only for prompts that
+    are neither known here nor in the folder ``store``. ``readers`` are asked for what they cut off
+    a prompt.
     """
 
     def __init__(
@@ -51,8 +55,16 @@ class Texts:
     def __len__(self) -> int:
         return len(self._known)
 
-    def cond(self, prompts: list[str], encode: Encode, *, device: torch.device, negative: str | None = None) -> Cond:
-        """Return {name: [G, ...]} on the device, and the same for ``negative``, if any, as ``negative_<name>``."""
+    def cond(
+        self,
+        prompts: list[str],
+        encode: Encode,
+        *,
+        device: torch.device,
+        negative: str | None = None,
+    ) -> Cond:
+        """Return {name: [G, ...]} on the device, and the same for ``negative``, if any, as
+        ``negative_<name>``."""
         if not prompts:
             raise DataError("encode: expected at least one prompt, got none")
         texts = self._find([*prompts, *([] if negative is None else [negative])], encode)
@@ -71,8 +83,9 @@ class Texts:
             if stored is not None:
                 found[prompt] = stored
         if any(prompt not in found for prompt in new):
-            # One prompt at a time: in a batch its last bits would depend on which others were not yet cached, and a
-            # resumed run, whose cache starts empty, would not repeat an unbroken one.
+            # One prompt at a time: in a batch its last bits would depend on which others were not
+            # yet cached, and a resumed run, whose cache starts empty, would not repeat an unbroken
+            # one.
             with self._at_work(), torch.no_grad():
                 for prompt in new:
                     if prompt not in found:
@@ -95,10 +108,15 @@ class Texts:
             return
         self._readers = ()
         told = {
-            f"{reader.name} reads {reader.limit} tokens, without {rest!r}" if rest else f"{reader.name} reads all of it"
+            f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
+            if rest
+            else f"{reader.name} reads all of it"
             for reader, rest in rests.items()
         }
-        more = any(rest and reader.name == "T5" and reader.limit < MOST_T5_TOKENS for reader, rest in rests.items())
+        more = any(
+            rest and reader.name == "T5" and reader.limit < MOST_T5_TOKENS
+            for reader, rest in rests.items()
+        )
         warnings.warn(
             f"the prompt {prompt!r} is cut: {'; '.join(sorted(told))}."
             + " T5 reads more with a larger max_sequence_length." * more
@@ -108,9 +126,14 @@ class Texts:
 
 
 def cut_off(prompt: str, reader: Reader) -> str:
-    """Return the end of a prompt that the encoder does not see, as its tokens spell it; empty if it sees all."""
+    """Return the end of a prompt that the encoder does not see, as its tokens spell it; empty if it
+    sees all."""
     ids = reader.tokenizer(prompt, truncation=False, verbose=False).input_ids
-    return "" if len(ids) <= reader.limit else str(reader.tokenizer.decode(ids[reader.limit - 1 : -1])).strip()
+    return (
+        ""
+        if len(ids) <= reader.limit
+        else str(reader.tokenizer.decode(ids[reader.limit - 1 : -1])).strip()
+    )
 
 
 def readers_of(tokenizers: Sequence[Any], *, t5_tokens: int | None) -> list[Reader]:
@@ -128,12 +151,6 @@ def halves(cond: Cond) -> tuple[Cond, Cond]:
     """Split conditioning into (negative, positive), both under the positive's names."""
     positive = {name: rows for name, rows in cond.items() if not name.startswith(NEGATIVE)}
     return {name: cond[NEGATIVE + name] for name in positive}, positive
-
-
-def check_tokens(max_sequence_length: int) -> None:
-    """Raise ConfigError unless T5 gets a number of tokens that diffusers allows."""
-    if not 1 <= max_sequence_length <= MOST_T5_TOKENS:
-        raise ConfigError(f"max_sequence_length: expected 1 to {MOST_T5_TOKENS} tokens, got {max_sequence_length!r}")
 
 
 def _stack(texts: list[dict[str, Tensor]], device: torch.device) -> Cond:

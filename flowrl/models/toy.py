@@ -1,4 +1,5 @@
-"""Velocity fields that are known in closed form or train in milliseconds, for tests and for reading the code."""
+"""Velocity fields that are known in closed form or train in milliseconds, for tests and for reading
+the code."""
 
 from __future__ import annotations
 
@@ -8,17 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from flowrl.flow import linear_grid, per_sample
-from flowrl.types import Cond
+from flowrl.core.noise_path import linear_grid, per_sample
+from flowrl.core.types import Cond
 
 TEXT = 4  # length of a prompt's vector
 PATCH = 8  # pixels per latent
 
 
 class GaussianFlow:
-    """The exact velocity for data ``N(mean, variance)``, independent in every dimension. Nothing to train."""
+    """The exact velocity for data ``N(mean, variance)``, independent in every dimension. Nothing to
+    train."""
 
-    def __init__(self, *, mean: float = 0.0, variance: float = 1.0, shift: float = 3.0, channels: int = 3) -> None:
+    def __init__(
+        self, *, mean: float = 0.0, variance: float = 1.0, shift: float = 3.0, channels: int = 3
+    ) -> None:
         self.mean, self.variance, self.shift, self.channels = mean, variance, shift, channels
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
@@ -36,7 +40,7 @@ class GaussianFlow:
         return (s - (1 - s) * self.variance) / total * (x - (1 - s) * self.mean) - self.mean
 
     def decode(self, x0: Tensor) -> Tensor:
-        """Map [B, C, h, w] in [-1, 1] to pictures [B, 3, 8h, 8w] in [0, 1]."""
+        """Map [B, C, h, w] in [-1, 1] to images [B, 3, 8h, 8w] in [0, 1]."""
         return decode(x0)
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -51,7 +55,9 @@ class GaussianFlow:
 class LinearFlow(nn.Module):
     """A small trainable field, linear in the latent's channels, the prompt's vector and sigma."""
 
-    def __init__(self, *, channels: int = 3, shift: float = 3.0, seed: int = 0, scale: float = 0.1) -> None:
+    def __init__(
+        self, *, channels: int = 3, shift: float = 3.0, seed: int = 0, scale: float = 0.1
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.channels, self.shift = channels, shift
@@ -71,10 +77,12 @@ class LinearFlow(nn.Module):
         """Return ``mix x + text cond + time sigma`` [B, C, ...] in the parameters' dtype."""
         x, sigma, text = (t.to(self.mix.dtype) for t in (x, sigma, cond["text"]))
         offset = text @ self.text.T + sigma[:, None] * self.time
-        return torch.einsum("dc,bc...->bd...", self.mix, x) + offset.reshape(*offset.shape, *[1] * (x.dim() - 2))
+        return torch.einsum("dc,bc...->bd...", self.mix, x) + offset.reshape(
+            *offset.shape, *[1] * (x.dim() - 2)
+        )
 
     def decode(self, x0: Tensor) -> Tensor:
-        """Map [B, C, h, w] in [-1, 1] to pictures [B, 3, 8h, 8w] in [0, 1]."""
+        """Map [B, C, h, w] in [-1, 1] to images [B, 3, 8h, 8w] in [0, 1]."""
         return decode(x0)
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -97,6 +105,7 @@ def encode(prompts: list[str], device: torch.device | str = "cpu") -> Cond:
 
 
 def decode(x0: Tensor) -> Tensor:
-    """Show the first three channels of [B, C, h, w] (repeated if there are fewer) -> [B, 3, 8h, 8w] in [0, 1]."""
+    """Show the first three channels of [B, C, h, w] (repeated if there are fewer) -> [B, 3, 8h, 8w]
+    in [0, 1]."""
     rgb = x0.float().repeat(1, 3, 1, 1)[:, :3] if x0.shape[1] < 3 else x0[:, :3].float()
     return interpolate((rgb * 0.5 + 0.5).clamp(0, 1), scale_factor=PATCH, mode="nearest")

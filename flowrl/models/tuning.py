@@ -1,29 +1,29 @@
-"""Which weights of a pipeline are trained, in which dtype, and how: the options that every adapter takes."""
+"""Which weights of a pipeline are trained, in which dtype, and where: options made concrete."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from flowrl.devices import DTYPES, pick_device
-from flowrl.errors import ConfigError
-from flowrl.models.loading import pick_dtype
-from flowrl.models.lora import ATTENTION, Lora, add_lora, find_layers, lora_from
-from flowrl.models.runtime import Runtime, runtime_from
+from flowrl.core.devices import DTYPES, pick_device
+from flowrl.models.lora import LoraOptions, add_lora, find_layers
+from flowrl.models.options import PipelineOptions
+from flowrl.models.runtime import Runtime
 
 
 class Tuning(NamedTuple):
-    """Checked options; see `tuning_from`."""
+    """What `tuning_of` makes of the options."""
 
     tune: str
-    lora: Lora
+    lora: LoraOptions
+    targets: Sequence[str]  # names of the layers that get LoRA
     layers: Sequence[str] | None
     seed: int
     device: torch.device
-    dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32 always
+    dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32
     runtime: Runtime = Runtime()
 
     @property
@@ -31,59 +31,57 @@ class Tuning(NamedTuple):
         """Tell whether float32 master weights are computed with in another dtype."""
         return self.tune == "full" and self.dtype != torch.float32
 
-    def masters(self, network: str) -> dict[str, torch.dtype]:
-        """Return the dtypes of the parts that are not loaded in ``dtype``."""
-        return {network: torch.float32} if self.tune == "full" else {}
+    @property
+    def network_dtype(self) -> torch.dtype:
+        """Return the dtype that the network is loaded in: full tuning keeps all of it in
+        float32."""
+        return torch.float32 if self.tune == "full" else self.dtype
 
 
-def tuning_from(
-    *,
-    tune: str,
-    lora: dict[str, Any] | None,
-    layers: Sequence[str] | None,
-    dtype: str,
-    device: str,
-    seed: int,
-    runtime: dict[str, Any] | None = None,
-    targets: tuple[str, ...] = ATTENTION,
-) -> Tuning:
-    """Check the options before gigabytes are read; ``targets`` get LoRA if ``lora`` names none. Raise ConfigError.
+def tuning_of(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
+    """Pick device and dtype; ``targets`` get LoRA if the options name none. Raise ConfigError for
+    a device that is not here."""
+    lora = options.lora or LoraOptions()
+    device = pick_device(options.device)
+    return Tuning(
+        tune=options.tune,
+        lora=lora,
+        targets=lora.targets or targets,
+        layers=options.layers,
+        seed=options.seed,
+        device=device,
+        dtype=pick_dtype(options.dtype, device),
+        runtime=options.how,
+    )
 
-    **Differs:** float16 is refused for training. Gradients below 6e-8 vanish in it unless the loss is scaled up, which
-    flowrl does not do; bfloat16 has float32's range.
-    """
-    if tune not in ("lora", "full", "none"):
-        raise ConfigError(f"tune: expected 'lora', 'full' or 'none', got {tune!r}")
-    if lora is not None and tune != "lora":
-        raise ConfigError(f"lora: has no effect unless tune is 'lora', got tune {tune!r}")
-    if layers is not None and tune != "full":
-        raise ConfigError(f"layers: has no effect unless tune is 'full', got tune {tune!r}; with LoRA see lora.targets")
-    if layers is not None and (
-        isinstance(layers, str) or not layers or not all(isinstance(n, str) and n for n in layers)
-    ):
-        raise ConfigError(f"layers: expected a list of layer names, got {layers!r}")
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype: expected one of auto, {', '.join(DTYPES)}, got {dtype!r}")
-    if dtype == "float16" and tune != "none":
-        raise ConfigError(
-            "dtype: float16 cannot train: small gradients vanish in it, as flowrl does not scale the loss. Set it to"
-            " bfloat16 or float32 (with tune none, float16 can be used to sample)"
-        )
-    how = runtime_from(runtime)
-    if how.quantize != "none" and tune != "lora":
-        raise ConfigError(f"runtime.quantize: quantised weights are frozen, so it needs tune 'lora', got {tune!r}")
-    spec, target = lora_from(lora, targets), pick_device(device)
-    return Tuning(tune, spec, layers, seed, target, pick_dtype(dtype, target), how)
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it,
+    else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.bfloat16 if fast else torch.float32
 
 
 def tune_network(network: nn.Module, tuning: Tuning) -> None:
-    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a layer is not there."""
+    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a
+    layer is not there."""
     if tuning.tune == "lora":
-        add_lora(network, tuning.lora, seed=tuning.seed)
+        add_lora(network, tuning.lora, tuning.targets, seed=tuning.seed)
     if tuning.tune == "full":
-        for module in [network] if tuning.layers is None else find_layers(network, tuning.layers, "layers"):
+        for module in fully_trained(network, tuning):
             module.requires_grad_(True)
     network.eval()
+
+
+def fully_trained(network: nn.Module, tuning: Tuning) -> list[nn.Module]:
+    """Return the modules whose own weights are trained under ``tune: full``. Raise ModelError for
+    a layer that is not there."""
+    if tuning.layers is None:
+        return [network]
+    return find_layers(network, tuning.layers, "layers")
 
 
 def trained(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,0 +1,1 @@
+"""The axes of a method: pure functions of tensors."""

@@ -1,0 +1,1 @@
+"""From rewards to one advantage per decision."""

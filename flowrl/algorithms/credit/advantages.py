@@ -1,0 +1,110 @@
+"""Turn the rewards of leaves into one advantage per node. Where nothing was scored (NaN reward),
+the advantage is 0."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flowrl.algorithms.forest import normalize_by, subtree_mean, subtree_softmax
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.types import Tree
+
+
+def group_norm(
+    reward: Tensor,
+    leaf: Tensor,
+    tree: Tree,
+    *,
+    std: Literal["group", "global"] = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+) -> Tensor:
+    """Normalise leaf rewards [L] within each prompt; a node's advantage is the mean over its leaves
+    -> [V] float32.
+
+    GRPO's advantage. **Differs** between sources: Flow-GRPO's code has ddof 0, eps 1e-4 and std
+    "global" (the paper divides by the group's); DanceGRPO and MixGRPO have ddof 1, eps 1e-8, std
+    "group". With 12 images the two ddof differ by 4.4 %.
+    """
+    score = normalize_by(reward, tree.group[leaf], std=std, eps=eps, ddof=ddof)
+    return subtree_mean(score, leaf, tree).nan_to_num().float()
+
+
+@needs("log_prob")
+def depth_norm(
+    reward: Tensor,
+    leaf: Tensor,
+    tree: Tree,
+    *,
+    fusion: Literal["mean", "softmax"] = "mean",
+    temperature: float = 1.0,
+    eps: float = 1e-4,
+    ddof: int = 0,
+    log_prob: Tensor | None = None,
+) -> Tensor:
+    """Fuse rewards [L] up the tree, then normalise among a prompt's nodes of equal step -> [V]
+    float32.
+
+    BranchGRPO (2509.06040) section 3.2. fusion "mean": a node's value is the plain mean of the
+    leaves below, its code's default. "softmax": its children's values, weighted by ``exp(log_prob /
+    temperature)`` of their edges, step by step (log_prob [V] comes from the rollout; an edge
+    without noise has 0, so use "mean" where previews hang beside draws). The log-prob is a mean
+    over latent dimensions and hardly differs between siblings: at temperature 1 the weights are
+    almost uniform. At a fork every child then counts alike, however many leaves each has.
+
+    **Differs:** its code has ddof 1 and sets stds below 1e-6 to 0; flowrl takes `ddof` and adds
+    `eps`. The code pools the nodes of one tree, flowrl those of the prompt. Nodes made by noise and
+    nodes made without (previews, clean ends) are never pooled. The code's alternative, a leaf's
+    advantage handed to all its ancestors, is `group_norm`; there a shared ancestor has the mean
+    over its leaves, once.
+
+    Raises: ConfigError for an unknown fusion; softmax without log_prob, or with a temperature that
+    is not positive.
+    """
+    value = _fused(reward, leaf, tree, fusion, temperature, log_prob)
+    return (
+        normalize_by(value, tree.group, tree.step, tree.std > 0, eps=eps, ddof=ddof)
+        .nan_to_num()
+        .float()
+    )
+
+
+def sibling_norm(
+    reward: Tensor, leaf: Tensor, tree: Tree, *, eps: float = 1e-4, ddof: int = 0
+) -> Tensor:
+    """Average rewards [L] up the tree, then normalise among the children of one parent -> [V]
+    float32.
+
+    TempFlow-GRPO (2508.04324), seed groups. Only children have siblings: an only child gets 0;
+    roots are compared within their prompt. A trunk that goes on without noise is no sibling of the
+    draws beside it.
+    """
+    value = subtree_mean(reward, leaf, tree)
+    return (
+        normalize_by(value, tree.group, tree.parent, tree.std > 0, eps=eps, ddof=ddof)
+        .nan_to_num()
+        .float()
+    )
+
+
+def _fused(
+    reward: Tensor,
+    leaf: Tensor,
+    tree: Tree,
+    fusion: str,
+    temperature: float,
+    log_prob: Tensor | None,
+) -> Tensor:
+    if fusion == "mean":
+        return subtree_mean(reward, leaf, tree)
+    if fusion != "softmax":
+        raise ConfigError(f'depth_norm: expected fusion "mean" or "softmax", got {fusion!r}')
+    if log_prob is None:
+        raise ConfigError(
+            "depth_norm: fusion softmax needs log_prob, the rollout's log-prob of every node; got "
+            "None"
+        )
+    return subtree_softmax(reward, leaf, tree, log_prob, temperature)

@@ -1,0 +1,1 @@
+"""What the log-prob of a decision is."""

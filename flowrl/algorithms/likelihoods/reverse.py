@@ -1,0 +1,74 @@
+"""The likelihood of draws: each stored step under the sampler's own Gaussian."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import cond_of, states_of
+from flowrl.algorithms.transitions import gaussian_log_prob
+from flowrl.core.noise_path import wide
+from flowrl.core.seeds import NodeStreams
+from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
+
+
+class reverse:  # noqa: N801 - configs name likelihoods in lower case
+    """Train every draw but those of the last step. Source: DDPO (2305.13301) eq. 6, Flow-GRPO
+    (2505.05470)."""
+
+    trains: Literal["draws"] = "draws"
+    evaluations = 1
+    keeps = frozenset({"old_log_prob", "old_mean"})
+
+    def batch(
+        self,
+        rollout: Rollout,
+        advantage: Tensor,
+        nodes: Tensor,
+        streams: NodeStreams | None = None,
+    ) -> Batch:
+        """Collect the draws that made the nodes [B], with their advantage [V] -> Batch of B.
+
+        Conditioning is copied once per draw, so take no more of them at a time than one network
+        call needs.
+        """
+        tree = rollout.tree
+        parent = tree.parent[nodes]
+        return Batch(
+            x=rollout.x[parent],
+            sigma=rollout.sigmas[tree.step[parent]],
+            sigma_next=rollout.sigmas[tree.step[nodes]],
+            noise_scale=rollout.noise_scale[nodes],
+            target=rollout.x[nodes],
+            old_log_prob=rollout.log_prob[nodes],
+            advantage=advantage[nodes],
+            node=nodes,
+            parent=states_of(rollout, nodes),
+            step=tree.step[parent],
+            cond=cond_of(rollout, nodes),
+        )
+
+    def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
+        """Score the stored x_next under the transition, with v evaluated anew at the stored x.
+
+        Right after the rollout ``log_prob == batch.old_log_prob``: to the bit where network calls
+        have the same rows, else to float32 rounding. Gradients flow through v only.
+        """
+        x = wide(batch.x)
+        v = _velocity(model, batch)
+        mean, std = transition(x, v, batch.sigma, batch.sigma_next, batch.noise_scale)
+        return Eval(gaussian_log_prob(batch.target, mean, std), mean, std, v)
+
+
+def _velocity(model: FlowModel, batch: Batch) -> Tensor:
+    """Evaluate v [B, *] once per distinct parent: siblings of a fork were drawn from one state."""
+    parents, index = torch.unique(batch.parent, return_inverse=True)
+    x = wide(batch.x)
+    if len(parents) == len(x):
+        return model.velocity(x, batch.sigma, batch.cond)
+    row = torch.arange(len(x), device=index.device)
+    first = torch.full_like(parents, len(x)).scatter_reduce(0, index, row, "amin")
+    cond = {name: value[first] for name, value in batch.cond.items()}
+    return model.velocity(x[first], batch.sigma[first], cond)[index]

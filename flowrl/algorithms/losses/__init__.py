@@ -1,0 +1,1 @@
+"""From log-probs and advantages to a loss."""

@@ -1,0 +1,52 @@
+"""What the policy-gradient losses share: the clipped surrogate, actions of several decisions, and
+logged values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError
+
+
+def check_clip(who: str, clip_low: float, clip_high: float, max_advantage: float) -> None:
+    """Raise ConfigError for a clip range or an advantage limit that is not positive."""
+    if not (0 < clip_low <= 1 and clip_high > 0 and max_advantage > 0):
+        raise ConfigError(
+            f"{who} needs 0 < clip_low <= 1, clip_high > 0 and max_advantage > 0, got "
+            f"clip_low={clip_low}, "
+            f"clip_high={clip_high}, max_advantage={max_advantage}"
+        )
+
+
+def surrogate(
+    log_ratio: Tensor, a: Tensor, low: Tensor | float, high: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Return ``max(-a r, -a clip(r, 1 - low, 1 + high))`` [B] and where clipping stops the
+    gradient, bool [B]."""
+    ratio = log_ratio.exp()
+    clipped = torch.clamp(ratio, 1 - low, 1 + high)  # type: ignore[arg-type]
+    loss = torch.maximum(-a * ratio, -a * clipped)
+    return loss, (-a * clipped > -a * ratio).detach()
+
+
+def ratio_metrics(log_ratio: Tensor, stopped: Tensor) -> dict[str, Tensor]:
+    """Return ratio, clip_frac, clip_high_frac and approx_kl [B] of detached log-ratios."""
+    return {
+        "ratio": log_ratio.exp(),
+        "clip_frac": stopped.to(log_ratio.dtype),
+        "clip_high_frac": (stopped & (log_ratio > 0)).to(log_ratio.dtype),
+        "approx_kl": torch.expm1(log_ratio)
+        - log_ratio,  # expm1: r - 1 would lose all digits near 1
+    }
+
+
+def joined(values: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    """Return each value's segment mean [B], differentiable, and one over the segment's size; None:
+    each by itself."""
+    if segment is None:
+        return values, 1.0
+    ids, index = torch.unique(segment, return_inverse=True)
+    zeros = values.new_zeros(len(ids))
+    share = 1 / zeros.index_add(0, index, torch.ones_like(values))
+    return (zeros.index_add(0, index, values) * share)[index], share[index]

@@ -1,0 +1,33 @@
+"""Penalties that keep the policy near a reference, unreduced: one value per decision."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.types import LossInput
+
+
+@needs("ref", "zero_advantage")
+def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") -> Tensor:
+    """Penalise the distance of the transition means to those under the weights from before
+    training: ``mean((mean - ref_mean)^2) / (2 w^2)`` [B], over dimensions.
+
+    divide_by "std": ``w = std``, the exact KL of the two Gaussians per latent dimension
+    (Flow-GRPO's paper). divide_by "g": ``w = g = std / sqrt(delta)``, which is the exact KL times
+    delta = sigma - sigma_next [B].
+
+    **Differs:** Flow-GRPO's later SD3 code leaves the step size out of the variance; that is "g".
+    Published coefficients belong to one of the two (0.004 with "std" became 0.04 with "g"). Its CPS
+    code has "std".
+
+    Raises: ConfigError for another `divide_by`.
+    """
+    if divide_by not in ("std", "g"):
+        raise ConfigError(f'transition_kl: divide_by must be "std" or "g", got {divide_by!r}')
+    gap = (data.now.mean - data.under["ref"].mean.detach()).square().flatten(1).mean(1)
+    exact = gap / (2 * data.now.std.square())
+    return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)

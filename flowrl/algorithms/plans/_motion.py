@@ -1,0 +1,55 @@
+"""How a sliding window moves over the iterations."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Literal
+
+
+def window_start(
+    iteration: int,
+    *,
+    start: int,
+    stride: int,
+    every: int,
+    last: int,
+    roll_back: bool,
+    pace: Literal["constant", "linear", "exponential"] = "constant",
+    hold: int = 13,
+    decay: float = 0.1,
+) -> int:
+    """Say at which step the window starts: `start`, then `stride` further whenever its stay is over
+    (2507.21802).
+
+    After the last start that is at most `last` it goes back to step 0, or without `roll_back` moves
+    to `last` and remains; stride 0 freezes it. The window stays at step l for so many iterations,
+    at least 1 (MixGRPO's code):
+
+    - constant: `every`;
+    - linear: `every` at `start`, 1 at `last`, on a line in between (the code goes from 10 to 1);
+    - exponential: ``ceil(every exp(-decay max(0, l - hold)))``.
+
+    Reconstruction: of the linear pace only its two ends are known. That the line is one in l, that
+    a stay is rounded up, and that steps before `start`, reached after a roll-back, have `every`, is
+    ours.
+    """
+    if stride == 0:
+        return start
+
+    def stay(at: int) -> int:
+        if pace == "linear":
+            return every - (every - 1) * max(0, at - start) // max(1, last - start)
+        if pace == "exponential":
+            return max(1, math.ceil(every * math.exp(-decay * max(0, at - hold))))
+        return every
+
+    ahead, again = range(start, last + 1, stride), range(0, last + 1, stride)
+    ends = list(accumulate(map(stay, ahead)))
+    if iteration < ends[-1]:
+        return ahead[bisect_right(ends, iteration)]
+    if not roll_back:
+        return last
+    left, ends = iteration - ends[-1], list(accumulate(map(stay, again)))
+    return again[bisect_right(ends, left % ends[-1])]

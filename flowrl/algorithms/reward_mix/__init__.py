@@ -1,0 +1,1 @@
+"""How the values of several rewards are transformed and become one."""

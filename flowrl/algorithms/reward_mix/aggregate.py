@@ -1,0 +1,206 @@
+"""Several rewards -> one advantage per node. All see raw values side by side; which of them count
+is said by weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.forest import subtree_mean
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Credit, Mixed, Scores
+
+
+def weighted_sum(scores: Scores, credit: Credit) -> Mixed:
+    """Add the raw rewards by weight, then give credit: ``credit(sum_k w_k r_k)``.
+
+    The reward with the largest spread decides, whatever its weight says (Flow-GRPO's
+    ``multi_score``).
+    """
+    return _summed(
+        {name: scores.weights[name] * scores.values[name] for name in counting(scores)}, credit
+    )
+
+
+def advantage_sum(scores: Scores, credit: Credit) -> Mixed:
+    """Give credit for each reward alone, then add by weight: ``sum_k w_k credit(r_k)``.
+
+    Weights are then relative importances, whatever the scales. Source: MixGRPO (2507.21802) and its
+    code. **Differs:** DanceGRPO adds one clipped loss per reward instead; the gradients agree while
+    nothing is clipped.
+    """
+    nodes = {name: scores.weights[name] * credit(scores.values[name]) for name in counting(scores)}
+    return Mixed(_total(nodes), {name: part[scores.leaf] for name, part in nodes.items()}, {})
+
+
+def gdpo(scores: Scores, credit: Credit, *, eps: float = 1e-4) -> Mixed:
+    """Whiten the sum of advantages over all images: ``(s - mean(s)) / (std(s) + eps)``, std with
+    n - 1.
+
+    GDPO (2601.05242, NVlabs/GDPO): ``s = sum_k w_k a_k`` with each a_k normalised in its group,
+    which is `advantage_sum` with credit ``{fn: group_norm, ddof: 1}``. **Differs:** in the code a
+    missing score counts as the group's mean; here such an image gets advantage 0. A reward that is
+    constant in most groups inflates the others.
+
+    Raises: ConfigError for a negative eps.
+    """
+    if not eps >= 0:
+        raise ConfigError(f"gdpo: expected eps >= 0, got {eps}")
+    raw = advantage_sum(scores, credit)
+    scored = ~scores.values[counting(scores)[0]].isnan()
+    known = raw.advantage[scores.leaf][scored].double()
+    spread = known.std() if len(known) > 1 else known.new_zeros(())
+    shift = known.mean() if len(known) else spread
+    width = spread + eps
+    white = (raw.advantage.double() - shift) / torch.where(width > 0, width, 1.0)
+    empty = subtree_mean(torch.where(scored, 0.0, torch.nan), scores.leaf, scores.tree).isnan()
+    return raw._replace(advantage=torch.where(empty, 0.0, white).float())
+
+
+def log_tame(
+    scores: Scores, credit: Credit, *, threshold: Literal["mean", "median"] | float = "mean"
+) -> Mixed:
+    """Replace rewards of large relative spread by ``ln(1 + r)``, then add by weight (PaCo-RL,
+    2512.04784).
+
+    ``h_k = std_k / (mean_k + 1e-6)`` over all images, std with n; reward k is tamed where h_k is
+    above the mean or the median of the h's, or above a number. **Differs:** the code hands the sum
+    on as the advantage; here `credit` centres and normalises it. ``median`` of an even number of
+    rewards is the mean of the middle two.
+
+    Raises: ConfigError for a tamed reward of -1 or less.
+    """
+    names = counting(scores)
+    h = torch.stack([_relative_spread(scores.values[name]) for name in names])
+    limit = {"mean": h.mean(), "median": h.quantile(0.5)}.get(str(threshold))
+    wild = h > (limit if limit is not None else float(threshold))
+    parts, metrics = {}, {}
+    for name, tame in zip(names, wild.tolist(), strict=True):
+        values = scores.values[name]
+        if tame and bool((values <= -1).any()):
+            raise ConfigError(
+                f"log_tame: reward {name!r} gave {values.nan_to_num().min():g}; ln(1 + r) needs r "
+                "> -1"
+            )
+        parts[name] = scores.weights[name] * (values.log1p() if tame else values)
+        metrics[f"tamed/{name}"] = float(tame)
+    return _summed(parts, credit)._replace(metrics=metrics)
+
+
+def gated(
+    scores: Scores, credit: Credit, *, above: dict[str, float], softness: float = 0.0
+) -> Mixed:
+    """Let a reward count only where every reward of higher priority passes its threshold, then add
+    by weight.
+
+    above: thresholds in order of priority, ``{strict: 0.5, clip: 0.2}``; rewards that are not named
+    come last. With softness T > 0 each gate is ``sigmoid((r - threshold) / T)`` and has no jump. A
+    gate may have weight 0. Source: G-RA (2508.10548), read second hand; the soft gate and more than
+    one gate are ours.
+
+    Raises: ConfigError for a threshold of an unknown reward, or softness < 0.
+    """
+    _known("gated: above", above, scores)
+    if not softness >= 0:
+        raise ConfigError(f"gated: expected softness >= 0, got {softness}")
+    opened: Tensor | float = 1.0
+    parts, metrics, last = {}, {}, [name for name in scores.values if name not in above]
+    for name in [*above, *last]:
+        values = scores.values[name]
+        if scores.weights[name]:
+            parts[name] = scores.weights[name] * values * opened
+        if name in above:
+            gate = (
+                ((values - above[name]) / softness).sigmoid()
+                if softness
+                else (values > above[name]).to(values)
+            )
+            gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
+            metrics[f"gate/{name}"] = gate.nanmean().item()
+            opened = opened * gate
+    return _summed(parts, credit)._replace(metrics=metrics)
+
+
+class constrained:  # noqa: N801 - configs name functions in lower case
+    """Maximise the weighted sum subject to ``mean(r_k) >= b_k``: rewards are added with dual
+    variables lambda_k.
+
+    ``credit(sum_k w_k r_k + sum_k lambda_k r_k)``; after each iteration ``lambda_k <- clip(lambda_k
+    + lr (b_k - mean(r_k)), 0, max_dual)``, dual ascent on the Lagrangian (Boyd and Vandenberghe,
+    Convex Optimization, section 5). A constrained reward usually has weight 0. Duals are logged as
+    ``dual/NAME`` and saved in checkpoints.
+
+    Raises: ConfigError for an unknown reward, no constraint, or a rate that is not positive.
+    """
+
+    def __init__(
+        self, *, at_least: dict[str, float], lr: float = 0.1, max_dual: float = 100.0
+    ) -> None:
+        if not at_least or not lr > 0 or not max_dual > 0:
+            raise ConfigError(
+                "constrained: expected at_least: {reward: bound}, lr > 0 and max_dual > 0, got "
+                f"at_least={at_least}, lr={lr}, max_dual={max_dual}"
+            )
+        self.at_least, self.lr, self.max_dual = at_least, lr, max_dual
+        self.dual = dict.fromkeys(at_least, 0.0)
+
+    def __call__(self, scores: Scores, credit: Credit) -> Mixed:
+        """Add with the duals of now; nothing is changed."""
+        _known("constrained: at_least", self.at_least, scores)
+        force = {name: scores.weights[name] + self.dual.get(name, 0.0) for name in scores.values}
+        parts = {name: force[name] * scores.values[name] for name in force if force[name]}
+        if not parts:
+            parts = {name: 0.0 * scores.values[name] for name in self.at_least}
+        slack = {f"slack/{name}": self._slack(scores, name) for name in self.at_least}
+        return _summed(parts, credit)._replace(
+            metrics={**slack, **{f"dual/{k}": v for k, v in self.dual.items()}}
+        )
+
+    def update(self, scores: Scores) -> None:
+        """Raise the duals of constraints that were missed, lower the others."""
+        for name in self.at_least:
+            slack = self._slack(scores, name)
+            if slack == slack:
+                self.dual[name] = min(max(self.dual[name] - self.lr * slack, 0.0), self.max_dual)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the duals as tensors."""
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.dual.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put the duals back."""
+        self.dual = {name: state[name].item() for name in self.at_least}
+
+    def _slack(self, scores: Scores, name: str) -> float:
+        return scores.values[name].nanmean().item() - self.at_least[name]
+
+
+def counting(scores: Scores) -> list[str]:
+    """List the rewards that are not only watched."""
+    return [name for name in scores.values if scores.weights[name]]
+
+
+def _summed(parts: dict[str, Tensor], credit: Credit) -> Mixed:
+    return Mixed(credit(_total(parts)), parts, {})
+
+
+def _total(parts: dict[str, Tensor]) -> Tensor:
+    first, *rest = parts.values()
+    for part in rest:
+        first = first + part
+    return first
+
+
+def _relative_spread(values: Tensor) -> Tensor:
+    known = values[~values.isnan()].double()
+    return known.std(correction=0) / (known.mean() + 1e-6)
+
+
+def _known(where: str, names: dict[str, float], scores: Scores) -> None:
+    strange = [name for name in names if name not in scores.values]
+    if strange:
+        raise ConfigError(
+            f"{where}: there is no reward {strange[0]!r} (there is: {', '.join(scores.values)})"
+        )

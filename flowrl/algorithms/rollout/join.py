@@ -1,0 +1,78 @@
+"""Join the forests of several sampling passes into the one that all prompts at once would have
+given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Rollout, Tree
+
+
+def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
+    """Join rollouts of one plan, of ascending prompts, into the one that all prompts at once would
+    have given.
+
+    Returns the rollout; the new number of each node [V], part after part; and the order [L] in
+    which leaves of the parts, one after the other, stand in it.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first, torch.arange(len(first.x)), torch.arange(len(first.leaf))
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + len(part.tree.parent))
+    # Nodes that were made together stand together: within them by prompt, and in the order of their
+    # own part.
+    order = torch.argsort(_cat([part.block for part in parts]), stable=True)
+    place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+
+    def moved(ids: list[Tensor]) -> Tensor:
+        return torch.cat(
+            [
+                torch.where(n < 0, -1, place[n.clamp_min(0) + at])
+                for n, at in zip(ids, starts, strict=False)
+            ]
+        )
+
+    columns = zip(*(part.tree[1:] for part in parts), strict=True)
+    tree = Tree(
+        moved([part.tree.parent for part in parts])[order],
+        *(torch.cat(rows)[order] for rows in columns),
+    )
+    x, log_prob, noise_scale = (
+        torch.cat(rows)[order] for rows in zip(*(part[1:4] for part in parts), strict=True)
+    )
+    leaf, block = moved([part.leaf for part in parts]), _cat([part.block for part in parts])[order]
+    seen = torch.argsort(block[leaf], stable=True)
+    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in first.cond}
+    ids = torch.cat([part.group_ids for part in parts])
+    mean = None if first.mean is None else _cat([part.mean for part in parts])[order]
+    twin = None if first.twin is None else moved([_known(part.twin) for part in parts])[order]
+    change = None if first.change is None else _cat([part.change for part in parts])[order]
+    whole = Rollout(
+        tree,
+        x,
+        log_prob,
+        noise_scale,
+        leaf[seen],
+        first.sigmas,
+        cond,
+        ids,
+        mean,
+        twin,
+        block,
+        change,
+    )
+    return whole, place, seen
+
+
+def _cat(rows: list[Tensor | None]) -> Tensor:
+    return torch.cat([_known(row) for row in rows])
+
+
+def _known(row: Tensor | None) -> Tensor:
+    if row is None:
+        raise ConfigError("only rollouts of `rollout`, and all alike, can be merged")
+    return row

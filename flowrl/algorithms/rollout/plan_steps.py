@@ -1,0 +1,208 @@
+"""Read plans: host numbers for the denoising loop, and what a plan costs per initial noise."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Plan
+
+
+class Step(NamedTuple):
+    """One step of a plan as host numbers, so that the denoising loop never waits for the
+    accelerator."""
+
+    noise_scale: float
+    branch: int
+    keep: int
+    tail: int
+    solver: int
+
+
+class Counts(NamedTuple):
+    """What a plan costs and gives per initial noise."""
+
+    nfe: int  # velocity evaluations while sampling
+    leaves: int  # images
+    decisions: int  # draws that can be trained: those of the last step cannot
+    states: int  # states that they are drawn from
+    edges: int  # samples times steps, as papers on trees count them
+
+
+def chain(steps: int, noise_scale: float, noisy: range) -> Plan:
+    """Make the plan without forks that has noise on the steps `noisy`."""
+    noise = torch.zeros(steps)
+    noise[noisy.start : noisy.stop] = noise_scale
+    ones = torch.ones(steps, dtype=torch.int64)
+    return Plan(noise, ones, ones.clone(), torch.zeros(steps, dtype=torch.int64))
+
+
+def check(steps: int, noise_scale: float) -> None:
+    """Raise ConfigError unless there is a step and the noise scale is a number of at least 0."""
+    if steps < 1:
+        raise ConfigError(f"a plan needs at least 1 step, got steps={steps}")
+    if not (math.isfinite(noise_scale) and noise_scale >= 0):
+        raise ConfigError(
+            f"a noise scale must be a number of at least 0, got noise_scale={noise_scale}"
+        )
+
+
+def steps_of(plan: Plan) -> list[Step]:
+    """Read a plan as host numbers. Raises ConfigError, naming the step, for a plan that cannot be
+    run."""
+    size = len(plan.noise)
+    columns = [*plan[:4], *([] if plan.solver is None else [plan.solver])]
+    if {len(column) for column in columns} != {size} or not size:
+        raise ConfigError(
+            "a plan needs one entry per step in every field, got lengths "
+            f"{[len(c) for c in columns]}"
+        )
+    solver = [1] * size if plan.solver is None else plan.solver.tolist()
+    rows = zip(*(column.tolist() for column in plan[:4]), solver, strict=True)
+    steps = [Step(*row) for row in rows]
+    for k, step in enumerate(steps):
+        if (
+            not (math.isfinite(step.noise_scale) and step.noise_scale >= 0)
+            or step.tail < 0
+            or not 0 <= step.keep <= step.branch
+        ):
+            raise ConfigError(
+                f"plan step {k}: needs noise >= 0, 0 <= keep <= branch, tail >= 0, got {step}"
+            )
+        if step.noise_scale == 0 and (step.branch != 1 or step.keep != 1 or step.tail > 0):
+            raise ConfigError(
+                f"plan step {k}: forks and previews need noise, or they are all the same, got "
+                f"{step}"
+            )
+        if step.keep == 0 and k + 1 < size and step.tail < size:
+            raise ConfigError(
+                f"plan step {k}: children that do not go on (keep=0) need a tail to the end, got "
+                f"{step}"
+            )
+        if step.solver not in (1, 2):
+            raise ConfigError(
+                f"plan step {k}: solver must be 1 (Euler) or 2 (DPM-Solver++ 2M), got {step.solver}"
+            )
+    _check_rest(plan)
+    return steps
+
+
+def stops(here: int, end: int, tail: int, stride: int) -> list[int]:
+    """List the grid places of a tail from place `here` to `end`: every stride-th after the first
+    step, or `tail` steps.
+
+    A tail of at least all steps takes them, each stride-th with a stride (G2RPO, 2510.01982: the
+    first step is whole); a shorter one spreads its steps evenly.
+    """
+    if stride > 1:
+        return [here, *range(here + 1, end, stride), end]
+    count = min(tail, end - here)
+    return [here + (end - here) * j // count for j in range(count + 1)]
+
+
+def trunk_ends(steps: list[Step]) -> int | None:
+    """Say after which step a trunk that only carries forks ends; None if it goes on and is
+    finished."""
+    noisy = [k for k, step in enumerate(steps) if step.noise_scale > 0]
+    return noisy[-1] if noisy and steps[noisy[-1]].keep == 0 else None
+
+
+def counts(plan: Plan, copies: int = 1) -> Counts:
+    """Count a plan for `copies` samples of one initial noise: exactly the network calls that the
+    engine makes."""
+    one = _one(plan)
+    if copies == 1:
+        return one
+    steps = steps_of(plan)
+    first = next((k for k, step in enumerate(steps) if step.noise_scale > 0), len(steps))
+    calls = min(first + 1, len(steps))  # until the first draw they are one sample
+    shared = calls - 1 + len(steps) if plan.baseline else calls
+    state = int(first + 1 < len(steps))
+    all_of = Counts(*(copies * number for number in one))
+    return all_of._replace(
+        nfe=all_of.nfe - (copies - 1) * shared,
+        states=all_of.states - (copies - 1) * state,
+    )
+
+
+def _one(plan: Plan) -> Counts:
+    """Count a plan per sample."""
+    steps = steps_of(plan)
+    end, ends = len(steps), trunk_ends(steps)
+    live, paid = 1, False
+    nfe = leaves = decisions = states = edges = 0
+    if plan.baseline:
+        nfe, leaves, paid = end, 1, True  # its first velocity is the trunk's
+    for k, step in enumerate(steps[: None if ends is None else ends + 1]):
+        nfe += 0 if paid else live
+        children, paid = live * step.branch, False
+        edges += children
+        if k + 1 == end:
+            return Counts(nfe, leaves + children, decisions, states, edges)
+        if step.noise_scale == 0:
+            continue
+        decisions, states = decisions + children, states + live
+        if step.tail:
+            leaves += children * len(plan.strides)
+            nfe += children * _tail_calls(k + 1, end, step.tail, plan.strides)
+            paid = step.keep > 0  # a preview's first velocity is the next step's
+        live *= max(step.keep, 1)
+    return Counts(nfe, leaves, decisions, states, edges)
+
+
+def leaves_per_root(plan: Plan) -> int:
+    """Count the images that one initial noise ends in, previews included."""
+    return counts(plan).leaves
+
+
+def roots_for(plan: Plan, images: int) -> int:
+    """Say how many roots per prompt give `images` images per prompt. Raises ConfigError if they
+    do not divide."""
+    leaves = leaves_per_root(plan)
+    if images < 1 or images % leaves:
+        near = sorted({max(1, images // leaves) * leaves, (images // leaves + 1) * leaves})
+        raise ConfigError(
+            f"a group of {images} images per prompt is not a multiple of the {leaves} leaves "
+            "that this plan gives "
+            f"per initial noise; use {' or '.join(map(str, near))}"
+        )
+    return images // leaves
+
+
+def _tail_calls(here: int, end: int, tail: int, strides: tuple[int, ...]) -> int:
+    """Count the velocities of a child's tails: the first two places are common to all strides."""
+    places = {
+        p
+        for stride in strides
+        for p, _ in pairwise(stops(here, end, tail, stride))
+        if p <= here + 1
+    }
+    apart = [
+        p for stride in strides for p, _ in pairwise(stops(here, end, tail, stride)) if p > here + 1
+    ]
+    return len(places) + len(apart)
+
+
+def _check_rest(plan: Plan) -> None:
+    size = len(plan.noise)
+    if not plan.strides or any(stride < 1 for stride in plan.strides):
+        raise ConfigError(
+            f"a plan's strides must be whole numbers of at least 1, got {plan.strides}"
+        )
+    if plan.strides != (1,) and any(0 < tail < size for tail in plan.tail.tolist()):
+        raise ConfigError(
+            f"a plan's strides={plan.strides} need tails to the end, got tails {plan.tail.tolist()}"
+        )
+    if not 0 <= plan.share <= 1 or not (math.isfinite(plan.stretch) and plan.stretch > 0):
+        raise ConfigError(
+            f"a plan needs 0 <= share <= 1 and stretch > 0, got {plan.share} and {plan.stretch}"
+        )
+    if plan.sigma_grid is not None and len(plan.sigma_grid.places) != size + 1:
+        raise ConfigError(
+            f"a plan of {size} steps needs {size + 1} places of its grid, got "
+            f"{len(plan.sigma_grid.places)}"
+        )

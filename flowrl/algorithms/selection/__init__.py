@@ -1,0 +1,1 @@
+"""Which decisions share a ratio, which are trained, and how much each counts."""

@@ -1,0 +1,72 @@
+"""What segments and select share: which draws are trained, who is above them, and their order
+within families."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.core.types import Rollout, Tree
+
+
+def trained(rollout: Rollout) -> Tensor:
+    """Say which nodes are draws that are trained -> [V] bool; draws of the last denoising step
+    never are."""
+    return (rollout.tree.std > 0) & (rollout.tree.step < len(rollout.sigmas) - 1)
+
+
+def drawn_at(tree: Tree) -> Tensor:
+    """Return the denoising step that each node was made from -> [V] int64; 0 for roots."""
+    return tree.step[tree.parent.clamp_min(0)]
+
+
+def climb(up: Tensor, steps: int) -> Tensor:
+    """Follow pointers [V] upwards to the node that points to itself -> [V]; paths have at most
+    `steps` edges."""
+    for _ in range(steps.bit_length()):  # each round doubles the reach
+        up = up[up]
+    return up
+
+
+def roots(rollout: Rollout) -> Tensor:
+    """Return the root above each node -> [V] int64."""
+    parent = rollout.tree.parent
+    node = torch.arange(len(parent), device=parent.device)
+    return climb(torch.where(parent < 0, node, parent), len(rollout.sigmas) - 1)
+
+
+def rank_within(key: Tensor, family: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank keys [N] among those of equal family [N], lowest first, ties in order -> rank [N], size
+    of family [N]."""
+    index = torch.unique(family, return_inverse=True)[1]
+    order = torch.argsort(key, stable=True)
+    order = order[torch.argsort(index[order], stable=True)]
+    size = torch.bincount(index)
+    first = size.cumsum(0) - size
+    place = torch.arange(len(key), device=key.device) - first[index[order]]
+    return torch.empty_like(place).scatter(0, order, place), size[index]
+
+
+def relative_change(rollout: Rollout) -> Tensor:
+    """Return ``rho(k) = |x_next - x|_1 / |x|_1``, averaged over the trained draws at step k -> [S]
+    float64; NaN where there is none.
+
+    Chunk-GRPO (2510.21583) divides the steps into chunks by it.
+    """
+    made, mine = drawn_at(rollout.tree), trained(rollout)
+    change = changes(rollout) if rollout.change is None else rollout.change
+    return torch.stack([change[mine & (made == k)].mean() for k in range(len(rollout.sigmas) - 1)])
+
+
+def changes(rollout: Rollout) -> Tensor:
+    """Return ``|x_next - x|_1 / |x|_1`` of each trained draw [V] float64; NaN for the other
+    nodes."""
+    made, mine = drawn_at(rollout.tree), trained(rollout)
+    change = torch.full(made.shape, torch.nan, dtype=torch.float64, device=made.device)
+    for k in range(
+        len(rollout.sigmas) - 1
+    ):  # step by step: a copy of all latents at once would be large
+        node = (mine & (made == k)).nonzero().flatten()
+        x, x_next = rollout.x[rollout.tree.parent[node]].float(), rollout.x[node].float()
+        change[node] = (x_next - x).abs().flatten(1).sum(1).double() / x.abs().flatten(1).sum(1)
+    return change

@@ -1,0 +1,264 @@
+"""Which decisions are trained, and how much each counts: ``(data) -> [V] float32``, a factor on
+the loss.
+
+0 = not trained and not counted. Weights are given by then: a selection never changes an advantage.
+What is random is drawn on the host from the iteration's own generator, so it is the same on every
+device and after a resume.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.selection._change import (
+    climb,
+    drawn_at,
+    rank_within,
+    relative_change,
+    roots,
+    trained,
+)
+from flowrl.algorithms.selection._inclusion import MOST, inclusion
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Rollout, SelectInput
+
+
+def fraction(data: SelectInput, *, share: float) -> Tensor:
+    """Train the first ``int(n share)`` of a random order of each sample's n decisions -> factor
+    [V], 0 or 1.
+
+    DanceGRPO (2505.07818), its code: share 0.6, so 9 of 15. On a forest with forks a sample is all
+    that has one initial noise: paths share decisions there.
+
+    Raises: ConfigError for a share outside (0, 1], or one that leaves a sample no decision.
+    """
+    node = trained(data.rollout).nonzero().flatten()
+    rank, size = rank_within(_uniform(data, len(node)), roots(data.rollout)[node])
+    return _at(data.rollout, node, rank < _quota("fraction", size, share, "decisions of a sample"))
+
+
+def nonzero(data: SelectInput) -> Tensor:
+    """Train only what has an advantage other than 0, and divide by its number alone.
+
+    Without it nodes of advantage 0 count in the divisor, and are computed where another node of
+    their segment is trained: the images of a prompt that are in no pair.
+    """
+    return (data.advantage != 0).float()
+
+
+def best_of_n(data: SelectInput, *, top: int, bottom: int) -> Tensor:
+    """Train what led to each prompt's `top` best and `bottom` worst leaves by advantage -> factor
+    [V], 0 or 1.
+
+    DanceGRPO (2505.07818), its code: 24 images, top 4, bottom 4. Advantages stay those of the
+    whole group. A decision above a kept leaf is trained in full, also if others below it are not
+    kept. Ties go by the order of the leaves, the earlier one counts as better. It needs a credit
+    whose leaf advantages rise with the reward (`group_norm`); a leaf that was not scored has
+    advantage 0 and so stands in the middle.
+
+    Raises: ConfigError for negative numbers, none, or more than a prompt has leaves.
+    """
+    leaf, tree = data.rollout.leaf, data.rollout.tree
+    rank, size = rank_within(-data.advantage[leaf], tree.group[leaf])
+    if min(top, bottom) < 0 or not 1 <= top + bottom <= int(size.min()):
+        raise ConfigError(
+            f"select best_of_n: top={top} and bottom={bottom} must not be negative and together be "
+            "from 1 to the "
+            f"number of leaves of a prompt, {int(size.min())}"
+        )
+    kept = (rank < top) | (rank >= size - bottom)
+    return (trained(data.rollout) & (subtree_mean(kept.float(), leaf, tree) > 0)).float()
+
+
+def depth_pruning(
+    data: SelectInput, *, first: int, size: int, every: int = 30, stop: int = 9
+) -> Tensor:
+    """Leave out draws into the depths ``first ... first + size - 1`` -> factor [V], 0 or 1; depth =
+    steps taken.
+
+    The window moves 1 towards noise after each `every` iterations until it begins at `stop`.
+    BranchGRPO (2509.06040) DepPru, its code: depths 15 to 18 of 20, every 30, stop 9. Sampling and
+    advantages stay as they are.
+
+    Raises: ConfigError unless 1 <= stop <= first < steps and size, every >= 1, or if no decision is
+    left.
+    """
+    steps, depth = len(data.rollout.sigmas) - 1, data.rollout.tree.step
+    if not 1 <= stop <= first < steps or min(size, every) < 1:
+        raise ConfigError(
+            f"select depth_pruning: needs 1 <= stop <= first < {steps} (the steps) and size, every "
+            ">= 1, got "
+            f"stop={stop}, first={first}, size={size}, every={every}"
+        )
+    low = max(stop, first - data.iteration // every)
+    kept = trained(data.rollout) & ((depth < low) | (depth >= low + size))
+    if not bool(kept.any()):
+        raise ConfigError(
+            f"select depth_pruning: leaving out depths {low} to {low + size - 1} leaves no decision"
+        )
+    return kept.float()
+
+
+def width_pruning(
+    data: SelectInput, *, mode: Literal["per_branch", "extremes"], share: float
+) -> Tensor:
+    """Leave out part of the draws after the last split, by advantage -> factor [V], 0 or 1; earlier
+    draws all stay.
+
+    The last split is the deepest step at which a node has several draws below it; these draws begin
+    the branches. "per_branch": of each branch the ``int(n share)`` best; "extremes": of each tree
+    the ``int(n share)`` best and as many worst. BranchGRPO (2509.06040) WidPru modes 1 and 2, its
+    code: share 0.5 and 0.25. Draws of equal advantage go by their order, noisiest first: behind the
+    last split all of a branch have one advantage under `group_norm`, and nearly so under
+    `depth_norm`, so that "per_branch" mostly keeps its noisier part.
+
+    Reconstruction: that the draws of the split itself belong to the branches, and the order of
+    equal advantages. **Differs:** its code also counts the draws of the last denoising step; flowrl
+    never trains those.
+
+    Raises: ConfigError for another mode, a plan that never splits, or a share outside (0, 1], for
+    "extremes" (0, 0.5], or one that leaves nothing.
+    """
+    if mode not in ("per_branch", "extremes") or (mode == "extremes" and share > 0.5):
+        raise ConfigError(
+            'select width_pruning: mode must be "per_branch", or "extremes" with a share of at '
+            f"most 0.5, got {mode!r} with {share=}"
+        )
+    mine = trained(data.rollout)
+    after, branch = _branches(data.rollout, mine)
+    family = branch if mode == "per_branch" else roots(data.rollout)[after]
+    rank, size = rank_within(-data.advantage[after], family)
+    count = _quota("width_pruning", size, share, "draws after the last split of a branch or tree")
+    kept = rank < count if mode == "per_branch" else (rank < count) | (rank >= size - count)
+    return mine.float().index_copy(0, after, kept.float())
+
+
+def noise_weight(data: SelectInput, *, power: float = 1.0) -> Tensor:
+    """Weigh each decision by its noise, ``std^power / mean of the steps'`` -> factor [V]; mean 1
+    over trained steps.
+
+    power 1, TempFlow-GRPO (2508.04324), undoes the 1 / std in the gradient of a log-prob. power 2
+    gives the gradients, up to one constant, of a log-prob without its 1 / (2 std^2), which is what
+    the code of CPS (2509.05952) and TP-GRPO (2602.06422) has. Each trained step counts once in the
+    mean, however many decisions it has.
+
+    **Differs:** TempFlow's code has the constants 2.25 (SD3.5) and 1.73 (FLUX) for 1 / mean; they
+    are 2.252 and 1.726 on its grids and follow from the rule here on any other. The code of CPS
+    clips the ratio of its own log-prob, flowrl that of the normalised one.
+
+    Raises: ConfigError unless power is a number of at least 0.
+    """
+    if not (math.isfinite(power) and power >= 0):
+        raise ConfigError(f"select noise_weight: power must be a number of at least 0, got {power}")
+    at, mine = drawn_at(data.rollout.tree), trained(data.rollout)
+    scale = torch.where(mine, data.rollout.tree.std.double(), 0.0) ** power * mine
+    total = scale.new_zeros(2, len(data.rollout.sigmas)).index_add(
+        1, at, torch.stack([scale, mine.double()])
+    )
+    mean = (total[0] / total[1]).nanmean()  # 0 / 0 where nothing is drawn
+    return (scale / mean).float()
+
+
+def chunks(
+    data: SelectInput,
+    *,
+    share: float,
+    weighted: Literal["none", "l1", "softmax"] = "none",
+    corrected: bool = False,
+) -> Tensor:
+    """Train ``int(n share)`` of each sample's n segments, drawn at random without replacement ->
+    factor [V].
+
+    Chunk-GRPO (2510.21583), its code: share 0.5, so 2 of 4. weighted "none": all alike; "l1",
+    "softmax": one after the other with odds rho or exp(rho), rho the mean over the segment's draws
+    of the relative change of the latents (`segments.adaptive`, averaged over the batch). A sample
+    is all that has one initial noise.
+
+    Weighted draws train noisy steps more often, so they change the objective. corrected=True undoes
+    it in expectation: the factor of a drawn segment is ``(int(n share) / n) / P(it is drawn)``, the
+    probability by enumeration, which allows up to 8 segments per sample. **Differs:** the code does
+    not correct.
+
+    Raises: ConfigError without a `segment` section, for another `weighted`, a share outside (0, 1]
+    or one that leaves a sample no segment, or too many segments to correct.
+    """
+    ro, mine = data.rollout, trained(data.rollout).nonzero().flatten()
+    if data.segment is None or weighted not in ("none", "l1", "softmax"):
+        raise ConfigError(
+            "select chunks: needs a segment section, such as segment: {fn: fixed, sizes: [2, 3, "
+            "4]}, and weighted "
+            f'"none", "l1" or "softmax"; got {"no" if data.segment is None else "a"} segment, '
+            f"{weighted=}"
+        )
+    ids, index = torch.unique(data.segment[mine], return_inverse=True)
+    family = torch.zeros_like(ids).scatter(0, index, roots(ro)[mine])
+    odds = _odds(ro, mine, index, len(ids), weighted)
+    rank, size = rank_within(
+        -torch.log1p(-_uniform(data, len(ids))) / odds, family
+    )  # a race of exponentials
+    count = _quota("chunks", size, share, "segments of a sample")
+    factor = (rank < count).double()
+    if corrected:
+        if int(size.max()) > MOST:
+            raise ConfigError(
+                f"select chunks: corrected works with up to {MOST} segments, got {int(size.max())}"
+            )
+        factor = factor * (count / size) / inclusion(odds, family, count)
+    return _at(ro, mine, factor[index])
+
+
+def _odds(rollout: Rollout, mine: Tensor, index: Tensor, count: int, weighted: str) -> Tensor:
+    """Return the odds of each segment [C] float64, up to a common factor."""
+    if weighted == "none":
+        return torch.ones(count, dtype=torch.float64, device=mine.device)
+    rho = relative_change(rollout)[drawn_at(rollout.tree)[mine]]
+    total = rho.new_zeros(2, count).index_add(1, index, torch.stack([rho, torch.ones_like(rho)]))
+    mean = total[0] / total[1]
+    return mean if weighted == "l1" else (mean - mean.max()).exp()
+
+
+def _branches(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """List the trained draws at and after the last split -> nodes [N], and the branch that each is
+    in [N]."""
+    tree, at = rollout.tree, drawn_at(rollout.tree)
+    split = mine & (
+        torch.bincount(tree.parent[mine], minlength=len(mine))[tree.parent.clamp_min(0)] > 1
+    )
+    if not bool(split.any()):
+        raise ConfigError(
+            "select width_pruning: no node has more than one draw below it; it needs a plan that "
+            "forks"
+        )
+    last = at[split].max()
+    node = torch.arange(len(mine), device=at.device)
+    head = climb(torch.where(at > last, tree.parent, node), len(rollout.sigmas) - 1)
+    after = node[mine & (at >= last)]
+    return after, head[after]
+
+
+def _quota(who: str, size: Tensor, share: float, what: str) -> Tensor:
+    if not 0 < share <= 1:
+        raise ConfigError(f"select {who}: share must be above 0 and at most 1, got {share}")
+    count = (size.double() * share).long()  # int(n share), as published code has it
+    if not bool((count > 0).all()):
+        least = int(size.min())
+        raise ConfigError(
+            f"select {who}: share={share} of {least} {what} leaves none; use at least "
+            f"{1 / least:.4g}"
+        )
+    return count
+
+
+def _uniform(data: SelectInput, count: int) -> Tensor:
+    return torch.rand(count, generator=data.generator, dtype=torch.float64).to(
+        data.rollout.tree.std.device
+    )
+
+
+def _at(rollout: Rollout, node: Tensor, value: Tensor) -> Tensor:
+    return torch.zeros_like(rollout.tree.std).index_copy(0, node, value.to(rollout.tree.std.dtype))

@@ -1,0 +1,1 @@
+"""The commands of `flowrl`: read arguments, print results, nothing else."""

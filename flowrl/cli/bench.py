@@ -1,0 +1,28 @@
+"""``flowrl bench``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import options
+from flowrl.cli.output import show_or_write
+
+
+def bench(
+    config: options.ConfigName = options.DEFAULT,
+    *,
+    overrides: options.Overrides,
+    iterations: Annotated[int, typer.Option(help="iterations that are timed")] = 3,
+    json: options.Json = None,
+    plugin: options.Plugins,
+) -> None:
+    """Time the phases of an iteration against bare network calls."""
+    from flowrl.config.load import load_config
+    from flowrl.cost.overhead import bench as timed
+    from flowrl.cost.overhead import table
+
+    options.quiet_libraries()
+    result = timed(load_config(config, overrides, plugin), iterations=iterations)
+    show_or_write(table(result), result, json)

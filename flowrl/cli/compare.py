@@ -1,0 +1,150 @@
+"""``flowrl compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from flowrl.cli import options
+from flowrl.cli.output import STDOUT, show_or_write
+from flowrl.core.errors import ConfigError
+
+MANY = ("--seeds", "--lr-search", "--set")
+
+
+class ManyValues(TyperCommand):
+    """A command whose repeatable options take several values at once: ``--seeds 0 1 2``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write ``--seeds 0 1 2`` as ``--seeds 0 --seeds 1 --seeds 2``, then parse."""
+        spread, option = list[str](), ""
+        for text in args:
+            if text.startswith("--"):
+                option = text if text in MANY else ""
+                spread += [] if option else [text]
+            else:
+                spread += [option, text] if option else [text]
+        return super().parse_args(ctx, spread)
+
+
+Configs = Annotated[
+    list[str],
+    typer.Argument(
+        default_factory=list,
+        show_default=False,
+        metavar="CONFIG",
+        help="YAML files or names of shipped configs",
+        autocompletion=options.complete_config,
+    ),
+]
+Seeds = Annotated[
+    list[int],
+    typer.Option(
+        default_factory=lambda: [0, 1, 2], show_default="0 1 2", help="of training, several"
+    ),
+]
+Nfe = Annotated[float, typer.Option(help="network evaluations of a run, per latent")]
+Seconds = Annotated[float, typer.Option(help="seconds of training of a run")]
+Clock = Annotated[
+    Literal["wall", "processor"],
+    typer.Option(
+        help="processor: seconds that a processor worked for this run, over its threads, for "
+        "a machine that others use"
+    ),
+]
+Points = Annotated[int, typer.Option(help="held-out evaluations of a run")]
+LrSearch = Annotated[
+    list[float],
+    typer.Option(
+        default_factory=list,
+        show_default=False,
+        metavar="FACTOR...",
+        help="first try optimizer.lr times these",
+    ),
+]
+SearchSeed = Annotated[int, typer.Option(help="of the search, none of --seeds")]
+SearchShare = Annotated[float, typer.Option(help="of --nfe for a try")]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        default_factory=list,
+        show_default=False,
+        metavar="KEY=VALUE...",
+        help="overrides of all configs",
+        callback=options.check_overrides,
+    ),
+]
+Runs = Annotated[Path, typer.Option(help="folder of the runs")]
+Out = Annotated[Path, typer.Option(help="the result file")]
+Figures = Annotated[
+    Path | None, typer.Option(help="folder of the figures; default: beside the result file")
+]
+ReportOnly = Annotated[
+    bool,
+    typer.Option("--report-only", help="train nothing; tables and figures from --out again"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+
+
+def compare(
+    configs: Configs,
+    *,
+    seeds: Seeds,
+    nfe: Nfe = 60000,
+    seconds: Seconds = 90,
+    clock: Clock = "wall",
+    points: Points = 2,
+    lr_search: LrSearch,
+    search_seed: SearchSeed = 100,
+    search_share: SearchShare = 0.5,
+    changes: Overrides,
+    runs: Runs = Path("runs/compare"),
+    out: Out = Path("runs/compare/result.json"),
+    figures: Figures = None,
+    report_only: ReportOnly = False,
+    quiet: Quiet = False,
+    json: options.Json = None,
+    plugin: options.Plugins,
+) -> None:
+    """Compare configs on equal budgets.
+
+    Train configs x seeds until each run has used up a budget of network evaluations and one of
+    seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
+    The same command goes on after a stop; with more configs or seeds it adds to what is there.
+    """
+    from flowrl.runs.compare.report import compare as run_comparison
+    from flowrl.runs.compare.report import report, saved_result
+    from flowrl.runs.compare.tables import terminal
+
+    # a result, made or read
+    options.quiet_libraries()
+    if report_only and configs:
+        raise ConfigError("--report-only reads --out alone: leave out the configs")
+    if report_only:
+        result = saved_result(out)
+    else:
+        result = run_comparison(
+            configs,
+            seeds=seeds,
+            nfe=nfe,
+            seconds=seconds,
+            clock=clock,
+            points=points,
+            lr_search=lr_search,
+            search_seed=search_seed,
+            search_share=search_share,
+            overrides=changes,
+            plugins=plugin,
+            runs=runs,
+            out=out,
+            quiet=quiet,
+        )
+    # what is shown and written of it
+    show_or_write(lambda width: terminal(result, width=width), result, json)
+    files = report(result, out, figures or out.parent, runs)
+    if json != STDOUT:
+        print("\n".join(map(str, files)))

@@ -1,0 +1,42 @@
+"""``flowrl estimate``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import options
+from flowrl.cli.output import show_or_write
+from flowrl.core.errors import ConfigError
+
+CARD = 24.0  # GB, where this machine has no GPU
+
+
+def estimate(
+    config: options.ConfigName,
+    *,
+    overrides: options.Overrides,
+    card: Annotated[
+        float | None,
+        typer.Option(metavar="GB", help=f"memory to fit; default: this GPU's, else {CARD:g}"),
+    ] = None,
+    json: options.Json = None,
+    plugin: options.Plugins,
+) -> None:
+    """Work out what a config takes before anything is loaded.
+
+    Parameters, memory by part and by phase, network calls and floating-point work of an iteration,
+    and whether it fits a card. No weight is read, and no GPU is needed.
+    """
+    from flowrl.config.load import load_config
+    from flowrl.cost.estimate import estimate as estimated
+    from flowrl.cost.fit_card import card_size
+    from flowrl.cost.report import as_json, text
+
+    options.quiet_libraries()
+    gigabytes = card if card is not None else card_size() or CARD
+    if not gigabytes > 0:
+        raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
+    found = estimated(load_config(config, overrides, plugin))
+    show_or_write(text(found, gigabytes=gigabytes), as_json(found), json)

@@ -1,0 +1,110 @@
+"""The command line, ``flowrl COMMAND``: a file here for each command, for parsing and printing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from flowrl.cli.bench import bench
+from flowrl.cli.compare import ManyValues, compare
+from flowrl.cli.configs import configs, schema
+from flowrl.cli.estimate import estimate
+from flowrl.cli.evaluate import evaluate
+from flowrl.cli.export import export
+from flowrl.cli.grid import grid
+from flowrl.cli.methods import methods
+from flowrl.cli.sample import sample
+from flowrl.cli.score import score
+from flowrl.cli.serve_rewards import serve_rewards
+from flowrl.cli.train import train
+from flowrl.core.errors import FlowRLError
+
+Command = Callable[..., int | None]
+GROUPS: dict[str, dict[str, Command]] = {
+    "Train": {"train": train, "compare": compare, "estimate": estimate, "bench": bench},
+    "Look at a model": {"eval": evaluate, "sample": sample, "grid": grid, "export": export},
+    "Rewards": {"score": score, "serve-rewards": serve_rewards},
+    "What is shipped": {"configs": configs, "methods": methods, "schema": schema},
+}
+"""Group of the help -> its commands."""
+
+
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _group, _commands in GROUPS.items():
+    for _name, _command in _commands.items():
+        _kind = ManyValues if _name == "compare" else TyperCommand
+        app.command(_name, rich_help_panel=_group, cls=_kind)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from flowrl.core.version import __version__
+
+        print(f"flowrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def flowrl(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="print the version"),
+    ] = False,
+) -> None:
+    """Align diffusion and flow models with rewards by reinforcement learning."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command -> exit code.
+
+    0 done, 1 a self-test failed, 2 a mistake that can be mended, 130 stopped. A mistake is one
+    message on stderr, without a traceback.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run([*arguments] or ["--help"])
+        sys.stdout.flush()
+        return code if arguments else 2
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "flowrl"
+        return _fail(f"{error.format_message()}\n`{path} --help` lists the arguments", 2)
+    except FlowRLError as error:
+        from flowrl.runs.stop import Interrupted
+
+        return _fail(str(error), 130 if isinstance(error, Interrupted) else 2)
+    except KeyboardInterrupt:
+        return _fail("stopped at once; what was saved before is whole", 130)
+    except BrokenPipeError:  # `flowrl configs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command -> what it returns. Ends the process where a shell asks for a completion."""
+    command = typer.main.get_command(app)
+    if "_FLOWRL_COMPLETE" in os.environ:
+        command.main(args=arguments, prog_name="flowrl")
+    try:
+        with command.make_context("flowrl", arguments) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as done:  # after --help and --version
+        return done.exit_code
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"\nflowrl: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

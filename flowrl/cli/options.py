@@ -1,0 +1,91 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT = "shapes/flow_grpo"
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Complete the name of a shipped config, or a YAML file."""
+    from flowrl.core.shipped_files import list_configs
+
+    files = sorted(Path().glob(f"{incomplete}*.yaml")) if not incomplete.startswith("/") else []
+    return [*list_configs(), *map(str, files)]
+
+
+def check_overrides(texts: list[str]) -> list[str]:
+    """Refuse what is no ``key=value``; a word without ``=`` is most often a mistyped option."""
+    strange = [text for text in texts if "=" not in text]
+    if strange:
+        raise typer.BadParameter(f"expected KEY=VALUE, got {' '.join(strange)}")
+    return texts
+
+
+def look_here(plugins: list[str]) -> list[str]:
+    """Let plugins be found in the working folder: the installed command does not look there, unlike
+    ``python -m``."""
+    if plugins and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return plugins
+
+
+def quiet_libraries() -> None:
+    """Switch off the libraries' bars for reading files; downloads still show theirs."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
+Overrides = Annotated[
+    list[str],
+    typer.Argument(
+        default_factory=list,
+        show_default=False,
+        metavar="KEY=VALUE",
+        help="overrides of the config, such as train.group=8; they may stand anywhere",
+        callback=check_overrides,
+    ),
+]
+ConfigName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help=f"a YAML file or the name of a shipped config, such as {DEFAULT}",
+        autocompletion=complete_config,
+    ),
+]
+Plugins = Annotated[
+    list[str],
+    typer.Option(
+        "--plugin",
+        default_factory=list,
+        show_default=False,
+        metavar="PACKAGE",
+        help="a package that `fn:` may name; repeatable",
+        callback=look_here,
+    ),
+]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        default_factory=list,
+        show_default=False,
+        metavar="KEY=VALUE",
+        help="an override of the config; repeatable",
+        callback=check_overrides,
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="PATH", help="write it all as JSON; - prints that alone"),
+]

@@ -1,0 +1,46 @@
+"""``flowrl sample``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import options, target
+from flowrl.cli.output import show
+
+
+def sample(
+    name: target.Name,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
+    *,
+    images: Annotated[int, typer.Option(help="images per prompt")] = 4,
+    out: Annotated[Path, typer.Option(metavar="PNG", help="the page of images")] = Path(
+        "samples.png"
+    ),
+    config: target.Settings = options.DEFAULT,
+    weights: target.Weights = None,
+    iteration: target.Iteration = None,
+    steps: target.Steps = None,
+    seed: target.Seed = None,
+    changes: options.Set,
+    plugin: options.Plugins,
+) -> None:
+    """Draw images of prompts into one PNG."""
+    from flowrl.cost.out_of_memory import explained
+    from flowrl.evaluation.image_grids import labelled_grid, save_png
+    from flowrl.runs.evaluate import sample_all
+
+    # sample: the images of a prompt stand in one row
+    own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
+    found = target.opened(name, config, weights, iteration, own, changes, plugin)
+    chosen = found.config
+    with explained(chosen, "sample"):
+        drawn = sample_all(
+            found.model, chosen, prompts, seed=chosen.eval.seed, images=images, base=found.base
+        )
+    rows = drawn.unflatten(0, (len(prompts), images))
+    columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
+    save_png(labelled_grid(columns, prompts), out)
+    show(f"{len(drawn)} images of {found.what}: {out}")

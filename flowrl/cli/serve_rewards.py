@@ -1,0 +1,48 @@
+"""``flowrl serve-rewards``: the one place outside of rewards/ that knows the reward server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import options
+
+Host = Annotated[str, typer.Option(help="address to listen on")]
+Port = Annotated[int, typer.Option(help="0 = a free one")]
+TokenEnv = Annotated[
+    str, typer.Option(metavar="NAME", help="environment variable with the clients' token")
+]
+MaxMb = Annotated[int, typer.Option(help="MiB of one request")]
+MaxImages = Annotated[int, typer.Option(help="images of one request")]
+MaxWaitMs = Annotated[float, typer.Option(help="wait for others to join")]
+Batch = Annotated[int, typer.Option(help="join requests up to N images")]
+
+
+def serve_rewards(
+    config: options.ConfigName,
+    *,
+    overrides: options.Overrides,
+    host: Host = "127.0.0.1",
+    port: Port = 8321,
+    token_env: TokenEnv = "",
+    max_mb: MaxMb = 256,
+    max_images: MaxImages = 256,
+    max_wait_ms: MaxWaitMs = 5.0,
+    batch: Batch = 64,
+    plugin: options.Plugins,
+) -> None:
+    """Host a config's rewards over HTTP; nothing else of the config is used."""
+    from flowrl.config.load import load_config
+    from rewards.remote.server import serve
+
+    serve(
+        load_config(config, overrides, plugin),
+        host=host,
+        port=port,
+        token_env=token_env,
+        max_mb=max_mb,
+        max_images=max_images,
+        max_wait_ms=max_wait_ms,
+        batch=batch,
+    )

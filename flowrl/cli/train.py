@@ -1,0 +1,80 @@
+"""``flowrl train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import options
+from flowrl.cli.output import show
+from flowrl.core.errors import ConfigError
+
+OptionalConfig = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help=f"a YAML file or the name of a shipped config, such as {options.DEFAULT}",
+        autocompletion=options.complete_config,
+    ),
+]
+
+
+Run = Annotated[
+    Path | None,
+    typer.Option(help="folder of the run; default: runs/NAME, numbered if taken"),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="go on with a run from its newest whole checkpoint"),
+]
+Seed = Annotated[int | None, typer.Option(help="the same as seed=N")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="check it all but the weights, print plan and memory"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+
+
+def train(
+    config: OptionalConfig = None,
+    *,
+    overrides: options.Overrides,
+    run: Run = None,
+    resume: Resume = None,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    plugin: options.Plugins,
+) -> None:
+    """Train a config in a run folder."""
+    from flowrl.config.load import load_config
+    from flowrl.runs import target
+    from flowrl.runs.train import train as run_training
+
+    # a run is resumed with what it has, so that it ends as an unbroken one
+    options.quiet_libraries()
+    if resume is not None:
+        if config or overrides or seed is not None or run or dry_run:
+            raise ConfigError(
+                "--resume goes on with the run's own config in its own folder: leave out the "
+                "config, overrides, --seed, --run and --dry-run"
+            )
+        run_training(target.saved_config(resume, plugin), resume, resume=True, quiet=quiet)
+        return
+    # else it is a new run, or only its plan
+    if not config:
+        raise ConfigError(
+            f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
+        )
+    changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+    chosen = load_config(config, changes, plugin)
+    if dry_run:
+        from flowrl.cost.dry_run import dry_run as plan_of
+
+        plan = plan_of(chosen)  # nothing is printed of a plan that cannot be trained
+        print(chosen.dump())
+        show(plan)
+        return
+    run_training(chosen, run or target.free_folder(Path("runs") / chosen.name), quiet=quiet)

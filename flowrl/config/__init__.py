@@ -1,0 +1,1 @@
+"""From YAML to checked values: sections, calls of functions, overrides."""

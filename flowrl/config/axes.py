@@ -1,0 +1,70 @@
+"""The axes of a method: which package holds the functions that a call section can name.
+
+============  ====================================================  =========================
+call section  where a bare `fn` is looked up                        mixing weight in the YAML
+============  ====================================================  =========================
+model         flowrl/models/<fn>.py, the function <fn>
+plan          any file of flowrl/algorithms/plans that has plans
+transition    flowrl/algorithms/transitions.py
+rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (default 1.0)
+aggregate     flowrl/algorithms/reward_mix/aggregate.py; the section is optional
+credit        any other file of flowrl/algorithms/credit
+segment       flowrl/algorithms/selection/segments.py; the section is optional
+select        flowrl/algorithms/selection/select.py; one call or a list, optional
+likelihood    any file of flowrl/algorithms/likelihoods
+loss          any file of flowrl/algorithms/losses
+kl            flowrl/algorithms/penalties.py; the section is optional          beta (required)
+optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
+============  ====================================================  =========================
+
+A reward may also have a `transform`, a call or a list of calls of
+flowrl/algorithms/reward_mix/transforms.py, made on its values in that order.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+
+class Axis(NamedTuple):
+    """Where the functions of a call section live, and how they are called."""
+
+    package: str
+    # <package>.<fn>.<fn> | <package>.<fn> | <any module of the package>.<fn>
+    lookup: Literal["file", "module", "package"]
+    positional: int | None = None  # run-time arguments; None = differs from function to function
+    last: str = ""  # name of the last of them, where helpers in the same file take as many
+    mix: str = ""  # key of the mixing weight
+    mix_default: float | None = None  # None = must be given
+    default: str = ""  # the function where `fn` is left out
+
+
+AXES = {
+    "model": Axis("flowrl.models", "file"),
+    "plan": Axis("flowrl.algorithms.plans", "package", positional=1),
+    "transition": Axis("flowrl.algorithms.transitions", "module", positional=5, last="noise_scale"),
+    "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
+    "transform": Axis("flowrl.algorithms.reward_mix.transforms", "module", positional=2),
+    "aggregate": Axis("flowrl.algorithms.reward_mix.aggregate", "module", positional=2),
+    "credit": Axis("flowrl.algorithms.credit", "package", positional=3),
+    "segment": Axis("flowrl.algorithms.selection.segments", "module", positional=1),
+    "select": Axis("flowrl.algorithms.selection.select", "module", positional=1),
+    "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
+    "loss": Axis("flowrl.algorithms.losses", "package"),
+    "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),
+    "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
+}
+
+
+def name_of(key: str) -> str:
+    """Return the axis of a call section: "plan", "rewards.shapes", "select[1]" and
+    "rewards.shapes.transform[0]" are of plan, rewards, select and transform."""
+    if re.fullmatch(r"rewards\.[\w-]+\.transform.*", key):
+        return "transform"
+    return re.split(r"[.\[]", key)[0]
+
+
+def axis_of(key: str) -> Axis:
+    """Return where the functions of a call section live."""
+    return AXES[name_of(key)]

@@ -1,0 +1,280 @@
+"""Calls: the sections of a config that name a function and its keyword arguments.
+
+::
+
+    plan: {fn: random_window, steps: 10, size: 3, low: 0, high: 5, noise_scale: 0.8}
+
+A dotted `fn` (``my_pkg.mod.fn``) is allowed inside the package of its own axis and inside the
+packages that the user named as plugins, nowhere else: a config from a stranger must not be able to
+run code.
+
+Only keyword-only parameters of types that YAML can hold can be set: positional ones, and keywords
+like ``segment: Tensor | None``, are what the training loop hands over. Classes and models have no
+such arguments, so their positional parameters can be set too. A *mixing weight* is read by the
+training loop and never handed to the function: it is `Call.mix`, not in `Call.kwargs`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import yaml
+from annotated_types import Interval
+
+from flowrl.config.arguments import arguments, settable
+from flowrl.config.axes import Axis, axis_of, name_of
+from flowrl.config.mistakes import Collector
+from flowrl.config.overrides import Source
+from flowrl.config.values import MOST, convert, plain
+from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import unknown
+
+Functions = dict[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of one axis with its checked keyword arguments, defaults filled in."""
+
+    # where it stands in the config: "plan", "rewards.shapes"; a list of one is one
+    key: str = field(compare=False)
+    fn: str  # as written
+    path: str  # as resolved: "flowrl.algorithms.plans.windows.random_window"
+    kwargs: dict[str, Any]
+    mix: float = 1.0  # the mixing weight: rewards' `weight`, kl's `beta`; 1 on other axes
+    transform: tuple[Call, ...] = ()  # of a reward: what is done to its values, in this order
+    function: Callable[..., Any] = field(default=lambda: None, compare=False, repr=False)
+
+    @classmethod
+    def bind(
+        cls, key: str, raw: Any, *, source: Source | None = None, plugins: Sequence[str] = ()
+    ) -> Call:
+        """Resolve and check one call section; `key` is the axis, or "rewards.<name>".
+
+        Raises ConfigError for a path that is not allowed or cannot be imported, and for unknown,
+        missing and wrong arguments, all of them at once, with the nearest valid name.
+        """
+        source, axis = source or Source(), axis_of(key)
+        given = _call_of(axis, key, raw, source)
+        path, function = resolve(axis, given["fn"], source.at(f"{key}.fn"), plugins)
+        known = settable_of(key, path, function)
+        _check_switched(key, given, [*known, *reserved(key)], source)
+
+        # everything that is wrong with the arguments is collected
+        found, mix = Collector(), 1.0
+        transform: tuple[Call, ...] = ()
+        kwargs: dict[str, Any] = {}
+        rest = {name: value for name, value in given.items() if name not in reserved(key)}
+        if given.get("transform") is not None and "transform" in reserved(key):
+            with found.catch():
+                transform = bind_all(f"{key}.transform", given["transform"], source, plugins)
+        if axis.mix:
+            with found.catch():
+                mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
+        with found.catch():
+            kwargs = arguments(rest, known, key, path, source)
+        found.close()
+        _check_positional(axis, path, function, kwargs, source.at(key))
+        return cls(key, given["fn"], path, kwargs, mix, transform, function)
+
+    def partial(self) -> functools.partial[Any]:
+        """Return the function with its keyword arguments filled in."""
+        return functools.partial(self.function, **copy.deepcopy(self.kwargs))
+
+    def make(self) -> Any:
+        """Return what is called: an instance where `fn` is a class, else the partial function."""
+        return self.partial()() if inspect.isclass(self.function) else self.partial()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the call as it would be written in YAML."""
+        name = axis_of(self.key).mix
+        out: dict[str, Any] = {"fn": self.fn}
+        if name:
+            out[name] = self.mix
+        if self.transform:
+            out["transform"] = [call.to_dict() for call in self.transform]
+        return {**out, **plain(self.kwargs)}
+
+
+def bind_all(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tuple[Call, ...]:
+    """Bind one call or a list of calls. Raises Mistakes with those of all of them."""
+    rows = [(key, raw)]
+    if isinstance(raw, list):
+        rows = [(f"{key}[{n}]", call) for n, call in enumerate(raw)]
+    found, calls = Collector(), []
+    for name, call in rows:
+        with found.catch():
+            calls.append(Call.bind(name, call, source=source, plugins=plugins))
+    found.close()
+    return tuple(calls)
+
+
+def reserved(key: str) -> list[str]:
+    """Return the keys of a call that are no arguments of its function."""
+    mix = [axis_of(key).mix] if axis_of(key).mix else []
+    return ["fn", *mix, *(["transform"] if name_of(key) == "rewards" else [])]
+
+
+def settable_of(key: str, path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return what a config may set of a function of an axis. Raises ConfigError."""
+    known = settable(function, everything=name_of(key) == "model" or inspect.isclass(function))
+    taken = [name for name in reserved(key) if name in known]
+    if taken:
+        raise ConfigError(
+            f"{path}: the parameter {taken[0]!r} has another meaning in a config; rename it"
+        )
+    return known
+
+
+def resolve(
+    axis: Axis, fn: str, where: str, plugins: Sequence[str]
+) -> tuple[str, Callable[..., Any]]:
+    """Find the function that `fn` names -> (dotted path, function). Raises ConfigError."""
+    if not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", fn, re.ASCII):
+        raise ConfigError(f"{where}: expected the name of a function, got {fn!r}")
+    if "." in fn:
+        return _resolve_dotted(axis, fn, where, plugins)
+    found = offers(axis, where, [fn] if axis.lookup == "file" else None)
+    hits = [path for path in found if path.rpartition(".")[2] == fn]
+    if len(hits) > 1:
+        raise ConfigError(f"{where}: {fn!r} is ambiguous; write {' or '.join(hits)}")
+    if not hits:
+        names = [path.rpartition(".")[2] for path, thing in found.items() if fits(axis, thing)]
+        raise ConfigError(f"{where}: {axis.package} {unknown(fn, names, 'function')}")
+    return hits[0], found[hits[0]]
+
+
+def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functions:
+    """Return {dotted path: function} of what a bare `fn` can name, helpers beside them included.
+
+    `files` limits it to some modules of the package. Raises ConfigError.
+    """
+    if axis.lookup == "module":
+        modules = [axis.package]
+    else:
+        there = _modules(axis.package, where)
+        for name in files or ():
+            if name not in there:
+                raise ConfigError(f"{where}: {axis.package} {unknown(name, there, 'file')}")
+        modules = [f"{axis.package}.{name}" for name in (there if files is None else files)]
+    found = {}
+    for module in modules:
+        for name, function in _functions(module, where, module).items():
+            if axis.lookup != "file" or name == module.rpartition(".")[2]:
+                found[f"{module}.{name}"] = function
+    return found
+
+
+def fits(axis: Axis, function: Callable[..., Any]) -> bool:
+    """Say whether a function is worth offering: helpers in the same file take other arguments."""
+    if axis.positional is None:
+        return True
+    parameters = inspect.signature(_called(function)).parameters.values()
+    taken = [p.name for p in parameters if p.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    right = len(taken) == axis.positional + inspect.isclass(function)
+    return right and axis.last in ("", *taken[-1:])
+
+
+def _call_of(axis: Axis, key: str, raw: Any, source: Source) -> dict[str, Any]:
+    """Return a call section as it was written, with the default `fn`. Raises ConfigError."""
+    call = {"fn": axis.default, **raw} if axis.default and isinstance(raw, dict) else raw
+    if not isinstance(call, dict) or not isinstance(call.get("fn"), str):
+        expected = "expected a call like {fn: name, argument: value}"
+        raise ConfigError(f"{source.at(key)}: {expected}, got {raw!r}")
+    return call
+
+
+def _resolve_dotted(
+    axis: Axis, fn: str, where: str, plugins: Sequence[str]
+) -> tuple[str, Callable[..., Any]]:
+    top = fn.partition(".")[0]
+    if top not in plugins and not fn.startswith(f"{axis.package}."):
+        raise ConfigError(
+            f"{where}: {fn!r} is neither in {axis.package} nor in a package that you allowed; "
+            f"if you trust {top!r}, allow it with --plugin {top}"
+        )
+    module, _, name = fn.rpartition(".")
+    found = _functions(module, where, package=top if top in plugins else module)
+    if name not in found:
+        kind = "public function of its own"
+        raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}")
+    return fn, found[name]
+
+
+def _import(module: str, where: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a plugin may fail in any way while it is imported
+        problem = f"cannot import {module}: {type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {problem}") from error
+
+
+def _modules(package: str, where: str) -> list[str]:
+    paths = getattr(_import(package, where), "__path__", [])
+    return [info.name for info in pkgutil.iter_modules(paths) if not info.name.startswith("_")]
+
+
+def _functions(module: str, where: str, package: str) -> Functions:
+    """Return what `package` itself defines: through its imports a module would offer half of
+    Python to a config."""
+    out: Functions = {}
+    for name, thing in vars(_import(module, where)).items():
+        home = f"{getattr(thing, '__module__', '')}."
+        if callable(thing) and not name.startswith("_") and home.startswith(f"{package}."):
+            out[name] = thing
+    return out
+
+
+def _mixing_weight(axis: Axis, given: Mapping[str, Any], key: str, source: Source) -> float:
+    value = given.get(axis.mix, axis.mix_default)
+    if value is None:
+        expected = "expected the weight that the training loop gives this term"
+        raise ConfigError(f"{source.at(key)}: missing; {expected}")
+    # a reward may count against the image, a KL may not
+    low = 0.0 if axis.mix == "beta" else -MOST
+    return float(convert(value, Annotated[float, Interval(ge=low, le=MOST)], key, source.at))
+
+
+def _check_switched(key: str, given: dict[str, Any], known: Sequence[str], source: Source) -> None:
+    """Raise ConfigError if an override of `fn` left arguments that the new function lacks."""
+    if f"{key}.fn" not in source.names:
+        return
+    stale = [n for n in given if n not in known and f"{key}.{n}" not in source.names]
+    if stale:
+        kept = {name: value for name, value in given.items() if name in known}
+        call = yaml.safe_dump(kept, default_flow_style=True, sort_keys=False, width=10**6).strip()
+        takes = ", ".join(name for name in known if name != "fn") or "no arguments"
+        raise ConfigError(
+            f"{source.at(f'{key}.fn')}: {given['fn']} does not take {', '.join(stale)} of the call "
+            f"that it replaces (it takes {takes}); replace the whole call: {key}='{call}'"
+        )
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the loop calls: a class is made once and its instance called."""
+    return vars(function).get("__call__", lambda: None) if inspect.isclass(function) else function
+
+
+def _check_positional(
+    axis: Axis, path: str, function: Callable[..., Any], kwargs: dict[str, Any], where: str
+) -> None:
+    if axis.positional is None:
+        return
+    made = inspect.isclass(function)
+    try:
+        handed = [None] * (axis.positional + made)
+        inspect.signature(_called(function)).bind(*handed, **({} if made else kwargs))
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: {path} does not belong here: it is called with {axis.positional} positional "
+            f"arguments, but is {path.rpartition('.')[2]}{inspect.signature(function)}"
+        ) from error

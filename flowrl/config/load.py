@@ -1,0 +1,254 @@
+"""Turn a YAML file into checked calls and sections, before any weight is loaded.
+
+A method *is* such a list of named calls (`flowrl.config.calls`, `flowrl.config.axes`). Numbers of
+the run stand in plain sections (`flowrl.config.sections`). What is wrong is collected, so that one
+message has all mistakes. Duplicate keys and YAML anchors are errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrl.config.arguments import arguments, settable
+from flowrl.config.axes import AXES
+from flowrl.config.calls import Call, bind_all
+from flowrl.config.mistakes import Collector, renamed
+from flowrl.config.overrides import Source, apply_override
+from flowrl.config.sections import (
+    SECTIONS,
+    CheckpointConfig,
+    EvalConfig,
+    ImageConfig,
+    PromptsConfig,
+    SamplesConfig,
+    Seed,
+    TrainConfig,
+)
+from flowrl.config.values import convert, plain, show
+from flowrl.config.yaml_text import parse_yaml
+from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import unknown
+from flowrl.core.shipped_files import list_configs, resource
+
+ORDER = (
+    *("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate"),
+    *("credit", "segment", "select", "likelihood", "loss", "kl", "optimizer", "train", "eval"),
+    *("checkpoint", "samples"),
+)
+"""The sections, in the order in which a file is written."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked config file: everything that a run needs to know."""
+
+    name: str  # of the run, letters, digits, "-", "_" and "."; names its folder
+    model: Call
+    prompts: PromptsConfig
+    image: ImageConfig
+    plan: Call
+    transition: Call
+    rewards: dict[str, Call]  # by name; the name is used in metrics
+    credit: Call
+    likelihood: Call
+    loss: Call
+    train: TrainConfig
+    aggregate: Call = field(default_factory=lambda: Call.bind("aggregate", {"fn": "weighted_sum"}))
+    optimizer: Call = field(default_factory=lambda: Call.bind("optimizer", {}))
+    seed: Seed = 0  # of everything random in training
+    segment: Call | None = None  # which decisions move as one action
+    select: tuple[Call, ...] = ()  # which decisions are trained, and how much each counts
+    kl: Call | None = None
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
+    source: str = field(default="", compare=False)  # the file it came from
+    plugins: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        found, where = Collector(), self.source or "config"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            found.add(
+                f"{where}: name: expected letters, digits, '-', '_' and '.', got {self.name!r}"
+            )
+        if not any(call.mix for call in self.rewards.values()):
+            found.add(f"{where}: rewards: expected at least one reward whose weight is not 0")
+        if self.eval.weights == "ema" and self.train.ema == 0:
+            mend = "set eval.weights to 'current'"
+            found.add(f"{where}: eval.weights is 'ema', but train.ema is 0 (off); {mend}")
+        if "lr" not in self.optimizer.kwargs:
+            lacks = f"{self.optimizer.path} has no argument 'lr', which the warm-up sets"
+            found.add(f"{where}: optimizer: {lacks}")
+        if self.eval.score and self.eval.score not in self.rewards:
+            says = unknown(self.eval.score, self.rewards, "reward")
+            found.add(f"{where}: eval.score: the config {says}")
+        found.close()
+
+    @property
+    def headline(self) -> str:
+        """Return the name of the reward that evaluations report."""
+        return self.eval.score or next(iter(self.rewards))
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate after warm-up."""
+        return float(self.optimizer.kwargs["lr"])
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Return the mixing weight of each reward."""
+        return {name: call.mix for name, call in self.rewards.items()}
+
+    @property
+    def kl_beta(self) -> float:
+        """Return the weight of the KL term; 0 without a `kl` section."""
+        return self.kl.mix if self.kl else 0.0
+
+    def call(self, key: str) -> functools.partial[Any]:
+        """Return the function of a call section ("plan", "rewards.shapes") with its keyword
+        arguments filled in."""
+        calls = {k: v for k, v in vars(self).items() if isinstance(v, Call)}
+        calls |= {f"rewards.{name}": call for name, call in self.rewards.items()}
+        if key not in calls:
+            where = self.source or "config"
+            raise ConfigError(f"{where}: there is no call {key!r}; there is {', '.join(calls)}")
+        return calls[key].partial()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved config as plain data, in the order in which a file is written."""
+        out: dict[str, Any] = {}
+        for key in ORDER:
+            value = getattr(self, key)
+            if isinstance(value, Call):
+                out[key] = value.to_dict()
+            elif isinstance(value, tuple):
+                out |= {key: [call.to_dict() for call in value]} if value else {}
+            elif isinstance(value, dict):
+                out[key] = {name: call.to_dict() for name, call in value.items()}
+            elif value is not None:
+                out[key] = plain(vars(value)) if key in SECTIONS else value
+        return out
+
+    def dump(self) -> str:
+        """Return YAML with every default filled in; it loads again to an equal config (name the
+        same plugins)."""
+        return yaml.safe_dump(
+            self.to_dict(), sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+        )
+
+
+REQUIRED = [f.name for f in fields(Config) if f.default is f.default_factory is MISSING]
+
+
+def load_config(
+    name_or_path: str | os.PathLike[str], overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> Config:
+    """Read, override and check a config.
+
+    Args:
+        name_or_path: a path, or the name of a shipped config: ``shapes/flow_grpo``.
+        overrides: ``key.subkey=value`` with the value in YAML; null removes an optional section or
+            a reward. Switching ``plan.fn`` keeps the arguments that the file gives; if some do not
+            fit, the error says how to replace the whole call.
+        plugins: top-level packages that dotted `fn` paths may name besides flowrl and rewards.
+    Raises ConfigError with all mistakes: each with the file or override, the dotted key, what was
+    expected and what came.
+    """
+    path = _find(os.fspath(name_or_path))
+    raw, found = _read(path), Collector()
+    for override in overrides:
+        with found.catch():
+            apply_override(raw, override)
+    with found.catch():
+        config = _build(raw, Source(str(path), tuple(overrides)), tuple(plugins))
+        # a window outside the steps is found here, not after the weights are loaded
+        _try_plan(config)
+    found.close()
+    return config
+
+
+def _find(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")) or os.path.isfile(name):
+        return resource(name)
+    shipped = name.removeprefix("configs/")
+    if shipped in list_configs():
+        return resource(f"configs/{shipped}.yaml")
+    says = unknown(shipped, list_configs(), "config")
+    raise ConfigError(f"flowrl {says}; a file of your own must end in .yaml")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a UTF-8 config file: {error}") from error
+    raw = parse_yaml(text, str(path))
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected sections like 'name:' and 'model:', got {show(raw)}")
+    return raw
+
+
+def _build(raw: dict[str, Any], source: Source, plugins: tuple[str, ...]) -> Config:
+    """Check all sections. Raises Mistakes with those of all of them."""
+    found, built = Collector(), {}
+    for key, value in raw.items():
+        if key not in ORDER:
+            says = renamed(key) or f"the config {unknown(key, ORDER, 'section')}"
+            found.add(f"{source.below(key)}: {says}")
+        elif value is not None:
+            with found.catch():
+                built[key] = _section(key, value, source, plugins)
+    missing = [key for key in REQUIRED if raw.get(key) is None]
+    if missing:
+        plural = "s" * (len(missing) > 1)
+        found.add(f"{source.file}: missing section{plural}: {', '.join(missing)}")
+    found.close()
+    return Config(**built, source=source.file, plugins=plugins)
+
+
+def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> Any:
+    if key == "rewards":
+        return _rewards(value, source, plugins)
+    if key == "select":
+        return bind_all(key, value, source, plugins)
+    if key in AXES:
+        return Call.bind(key, value, source=source, plugins=plugins)
+    if key not in SECTIONS:
+        return convert(value, {"name": str, "seed": Seed}[key], key, source.at)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source.at(key)}: expected keys and values, got {show(value)}")
+    section = SECTIONS[key]
+    return section(**arguments(value, settable(section, everything=True), key, key, source))
+
+
+def _rewards(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:
+    if not isinstance(raw, dict):
+        where = source.at("rewards")
+        raise ConfigError(f"{where}: expected names with a call each, got {show(raw)}")
+    found, calls = Collector(), {}
+    for name, call in raw.items():
+        with found.catch():
+            if not re.fullmatch(r"[\w-]+", name):
+                expected = "expected a name of letters, digits, - and _"
+                raise ConfigError(f"{source.at('rewards')}: {expected}, got {name!r}")
+            calls[name] = Call.bind(f"rewards.{name}", call, source=source, plugins=plugins)
+    found.close()
+    return calls
+
+
+def _try_plan(config: Config) -> None:
+    try:
+        config.call("plan")(0)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: plan: {error}") from error
+    except Exception as error:  # a helper or a plugin that is no plan may fail in any way
+        kind = f"{config.plan.path} failed with {type(error).__name__}"
+        raise ConfigError(f"{config.source}: plan: {kind}: {error}") from error

@@ -1,0 +1,171 @@
+"""The JSON schema of a config, for editors: which sections, functions and arguments there are.
+
+A shipped config names it in its first line (``# yaml-language-server: $schema=../schema.json``), so
+that an editor completes keys and marks mistakes. The schema is made from the same annotations by
+which `load_config` checks; what compares several keys with each other is checked there alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flowrl.config.axes import AXES
+from flowrl.config.calls import fits, offers, reserved, settable_of
+from flowrl.config.load import ORDER, REQUIRED
+from flowrl.config.sections import SECTIONS, Section, Seed
+from flowrl.config.values import Schema, plain, schema_of
+from flowrl.core.files import write_json
+
+ABOUT = {
+    "name": "names the run and its folder: letters, digits, `-`, `_`, `.`",
+    "seed": "of everything random in training; change it to repeat a run with other draws",
+    "model": "the model, and which of its weights are trained",
+    "plan": "where noise and forks go while sampling",
+    "transition": "what a noise scale means: the Gaussian step",
+    "rewards": "one or more rewards; the names appear in the metrics",
+    "transform": "what is done to a reward's values before they are mixed",
+    "aggregate": "how several rewards become one advantage; without it their weighted sum",
+    "credit": "from rewards to one advantage per decision",
+    "segment": "which decisions move as one action",
+    "select": "which decisions are trained, and how much each counts",
+    "likelihood": "what log-prob means",
+    "loss": "from log-probs and advantages to a loss",
+    "kl": "a penalty that keeps the policy near the base model",
+    "optimizer": "how gradients change the weights; without it AdamW",
+}
+"""What each call section and single value is; plain sections say it themselves."""
+
+MIX = {
+    "weight": {"type": "number", "default": 1.0, "description": "factor of the reward in the sum"},
+    "beta": {"type": "number", "minimum": 0, "description": "factor of the penalty in the loss"},
+}
+
+
+def write_schema(out: str | Path) -> Path:
+    """Write the schema as JSON to a file, and return its path. Raises RunError."""
+    write_json(Path(out), schema())
+    return Path(out)
+
+
+def schema() -> Schema:
+    """Return the JSON schema (2020-12) of a config file."""
+    known: Schema = {
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"},
+        "seed": {**schema_of(Seed), "default": 0},
+    }
+    for axis in AXES:
+        if axis != "transform":
+            known[axis] = {"$ref": f"#/$defs/{axis}"}
+    known |= {key: section_schema(section) for key, section in SECTIONS.items()}
+
+    # sections that hold several calls, and those that may be left out by null
+    calls = {"$ref": "#/$defs/rewards"}
+    known["rewards"] = {"type": "object", "minProperties": 1, "additionalProperties": calls}
+    known["select"] = _one_or_several("select")
+    for key in ("aggregate", "segment", "select", "kl", "optimizer"):
+        known[key] = {"anyOf": [known[key], {"type": "null"}]}
+
+    properties = {key: {"description": ABOUT.get(key, ""), **known[key]} for key in ORDER}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A config of flowrl",
+        "type": "object",
+        "additionalProperties": False,
+        "required": REQUIRED,
+        "properties": properties,
+        "$defs": {axis: call_schema(axis) for axis in AXES},
+    }
+
+
+def section_schema(section: type[Section]) -> Schema:
+    """Return the schema of a plain section, with what each key is for."""
+    # of pydantic's own schema only the descriptions are taken: a value may be a text of a number
+    said = TypeAdapter(section).json_schema()
+    hints = typing.get_type_hints(section, include_extras=True)
+    properties = {}
+    for field in fields(section):
+        about = " ".join(said["properties"][field.name].get("description", "").split())
+        default = {} if field.default is MISSING else {"default": field.default}
+        properties[field.name] = {"description": about, **schema_of(hints[field.name]), **default}
+    required = [field.name for field in fields(section) if field.default is MISSING]
+    return {
+        "description": inspect.getdoc(section),
+        "type": "object",
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+        "properties": properties,
+    }
+
+
+def call_schema(axis: str) -> Schema:
+    """Return the schema of a call section: the arguments that are known depend on `fn`.
+
+    A dotted `fn` is of a plugin, or of a function that no bare name finds: its arguments stay open.
+    """
+    known = functions(axis)
+    names = [{"const": name, "description": _head(it)} for name, it in known.items()]
+    dotted = {"type": "string", "pattern": r"\."}
+    fn: Schema = {"description": "the function", "anyOf": [{"oneOf": names}, dotted]}
+    cases = []
+    for name, function in known.items():
+        case: Schema = {"properties": {"fn": {"const": name}}, "required": ["fn"]}
+        cases.append({"if": case, "then": _arguments(axis, function)})
+    default = AXES[axis].default
+    if default:
+        fn["default"] = default
+        without: Schema = {"not": {"required": ["fn"]}}
+        cases.append({"if": without, "then": _arguments(axis, known[default])})
+    mix = AXES[axis].mix
+    required = [*([] if default else ["fn"]), *(["beta"] if mix == "beta" else [])]
+    return {"type": "object", "required": required, "properties": {"fn": fn}, "allOf": cases}
+
+
+def functions(axis: str) -> dict[str, Any]:
+    """Return {name: function} of what a bare `fn` can name on an axis, helpers left out."""
+    found = {}
+    for path, function in sorted(offers(AXES[axis], "schema").items()):
+        if fits(AXES[axis], function):
+            found[path.rpartition(".")[2]] = function
+    return found
+
+
+def _arguments(axis: str, function: Any) -> Schema:
+    """Return the schema of a call of one function."""
+    properties: Schema = {"fn": True}
+    needed = []
+    for name, parameter in settable_of(axis, function.__name__, function).items():
+        properties[name] = {**schema_of(parameter.annotation), **_default(parameter.default)}
+        if parameter.default is inspect.Parameter.empty:
+            needed.append(name)
+    for key in reserved(axis)[1:]:
+        properties[key] = MIX[key] if key in MIX else _one_or_several("transform")
+    required = {"required": needed} if needed else {}
+    return {"additionalProperties": False, **required, "properties": properties}
+
+
+def _default(value: Any) -> Schema:
+    """Return the default where JSON can hold it."""
+    try:
+        written = plain(value)
+    except TypeError:
+        return {}
+    finite = not isinstance(written, float) or math.isfinite(written)
+    return {"default": written} if finite else {}
+
+
+def _one_or_several(axis: str) -> Schema:
+    one = {"$ref": f"#/$defs/{axis}"}
+    return {"anyOf": [one, {"type": "array", "items": one}]}
+
+
+def _head(function: Any) -> str:
+    """Return the first sentence of a function's description."""
+    text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".")

@@ -1,0 +1,174 @@
+"""The plain sections of a config: one dataclass a section, one field a key.
+
+The text below a field is what docs/config.md and the JSON schema say of it.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Interval
+from pydantic import ConfigDict
+
+from flowrl.config.mistakes import Collector
+from flowrl.config.values import convert
+
+Positive = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0)]
+Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A plain section; its values are checked whenever one is made. Raises ConfigError."""
+
+    __pydantic_config__: ClassVar = ConfigDict(use_attribute_docstrings=True)
+    key: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        found = Collector()
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            if typing.get_origin(hint) is not ClassVar and hint is not ClassVar:
+                with found.catch():
+                    convert(getattr(self, name), hint, f"{self.key}.{name}")
+        found.close()
+
+
+@dataclass(frozen=True)
+class PromptsConfig(Section):
+    """The lists of prompts, in any format that `flowrl.core.prompts.load_prompts` reads."""
+
+    key: ClassVar = "prompts"
+
+    train: str
+    """file with the prompts to train on"""
+    test: str
+    """file with held-out prompts for evaluation and samples: none of them should be in `train`"""
+
+
+@dataclass(frozen=True)
+class ImageConfig(Section):
+    """The size of the images."""
+
+    key: ClassVar = "image"
+
+    height: Positive
+    """pixels; the model says which sizes it takes"""
+    width: Positive
+    """as `height`"""
+
+
+@dataclass(frozen=True)
+class TrainConfig(Section):
+    """The training loop."""
+
+    key: ClassVar = "train"
+
+    iterations: Positive
+    """rollouts, each followed by `updates` optimizer steps; more until the held-out score stops
+    rising"""
+    prompts: Positive
+    """prompts per iteration, over all processes; more gives a steadier gradient and takes longer"""
+    group: Positive
+    """images per prompt; at least 2, or there is nothing to compare; a multiple of the images that
+    the plan makes of one initial noise"""
+    updates: Positive = 1
+    """optimizer steps per iteration; 1 is fully on-policy, more uses each rollout again and makes
+    clipping matter"""
+    order: Literal["random", "step"] = "random"
+    """which decisions go into which optimizer step: mixed, or the noisiest steps first; with `step`
+    and as many `updates` as trained steps each update is one step's, as in G2RPO"""
+    micro_batch: Positive = 64
+    """states per network call in training (decisions drawn from one state share its row); lower it
+    when memory runs out, the gradient stays the same up to rounding; a segment stays in one call,
+    however large it is"""
+    rollout_batch: Positive = 256
+    """images per network call in sampling; lower it when memory runs out; equal to `micro_batch` it
+    keeps `on_policy_gap` smallest"""
+    warmup: Count = 0
+    """optimizer steps of linear warm-up; a few help AdamW's first steps"""
+    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    """the gradient is clipped to this norm; lower it against sudden collapse, `.inf` never clips"""
+    ema: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    """decay of the averaged weights per iteration, warmed up as min(`ema`, (1 + n) / (10 + n));
+    0 = off, then `eval.weights` must be `current`"""
+    max_unscored: Share = 0.0
+    """share of images that a reward may leave unscored (NaN) before the run stops"""
+    parts: Positive = 1
+    """turns in which an iteration's prompts are sampled and scored; with more of them, slow rewards
+    overlap with sampling"""
+    overlap: bool = True
+    """with several parts: score one in a thread while the next is sampled; false gives the same
+    numbers later"""
+    same_noise: bool = False
+    """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
+    before the first draw is then computed once"""
+    threads: Count = 0
+    """CPU threads; 0 leaves them as they are; another number can change the last bits"""
+
+
+@dataclass(frozen=True)
+class EvalConfig(Section):
+    """Held-out evaluation, always sampled without noise in the transitions."""
+
+    key: ClassVar = "eval"
+
+    steps: Positive = 10
+    """denoising steps; use as many as the model is used with"""
+    every: Count = 0
+    """iterations between evaluations; 0 = before and after training only"""
+    images: Positive = 4
+    """images per prompt; more makes intervals narrower"""
+    batch: Positive = 256
+    """images per network call"""
+    seed: Seed = 1234
+    """of the initial noise, the same at every evaluation"""
+    weights: Literal["ema", "current"] = "ema"
+    """which weights are evaluated and drawn in image grids"""
+    tuned: Share = 1.0
+    """hybrid inference: the share of steps, from the noisy end, that these weights take; the base
+    model takes the rest, against images that only please the reward (MixGRPO: 0.6)"""
+    score: str = ""
+    """name of the reward that is the headline; empty = the first in `rewards`"""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(Section):
+    """When to save, and how many checkpoints to keep."""
+
+    key: ClassVar = "checkpoint"
+
+    every: Count = 20
+    """iterations between checkpoints; 0 = only at the end"""
+    keep: Positive = 3
+    """newest ones kept"""
+
+
+@dataclass(frozen=True)
+class SamplesConfig(Section):
+    """Image grids of a few held-out prompts, for the eye."""
+
+    key: ClassVar = "samples"
+
+    every: Count = 20
+    """iterations between image grids; 0 = before and after training only"""
+    prompts: Positive = 8
+    """prompts in an image grid, taken from the tasks in turn"""
+    seed: Seed = 7
+    """of the initial noise, the same in every image grid"""
+
+
+SECTIONS: dict[str, type[Section]] = {
+    section.key: section
+    for section in (
+        PromptsConfig,
+        ImageConfig,
+        TrainConfig,
+        EvalConfig,
+        CheckpointConfig,
+        SamplesConfig,
+    )
+}

@@ -1,0 +1,1 @@
+"""Records, errors, files, processes, prompts: what every room uses."""

@@ -1,0 +1,131 @@
+"""Write files and folders whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from flowrl.core.errors import RunError
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | os.PathLike[str],
+    *,
+    what: str = "",
+    durable: bool = False,
+    overwrite_folder: bool = False,
+) -> Iterator[Path]:
+    """Hand out a new path beside `path`; the file or folder made there takes `path`'s place.
+
+    So a reader sees the old contents or the new ones, never a half. If anything is raised inside,
+    `path` stays as it was and the draft is deleted. Missing folders above `path` are made. A
+    device, a pipe or a symbolic link is no file that can be exchanged: there the path itself is
+    handed out and written in place. A link to a folder is followed.
+
+    Args:
+        path: of the final file or folder. what: its name in messages, by default the path.
+        durable: flush all of it to the disk before and after the exchange, so that the promise
+        also holds after a power cut. overwrite_folder: exchange a folder that holds something,
+        too; without this it is an error, and an empty folder is filled.
+    Raises RunError with the system's reason, for example a full disk.
+    """
+    path = Path(path)
+    try:
+        # what is no file that can be exchanged
+        if _in_place(path):
+            yield path
+            return
+        # a draft beside it
+        path = path.resolve() if path.is_dir() else path
+        _make_folder(path.parent)
+        draft = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            yield draft
+            if durable:
+                _flush(draft)
+            _exchange(draft, path, overwrite_folder=overwrite_folder)
+            if durable:
+                _sync(path.parent)
+        finally:
+            delete(draft)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(
+            f"cannot write {what or path}: {reason}; nothing half-written was kept"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all. Raises RunError."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON as `write_text` does. Raises RunError."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder as far as the system lets; it need not be there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _in_place(path: Path) -> bool:
+    """Say whether `path` is a device, a pipe, or a link to anything but a folder."""
+    if path.is_dir():
+        return False
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it; one of them may be a file by mistake."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # "File exists" would be no help
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+
+
+def _exchange(draft: Path, path: Path, *, overwrite_folder: bool) -> None:
+    """Put the draft in the place of `path`; if that fails, what was there is back."""
+    if not (overwrite_folder and path.is_dir()):
+        os.replace(draft, path)
+        return
+    # a folder that holds something cannot be renamed over: it steps aside
+    old = path.with_name(draft.name.replace(".tmp-", ".old-"))
+    os.replace(path, old)
+    try:
+        os.replace(draft, path)
+    except OSError:
+        os.rename(old, path)
+        raise
+    delete(old)
+
+
+def _flush(path: Path) -> None:
+    """Flush a file, or a folder with all that is in it, to the disk."""
+    for inside in sorted(path.rglob("*")) if path.is_dir() else []:
+        _sync(inside)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,55 @@
+"""What a function of a method wants made for it, said in one line above the function.
+
+A loss or a penalty gets one record (`flowrl.core.types.LossInput`). Most of it costs nothing; the
+rest is made only for functions that ask for it by name:
+
+==================  ==============================================================================
+``old_log_prob``    log-prob under the weights that sampled: kept by the rollout, else evaluated
+``old_mean``        its mean, likewise
+``old``             a whole `Eval` under the weights that sampled
+``ref``             a whole `Eval` under the weights from before training
+``ema``             a whole `Eval` under the averaged weights (``train.ema`` must be on)
+``best``            the best leaf below each state, and its advantage
+``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
+==================  ==============================================================================
+
+A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], as a keyword.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+KNOWN = frozenset(
+    {"old_log_prob", "old_mean", "old", "ref", "ema", "best", "zero_advantage", "log_prob"}
+)
+SNAPSHOTS = ("old", "ref", "ema")
+
+
+def needs(*names: str) -> Callable[[F], F]:
+    """Declare what a function wants made for it. Raises ValueError for a name that is not known.
+
+    Example::
+
+        @needs("old_log_prob", "ref")
+        def my_loss(data: LossInput, *, strength: float) -> tuple[Tensor, dict[str, Tensor]]: ...
+    """
+    strange = sorted(set(names) - KNOWN)
+    if strange:
+        raise ValueError(f"needs: expected names of {sorted(KNOWN)}, got {strange}")
+
+    def declare(function: F) -> F:
+        function.needs = frozenset(names)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def needs_of(function: Callable[..., Any] | None) -> frozenset[str]:
+    """Return what a function, a partial of one, or an instance of a class has declared."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "needs", frozenset())

@@ -1,0 +1,189 @@
+"""Several processes as one run: who holds which prompts, and how their numbers come together.
+
+The only file that imports torch.distributed. Processes are started by ``accelerate launch`` or
+``torchrun``; accelerate picks the back end (NCCL with CUDA, else gloo) and each process' device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
+
+T = TypeVar("T")
+BUCKET = 2**25  # numbers that are summed in one call: 128 MiB
+PATIENCE = timedelta(hours=2)  # one process may wait so long for a slow reward of another
+
+
+class World(NamedTuple):
+    """The processes of a run; of one process, each method returns at once."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Tell whether this is the process that writes files and talks."""
+        return self.rank == 0
+
+    def share(self, count: int) -> range:
+        """Return this process' places of `count`: contiguous, in the order of ranks, sizes apart by
+        at most one."""
+        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def gather(self, value: T) -> list[T]:
+        """Return every process' value in the order of ranks, exactly (integers stay integers).
+
+        Tensors must be on the CPU. All values are our own processes': they are pickled on the way.
+        """
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Tell whether the flag is set in any process."""
+        return any(self.gather(flag))
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one dtype and device by their sums over all processes, in few large
+        calls."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        numbers = 0
+        for tensor in tensors:
+            if bucket and numbers + tensor.numel() > BUCKET:
+                _sum(bucket)
+                bucket, numbers = [], 0
+            bucket.append(tensor)
+            numbers += tensor.numel()
+        if bucket:
+            _sum(bucket)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do work in every process. If it fails in one, all raise: nobody waits for a process that
+        is gone.
+
+        Raises in each process what `work` raised there; elsewhere RewardError or RunError with the
+        first such message.
+        """
+        if self.size == 1:
+            return work()
+        found: list[T] = []
+        failed: BaseException | None = None
+        try:
+            found.append(work())
+        except Exception as error:
+            failed = error
+        told = self.gather(
+            None if failed is None else (isinstance(failed, RewardError), f"{failed}")
+        )
+        if failed is not None:
+            raise failed
+        for rank, answer in enumerate(told):
+            if answer is not None:
+                kind: type[FlowRLError] = RewardError if answer[0] else RunError
+                raise kind(f"process {rank} of {self.size}: {answer[1]}")
+        return found[0]
+
+
+def sharded() -> bool:
+    """Tell whether the launcher asked for FSDP: each process keeps its share of every weight of the
+    network.
+
+    Raises ConfigError for FSDP of version 1.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true") or world().size == 1:
+        return False
+    version = os.environ.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise ConfigError(
+            "fsdp_version: expected 2 in the launcher's config (configs/accelerate/fsdp.yaml), "
+            f"got {version}"
+        )
+    return True
+
+
+def shard(network: Any, kinds: Sequence[str]) -> None:
+    """Share a network's weights out over all processes, block by block, with FSDP2; gradients are
+    summed, not averaged.
+
+    ``kinds`` are the class names of the blocks whose weights come together while they compute.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    for module in reversed([*network.modules()]):  # children first
+        if module is network or type(module).__name__ in kinds:
+            # The root, too, gives its weights back: swapped ones (EMA, reference) must be fetched
+            # again.
+            fully_shard(module, reshard_after_forward=True)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as one process would hold it; the processes' shares are joined, so all must
+    call it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shared_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return this process' share of a whole tensor, shared out as the parameter is; the same if
+    that is whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    return distribute_tensor(
+        tensor.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+
+
+def world() -> World:
+    """Return the processes that this one was started with, and join them at the first call. Raises
+    RunError."""
+    size = _whole("WORLD_SIZE", 1)
+    if size == 1:
+        return World()
+    if not torch.distributed.is_initialized():
+        from accelerate import PartialState
+
+        try:
+            PartialState(timeout=PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(
+                f"process {os.environ.get('RANK')} of {size} could not join the others: {error}"
+            ) from error
+        atexit.register(_leave)
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _whole(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and int(text) else default
+
+
+def _sum(bucket: list[Tensor]) -> None:
+    flat = torch.cat([tensor.flatten() for tensor in bucket])
+    torch.distributed.all_reduce(flat)
+    for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))

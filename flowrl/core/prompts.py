@@ -1,0 +1,289 @@
+"""Read prompt lists in the usual formats, and deal them out in shuffled epochs."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flowrl.core.errors import DataError
+from flowrl.core.shipped_files import resource
+
+Record = dict[str, Any]
+COLUMNS = ("prompt", "caption", "text")
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """A list of prompts, each with its own record for the rewards to read."""
+
+    texts: list[str]  # [N]
+    records: list[
+        Record
+    ]  # [N]  at least {"prompt": text}; GenEval files also have tag, include, exclude
+    name: str  # file name without its ending
+    path: str  # the file as it was found
+    places: list[str] = field(
+        default_factory=list
+    )  # [N] "file, line 3", for messages; empty if not read from a file
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
+    """Read a prompt file; blank lines are skipped, a byte order mark is no part of the text.
+
+    ``.jsonl``: one object per line with "prompt", optionally GenEval's "tag", "include", "exclude".
+    ``.json``: a list of such objects, or of texts. ``.txt``: one prompt per line. ``.csv``,
+    ``.tsv``: a header with a column "prompt" (or "caption", or "text"); other columns go into the
+    record. Raises DataError with file and line where a prompt is missing, empty or of the wrong
+    type; ConfigError if no file.
+    """
+    file = resource(path)
+    reader = _READERS.get(file.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{file}: expected a file that ends in {', '.join(_READERS)}, got "
+            f"{file.suffix or 'no ending'!r}"
+        )
+    records, places = [], []
+    for where, item in reader(_read(file), str(file)):
+        records.append(_check(item, where))
+        places.append(where)
+    if not records:
+        raise DataError(
+            f"{file}: expected at least one prompt, got none (the file is empty or blank)"
+        )
+    return PromptSet(
+        [record["prompt"] for record in records], records, file.stem, str(file), places
+    )
+
+
+def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
+    """Show every record to the rewards that have a ``check_record(record, where)``, before anything
+    is sampled.
+
+    Raises what they raise, as a rule a DataError that names file and line.
+    """
+    for reward in rewards.values():
+        if hasattr(reward, "check_record"):
+            for record, where in zip(prompts.records, prompts.places, strict=True):
+                reward.check_record(record, where)
+
+
+def batch_for(prompt_set: PromptSet, *, seed: int, iteration: int, count: int) -> list[int]:
+    """Return the `count` prompt indices of one iteration, a function of its arguments alone.
+
+    The iterations read one endless stream of shuffled epochs: each epoch holds every prompt exactly
+    once, in its own order. A batch may run over the end of an epoch (always, where the set is
+    smaller than `count`, and then over several); only such a batch can hold a prompt twice. Raises
+    DataError if count < 1 or iteration < 0.
+    """
+    if count < 1 or iteration < 0:
+        raise DataError(
+            f"expected count >= 1 and iteration >= 0, got count={count} and iteration={iteration}"
+        )
+    size = len(prompt_set)
+    if size == 0:
+        raise DataError(f"{prompt_set.path}: no prompts to choose from")
+    places = range(iteration * count, (iteration + 1) * count)
+    return [_epoch(size, seed, place // size)[place % size] for place in places]
+
+
+@lru_cache(maxsize=4)
+def _epoch(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    # Sorted by digest: no library promises the same shuffle in its next version, and a resumed run
+    # relies on it.
+    def key(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
+
+    return tuple(sorted(range(size), key=key))
+
+
+def _read(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read as a prompt file: {error.strerror or error}"
+        ) from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        utf16 = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise DataError(
+            f"{file}, line {line}: expected UTF-8 text, got the byte "
+            f"0x{data[error.start]:02x}{utf16}; save it as UTF-8"
+        ) from error
+    return text.lstrip(_BOM)
+
+
+def _lines(text: str, file: str) -> Iterator[tuple[str, str]]:
+    # Only "\n" ends a line: str.splitlines would also cut at U+2028, which JSON allows inside a
+    # text.
+    for number, line in enumerate(text.split("\n"), 1):
+        line = (
+            line.strip().lstrip(_BOM).strip()
+        )  # files joined with `cat` carry a mark at every seam
+        if line:
+            yield f"{file}, line {number}", line
+
+
+def _read_txt(text: str, file: str) -> Iterator[tuple[str, Any]]:
+    yield from _lines(text, file)
+
+
+def _read_jsonl(text: str, file: str) -> Iterator[tuple[str, Any]]:
+    for where, line in _lines(text, file):
+        item = _json(line, where)
+        if not isinstance(item, dict):
+            raise DataError(
+                f'{where}: expected an object like {{"prompt": "a red circle"}}, got {_kind(item)}'
+            )
+        yield where, item
+
+
+def _read_json(text: str, file: str) -> Iterator[tuple[str, Any]]:
+    if not text.strip():
+        return
+    items = _json(text, file)
+    if not isinstance(items, list):
+        raise DataError(
+            f"{file}: expected a list of prompts or of objects with a prompt, got {_kind(items)}"
+        )
+    for number, item in enumerate(items, 1):
+        yield f"{file}, entry {number}", item
+
+
+def _read_csv(text: str, file: str, delimiter: str = ",") -> Iterator[tuple[str, Any]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    column = ""
+    start = 1
+    try:
+        for row in reader:
+            where, start = f"{file}, line {start}", reader.line_num + 1
+            if not any(cell.strip() for cell in row):
+                continue
+            if header is None:
+                header = [cell.strip() for cell in row]
+                column = _column(header, where)
+            elif len(row) != len(header):
+                raise DataError(
+                    f"{where}: expected {len(header)} columns as in the header, got {len(row)}"
+                )
+            else:
+                record = dict(zip(header, row, strict=True))
+                yield where, {**record, "prompt": record[column].strip()}
+    except csv.Error as error:
+        raise DataError(
+            f"{file}, line {start}: expected comma or tab separated values, got a broken row: "
+            f"{error}"
+        ) from error
+
+
+def _read_tsv(text: str, file: str) -> Iterator[tuple[str, Any]]:
+    return _read_csv(text, file, "\t")
+
+
+_READERS: dict[str, Callable[[str, str], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".txt": _read_txt,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+}
+
+
+def _column(header: list[str], where: str) -> str:
+    if len(set(header)) != len(header):
+        raise DataError(
+            f"{where}: expected column names that differ, got {', '.join(map(repr, header))}"
+        )
+    by_name = {name.lower(): name for name in header}
+    for name in COLUMNS:
+        if name in by_name:
+            return by_name[name]
+    raise DataError(
+        f"{where}: expected a column named {' or '.join(COLUMNS)}, got "
+        f"{', '.join(map(repr, header))}"
+    )
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"{where}, line {error.lineno}" if error.lineno > 1 else where
+        raise DataError(
+            f"{place}, column {error.colno}: expected JSON, got a fault in it: {error.msg}"
+        ) from error
+    except RecursionError as error:
+        raise DataError(
+            f"{where}: expected a flat record, got JSON that is nested too deeply"
+        ) from error
+
+
+def _check(item: Any, where: str) -> Record:
+    if isinstance(item, str):
+        item = {"prompt": item}
+    if not isinstance(item, dict):
+        raise DataError(f"{where}: expected a text or an object with a prompt, got {_kind(item)}")
+    if "prompt" not in item:
+        raise DataError(
+            f'{where}: expected the key "prompt", got '
+            f"{', '.join(map(repr, item)) or 'an empty object'}"
+        )
+    prompt = item["prompt"]
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise DataError(f'{where}: expected a text that is not empty as "prompt", got {prompt!r}')
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise DataError(
+            f'{where}: expected Unicode text as "prompt", got half of a surrogate pair in '
+            f"{prompt!r}"
+        )
+    if not isinstance(item.get("tag", ""), str):
+        raise DataError(f'{where}: expected a text as "tag", got {item["tag"]!r}')
+    for key in ("include", "exclude"):
+        _check_objects(item.get(key, []), f"{where}, {key}")
+    return item
+
+
+def _check_objects(objects: Any, where: str) -> None:
+    """Check GenEval's include or exclude list: objects with a "class" and, where present, a "count"
+    >= 1."""
+    if isinstance(objects, str):  # a column of a CSV file; it means what its reward says it means
+        return
+    if not isinstance(objects, list):
+        raise DataError(f"{where}: expected a list of objects, got {_kind(objects)}")
+    for number, entry in enumerate(objects, 1):
+        if not isinstance(entry, dict) or not isinstance(entry.get("class"), str):
+            raise DataError(
+                f'{where}, entry {number}: expected an object with the text "class", got {entry!r}'
+            )
+        count = entry.get("count", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise DataError(
+                f'{where}, entry {number}: expected a whole number >= 1 as "count", got {count!r}'
+            )
+
+
+def _kind(value: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return names.get(type(value), "a number")

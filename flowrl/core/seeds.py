@@ -1,0 +1,48 @@
+"""Random streams that depend on what they are for, never on what ran before: resume and world size
+change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def seed_of(*keys: int | str) -> int:
+    """Hash keys such as (seed, "rollout", iteration, prompt) to a seed below 2**63, the same on
+    every machine."""
+    text = "/".join(str(key) for key in keys)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(*keys: int | str) -> torch.Generator:
+    """Return a CPU generator seeded by `seed_of(*keys)`: noise drawn on the host is the same on
+    every device."""
+    return torch.Generator().manual_seed(seed_of(*keys))
+
+
+class NodeStreams:
+    """Streams for what training draws anew at the nodes of a forest, such as fresh noise.
+
+    A node's stream follows from the keys, its prompt and its place among the prompt's nodes. So it
+    depends neither on the network call that the node is in nor on the process that has it.
+    """
+
+    def __init__(self, group: Tensor, *keys: int | str) -> None:
+        """Group [V] int64: the prompt of each node; keys: what the streams are for."""
+        self.group, self.keys = group.cpu(), keys
+
+    def of(self, nodes: Tensor, *, shared: bool = False) -> list[torch.Generator]:
+        """Return one CPU generator per node [B]; with `shared` those of one prompt draw alike."""
+        nodes = nodes.cpu()
+        group, place = self.group[nodes].tolist(), self._places()[nodes].tolist()
+        if shared:
+            return [generator(*self.keys, g) for g in group]
+        return [generator(*self.keys, g, p) for g, p in zip(group, place, strict=True)]
+
+    def _places(self) -> Tensor:
+        """Number the nodes of each prompt in their order -> [V]."""
+        ordered, order = torch.sort(self.group, stable=True)
+        first = torch.searchsorted(ordered, ordered)
+        return torch.empty_like(order).scatter(0, order, torch.arange(len(order)) - first)

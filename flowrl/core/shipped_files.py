@@ -1,0 +1,86 @@
+"""Find configs and assets: in the working folder, in a checkout, or inside the installed wheel."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+from pathlib import Path
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import near
+
+PACKAGE = Path(__file__).resolve().parent.parent
+KINDS = ("configs", "assets")
+CATALOGUE = "methods"  # configs/methods.yaml, which is no config
+LAUNCHER = "accelerate/"  # of configs/: settings of the program that starts several processes
+_MOST_NAMES = 5000  # files looked at for a suggestion; an asset folder can be large
+
+
+def checkout() -> Path | None:
+    """Return the root of the source checkout that this package runs from, or None when it is
+    installed."""
+    root = PACKAGE.parent
+    if root.name in (
+        "site-packages",
+        "dist-packages",
+    ):  # another wheel may have left a `configs` folder there
+        return None
+    return root if (root / "pyproject.toml").is_file() or (root / "configs").is_dir() else None
+
+
+def roots() -> list[Path]:
+    """Return the folders that hold ``configs/`` and ``assets/``, the preferred one first."""
+    source = checkout()
+    return [*([source] if source else []), PACKAGE / "_data"]
+
+
+def resource(path: str | os.PathLike[str]) -> Path:
+    """Return an existing file or folder for `path` (``configs/..``, ``assets/..``, or any path of
+    the user's).
+
+    The order: as given (absolute, or relative to the working folder), then the checkout, then the
+    wheel. Raises ConfigError with every place that was looked at and the nearest names there.
+    """
+    text = os.fspath(path)
+    if not text.strip():
+        raise ConfigError("expected the path of a file or folder, got an empty text")
+    places = [Path(text)]
+    if not places[0].is_absolute():
+        places = [Path.cwd() / text, *(root / text for root in roots())]
+    for place in places:
+        if os.path.exists(
+            place
+        ):  # unlike Path.exists it also says no to a name that the system finds too long
+            return place
+    looked = "\n".join(f"  {place}" for place in dict.fromkeys(places))
+    several = difflib.get_close_matches(text, _names(), n=3, cutoff=0.6)
+    hint = f"\nDid you mean {' or '.join(several)}?" if several else ""
+    raise ConfigError(f"cannot find {text!r}; looked for\n{looked}{hint}")
+
+
+def list_configs() -> list[str]:
+    """Return the names of all shipped configs, sorted, as `load_config` takes them:
+    ``shapes/flow_grpo``."""
+    found: set[str] = set()
+    for folder in (root / "configs" for root in roots()):
+        files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
+        found.update(file.with_suffix("").as_posix() for file in files)
+    return sorted(name for name in found if name != CATALOGUE and not name.startswith(LAUNCHER))
+
+
+def config_file(name: str) -> Path:
+    """Return the file of a shipped config. Raises ConfigError with the nearest names."""
+    shipped = name.removeprefix("configs/").removesuffix(".yaml")
+    if shipped not in list_configs():
+        hint = near(shipped, list_configs())
+        raise ConfigError(f"{name!r} is no shipped config{hint}; `flowrl configs` lists all")
+    return resource(f"configs/{shipped}.yaml")
+
+
+def _names() -> list[str]:
+    folders = [(root, root / kind) for root in roots() for kind in KINDS]
+    every = (
+        item.relative_to(root).as_posix() for root, folder in folders for item in folder.rglob("*")
+    )
+    return sorted(set(itertools.islice(every, _MOST_NAMES)))

@@ -1,0 +1,272 @@
+"""The records that travel between the parts of flowrl, and the contracts that parts fulfil."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.core.seeds import NodeStreams
+
+Cond = dict[str, Tensor]
+"""Text conditioning: name -> [G, ...], one row per prompt (or per sample once repeated)."""
+
+
+class Tree(NamedTuple):
+    """Who came from whom. A node with ``std > 0`` is a *decision*: the Gaussian draw that made it.
+
+    Example: one prompt, one sample, three steps of which the second is noisy::
+
+        node    0   1   2   3      noise, before the draw, after the draw, clean
+        parent -1   0   1   2
+        step    0   1   2   3
+        std     0   0   s   0      node 2 is the only decision
+    """
+
+    parent: Tensor  # [V] int64  -1 at a root; parent[v] < v (topological order)
+    # [V] int64  denoising steps taken: 0 noise ... S clean; a deterministic run is one long edge
+    step: Tensor
+    # [V] float32  std of the draw into this node; 0 = deterministic edge, which is never trained
+    std: Tensor
+    group: Tensor  # [V] int64  prompt index, unique across ranks
+
+
+class Rollout(NamedTuple):
+    """Everything that one sampling pass leaves behind: a forest, its latents and its log-probs."""
+
+    tree: Tree
+    x: Tensor  # [V, *]  latents in the storage dtype
+    # [V] float32  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
+    # whose noise is learned
+    log_prob: Tensor
+    # [V] float32  noise scale handed to the transition that made the node; 0 where std == 0
+    noise_scale: Tensor
+    leaf: Tensor  # [L] int64  nodes that were decoded and rewarded
+    sigmas: Tensor  # [S+1] float32  sigma grid, 1 -> 0
+    cond: Cond  # {name: [G, ...]} one row per prompt, in the order of `group_ids`
+    group_ids: Tensor  # [G] int64  the group id of each row of cond
+    # [V, *]  transition mean of each decision, else x; kept only where a loss needs "old_mean"
+    mean: Tensor | None = None
+    # [V] int64  the first node with the same latent; None: each node is the only one
+    twin: Tensor | None = None
+    # [V] int64, ascending  nodes that were made together, prompt after prompt, have one
+    block: Tensor | None = None
+    # [V] float64  relative change of each trained draw, where the latents are elsewhere
+    change: Tensor | None = None
+
+
+class SigmaGrid(NamedTuple):
+    """A sigma grid read off a model's own: its grid of `steps` steps at fractional places,
+    interpolated in time.
+
+    ``places`` [0, 1, 2, 4.5, 7] with steps 7 takes two steps of the model's grid and two of 2.5 of
+    its steps each.
+    """
+
+    steps: int  # of the model's own grid
+    places: Tensor  # [S+1] float64, ascending from 0 to `steps`
+    shift: float  # the time shift to undo before and redo after interpolating; 1 = none
+
+
+class Plan(NamedTuple):
+    """A sampler as data. The first four fields, and `solver`, have one entry per denoising step
+    [S]."""
+
+    noise: Tensor  # float32  noise scale handed to the transition; 0 = ODE step
+    branch: Tensor  # int64  children drawn per live node at this step
+    # int64  how many of them go on, the rest are dead ends; 0: the trunk goes on without noise
+    keep: Tensor
+    # int64  ODE steps of a preview leaf under each child; 0 none, 1 = x0 estimate, S = to the end
+    tail: Tensor
+    # tails to the end: a leaf for each stride, which takes every stride-th step of the grid
+    strides: tuple[int, ...] = (1,)
+    baseline: bool = False  # hang a leaf without noise under each root
+    share: float = 0.0  # correlation of siblings' noise; each stays standard normal
+    stretch: float = 1.0  # noise of forks is multiplied by it, yet scored as if it were not
+    sigma_grid: SigmaGrid | None = None  # None: the model's own grid of S steps
+    # int64  of steps without noise: 1 = Euler, 2 = DPM-Solver++ 2M; None: Euler
+    solver: Tensor | None = None
+
+
+class Gaussian(NamedTuple):
+    """A diagonal Gaussian transition: ``x_next = mean + std * z``."""
+
+    mean: Tensor  # [B, *] float32
+    std: Tensor  # [B] float32
+
+
+class Batch(NamedTuple):
+    """B decisions (reverse likelihood), noised leaves (forward) or roots (prior), ready for one
+    network call."""
+
+    x: Tensor  # [B, *]
+    sigma: Tensor  # [B]
+    sigma_next: Tensor  # [B]
+    noise_scale: Tensor  # [B]  of the transition
+    target: Tensor  # [B, *]  x_next (reverse), eps - x0 (forward), x_1 (prior)
+    old_log_prob: Tensor  # [B]  as the rollout kept it; 0 where the likelihood keeps none
+    advantage: Tensor  # [B]  what the draw is worth
+    node: Tensor  # [B] int64  the node in the rollout's tree
+    parent: Tensor  # [B] int64  rows with one id share x, sigma and cond, and one network row
+    step: (
+        Tensor  # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
+    )
+    cond: Cond  # {name: [B, ...]}
+
+
+class Eval(NamedTuple):
+    """What a likelihood says of a batch under the weights that are in the model."""
+
+    log_prob: Tensor  # [B]  mean over latent dimensions (Flow-GRPO's convention)
+    mean: Tensor  # [B, *]  transition mean (reverse) or v (forward)
+    std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
+    v: Tensor | None = None  # [B, *]  velocity, for losses that look at it
+
+
+class LossInput(NamedTuple):
+    """What a loss or a penalty sees. The fields that may be None are made for those that ask for
+    them with `flowrl.core.needs.needs`."""
+
+    batch: Batch
+    now: Eval  # under the current weights; the only part with a gradient
+    old_log_prob: Tensor  # [B]  under the weights that sampled
+    old_mean: Tensor | None = None  # [B, *]  likewise
+    under: dict[str, Eval] = {}  # the same batch under other weights: "old", "ref", "ema"
+    segment: Tensor | None = None  # [B] int64  rows with one id move as one action
+    best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
+    best_advantage: Tensor | None = None  # [B]  its advantage
+
+
+class Likelihood(Protocol):
+    """What "probability" means: which nodes are trained, as which batch, and how it is scored."""
+
+    @property
+    def trains(self) -> Literal["draws", "leaves", "roots"]: ...  # the nodes
+
+    @property
+    def evaluations(self) -> int: ...  # network rows per state; a root that the model never sees: 0
+
+    @property
+    def keeps(self) -> frozenset[str]: ...  # what the rollout has: "old_log_prob", "old_mean"
+
+    # advantage [V], nodes [N] -> evaluations * N rows, or N; streams: for noise of its own
+    def batch(
+        self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
+    ) -> Batch: ...
+
+    # transition: the run's, as it sampled
+    def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval: ...
+
+
+@runtime_checkable
+class ExtendsModel(Protocol):
+    """A likelihood with parameters of its own. It returns the model with them among `trainable`, so
+    that checkpoints, averages and evaluations have them too.
+
+    The model that it returns may also have `initial_noise` and `initial_log_prob`: see
+    `flowrl.algorithms.likelihoods.prior`.
+    """
+
+    def extend(self, model: FlowModel, shape: tuple[int, ...]) -> FlowModel: ...
+
+
+class RewardBatch(NamedTuple):
+    """What a reward sees: images and words, never latents."""
+
+    images: Tensor  # [L, 3, H, W] float in [0, 1]
+    prompts: list[str]  # [L]
+    group: Tensor  # [L] int64
+    meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
+    sigma: Tensor  # [L]  0 = finished image; previews have 0 too in this version
+
+
+class Scores(NamedTuple):
+    """What all rewards of a run said of the leaves, before they are made one."""
+
+    # {name: [L]} float32; NaN = not scored, and then by every reward that counts
+    values: dict[str, Tensor]
+    weights: dict[str, float]  # {name: mixing weight}; 0 = watched only
+    leaf: Tensor  # [L] int64
+    tree: Tree
+
+
+class Mixed(NamedTuple):
+    """What an aggregator makes of `Scores`."""
+
+    advantage: Tensor  # [V] float32  of every node; 0 where nothing was scored
+    # {name: [L]}  what each reward brought to it, for the shares in the log
+    parts: dict[str, Tensor]
+    metrics: dict[str, float]
+
+
+class SelectInput(NamedTuple):
+    """What a `select` function sees of an iteration whose advantages are given."""
+
+    rollout: Rollout
+    advantage: Tensor  # [V] float32
+    # [V] int64  decisions with one id move as one action; -1 where there is none
+    segment: Tensor | None
+    iteration: int
+    generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
+
+
+Credit = Callable[[Tensor], Tensor]
+"""The run's credit with leaf and tree filled in: reward [L] -> advantage [V]."""
+
+Transition = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Gaussian]
+"""``transition(x, v, sigma, sigma_next, noise_scale) -> Gaussian``; [B,*], [B,*], [B], [B], [B]."""
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Score images. NaN means *not scored*: the sample gets advantage 0, it is never counted as
+    0."""
+
+    def __call__(self, batch: RewardBatch) -> Tensor: ...  # [L] float32
+
+
+@runtime_checkable
+class RewardWithProbe(Protocol):
+    """A reward that can say early that it will not be able to answer: a server that is down, a file
+    that is missing."""
+
+    def probe(self) -> None: ...
+
+
+@runtime_checkable
+class LearnedReward(Reward, Protocol):
+    """A reward that is trained along: a discriminator on the run's own images. Scoring must not
+    change its state."""
+
+    # one round on an iteration's images -> metrics
+    def update(self, batch: RewardBatch) -> dict[str, float]: ...
+
+    # everything that a bit-for-bit resume needs
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+    # False: only the reward learns in this iteration
+    def trains_policy(self, iteration: int) -> bool: ...
+
+
+@runtime_checkable
+class FlowModel(Protocol):
+    """A velocity field on ``x_sigma = (1 - sigma) x0 + sigma eps``; ``v = eps - x0``. Guidance
+    happens inside."""
+
+    # [S+1], as the diffusers pipeline would use
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor: ...
+
+    def encode(self, prompts: list[str]) -> Cond: ...  # {name: [G, ...]}
+
+    # [B, *], [B], {name: [B, ...]} -> [B, *]
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor: ...
+
+    def decode(self, x0: Tensor) -> Tensor: ...  # [B, *] -> [B, 3, H, W] in [0, 1]
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]: ...
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...  # by name, in a fixed order

@@ -1,0 +1,1 @@
+"""What a config takes: memory, work, time, and whether it fits a card."""

@@ -1,0 +1,176 @@
+"""A pipeline's parts and their settings, and networks built from these without a weight.
+
+Settings come from the JSON files of the model's folder (or of its copy in the Hugging Face cache),
+or from the table of released models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import diffusers
+import torch
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from torch import nn
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ModelError
+from flowrl.cost.released_models import RELEASED, TYPICAL, PipelinePart
+from flowrl.models.loading import locate
+from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
+from flowrl.models.options import PipelineOptions, checked
+from flowrl.models.tuning import Tuning
+from flowrl.models.tuning import tuning_of as resolve_tuning
+
+NETWORK = {"sd3": "transformer", "flux": "transformer", "sd15": "unet", "sdxl": "unet"}
+_UNET = "UNet2DConditionModel"
+_KIND = {
+    "sd3": "SD3Transformer2DModel",
+    "flux": "FluxTransformer2DModel",
+    "sd15": _UNET,
+    "sdxl": _UNET,
+}
+OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+PATCH = 2  # of FLUX, whose network takes squares of 2 x 2 latents
+
+
+class Architecture(NamedTuple):
+    """What is known of a pipeline before its weights are read."""
+
+    origin: str  # the folder, or the name of the released model; for messages
+    parts: dict[str, PipelinePart]
+    # False: another model of the same kind, whose latents and embeddings have the same sizes
+    known: bool
+
+    def part(self, name: str) -> PipelinePart:
+        """Return one part. Raises ModelError that lists what there is."""
+        if name not in self.parts:
+            where = f"{self.origin}/model_index.json"
+            raise ModelError(
+                f"{where}: expected a part named {name!r}, got {', '.join(self.parts)}"
+            )
+        return self.parts[name]
+
+
+def architecture_of(config: Config) -> Architecture:
+    """Return the architecture of a config's model, which must be one of NETWORK's. Raises
+    ModelError."""
+    path = str(config.model.kwargs["path"])
+    folder, known = find_folder(path), True
+    if folder is not None:
+        origin, parts = str(folder), _read_parts(folder)
+    else:
+        origin, known = f"the released {path}", path in RELEASED
+        parts = RELEASED[path if known else TYPICAL[config.model.fn]]
+    if not config.model.kwargs.get("t5", True):
+        parts = {name: part for name, part in parts.items() if name != "text_encoder_3"}
+    found, name = Architecture(origin, parts, known), NETWORK[config.model.fn]
+    got, wanted = found.part(name).kind, _KIND[config.model.fn]
+    if got != wanted:
+        raise ModelError(f"{origin}/model_index.json: expected {name} to be {wanted}, got {got}")
+    return found
+
+
+def find_folder(path: str) -> Path | None:
+    """Return the folder of a pipeline, or of its copy in the Hugging Face cache; None for an id
+    that is not there."""
+    source = locate(path)
+    if isinstance(source, Path):
+        return source
+    index = try_to_load_from_cache(source, "model_index.json")
+    found = Path(index).parent if isinstance(index, str) else None
+    whole = found is not None and any(
+        (found / name / "config.json").exists() for name in NETWORK.values()
+    )
+    return found if whole else None
+
+
+def tuning_of(config: Config) -> Tuning:
+    """Return a model's checked options of tuning; its device is this machine's. Raises
+    ConfigError."""
+    kwargs = config.model.kwargs
+    names = ("path", "tune", "lora", "layers", "dtype", "seed", "runtime")
+    # the run may be meant for another machine
+    options = checked(PipelineOptions, **{name: kwargs[name] for name in names}, device="auto")
+    transformer = NETWORK[config.model.fn] == "transformer"
+    return resolve_tuning(options, JOINT_ATTENTION if transformer else UNET_ATTENTION)
+
+
+def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, int]:
+    """Return [C, h, w] of one latent, as the adapter will have it."""
+    factor = 2 ** (len(architecture.part("vae").settings["block_out_channels"]) - 1)
+    channels = architecture.part(NETWORK[config.model.fn]).settings["in_channels"]
+    channels //= PATCH**2 if config.model.fn == "flux" else 1
+    return int(channels), config.image.height // factor, config.image.width // factor
+
+
+class TextShape(NamedTuple):
+    """The embeddings of one prompt, as `encode` of the adapter makes them."""
+
+    tokens: int
+    width: int
+    pooled: int  # numbers besides the tokens; 0 = none
+
+
+def text_shape(config: Config, architecture: Architecture) -> TextShape:
+    """Return the sizes of one prompt's embeddings."""
+    settings = architecture.part(NETWORK[config.model.fn]).settings
+    clip = 0 if config.model.fn == "flux" else 77
+    tokens = clip + config.model.kwargs.get("max_sequence_length", 0)
+    if NETWORK[config.model.fn] == "transformer":
+        return TextShape(tokens, settings["joint_attention_dim"], settings["pooled_projection_dim"])
+    sizes = 6 * (settings.get("addition_time_embed_dim") or 0)  # SDXL: height and width, thrice
+    return TextShape(tokens, settings["cross_attention_dim"], _input_width(settings) - sizes)
+
+
+def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Module:
+    """Make one part with random weights, without memory for them on "meta". Raises ModelError."""
+    part = architecture.part(name)
+    try:
+        with torch.device(device):
+            if part.library == "diffusers":
+                made: nn.Module = getattr(diffusers, part.kind).from_config(part.settings)
+                return made
+            kind = getattr(transformers, part.kind)
+            encoder: nn.Module = kind(kind.config_class.from_dict(part.settings))
+            return encoder
+    except (
+        Exception
+    ) as error:  # the libraries raise every kind of error over a config that is not theirs
+        where = f"{architecture.origin}/{name}"
+        raise ModelError(
+            f"{where}: no {part.kind} can be made of its config.json: {error}"
+        ) from error
+
+
+def count(network: nn.Module) -> int:
+    """Return the number of a network's parameters."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _input_width(settings: dict[str, Any]) -> int:
+    return int(settings.get("projection_class_embeddings_input_dim") or 0)
+
+
+def _read_parts(folder: Path) -> dict[str, PipelinePart]:
+    """Read what a folder's JSON files say of the parts that are run."""
+    index = _read(folder / "model_index.json")
+    entries = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0]}
+    parts = {}
+    for name in [name for name in ("transformer", "unet", "scheduler", *OTHERS) if name in entries]:
+        file = "scheduler_config.json" if name == "scheduler" else "config.json"
+        library, kind = entries[name][:2]
+        parts[name] = PipelinePart(library, kind, _read(folder / name / file))
+    return parts
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{file}: expected the JSON file of a diffusers pipeline: {error}"
+        ) from error

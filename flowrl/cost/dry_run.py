@@ -1,0 +1,65 @@
+"""Say what a config would do, before any weight is read: its numbers, its cost, its prompts and its
+memory."""
+
+from __future__ import annotations
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.cost.estimate import Estimate, estimate
+from flowrl.cost.report import calls, memory
+
+
+def dry_run(config: Config) -> str:
+    """Check a config and return its plan in plain English.
+
+    Prompt files are read where they exist; rewards and model are bound to their arguments, not
+    made. Raises ConfigError for a plan that cannot be, DataError for a broken prompt file,
+    ModelError for a model folder that does not fit.
+    """
+    found, t = estimate(config), config.train
+    counted = f", {found.weights.trained:,} trained numbers" if found.weights else ""
+    rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
+    lines = [
+        f"{t.iterations} iterations{counted}, lr {config.lr:g}, seed {config.seed}",
+        *found.forecast.work.lines(),
+        *_selected(found),
+        *calls(found),
+        *_prompts(config),
+        f"rewards    {rewards} (not loaded)",
+        *memory(found),
+    ]
+    return "\n".join(lines)
+
+
+def _selected(found: Estimate) -> list[str]:
+    forecast = found.forecast
+    chosen = f"{forecast.decisions:,} of {forecast.work.decisions:,} decisions are trained"
+    return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
+
+
+def _prompts(config: Config) -> list[str]:
+    train, test = _read(config.prompts.train), _read(config.prompts.test)
+    there = [
+        f"{len(train)} to train on ({train.path})" if train else "",
+        f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
+        if test
+        else "",
+    ]
+    lines = ["prompts    " + ", ".join(text for text in there if text)] if train or test else []
+    absent = {
+        "train": None if train else config.prompts.train,
+        "test": None if test else config.prompts.test,
+    }
+    return lines + [
+        f"prompts    {path} is not here: put your own file there, or set prompts.{key}"
+        for key, path in absent.items()
+        if path
+    ]
+
+
+def _read(path: str) -> PromptSet | None:
+    try:
+        return load_prompts(path)
+    except ConfigError:  # no such file
+        return None

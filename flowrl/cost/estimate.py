@@ -1,0 +1,207 @@
+"""What a config will take, worked out without a weight or a GPU: parameters, memory by part and by
+phase, calls, FLOPs.
+
+docs/memory.md says how the numbers come about and what they leave out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.prompts import load_prompts
+from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.memory import PHASES, MemoryPart, WeightCounts, count_weights, kept, moment_bytes
+from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
+from flowrl.training.rehearsal import RehearsedIteration, check_plan
+
+
+class Phase(NamedTuple):
+    """The worst moment of one phase."""
+
+    name: str
+    kept: int  # bytes of the parts that are there
+    extra: int  # bytes that come and go
+    size: int  # latents, or images, that go through a network at once; 0 = none do
+    what: str  # the extra is for
+
+    @property
+    def bytes(self) -> int:
+        """Return the peak."""
+        return self.kept + self.extra
+
+
+class Estimate(NamedTuple):
+    """See `estimate`. Of a model that is not one of diffusers', sizes, phases and flops are
+    empty."""
+
+    config: Config
+    forecast: RehearsedIteration
+    origin: str  # where the model's settings come from
+    weights: WeightCounts | None
+    parts: list[MemoryPart]
+    phases: list[Phase]
+    saved: int  # activations of one micro-batch that wait for the backward pass
+    flops: dict[str, int]  # of an iteration: sampling, decode, training
+    note: str  # what could not be counted
+
+    @property
+    def largest(self) -> Phase | None:
+        """Return the phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.bytes, default=None)
+
+
+def estimate(config: Config) -> Estimate:
+    """Work out what a config takes, for the iteration that comes first.
+
+    Raises ConfigError and ModelError as `check_plan` and `kept` do, DataError for a broken prompt
+    file.
+    """
+    forecast = check_plan(config)
+    parts, note = kept(config, forecast)
+    if note:
+        return Estimate(config, forecast, "", None, parts, [], 0, {}, note)
+    architecture = architecture_of(config)
+    phases = [phase(config, name, forecast, parts) for name in PHASES]
+    counted = count_weights(architecture, config.model.fn, tuning_of(config))
+    made = meta_run(workload_of(config))
+    saved = made.training(_micro_batch(config, forecast)).saved
+    return Estimate(
+        config,
+        forecast,
+        architecture.origin,
+        counted,
+        parts,
+        phases,
+        saved,
+        _flops(config, forecast, made),
+        "",
+    )
+
+
+def phase(
+    config: Config, name: str, forecast: RehearsedIteration, parts: list[MemoryPart] | None = None
+) -> Phase:
+    """Work out one phase, for a model of diffusers that is known; with its `parts` if they are at
+    hand."""
+    parts = kept(config, forecast)[0] if parts is None else parts
+    there = sum(part.bytes for part in parts if name in part.phases)
+    return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
+
+
+Extra = tuple[int, int, str]
+"""Bytes that come and go, latents or images at once, what for."""
+
+
+def _sampling(
+    config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
+) -> Extra:
+    size = min(config.train.rollout_batch, _turn(config, forecast))
+    joined = sum(part.bytes for part in parts if part.name in ("latents", "old means"))
+    ways = [_call(made, size), (joined, size, "joining the nodes of the forest")]
+    if _offloads(config):
+        ways.append((_others(config, vae=False), 0, "the text encoders while they work"))
+    return max(ways)
+
+
+def _decode(
+    config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
+) -> Extra:
+    return _images(config, made, _turn(config, forecast))
+
+
+def _training(
+    config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
+) -> Extra:
+    size = _micro_batch(config, forecast)
+    how = (
+        "computed anew block by block"
+        if made.workload.tuning.runtime.checkpointing
+        else "with its activations"
+    )
+    return made.training(size).peak, size, f"a micro-batch of {_latents(made, size)}, {how}"
+
+
+def _update(
+    config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
+) -> Extra:
+    if moment_bytes(config) == 1:
+        return 0, 0, "8-bit AdamW, which works in place"
+    return made.step().peak, 0, "what AdamW computes with"
+
+
+def _evaluation(
+    config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
+) -> Extra:
+    e, prompts = config.eval, _held_out(config)
+    share = max(1, e.batch // e.images)
+    count = (min(share, prompts) if prompts else share) * e.images
+    return max(_call(made, min(e.batch, count)), _images(config, made, count))
+
+
+_EXTRA = dict(zip(PHASES, (_sampling, _decode, _training, _update, _evaluation), strict=True))
+
+
+def _call(made: MetaRun, size: int) -> Extra:
+    return made.velocity(size).peak, size, f"one network call with {_latents(made, size)}"
+
+
+def _images(config: Config, made: MetaRun, count: int) -> Extra:
+    batch = min(int(config.model.kwargs["decode_batch"]), count)
+    peak = made.decoding(
+        count, batch=batch, height=config.image.height, width=config.image.width
+    ).peak
+    peak += _others(config, vae=True) if _offloads(config) else 0
+    return peak, batch, f"decoding {count:,} images, {batch} at a time, with the images"
+
+
+def _held_out(config: Config) -> int | None:
+    """Return the number of held-out prompts; None if their file is not here."""
+    try:
+        return len(load_prompts(config.prompts.test))
+    except ConfigError:
+        return None
+
+
+def _offloads(config: Config) -> bool:
+    return tuning_of(config).runtime.offload
+
+
+def _others(config: Config, *, vae: bool) -> int:
+    """Return the bytes of the VAE, or of the text encoders."""
+    tuning = tuning_of(config)
+    counted = count_weights(architecture_of(config), config.model.fn, tuning).others
+    return (
+        sum(count for name, count in counted.items() if (name == "vae") == vae)
+        * tuning.dtype.itemsize
+    )
+
+
+def _latents(made: MetaRun, size: int) -> str:
+    rows = f" ({2 * size} rows under guidance)" if made.workload.guided else ""
+    return f"{size} latent{'' if size == 1 else 's'}{rows}"
+
+
+def _turn(config: Config, forecast: RehearsedIteration) -> int:
+    """Return the images that are sampled and decoded together."""
+    work = forecast.work
+    return -(-work.prompts // config.train.parts) * work.group
+
+
+def _micro_batch(config: Config, forecast: RehearsedIteration) -> int:
+    return min(config.train.micro_batch, -(-forecast.states // config.train.updates))
+
+
+def _flops(config: Config, forecast: RehearsedIteration, made: MetaRun) -> dict[str, int]:
+    """Count the work of an iteration; that of a call is in proportion to its latents."""
+    work, height, width = forecast.work, config.image.height, config.image.width
+    batch, count = int(config.model.kwargs["decode_batch"]), _turn(config, forecast)
+    sampled, states = min(config.train.rollout_batch, count), _micro_batch(config, forecast)
+    return {
+        "sampling": made.velocity(sampled).flops * work.nfe // sampled,
+        "decode": made.decoding(count, batch=batch, height=height, width=width).flops
+        * work.images
+        // count,
+        "training": made.training(states).flops * forecast.states // states,
+    }

@@ -1,0 +1,206 @@
+"""Does a config fit a card, and if not, what makes it fit: every number is worked out for the
+changed config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flowrl.config.calls import Call
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.tables import size
+from flowrl.cost.estimate import Estimate, Phase, phase
+from flowrl.training.rehearsal import RehearsedIteration, check_plan
+
+GIB = 2**30
+# of a card: the CUDA context, libraries' workspaces, gaps between tensors; assumed, not measured
+RESERVE = GIB
+BATCH = {
+    "sampling": "train.rollout_batch",
+    "decode": "model.decode_batch",
+    "training": "train.micro_batch",
+    "evaluation": "eval.batch",
+}
+
+
+def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
+    """Say whether a config fits a card of so many gigabytes, and what helps each phase that does
+    not."""
+    largest = found.largest
+    if largest is None:
+        return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
+    limit = int(gigabytes * GIB) - RESERVE
+    over = sorted((p for p in found.phases if p.bytes > limit), key=lambda p: -p.bytes)
+    says = f"the largest phase is {largest.name} with {size(largest.bytes)}"
+    if not over:
+        return [f"fits a {gigabytes:g} GB card: yes; {says}"]
+    first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
+    head = f"fits a {gigabytes:g} GB card: no, {says}{first.removeprefix(_needs(over[0]))}"
+    return [
+        head,
+        *rest,
+        f"({size(RESERVE)} of the card are set aside for the CUDA context and libraries)",
+    ]
+
+
+def card_size() -> float | None:
+    """Return the memory of this machine's GPU in GB (2^30 bytes); None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return round(torch.cuda.get_device_properties(0).total_memory / GIB, 1)
+
+
+def _needs(worst: Phase) -> str:
+    return f"{worst.name} needs {size(worst.bytes)}"
+
+
+def remedies(
+    config: Config, forecast: RehearsedIteration, worst: Phase, limit: int
+) -> Iterator[tuple[str, Phase]]:
+    """Yield what brings a phase below `limit` bytes and leaves the training as it is, in words, and
+    what it then needs.
+
+    That is a smaller batch, and options of ``model.runtime``, with which the batch can be larger,
+    or need not change.
+    """
+    # Nothing is turned on, then each option alone, then all.
+    options = switches(config, training=worst.name == "training")
+    choices = [(), *((key,) for key in options)]
+    if len(options) > 1:
+        choices.append(tuple(options))
+
+    best = 0  # the largest batch so far
+    for chosen in choices:
+        if best == worst.size > 0 or (not chosen and worst.bytes <= limit):
+            return
+        changed = config
+        for key in chosen:
+            changed = change(changed, key, True)
+        then = phase(changed, worst.name, forecast) if chosen else worst
+        words = [f"turn on {' and '.join(chosen)}"] if chosen else []
+        if then.bytes > limit:
+            smaller = _smaller(changed, forecast, then, limit)
+            if smaller is None or smaller[1].size <= best:
+                continue
+            words, then = [*words, smaller[0]], smaller[1]
+        best = then.size
+        yield " and ".join(words), then
+
+
+def switches(config: Config, *, training: bool) -> list[str]:
+    """List the options of ``model.runtime`` that are off and may save memory, in training or
+    elsewhere."""
+    if "runtime" not in config.model.kwargs:
+        return []
+    on = config.model.kwargs["runtime"] or {}
+    helps = ["checkpointing", "offload"] if training else ["offload"]
+    return [f"model.runtime.{name}" for name in helps if not on.get(name)]
+
+
+def change(config: Config, key: str, value: Any) -> Config:
+    """Return a config with one value of `train`, `eval` or `model` changed; "model.runtime.x"
+    changes one option, "optimizer.fn" the optimizer."""
+    section, name, *inner = key.split(".")
+    if section == "optimizer":
+        raw = {**config.optimizer.to_dict(), name: value}
+        return replace(config, optimizer=Call.bind(section, raw))
+    if section != "model":
+        return replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    if inner:
+        value = {**(config.model.kwargs.get(name) or {}), inner[0]: value}
+    return replace(config, model=replace(config.model, kwargs={**config.model.kwargs, name: value}))
+
+
+def read(config: Config, key: str) -> Any:
+    """Return the value of "train.x", "eval.x" or "model.x"."""
+    section, name = key.split(".")
+    if section == "model":
+        return config.model.kwargs[name]
+    return getattr(getattr(config, section), name)
+
+
+def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
+    """Say what brings a phase below the limit; where no batch size does, what else would."""
+    config = found.config
+    ways = [
+        f"{what} ({size(then.bytes)})"
+        for what, then in remedies(config, found.forecast, worst, limit)
+    ]
+    if ways:
+        return "; " + " or ".join(ways)
+    there = sorted((p for p in found.parts if worst.name in p.phases), key=lambda p: -p.bytes)
+    largest = ", ".join(f"{part.name} {size(part.bytes)}" for part in there[:3])
+    others = [
+        _other(words, changed, found.forecast, worst.name, limit)
+        for words, changed in _changes(config)
+    ]
+    known = [(then.bytes, f"{words} ({size(then.bytes)})") for words, then in filter(None, others)]
+    enough = [text for count, text in known if count <= limit] or [
+        f"{text}, which is not enough" for _, text in sorted(known)[:1]
+    ]
+    helps = f"; what helps: {' or '.join(enough)}" if enough else ""
+    return f"; no batch size is enough: {size(worst.kept)} are kept in any case ({largest}){helps}"
+
+
+def _other(
+    words: str, changed: Config, forecast: RehearsedIteration, name: str, limit: int
+) -> tuple[str, Phase] | None:
+    """Say what a phase needs after a change of the training, alone or with a remedy; None if it
+    cannot be made."""
+    try:
+        if changed.train.prompts != forecast.work.prompts:
+            forecast = check_plan(changed)
+        then = phase(changed, name, forecast)
+    except ConfigError:  # too few states for its updates, say
+        return None
+    more = None if then.bytes <= limit else next(remedies(changed, forecast, then, limit), None)
+    return (words, then) if more is None else (f"{words} and {more[0]}", more[1])
+
+
+def _smaller(
+    config: Config, forecast: RehearsedIteration, worst: Phase, limit: int
+) -> tuple[str, Phase] | None:
+    """Find the largest batch with which a phase fits; None if it fits with none, or needs no
+    smaller one."""
+    key = BATCH.get(worst.name)
+    if key is None or worst.kept > limit or worst.size <= 1 or worst.bytes <= limit:
+        return None
+    high, low = worst, phase(change(config, key, 1), worst.name, forecast)
+    if low.bytes > limit:
+        return None
+    while (
+        high.size - low.size > 1
+    ):  # a straight line between two sizes lies above what is needed, so it finds a fit
+        share = (limit - low.bytes) / (high.bytes - low.bytes)
+        best = min(int(low.size + share * (high.size - low.size)), high.size - 1)
+        if best <= low.size:
+            break
+        tried = phase(change(config, key, best), worst.name, forecast)
+        low, high = (tried, high) if tried.bytes <= limit else (low, tried)
+    return f"lower {key} to {low.size}", low
+
+
+def _changes(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield changes of what is trained, or of how, in words."""
+    kwargs, prompts = config.model.kwargs, config.train.prompts
+    if (
+        config.train.parts == 1 < prompts
+    ):  # fewer images are decoded together; what is learned stays the same
+        yield f"train.parts={min(8, prompts)}", change(config, "train.parts", min(8, prompts))
+    if kwargs.get("t5") and config.model.fn == "sd3":
+        yield "model.t5=false", change(config, "model.t5", False)
+    if kwargs.get("tune") == "full":
+        yield "model.tune=lora", change(change(config, "model.layers", None), "model.tune", "lora")
+    elif (
+        kwargs.get("tune") == "lora"
+        and (kwargs.get("runtime") or {}).get("quantize", "none") == "none"
+    ):
+        yield "model.runtime.quantize=nf4", change(config, "model.runtime.quantize", "nf4")
+    if config.optimizer.fn == "adamw":
+        yield "optimizer.fn=adamw8bit", change(config, "optimizer.fn", "adamw8bit")
+    if prompts > 1:
+        yield f"train.prompts={prompts // 2}", change(config, "train.prompts", prompts // 2)

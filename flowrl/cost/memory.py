@@ -1,0 +1,208 @@
+"""What a run keeps in memory, part by part, from the config and the settings of the model: no
+weight is read."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import NamedTuple
+
+from torch import nn
+
+from flowrl.config.load import Config
+from flowrl.core.needs import needs_of
+from flowrl.cost.architecture import (
+    NETWORK,
+    OTHERS,
+    Architecture,
+    architecture_of,
+    build,
+    count,
+    latent_shape,
+    text_shape,
+    tuning_of,
+)
+from flowrl.models.lora import find_layers
+from flowrl.models.tuning import Tuning, fully_trained
+from flowrl.training.iteration_cost import IterationCost
+from flowrl.training.method import method_of
+from flowrl.training.rehearsal import RehearsedIteration, is_guided
+
+FLOAT = 4  # bytes of what is always float32: latents, trained weights and all that belongs to these
+QUANTISED = {
+    "int8": 1.0,
+    "nf4": 0.5 + FLOAT / 64,
+}  # bytes of one number; nf4 has a float32 for each block of 64
+PHASES = ("sampling", "decode", "training", "optimizer step", "evaluation")
+_ITERATION, _LEARNING = PHASES[:4], PHASES[2:4]
+
+
+class MemoryPart(NamedTuple):
+    """One line of the estimate."""
+
+    name: str
+    what: str  # how its size comes about
+    bytes: int
+    phases: tuple[str, ...] = PHASES  # those in which it is there
+
+
+class WeightCounts(NamedTuple):
+    """Numbers of a pipeline's weights."""
+
+    trained: int
+    frozen: int  # of the network that is trained
+    tables: int  # buffers of that network, such as its table of positions
+    linear: int  # of the network's, those in the weights of linear layers: what can be quantised
+    others: dict[str, int]  # VAE and text encoders
+    adapters: bool = False  # the trained weights are added to the network's own
+
+    @property
+    def network(self) -> int:
+        """Return the parameters of the released network."""
+        return self.frozen + (0 if self.adapters else self.trained)
+
+
+def kept(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
+    """Return what a run keeps, part by part, and a note on what could not be counted (or an empty
+    text).
+
+    Raises ModelError for a model folder that does not fit the config, ConfigError for a wrong
+    `tune`, `lora` or `dtype`.
+    """
+    name, work = config.model.fn, forecast.work
+    if name not in NETWORK:
+        return [
+            _images(config, work)
+        ], f"latents and parameters of the model {name} are not counted"
+    architecture, tuning = architecture_of(config), tuning_of(config)
+    parts = [
+        *_stored(config, forecast.nodes, latent_shape(config, architecture)),
+        _images(config, work),
+    ]
+    parts.append(_conditioning(config, work, architecture, tuning.dtype.itemsize))
+    if not architecture.known:
+        path = config.model.kwargs["path"]
+        return parts, f"the weights of {path} are not on this machine: parameters not counted"
+    return parts + _weights(
+        config, count_weights(architecture, config.model.fn, tuning), tuning
+    ), ""
+
+
+def count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> WeightCounts:
+    """Count a pipeline's weights on networks that are built without them, once for each. Raises
+    ModelError."""
+    key = json.dumps(
+        [architecture.parts, fn, tuning.tune, tuning.layers, tuning.targets, tuning.lora.rank]
+    )
+    if key not in _known:
+        _known[key] = _count_weights(architecture, fn, tuning)
+    return _known[key]
+
+
+_known: dict[str, WeightCounts] = {}
+
+
+def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> WeightCounts:
+    network = build(architecture, NETWORK[fn])
+    whole, tables = count(network), sum(buffer.numel() for buffer in network.buffers())
+    linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
+    others = {
+        name: count(build(architecture, name)) for name in OTHERS if name in architecture.parts
+    }
+    if tuning.tune == "lora":
+        adapted = find_layers(network, tuning.targets, "lora.targets")
+        trained = sum(
+            tuning.lora.rank * (m.in_features + m.out_features)
+            for m in adapted
+            if isinstance(m, nn.Linear)
+        )
+        return WeightCounts(trained, whole, tables, linear, others, adapters=True)
+    trained = 0
+    if tuning.tune == "full":
+        trained = sum(map(count, fully_trained(network, tuning)))
+    return WeightCounts(trained, whole - trained, tables, linear, others)
+
+
+def _stored(config: Config, nodes: int, shape: tuple[int, ...]) -> list[MemoryPart]:
+    size = f"{nodes:,} nodes x {' x '.join(map(str, shape))} x {FLOAT} bytes"
+    parts = [MemoryPart("latents", size, nodes * prod(shape) * FLOAT, _ITERATION)]
+    if "old_mean" in needs_of(config.loss.function):
+        parts.append(parts[0]._replace(name="old means"))
+    return parts
+
+
+def _images(config: Config, work: IterationCost) -> MemoryPart:
+    """Count the images of an iteration, which wait for the end of the training; decoding counts
+    its own."""
+    shape = (3, config.image.height, config.image.width)
+    what = f"{work.images:,} images x {' x '.join(map(str, shape))} x {FLOAT} bytes"
+    there = _ITERATION if config.train.parts > 1 else _LEARNING
+    return MemoryPart("images", what, work.images * prod(shape) * FLOAT, there)
+
+
+def _conditioning(
+    config: Config, work: IterationCost, architecture: Architecture, width: int
+) -> MemoryPart:
+    """Count `encode`'s output: one row per prompt, and one without the prompt under guidance."""
+    tokens, dim, pooled = text_shape(config, architecture)
+    rows = work.prompts * (2 if is_guided(config) else 1)
+    what = f"{rows:,} rows x ({tokens} x {dim} + {pooled}) x {width} bytes"
+    return MemoryPart(
+        "prompt conditioning", what, rows * (tokens * dim + pooled) * width, _ITERATION
+    )
+
+
+def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[MemoryPart]:
+    trained, others = counted.trained, sum(counted.others.values())
+    short = tuning.dtype.itemsize
+    wide = tuning.network_dtype.itemsize
+    there = (
+        () if tuning.runtime.offload else PHASES
+    )  # offloaded ones come and go; see `estimate.phase`
+    parts = [
+        MemoryPart("trained weights", f"{trained:,} numbers x {FLOAT} bytes", trained * FLOAT),
+        _frozen(counted, wide, tuning.runtime.quantize),
+        MemoryPart(
+            "network's tables", f"{counted.tables:,} numbers x {wide} bytes", counted.tables * wide
+        ),
+        MemoryPart(
+            "VAE, text encoders", f"{others:,} numbers x {short} bytes", others * short, there
+        ),
+    ]
+    average = config.train.ema > 0
+    base = "ref" in method_of(config).snapshots or config.eval.tuned < 1
+    copies = [
+        ("gradients", FLOAT, True, _LEARNING),
+        (
+            "AdamW's moments",
+            2 * moment_bytes(config),
+            True,
+            PHASES,
+        ),  # they stay from the first step on
+        ("averaged weights (EMA)", FLOAT, average, PHASES),
+        ("base weights (KL, eval.tuned)", FLOAT, base, PHASES),
+    ]
+    parts += [
+        MemoryPart(n, f"{trained:,} numbers x {size} bytes", trained * size, p)
+        for n, size, there, p in copies
+        if there
+    ]
+    return [part for part in parts if part.bytes or part.name != "network's tables"]
+
+
+def _frozen(counted: WeightCounts, width: int, quantize: str) -> MemoryPart:
+    """Count the frozen weights; under LoRA those of linear layers may be quantised."""
+    name, short = "frozen weights", QUANTISED.get(quantize)
+    if short is None:
+        return MemoryPart(
+            name, f"{counted.frozen:,} numbers x {width} bytes", counted.frozen * width
+        )
+    rest = counted.frozen - counted.linear
+    what = f"{counted.linear:,} numbers x {short} bytes ({quantize}) and {rest:,} x {width}"
+    return MemoryPart(name, what, int(counted.linear * short) + rest * width)
+
+
+def moment_bytes(config: Config) -> int:
+    """Return the bytes of one number of each of AdamW's two moments: 4, or 1 with
+    ``optimizer: {fn: adamw8bit}``."""
+    return 1 if config.optimizer.fn == "adamw8bit" else FLOAT

@@ -1,0 +1,277 @@
+"""Run a config's network and VAE on the meta device: what sampling, decoding and training take
+beyond what is kept."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flowrl.config.load import Config
+from flowrl.core.pixels import round_8bit
+from flowrl.cost.architecture import (
+    NETWORK,
+    PATCH,
+    Architecture,
+    TextShape,
+    architecture_of,
+    build,
+    latent_shape,
+    text_shape,
+    tuning_of,
+)
+from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
+from flowrl.models.adapter import decode_latents
+from flowrl.models.runtime import Runtime
+from flowrl.models.tuning import Tuning, trained, tune_network
+from flowrl.training.rehearsal import is_guided
+
+KEPT_RUNS = 8  # the configs of a table ask for the same ones again and again
+
+
+class CallCost(NamedTuple):
+    """What one call takes, beyond the weights, their gradients and what was there before."""
+
+    peak: int  # bytes at the worst moment
+    # of matrix products, convolutions and attention; a multiplication and an addition are two
+    flops: int
+    saved: int = 0  # bytes that autograd keeps from the forward to the backward pass
+
+
+class Workload(NamedTuple):
+    """All that the costs depend on; two configs with equal workloads share them."""
+
+    fn: str
+    architecture: Architecture
+    tuning: Tuning
+    latent: tuple[int, int, int]
+    text: TextShape
+    guided: bool  # each velocity evaluates the network with and without the prompt
+    reference: bool  # a KL asks the base weights too
+    device: str  # whose autocast: "cuda" or "cpu"
+
+
+class MetaRun:
+    """The network and the VAE of a workload without numbers; every cost is worked out once."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Make the network. Raises ModelError if its settings or the tuning do not fit it."""
+        self.workload, self.network = workload, _network(workload)
+        if workload.tuning.runtime.checkpointing:
+            self.network.enable_gradient_checkpointing(self._again)  # type: ignore[operator]
+        self._known: dict[tuple[str, int], CallCost] = {}
+
+    def velocity(self, states: int) -> CallCost:
+        """Trace a network call of so many latents in sampling; a compiled network keeps its
+        activations there, too."""
+        return self._once("velocity", states, self._velocity)
+
+    def training(self, states: int) -> CallCost:
+        """Trace the forward and the backward pass of one micro-batch whose gradients are added to
+        those before it.
+
+        With a KL the reference's forward pass runs in between, while the activations wait.
+        """
+        return self._once("training", states, self._training)
+
+    def step(self) -> CallCost:
+        """Trace what AdamW takes for its step, beyond gradients and moments."""
+        return self._once("step", 0, self._step)
+
+    def decoding(self, count: int, *, batch: int, height: int, width: int) -> CallCost:
+        """Trace decoding so many latents, `batch` at a time, into 8-bit steps; its peak includes
+        the images."""
+        size = min(count, batch)
+        one = self._once("vae", size, self._vae)
+        processor = VaeImageProcessor(vae_scale_factor=height // self.workload.latent[1])
+        with torch.no_grad(), Meter() as meter:
+            vae = _MeteredVAE(
+                meter, one.peak // size, (3, height, width), _vae_dtype(self.workload)
+            )
+            x0 = torch.empty(count, *self.workload.latent, device="meta")
+            latents = x0.to(vae.dtype) / 2 + 1  # any scale and shift
+            pipeline = SimpleNamespace(vae=vae, image_processor=processor)
+            round_8bit(decode_latents(pipeline, latents, batch=batch))
+        return CallCost(meter.peak, one.flops * count // size)
+
+    def _once(self, what: str, size: int, make: Any) -> CallCost:
+        if (what, size) not in self._known:
+            self._known[what, size] = make(size)
+        return self._known[what, size]
+
+    def _velocity(self, states: int) -> CallCost:
+        with (
+            torch.set_grad_enabled(self.workload.tuning.runtime.compile),
+            self._rules(),
+            Meter(_held(self.network)) as meter,
+        ):
+            self._call(states)
+        return CallCost(meter.peak, meter.flops)
+
+    def _training(self, states: int) -> CallCost:
+        if not trained(self.network):
+            return self.velocity(states)
+        held = _held(self.network)
+        with self._rules() as rules, Meter(held) as meter:
+            with saved_for_backward(held) as saved:
+                v = self._call(states)
+            kept = saved.bytes
+            rules.leave()
+            if self.workload.reference:
+                with torch.no_grad():
+                    self._call(states)
+                rules.leave()
+            v.sum().backward()
+        return CallCost(meter.peak, meter.flops, kept)
+
+    def _step(self, _: int) -> CallCost:
+        if not trained(self.network):
+            return CallCost(0, 0)
+        optimizer = torch.optim.AdamW(trained(self.network).values(), foreach=True)
+        optimizer.step()  # the first one makes the moments
+        moments = [value for state in optimizer.state.values() for value in state.values()]
+        with Meter([*_held(self.network), *moments]) as meter:
+            optimizer.step()
+        return CallCost(meter.peak, 0)
+
+    def _vae(self, count: int) -> CallCost:
+        vae = build(self.workload.architecture, "vae")
+        nn.Module.to(vae, _vae_dtype(self.workload))
+        latents = torch.empty(
+            count, *self.workload.latent, device="meta", dtype=_vae_dtype(self.workload)
+        )
+        with torch.no_grad(), DeviceRules(), Meter([*_held(vae), latents]) as meter:
+            vae.decode(latents, return_dict=False)  # type: ignore[operator]
+        return CallCost(meter.peak, meter.flops)
+
+    def _rules(self) -> DeviceRules:
+        return DeviceRules(
+            self.workload.tuning.dtype if self.workload.tuning.autocast else None,
+            device=self.workload.device,
+        )
+
+    def _again(self, block: nn.Module, *args: Any) -> Any:
+        """Run a block as diffusers' gradient checkpointing does, what is computed anew under the
+        same rules."""
+        return checkpoint(
+            block.__call__,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), self._rules()),
+        )
+
+    def _call(self, states: int) -> Tensor:
+        out: Tensor = self.network(**_inputs(self.workload, states), return_dict=False)[0]
+        return out.float()
+
+
+class _MeteredVAE:
+    """Stand in for a VAE: its memory of `peak` bytes per image was measured, and its images
+    have no numbers."""
+
+    def __init__(
+        self, meter: Meter, peak: int, shape: tuple[int, int, int], dtype: torch.dtype
+    ) -> None:
+        self.meter, self.peak, self.shape, self.dtype = meter, peak, shape, dtype
+
+    def decode(self, latents: Tensor, *, return_dict: bool) -> tuple[Tensor]:
+        self.meter.spike(self.peak * len(latents))
+        return (torch.empty(len(latents), *self.shape, device="meta", dtype=self.dtype),)
+
+
+_meta_runs: dict[str, MetaRun] = {}
+
+
+def meta_run(workload: Workload) -> MetaRun:
+    """Return the meta run of a workload, made once for equal ones. Raises ModelError."""
+    key = json.dumps(workload, default=str)
+    if key not in _meta_runs:
+        while len(_meta_runs) >= KEPT_RUNS:
+            _meta_runs.pop(next(iter(_meta_runs)))
+        _meta_runs[key] = MetaRun(workload)
+    return _meta_runs[key]
+
+
+def workload_of(config: Config, *, device: str = "cuda") -> Workload:
+    """Return the workload of a config with a model of diffusers. Raises ModelError, ConfigError if
+    it is wrong."""
+    architecture, tuning = architecture_of(config), tuning_of(config)
+    matters = Runtime(checkpointing=tuning.runtime.checkpointing, compile=tuning.runtime.compile)
+    return Workload(
+        fn=config.model.fn,
+        architecture=architecture,
+        tuning=tuning._replace(device=torch.device("meta"), runtime=matters),
+        latent=latent_shape(config, architecture),
+        text=text_shape(config, architecture),
+        guided=is_guided(config),
+        reference=config.kl_beta > 0,
+        device=device,
+    )
+
+
+def _network(workload: Workload) -> nn.Module:
+    """Make the network on the meta device, frozen and trained as the tuning says."""
+    network = build(workload.architecture, NETWORK[workload.fn])
+    tuning = workload.tuning
+    nn.Module.to(network, tuning.network_dtype)  # diffusers' own `to` warns, of nothing here
+    network.requires_grad_(False)
+    tune_network(network, tuning)
+    for parameter in trained(network).values():
+        parameter.grad = torch.empty_like(parameter)
+    return network
+
+
+def _held(network: nn.Module) -> list[Tensor]:
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    return [*network.parameters(), *network.buffers(), *gradients]
+
+
+def _vae_dtype(workload: Workload) -> torch.dtype:
+    upcast = (
+        workload.fn == "sdxl" and workload.tuning.dtype == torch.float16
+    )  # its VAE overflows there
+    return torch.float32 if upcast else workload.tuning.dtype
+
+
+def _inputs(workload: Workload, states: int) -> dict[str, Any]:
+    """Return what the adapter of this kind hands its network; names and shapes only."""
+    rows, (channels, height, width), text = (
+        states * (2 if workload.guided else 1),
+        workload.latent,
+        workload.text,
+    )
+    empty = partial(torch.empty, device="meta", dtype=workload.tuning.dtype)
+    embeds, pooled = empty(rows, text.tokens, text.width), empty(rows, text.pooled)
+    if workload.fn == "sd3":
+        given = {
+            "hidden_states": empty(rows, channels, height, width),
+            "timestep": empty(rows, dtype=torch.float32),
+        }
+        return {**given, "encoder_hidden_states": embeds, "pooled_projections": pooled}
+    if workload.fn == "flux":
+        tokens = (height // PATCH) * (width // PATCH)
+        told = workload.architecture.part("transformer").settings.get("guidance_embeds", False)
+        return {
+            "hidden_states": empty(rows, tokens, PATCH**2 * channels),
+            "timestep": empty(rows),
+            "guidance": empty(rows, dtype=torch.float32) if told else None,
+            "encoder_hidden_states": embeds,
+            "pooled_projections": pooled,
+            "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
+            "img_ids": empty(tokens, 3, dtype=torch.float32),
+        }
+    sample, time = empty(rows, channels, height, width), empty(rows, dtype=torch.int64)
+    added = {"text_embeds": pooled, "time_ids": empty(rows, 6)} if text.pooled else None
+    return {
+        "sample": sample,
+        "timestep": time,
+        "encoder_hidden_states": embeds,
+        "added_cond_kwargs": added,
+    }

@@ -1,0 +1,190 @@
+"""Run networks on the meta device, where tensors have shapes but no numbers, and note bytes and
+floating-point work.
+
+Counted is what PyTorch's eager mode asks its allocator for, tensor by tensor. Not counted: what
+libraries allocate on their own (cuDNN's and cuBLAS' workspaces), the allocator's rounding and its
+gaps, and compiled code, which fuses.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+# What autocast computes in the short dtype, and what CUDA's computes in float32 (the CPU's leaves
+# it as it is); of the operations that the networks of the adapters use. Source: PyTorch's list,
+# "Autocast Op Reference".
+_SHORT: set[Any] = {
+    F.linear,
+    F.conv2d,
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.bmm,
+    torch.baddbmm,
+}
+_WIDE: set[Any] = {
+    F.layer_norm,
+    F.group_norm,
+    F.rms_norm,
+    Tensor.pow,
+    Tensor.__pow__,
+    torch.rsqrt,
+    torch.exp,
+}
+_WIDE |= {torch.pow, F.softmax, Tensor.softmax, Tensor.sum, torch.sum}
+
+
+class Meter(TorchDispatchMode):
+    """Note the bytes of living tensors that were made inside, and the floating-point work of matrix
+    products."""
+
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
+        """Count nothing of `held`: tensors from before, such as weights."""
+        super().__init__()
+        self.now = self.peak = self.flops = 0
+        self._living: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in held}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += int(formula(*args, **(kwargs or {}), out_val=out))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._see(tensor.untyped_storage())
+        return out
+
+    def spike(self, size: int) -> None:
+        """Note that `size` bytes more are taken, and given back at once."""
+        self.peak = max(self.peak, self.now + size)
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._living:
+            self._living[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.spike(0)
+            weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.now -= self._living.pop(key)
+
+
+class DeviceRules(TorchFunctionMode):
+    """Make the meta device behave as a real one: attention without its matrix, and autocast, which
+    it does not have."""
+
+    def __init__(self, autocast: torch.dtype | None = None, *, device: str = "cuda") -> None:
+        """Compute in `autocast` as ``torch.autocast(device, autocast)`` would; None = as the
+        tensors are."""
+        super().__init__()
+        self.autocast, self.wide = autocast, _WIDE if device == "cuda" else set()
+        self._casts: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        attention = func is F.scaled_dot_product_attention
+        if self.autocast is not None and (attention or func in _SHORT):
+            args, kwargs = _mapped(self._shorten, args), _mapped(self._shorten, kwargs)
+        elif self.autocast is not None and func in self.wide:
+            args, kwargs = _mapped(_widen, args), _mapped(_widen, kwargs)
+        return _attention(*args, **kwargs) if attention else func(*args, **kwargs)
+
+    def leave(self) -> None:
+        """Forget the short copies of the weights, as autocast does when its block ends."""
+        self._casts.clear()
+
+    def _shorten(self, value: Any) -> Any:
+        if (
+            not isinstance(value, Tensor)
+            or not value.is_floating_point()
+            or value.dtype == self.autocast
+        ):
+            return value
+        if not (
+            value.is_leaf and value.requires_grad
+        ):  # autocast keeps trained weights' copies only
+            return value.to(self.autocast)
+        if id(value) not in self._casts:
+            self._casts[id(value)] = value.to(self.autocast)
+        return self._casts[id(value)]
+
+
+class SavedTensors:
+    """Bytes of the storages that autograd saved for the backward pass."""
+
+    def __init__(self, held: Iterable[Tensor]) -> None:
+        """Count nothing of `held`: parameters, which are there anyway."""
+        self._held = {tensor.untyped_storage()._cdata for tensor in held}
+        self._found: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Return what was saved so far."""
+        return sum(self._found.values())
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that autograd saves, and hand it back."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._held and storage._cdata not in self._found:
+            self._found[storage._cdata] = storage.nbytes()
+        return tensor
+
+
+@contextmanager
+def saved_for_backward(held: Iterable[Tensor]) -> Iterator[SavedTensors]:
+    """Count what autograd saves inside, on any device: bytes of unique storages that are not those
+    of `held`."""
+    saved = SavedTensors(held)
+    with saved_tensors_hooks(saved.note, _same):
+        yield saved
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _widen(value: Any) -> Any:
+    short = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if short else value
+
+
+def _mapped(change: Callable[[Any], Any], values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: change(value) for name, value in values.items()}
+    return tuple(change(value) for value in values)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute attention by the kernel that keeps queries, keys, values and output, not the matrix
+    [tokens, tokens].
+
+    On a GPU the flash and the memory-efficient kernels keep the same; this one runs on the meta
+    device and on CPUs.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[
+        0
+    ]
+    return out

@@ -1,0 +1,98 @@
+"""An estimate in words and as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowrl.core.tables import flop, numbers, size
+from flowrl.cost.estimate import Estimate
+from flowrl.cost.fit_card import verdict
+from flowrl.training.method import TRAINED_CALLS
+
+
+def text(found: Estimate, *, gigabytes: float) -> str:
+    """Say an estimate in words, with the verdict for a card of so many gigabytes last."""
+    config = found.config
+    lines = [
+        f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
+        *_parameters(found),
+    ]
+    lines += [*found.forecast.work.lines(), *calls(found), *memory(found)]
+    return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
+
+
+def calls(found: Estimate) -> list[str]:
+    """Say how many network calls an iteration makes, and their floating-point work."""
+    forecast, beta = found.forecast, found.config.kl_beta
+    work, total = forecast.work, forecast.calls
+    reference = " and 1 of the KL's reference" if beta else ""
+    double = ", each with and without the prompt" if work.guided else ""
+    lines = [
+        f"calls      {total:,} of the network per iteration, counted per latent: "
+        f"{work.nfe:,} while sampling, "
+        f"{total - work.nfe:,} while training ({TRAINED_CALLS} per "
+        f"state{reference}){double}; "
+        f"{total / work.images:.1f} per image"
+    ]
+    if found.flops:
+        parts = ", ".join(f"{name} {flop(count)}" for name, count in found.flops.items())
+        lines.append(f"work       {flop(sum(found.flops.values()))} per iteration: {parts}")
+    return lines
+
+
+def memory(found: Estimate) -> list[str]:
+    """Say what is kept, part by part, and the peak of each phase."""
+    width = max(len(part.name) for part in found.parts)
+    lines = ["memory     kept, without the rewards' networks"]
+    lines += [
+        f"           {part.name:<{width}}  {size(part.bytes):>11}  {part.what}"
+        for part in found.parts
+    ]
+    lines.append(
+        f"           {'together':<{width}}  {size(sum(part.bytes for part in found.parts)):>11}"
+    )
+    if found.note:
+        return [*lines, f"           {found.note}"]
+    lines.append("peak       kept + what comes and goes at the worst moment")
+    for phase in found.phases:
+        sums = f"{size(phase.kept)} + {size(phase.extra)} for {phase.what}"
+        lines.append(f"           {phase.name:<{width}}  {size(phase.bytes):>11}  {sums}")
+    return [*lines, f"           of a micro-batch, {size(found.saved)} wait for the backward pass"]
+
+
+def as_json(found: Estimate) -> dict[str, Any]:
+    """Return an estimate as plain data; bytes and numbers are whole."""
+    work, counted = found.forecast.work, found.weights
+    named = (
+        {}
+        if counted is None
+        else {"network": counted.network, "trained": counted.trained, **counted.others}
+    )
+    return {
+        "config": found.config.name,
+        "model": str(found.config.model.kwargs.get("path", found.config.model.fn)),
+        "parameters": named,
+        "calls": {
+            "sampling": work.nfe,
+            "training": found.forecast.calls - work.nfe,
+            "per_image": found.forecast.calls / work.images,
+            "guided": work.guided,
+        },
+        "flops": found.flops,
+        "activations": found.saved,
+        "kept": {part.name: part.bytes for part in found.parts},
+        "peak": {phase.name: phase.bytes for phase in found.phases},
+        "note": found.note,
+    }
+
+
+def _parameters(found: Estimate) -> list[str]:
+    counted = found.weights
+    if counted is None:
+        return []
+    others = ", ".join(f"{name} {numbers(count)}" for name, count in counted.others.items())
+    return [
+        f"parameters {numbers(counted.network)} of the network, {numbers(counted.trained)} "
+        f"trained; {others}",
+        f"           from the settings of {found.origin}",
+    ]

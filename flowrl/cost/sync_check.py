@@ -1,0 +1,62 @@
+"""See that the sampling loop never makes the host wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import RunError
+from flowrl.core.prompts import batch_for
+from flowrl.core.types import Cond, FlowModel
+from flowrl.training.trainer import Trainer
+
+
+class SyncGuard:
+    """Stand in for a model: between the first and the last of so many calls the host must not wait
+    for the device."""
+
+    def __init__(self, model: FlowModel, calls: int, switch: Callable[[str], None]) -> None:
+        self.model, self.calls, self.switch, self.seen = model, calls, switch, 0
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the model's velocity [B, *], and count."""
+        if self.seen == 0 and self.calls:
+            self.switch("error")
+        v = self.model.velocity(x, sigma, cond)
+        self.seen += 1
+        if self.seen == self.calls:
+            self.switch("default")
+        return v
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def check_sync(trainer: Trainer, *, switch: Callable[[str], None] | None = None) -> int:
+    """Sample an iteration's prompts and let any wait for the device between two network calls be an
+    error -> calls.
+
+    `switch` is torch.cuda.set_sync_debug_mode. Raises RunError with what waited.
+    """
+    switch = switch or torch.cuda.set_sync_debug_mode
+    rows = batch_for(
+        trainer.train_set, seed=trainer.config.seed, iteration=0, count=trainer.config.train.prompts
+    )
+    model = trainer.model
+    try:
+        counter = SyncGuard(model, 0, switch)
+        trainer.model = counter
+        trainer.sample(rows)
+        trainer.model = SyncGuard(model, counter.seen, switch)
+        trainer.sample(rows)
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise RunError(f"the sampling loop makes the host wait for the device: {error}") from error
+    finally:
+        switch("default")
+        trainer.model = model
+    return counter.seen

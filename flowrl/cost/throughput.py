@@ -1,0 +1,210 @@
+"""Measure a config at real size with random weights: seconds by phase, images/s, MFU and peak
+memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.calls import Call
+from flowrl.config.load import Config
+from flowrl.config.sections import PromptsConfig
+from flowrl.core.environment import environment
+from flowrl.core.errors import ConfigError
+from flowrl.core.tables import size
+from flowrl.core.types import RewardBatch
+from flowrl.cost.architecture import tuning_of
+from flowrl.cost.estimate import Estimate, estimate
+from flowrl.cost.fit_card import change
+from flowrl.cost.mfu import utilisation
+from flowrl.cost.overhead import PHASES, wait
+from flowrl.cost.random_model import random_model
+from flowrl.cost.sync_check import check_sync
+from flowrl.training.trainer import Trainer
+
+_ESTIMATED = {"rollout": "sampling", "decode": "decode", "train": "training"}
+
+
+class PhaseWatch:
+    """Stand in for a run's log: seconds of each phase, and on a GPU the most memory that was
+    allocated in it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.memory: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is inside."""
+        wait()
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        yield
+        wait()
+        self.seconds[name] += time.perf_counter() - began
+        if on_gpu:
+            self.memory[name] = max(self.memory.get(name, 0), torch.cuda.max_memory_allocated())
+
+
+def measure(
+    config: Config, *, iterations: int = 2, vae: bool = False, sync_check: bool = False
+) -> dict[str, Any]:
+    """Run `iterations` after a warm-up with random weights -> figures, medians over them.
+
+    Rewards are chance and prompts made up; without `vae` nothing is decoded. MFU needs a GPU of
+    PEAKS and a 16-bit dtype. With `sync_check` first see that the sampling loop never waits for the
+    device. Raises ConfigError for less than one iteration, for a model that cannot be made, and for
+    a `sync_check` without a GPU; RunError if it waits.
+    """
+    if iterations < 1:
+        raise ConfigError(f"performance: expected at least 1 iteration, got {iterations}")
+    config = stand_in(config)
+    model = random_model(config, vae=vae)
+    device = next(iter(model.trainable().values())).device
+    if sync_check and device.type != "cuda":
+        raise ConfigError(
+            "--sync-check: needs a CUDA device, which a host can wait for; the model is on the "
+            f"{device}"
+        )
+    trainer = Trainer(config, model=model)
+    if sync_check:
+        check_sync(trainer)
+    trainer.step()
+    rows = [_iteration(trainer) for _ in range(iterations)]
+    middle = {name: median(row[name] for row in rows) for name in rows[0]}
+    return {
+        **_setting(config, device, iterations, vae),
+        "seconds": {name: middle[name] for name in (*PHASES, "total")},
+        "images_per_s": trainer.cost.images / middle["total"],
+        "states": round(middle["states"]),
+        **_work(config, device, trainer, middle),
+        "memory": _memory(config, rows, vae=vae),
+        "sync_check": "the sampling loop never waited for the device" if sync_check else "not made",
+        "environment": environment(),
+    }
+
+
+def stand_in(config: Config) -> Config:
+    """Return the config with made-up prompts, and one reward by chance, which needs no weights."""
+    reward = Call("rewards.chance", "chance", "flowrl.cost.throughput.chance", {}, function=chance)
+    prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")
+    return replace(
+        config,
+        rewards={"chance": reward},
+        prompts=prompts,
+        eval=replace(config.eval, score="", tuned=1.0),
+    )
+
+
+def chance(batch: RewardBatch) -> Tensor:
+    """Score images by chance -> [L] in [0, 1), the same ones every time."""
+    return torch.rand(len(batch.images), generator=torch.Generator().manual_seed(0))
+
+
+def _iteration(trainer: Trainer) -> dict[str, float]:
+    """Run one iteration -> seconds of each phase and in all, bytes of each phase, states that were
+    trained."""
+    watch, planned = PhaseWatch(), trainer.cost
+    trainer.log = watch  # type: ignore[assignment]
+    wait()
+    began = time.perf_counter()
+    metrics = trainer.step()
+    wait()
+    total = time.perf_counter() - began
+    trainer.log = None
+    states = (metrics["nfe"] - planned.nfe) / trainer.method.trained_calls
+    memory = {f"memory/{name}": float(count) for name, count in watch.memory.items()}
+    return {**watch.seconds, **memory, "total": total, "states": states}
+
+
+def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
+    t, tuning = config.train, tuning_of(config)
+    return {
+        "model": str(config.model.kwargs["path"]),
+        "weights": "random",
+        "config": config.name,
+        "device": _name(device),
+        "dtype": str(tuning.dtype).removeprefix("torch."),
+        "tune": tuning.tune,
+        "runtime": tuning.runtime.model_dump(),
+        "iterations": iterations,
+        "image": [config.image.height, config.image.width],
+        "batches": {
+            "prompts": t.prompts,
+            "group": t.group,
+            "rollout": t.rollout_batch,
+            "micro": t.micro_batch,
+        },
+        "vae": vae,
+    }
+
+
+def _work(
+    config: Config, device: torch.device, trainer: Trainer, middle: dict[str, float]
+) -> dict[str, Any]:
+    """Return the model's own work of an iteration and the share of the device's peak that it is."""
+    plain = change(config, "model.runtime.checkpointing", False)
+    found = estimate(plain)
+    share = middle["states"] / found.forecast.states  # those of weight 0 are not computed
+    flops = {"rollout": found.flops["sampling"], "train": round(found.flops["training"] * share)}
+    return {"flops": flops, **utilisation(flops, middle, _name(device), tuning_of(config).dtype)}
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+
+
+def _memory(
+    config: Config, rows: list[dict[str, float]], *, vae: bool
+) -> dict[str, dict[str, int | None]]:
+    """Return the measured peak of each phase beside its estimate without what random models do not
+    have."""
+    found, out = estimate(config), {}
+    absent = _absent(found, vae=vae)
+    for name, phase in _ESTIMATED.items():
+        seen = [int(row[f"memory/{name}"]) for row in rows if f"memory/{name}" in row]
+        guess = next(p.bytes for p in found.phases if p.name == phase) - absent
+        out[name] = {
+            "measured": max(seen, default=None),
+            "estimate": guess if vae or name != "decode" else None,
+        }
+    return out
+
+
+def _absent(found: Estimate, *, vae: bool) -> int:
+    """Return the bytes of the parts that an estimate counts and a random model leaves out."""
+    if tuning_of(found.config).runtime.offload or found.weights is None:
+        return 0
+    gone = sum(count for name, count in found.weights.others.items() if not (vae and name == "vae"))
+    return gone * tuning_of(found.config).dtype.itemsize
+
+
+def table(result: dict[str, Any]) -> str:
+    """Say the figures in words."""
+    seconds, mfu = result["seconds"], result["mfu"] or {}
+    lines = [
+        f"{result['model']} (random weights) on {result['device']}, {result['dtype']}, tune "
+        f"{result['tune']}",
+        "",
+    ]
+    for name, value in seconds.items():
+        share = f"  MFU {mfu[name]:.2f}" if name in mfu else ""
+        memory = result["memory"].get(name, {})
+        peak = f"  peak {size(memory['measured'])}" if memory.get("measured") else ""
+        guess = (
+            f"  (estimated {size(memory['estimate'])})" if peak and memory.get("estimate") else ""
+        )
+        lines.append(f"  {name:<8}{value:9.3f} s{share}{peak}{guess}")
+    lines += ["", f"  {result['images_per_s']:.2f} images/s"]
+    return "\n".join(
+        lines + ([f"  no MFU: {result['why_no_mfu']}"] if "why_no_mfu" in result else [])
+    )

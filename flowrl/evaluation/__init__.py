@@ -1,0 +1,1 @@
+"""Images in, numbers with intervals out: rewards, held-out prompts, benchmarks."""

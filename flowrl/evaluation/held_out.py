@@ -1,0 +1,233 @@
+"""Sample held-out prompts without noise in the transitions, and score them with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.pixels import round_8bit
+from flowrl.core.processes import World, sharded
+from flowrl.core.prompts import PromptSet
+from flowrl.core.seeds import generator
+from flowrl.core.tables import text_table
+from flowrl.core.types import FlowModel, Reward, RewardBatch
+from flowrl.evaluation.reward_set import ask
+from flowrl.evaluation.statistics import summarize
+
+REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
+"""Keys of an evaluation's report that a headline reward cannot be named like."""
+
+
+@torch.no_grad()
+def sample(
+    model: FlowModel,
+    texts: list[str],
+    *,
+    height: int,
+    width: int,
+    steps: int,
+    images: int = 1,
+    batch: int = 256,
+    seed: int = 0,
+    tuned: float = 1.0,
+    late: Callable[[], AbstractContextManager[None]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    places: Sequence[int] | None = None,
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield ([prompt index of each image], images [n, 3, H, W]) by plain Euler steps on the
+    model's own grid.
+
+    Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress`
+    gets (done, all). With `tuned` below 1 the last steps are taken inside ``late()``, by the
+    weights from before training; see `sample_ode`. `places` picks some of the texts. Raises
+    RunError if an image is not finite.
+    """
+    if steps < 1 or images < 1 or batch < 1:
+        raise ConfigError(
+            f"sample: steps, images and batch must be at least 1, got {steps}, {images} and {batch}"
+        )
+    # whole prompts to a batch
+    share = max(1, batch // images)
+    sigmas, shape = model.sigmas(steps, height, width), model.latent_shape(height, width)
+    chosen = range(len(texts)) if places is None else places
+    for first in range(0, len(chosen), share):
+        # noise of each prompt's own, then Euler steps
+        rows = list(chosen[first : first + share])
+        x0 = sample_ode(
+            model,
+            model.encode([texts[i] for i in rows]),
+            sigmas=sigmas,
+            shape=shape,
+            group_size=images,
+            generators=[generator(seed, "sample", i) for i in rows],
+            micro_batch=batch,
+            tuned=tuned,
+            late=late,
+        )
+        # images of 8 bits, as a PNG of them would have
+        index = [i for i in rows for _ in range(images)]
+        pixels = round_8bit(model.decode(x0))
+        _refuse_broken(pixels, [texts[i] for i in index])
+        yield index, pixels
+        if progress is not None:
+            progress(first + len(rows), len(chosen))
+
+
+def _refuse_broken(images: Tensor, texts: list[str]) -> None:
+    """Raise RunError, naming the prompt, if an image [n, 3, H, W] holds NaN or infinity."""
+    broken = (~images.isfinite().flatten(1).all(1)).nonzero()
+    if len(broken):
+        prompt = texts[int(broken[0])]
+        raise RunError(f"sampling: the model made an image of {prompt!r} that is not finite")
+
+
+@torch.no_grad()
+def score(
+    rewards: Mapping[str, Reward],
+    images: Tensor,
+    records: list[dict[str, Any]],
+    *,
+    group: list[int] | None = None,
+) -> dict[str, Tensor]:
+    """Score finished images [n, 3, H, W], one prompt record each, with every reward -> {name:
+    [n]} on the CPU.
+
+    group: a number per prompt for rewards that compare images of one prompt; by default all are
+    of one. Raises RewardError that names the reward which failed.
+    """
+    groups = torch.tensor([0] * len(records) if group is None else group, dtype=torch.int64)
+    prompts = [record["prompt"] for record in records]
+    batch = RewardBatch(images, prompts, groups, records, torch.zeros(len(records)))
+    return {name: ask(name, reward, batch, "evaluation") for name, reward in rewards.items()}
+
+
+def evaluate_prompts(
+    model: FlowModel,
+    prompts: PromptSet,
+    rewards: Mapping[str, Reward],
+    *,
+    headline: str,
+    height: int,
+    width: int,
+    steps: int,
+    images: int,
+    batch: int = 256,
+    seed: int = 0,
+    tuned: float = 1.0,
+    late: Callable[[], AbstractContextManager[None]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Sample `images` images of every prompt, as `sample` does, and score them.
+
+    In a `world` of several processes each takes its share of the prompts, and all return the same
+    report.
+
+    Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}},
+    ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
+    the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
+    else; overall, the tasks' intervals combined.
+
+    Raises RunError if an image could not be scored: an evaluation with holes is no evaluation;
+    ConfigError for a headline reward that is named like a key of the report.
+    """
+    # the options, which become part of the report
+    if headline in REPORT_KEYS:
+        raise ConfigError(
+            f"a reward named {headline!r} cannot be the headline: the report has a key of that name"
+        )
+    options: dict[str, Any] = {
+        "height": height,
+        "width": width,
+        "steps": steps,
+        "images": images,
+        "batch": batch,
+        "seed": seed,
+        "tuned": tuned,
+    }
+    # every process samples and scores its share
+    world = world or World()
+    mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
+    rows: list[int] = []
+    parts: list[dict[str, Tensor]] = []
+    for index, scored in world.gather(world.together(mine)):
+        rows += index
+        parts += scored
+    # one score per image
+    scores: dict[str, Tensor] = {}
+    for name in rewards:
+        scores[name] = torch.cat([part[name] for part in parts])
+        missing = (~scores[name].isfinite()).nonzero()
+        if len(missing):
+            prompt = prompts.texts[rows[int(missing[0])]]
+            raise RunError(f"evaluation: reward {name!r} gave no score for an image of {prompt!r}")
+    # the report
+    report = _report(headline, scores[headline], [prompts.records[i] for i in rows])
+    report["rewards"] = {name: values.mean().item() for name, values in scores.items()}
+    guidance = getattr(model, "guidance", None)
+    report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
+    return report
+
+
+def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the headline's scores [n]; seen and held-out prompts also apart, where both are."""
+    tags = [str(record.get("tag", "all")) for record in records]
+    held = torch.tensor([bool(record.get("held_out", False)) for record in records])
+    whole = summarize(values, tags)
+    out = {"score": headline, headline: whole.pop("mean"), **whole}
+    if bool(held.any()) and not bool(held.all()):
+        for name, chosen in (("seen", ~held), ("held_out", held)):
+            own = [tags[i] for i in chosen.nonzero()[:, 0].tolist()]
+            out[name] = summarize(values[chosen], own)
+    return out
+
+
+def _scored(
+    model: FlowModel,
+    prompts: PromptSet,
+    rewards: Mapping[str, Reward],
+    world: World,
+    *,
+    images: int,
+    **options: Any,
+) -> tuple[list[int], list[dict[str, Tensor]]]:
+    """Sample and score this process' share of the prompts -> prompt index of each image, scores
+    batch by batch."""
+    # FSDP calls the network in step: who has less draws the first prompt again
+    share = world.share(len(prompts))
+    most = -(-len(prompts) // world.size)
+    places = [*share, *[0] * (most - len(share))] if sharded() else share
+    # what was drawn again is not scored
+    rows: list[int] = []
+    parts: list[dict[str, Tensor]] = []
+    for index, pixels in sample(model, prompts.texts, images=images, places=places, **options):
+        index = index[: len(share) * images - len(rows)]
+        rows += index
+        if index:
+            records = [prompts.records[i] for i in index]
+            parts.append(score(rewards, pixels[: len(index)], records, group=index))
+    return rows, parts
+
+
+def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return an evaluation as a table of `width` columns: each task, the mean over tasks, seen and
+    held-out prompts apart."""
+    # label -> figures
+    name = result["score"]
+    rows = dict(result["tasks"])
+    rows["mean over tasks"] = {**result, "mean": result[name]}
+    rows |= {part: result[part] for part in ("seen", "held_out") if part in result}
+    # a line each
+    lines = [["", name, "95 % interval", "images"]]
+    for label, row in rows.items():
+        low, high = row["interval"]
+        interval = f"{low:.3f} to {high:.3f}"
+        lines.append([label, f"{row['mean']:.3f}", interval, f"{row['images']}"])
+    return text_table(lines, width=width)

@@ -1,0 +1,112 @@
+"""Figures of an iteration's rewards: means, spread within prompts, and how rewards relate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+
+def distances(images: Tensor, group: Tensor) -> Tensor:
+    """Return the root-mean-square distance of a prompt's images [G], by ascending group, on the
+    CPU; NaN for one."""
+    out = []
+    for g in group.unique().tolist():
+        pixels = images[(group == g).to(images.device)].flatten(1)
+        if len(pixels) > 1:
+            out.append((2 * pixels.var(0, correction=1).mean()).sqrt())
+        else:
+            out.append(pixels.new_tensor(torch.nan))
+    return torch.stack(out).cpu()
+
+
+def reward_metrics(
+    values: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    distance: Tensor,
+    group: Tensor,
+) -> dict[str, float]:
+    """Measure raw rewards {name: [L]}: the mean of each and of their weighted sum, and the spread.
+
+    distance: the images' `distances` [G].
+    """
+    total = weighted_sum(values, weights)
+    metrics = {f"reward/{name}": row.nanmean().item() for name, row in values.items()}
+    metrics["reward"] = total.nanmean().item()
+    return metrics | group_metrics(total, distance, group)
+
+
+def weighted_sum(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Add rewards {name: [L]} by weight; one of weight 0 is left out, so that NaN
+    in it does no harm."""
+    total = torch.zeros_like(next(iter(values.values())))
+    for name, row in values.items():
+        if weights[name]:
+            total = total + weights[name] * row
+    return total
+
+
+def group_metrics(reward: Tensor, distance: Tensor, group: Tensor) -> dict[str, float]:
+    """Measure the spread within prompts: of rewards [L], and of images by their `distances`
+    [G]."""
+    stds, apart = [], []
+    group = group.cpu()
+    # prompts with fewer than two scored images have no spread
+    for place, g in enumerate(group.unique().tolist()):
+        mine = reward[group == g]
+        mine = mine[mine.isfinite()]
+        if len(mine) < 2:
+            continue
+        stds.append(mine.std(correction=0))
+        apart.append(distance[place])
+    if not stds:
+        return {}
+    # means over the others
+    spread = torch.stack(stds)
+    return {
+        "reward_std": spread.mean().item(),
+        "zero_std": (spread < 1e-8).float().mean().item(),
+        "diversity": torch.stack(apart).mean().item(),
+    }
+
+
+def shares(parts: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:
+    """Say which reward decides: the share of each in the variance of the advantage within prompts.
+
+    parts: {name: [L]}. Empty with one reward, or where no advantage differs within a prompt.
+    """
+    if len(parts) < 2:
+        return {}
+    mine = {name: _centred(part.cpu(), group) for name, part in parts.items()}
+    total = torch.stack(list(mine.values())).sum(0)
+    power = total.square().sum()
+    if not float(power) > 0:
+        return {}
+    return {f"share/{name}": float((part * total).sum() / power) for name, part in mine.items()}
+
+
+def correlations(values: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:
+    """Say how rewards {name: [L]} go together within prompts: Pearson's r of each two."""
+    out: dict[str, float] = {}
+    for (one, a), (two, b) in combinations(values.items(), 2):
+        # images that one of both did not score count for neither
+        gone = a.isnan() | b.isnan()
+        a = _centred(torch.where(gone, torch.nan, a), group)
+        b = _centred(torch.where(gone, torch.nan, b), group)
+        size = (a.square().sum() * b.square().sum()).sqrt()
+        if float(size) > 0:
+            out[f"corr/{one}/{two}"] = float((a * b).sum() / size)
+    return out
+
+
+def _centred(values: Tensor, group: Tensor) -> Tensor:
+    """Subtract from each value its prompt's mean; what was not scored becomes 0, which counts in no
+    sum."""
+    ids = torch.unique(group.cpu(), return_inverse=True)[1]
+    known = ~values.isnan()
+    clean = values.double().nan_to_num()
+    zeros = torch.zeros(int(ids.max()) + 1, dtype=torch.float64)
+    mean = zeros.index_add(0, ids, clean) / zeros.index_add(0, ids, known.double()).clamp_min(1)
+    return torch.where(known, clean - mean[ids], 0.0)

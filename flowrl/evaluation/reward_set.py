@@ -1,0 +1,222 @@
+"""The rewards of a run, together: asked, checked, made one advantage per node, logged, and trained
+where they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.config.load import Config
+from flowrl.core.errors import CheckpointError, FlowRLError, RewardError
+from flowrl.core.types import (
+    Credit,
+    LearnedReward,
+    Mixed,
+    Reward,
+    RewardBatch,
+    RewardWithProbe,
+    Scores,
+    Tree,
+)
+from flowrl.evaluation.reward_metrics import correlations, distances, reward_metrics, shares
+
+Transform = Callable[[Tensor, RewardBatch], Tensor]
+
+
+@runtime_checkable
+class StatefulAggregator(Protocol):
+    """An aggregator with a state of its own, such as dual variables; calling it changes nothing."""
+
+    def update(self, scores: Scores) -> None: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+class RewardSet:
+    """All rewards of a config with their transforms, the aggregator, and what they keep between
+    iterations.
+
+    Making one calls transforms and aggregator once on made-up images, so that a wrong tag or reward
+    name is an error before the first image is made.
+    """
+
+    def __init__(self, config: Config, records: list[dict[str, Any]]) -> None:
+        # the functions that the config names
+        self.rewards: dict[str, Reward] = {}
+        self.transforms: dict[str, list[Transform]] = {}
+        for name, call in config.rewards.items():
+            self.rewards[name] = call.make()
+            self.transforms[name] = [step.partial() for step in call.transform]
+        self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
+        self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
+        # a rehearsal
+        self._rehearse(records)
+
+    def probe(self) -> None:
+        """Ask each reward that can tell whether it is ready. Raises what it raises."""
+        for reward in self.rewards.values():
+            if isinstance(reward, RewardWithProbe):
+                reward.probe()
+
+    @torch.no_grad()
+    def score(self, batch: RewardBatch, where: str) -> dict[str, Tensor]:
+        """Ask every reward about a batch -> {name: [L] float32 on the CPU}, NaN = not scored.
+        Raises RewardError."""
+        values = {name: ask(name, reward, batch, where) for name, reward in self.rewards.items()}
+        for name, row in values.items():
+            self._check_unscored(name, row, batch, where)
+        return values
+
+    def advantages(
+        self,
+        values: Mapping[str, Tensor],
+        batch: RewardBatch,
+        leaf: Tensor,
+        tree: Tree,
+        credit: Callable[..., Tensor],
+        *,
+        distance: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Turn raw rewards {name: [L]} into one advantage per node [V] -> (advantage, metrics).
+
+        credit: called as ``credit(reward, leaf, tree)``. distance: [G] as `distances` gives it,
+        needed where another process holds some of the images.
+        """
+        # transforms, credit and aggregator
+        scores = self._scores(values, batch, leaf, tree)
+        mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
+        # figures of the raw rewards, and the aggregator's own
+        apart = distances(batch.images, batch.group) if distance is None else distance
+        metrics = reward_metrics(values, self.weights, apart, batch.group) | mixed.metrics
+        metrics |= shares(mixed.parts, batch.group) | correlations(values, batch.group)
+        return mixed.advantage, metrics
+
+    def update(
+        self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree
+    ) -> dict[str, float]:
+        """Let the aggregator and the rewards that are trained along take their step -> metrics."""
+        if isinstance(self.aggregate, StatefulAggregator):
+            self.aggregate.update(self._scores(values, batch, leaf, tree))
+        metrics: dict[str, float] = {}
+        for name, reward in self.learned_rewards().items():
+            for key, value in reward.update(batch).items():
+                metrics[f"learned/{name}/{key}"] = value
+        return metrics
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Say whether the policy is updated in this iteration; a reward may first learn alone."""
+        return all(reward.trains_policy(iteration) for reward in self.learned_rewards().values())
+
+    def learned_rewards(self) -> dict[str, LearnedReward]:
+        """Return the rewards that are trained along."""
+        return {
+            n: reward for n, reward in self.rewards.items() if isinstance(reward, LearnedReward)
+        }
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return {file: tensors} for a checkpoint; empty where nothing has a state."""
+        files = {f"reward-{n}": reward.state_dict() for n, reward in self.learned_rewards().items()}
+        if isinstance(self.aggregate, StatefulAggregator):
+            files["aggregate"] = self.aggregate.state_dict()
+        return files
+
+    def load_state_dict(self, files: Mapping[str, dict[str, Tensor]], where: Any) -> None:
+        """Put back what `state_dict` gave. Raises CheckpointError if the files are others."""
+        wanted = sorted(self.state_dict())
+        if sorted(files) != wanted:
+            raise CheckpointError(
+                f"{where}: holds the reward states {sorted(files)}, this config needs {wanted}"
+            )
+        for name, reward in self.learned_rewards().items():
+            reward.load_state_dict(files[f"reward-{name}"])
+        if isinstance(self.aggregate, StatefulAggregator):
+            self.aggregate.load_state_dict(files["aggregate"])
+
+    def _scores(
+        self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree
+    ) -> Scores:
+        """Transform, and take an image out of every baseline if one reward that counts did not
+        score it."""
+        done = dict(values)
+        for name, steps in self.transforms.items():
+            for step in steps:
+                done[name] = step(done[name], batch)
+        missing = torch.stack([done[name].isnan() for name in done if self.weights[name]]).any(0)
+        if bool(missing.any()):
+            done = {name: torch.where(missing, torch.nan, row) for name, row in done.items()}
+        return Scores(
+            {name: row.to(leaf.device) for name, row in done.items()}, self.weights, leaf, tree
+        )
+
+    def _rehearse(self, records: list[dict[str, Any]]) -> None:
+        """Run transforms and aggregator on two made-up images of each tag, so that a wrong name
+        is found at once."""
+        # one record per tag, twice: two images of each group
+        by_tag = {str(record.get("tag", "all")): record for record in records}
+        meta = 2 * list(by_tag.values())
+        size = len(meta)
+        place = torch.arange(size)
+        group = place % (size // 2)
+        # roots without steps, with rewards 0 and 1
+        tree = Tree(torch.full((size,), -1), torch.zeros_like(place), torch.zeros(size), group)
+        batch = RewardBatch(torch.zeros(size, 3, 1, 1), [""] * size, group, meta, torch.zeros(size))
+        values = {name: (place * 2 // size).float() for name in self.rewards}
+        self.aggregate(self._scores(values, batch, place, tree), lambda reward: reward)
+
+    def _check_unscored(self, name: str, values: Tensor, batch: RewardBatch, where: str) -> None:
+        """Raise RewardError if more images are NaN than `train.max_unscored` allows."""
+        unscored = values.isnan()
+        if unscored.float().mean().item() > self.max_unscored:
+            rule = (
+                f"NaN means not scored; train.max_unscored={self.max_unscored} is the share that "
+                "may be left out so"
+            )
+            raise _unusable(name, values, batch, where, int(unscored.nonzero()[0]), rule)
+
+
+def ask(name: str, reward: Reward, batch: RewardBatch, where: str) -> Tensor:
+    """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
+    with."""
+    try:
+        values = reward(batch)
+    except FlowRLError as error:
+        raise RewardError(f"{where}: reward {name!r}: {error}") from error
+    except Exception as error:  # rewards are users' code and servers: they fail in any way
+        raise RewardError(
+            f"{where}: reward {name!r} failed with {type(error).__name__}: {error}"
+        ) from error
+    return checked(name, values, batch, where)
+
+
+def checked(name: str, values: Tensor, batch: RewardBatch, where: str) -> Tensor:
+    """Return what a reward gave as [L] float32 on the CPU, NaN = not scored. Raises RewardError for
+    anything else."""
+    # one number per image
+    count = len(batch.images)
+    if values.shape != (count,):
+        raise RewardError(
+            f"{where}: reward {name!r}: expected {count} numbers, one per image, got shape "
+            f"{list(values.shape)}"
+        )
+    # none of them infinite
+    values = values.float().cpu()
+    infinite = values.isinf().nonzero()
+    if len(infinite):
+        rule = "NaN means not scored; infinity is never allowed"
+        raise _unusable(name, values, batch, where, int(infinite[0]), rule)
+    return values
+
+
+def _unusable(
+    name: str, values: Tensor, batch: RewardBatch, where: str, first: int, rule: str
+) -> RewardError:
+    missing = int((~values.isfinite()).sum())
+    return RewardError(
+        f"{where}: reward {name!r} gave {values[first].item()} for image {first}, prompt "
+        f"{batch.prompts[first]!r} ({missing} of {len(values)} images have no finite score). {rule}"
+    )

@@ -1,0 +1,1 @@
+"""Does a reward see damage, and does it judge images one by one?"""

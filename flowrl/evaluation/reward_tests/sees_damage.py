@@ -1,0 +1,171 @@
+"""Does a reward see what is wrong: damage, another prompt, and images that show nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from flowrl.core.errors import RewardError
+from flowrl.core.seeds import seed_of
+from flowrl.core.types import LearnedReward
+from flowrl.evaluation.reward_tests.damage import DAMAGES, PROBES, strangers
+from flowrl.evaluation.reward_tests.under_test import (
+    CheckResult,
+    RewardUnderTest,
+    Verdict,
+    damaged,
+)
+from flowrl.evaluation.score_images import PromptedImage
+from flowrl.evaluation.statistics import wilson
+
+PROBED = 16  # made-up images of each kind
+Pairs = list[tuple[PromptedImage, PromptedImage]]
+
+
+def answers(test: RewardUnderTest) -> CheckResult:
+    """Count the scored images."""
+    # how many
+    values = test.first.values
+    known = values[values.isfinite()].double()
+    figures = {"scored": float(len(known)), "images": float(len(values))}
+    if not len(known):
+        found = f"none of {len(values)} images is scored"
+        return test.result("answers", "fails", found, figures, hard=True)
+    # and what they look like
+    mean, std = known.mean().item(), known.std(correction=0).item()
+    low, high = known.min().item(), known.max().item()
+    figures |= {"mean": mean, "std": std, "min": low, "max": high}
+    found = f"{len(known)} of {len(values)} scored, mean {mean:.4g}, std {std:.3g}, "
+    found += f"{low:.4g} to {high:.4g}"
+    verdict: Verdict = "ok" if len(known) == len(values) else "weak"
+    return test.result("answers", verdict, found, figures)
+
+
+def damages(test: RewardUnderTest, skip: Sequence[str]) -> list[CheckResult]:
+    """Show each image beside its blurred, its noisy version. To rank none of them right is a
+    fault."""
+    # a row for each damage
+    rows = []
+    for damage in DAMAGES:
+        if damage in skip:
+            rows.append(test.result(damage, "skipped", "as asked"))
+            continue
+        pairs = [(image, damaged(image, damage, i)) for i, image in enumerate(test.singles)]
+        rows.append(compare(test, damage, pairs))
+    # before its first round a reward that learns has no opinion
+    learns = isinstance(test.reward, LearnedReward)
+    blind = not learns and not any(row.verdict in ("ok", "weak") for row in rows)
+    return [row._replace(hard=row.hard or blind) for row in rows]
+
+
+def prompts(test: RewardUnderTest, skip: Sequence[str]) -> CheckResult:
+    """Show each image also with another image's record; to a reward that compares images, the
+    other image."""
+    check = "wrong prompt"
+    if "prompt" in skip:
+        return test.result(check, "skipped", "as asked")
+    pairs = _wrong_prompts(test)
+    if not pairs:
+        return test.result(check, "skipped", "there is no image with another prompt")
+    row = compare(test, check, pairs)
+    # a reward that no other prompt moves: does it read prompts?
+    unmoved = row.figures.get("tied") == len(pairs)
+    if unmoved and not test.first.reads & {"prompts", "meta"}:
+        return row._replace(verdict="skipped", found="it reads neither prompt nor record")
+    if unmoved and "prompts" not in test.first.reads:
+        found = "it reads the record, but another one changes no score"
+        return row._replace(verdict="weak", found=found)
+    # taste explains a failure only of rewards that compare or learn
+    tasteless = not (test.grouped or isinstance(test.reward, LearnedReward))
+    return row._replace(hard=row.hard or tasteless)
+
+
+def _wrong_prompts(test: RewardUnderTest) -> Pairs:
+    """Pair each image with itself under another prompt, or with another image of the same size."""
+    singles = test.singles
+    texts = [image.record["prompt"] for image in singles]
+    sizes = [image.size for image in singles] if test.grouped else None
+    pairs: Pairs = []
+    for image, place in zip(singles, strangers(texts, sizes), strict=True):
+        if place is None:
+            continue
+        other = singles[place]
+        if test.grouped:
+            pairs.append((image, image._replace(load=other.load, name=other.name)))
+        else:
+            pairs.append((image, image._replace(record=other.record)))
+    return pairs
+
+
+def compare(test: RewardUnderTest, check: str, pairs: Pairs) -> CheckResult:
+    """Count how often the first of each pair scores higher."""
+    # every second pair the other way round: a reward that likes what comes first, or last, gains
+    # nothing by it
+    shown: list[PromptedImage] = []
+    for group, pair in enumerate(pairs):
+        ordered = pair[::-1] if group % 2 else pair
+        shown += [image._replace(group=group) for image in ordered]
+    try:
+        values = test.ask(shown, test.batch).values.view(-1, 2)
+    except RewardError as error:
+        return test.result(check, "fails", str(error), hard=True)
+    # how the pairs came out
+    gap = values[:, 0] - values[:, 1]
+    gap[1::2] *= -1
+    count, right = int((~gap.isnan()).sum()), int((gap > test.slack).sum())
+    wrong, tied = int((gap < -test.slack).sum()), int((gap.abs() <= test.slack).sum())
+    figures: dict[str, float] = {"pairs": count, "right": right, "tied": tied, "wrong": wrong}
+    if not count:
+        return test.result(check, "weak", f"none of {len(pairs)} pairs is scored", figures)
+    # the share with its interval
+    low, high = wilson(right, count)
+    figures |= {"share": right / count, "low": low, "high": high}
+    found = f"{100 * right / count:.1f} % of {count} pairs right "
+    found += f"(95 %: {100 * low:.1f} to {100 * high:.1f})"
+    found += f", {tied} tied" if tied else ""
+    found += f", {len(pairs) - count} not scored" if count < len(pairs) else ""
+    # more wrong than right, or nothing seen, is a failure
+    reverse = right + wrong > 0 and wilson(right, right + wrong)[1] < 0.5
+    verdict: Verdict = "ok" if low > 0.5 else "weak"
+    return test.result(check, "fails" if reverse or tied == count else verdict, found, figures)
+
+
+def probes(test: RewardUnderTest) -> list[CheckResult]:
+    """Tell where made-up images that show nothing stand among the real ones: a warning, no
+    failure."""
+    rows = []
+    for kind in PROBES:
+        # each beside a real image
+        shown: list[PromptedImage] = []
+        for i, image in enumerate(test.singles[:PROBED]):
+            fake = partial(PROBES[kind], *image.size, seed_of("selftest", kind, i))
+            shown.append(image._replace(group=i))
+            shown.append(image._replace(load=fake, group=i, name=f"{kind} {i + 1}"))
+        try:
+            real, made = test.ask(shown, test.batch).values.view(-1, 2).unbind(1)
+        except RewardError as error:
+            rows.append(test.result(f"probe: {kind}", "weak", str(error)))
+            continue
+        # where they stand
+        ranks = percentiles(made, real if test.grouped else test.first.values)
+        rows.append(_probe_result(test, kind, ranks))
+    return rows
+
+
+def _probe_result(test: RewardUnderTest, kind: str, ranks: Tensor) -> CheckResult:
+    found, mean, most = "not scored", 0.0, 0.0
+    if len(ranks):
+        mean, most = ranks.mean().item(), ranks.max().item()
+        found = f"percentile {mean:.1f} among the real images, the highest {most:.1f}"
+    verdict: Verdict = "weak" if mean >= 50 else "ok"
+    return test.result(f"probe: {kind}", verdict, found, {"mean": mean, "highest": most})
+
+
+def percentiles(made: Tensor, real: Tensor) -> Tensor:
+    """Return for each scored one of `made` the percentage of the scored `real` below it, ties
+    counting half."""
+    made, real = made[made.isfinite()], real[real.isfinite()]
+    below = (made[:, None] > real[None]).double() + 0.5 * (made[:, None] == real[None]).double()
+    return 100 * below.mean(1) if len(real) else made[:0]

@@ -1,0 +1,51 @@
+"""Means with intervals over images and tasks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from scipy.stats import binomtest, norm
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError
+
+Z95 = float(norm.ppf(0.975))  # the normal quantile of a two-sided 95 % interval
+
+
+def summarize(values: Tensor, tags: list[str]) -> dict[str, Any]:
+    """Average scores [n] per tag, then over tags -> {"mean", "interval", "images", "tasks": {tag:
+    {...}}}.
+
+    The overall interval adds the squares of the tasks' distances from mean to lower end, and to
+    upper end, each apart (Newcombe 1998; Zou and Donner 2008): tasks where all or no images hit
+    still have a width.
+    """
+    # each task by itself
+    tasks: dict[str, Any] = {}
+    for tag in dict.fromkeys(tags):
+        mine = values[torch.tensor([t == tag for t in tags])].double()
+        mean, n = mine.mean().item(), len(mine)
+        binary = bool(((mine == 0) | (mine == 1)).all())
+        half = Z95 * math.sqrt(mine.var(correction=0).item() / n)
+        interval = list(wilson(round(mean * n), n)) if binary else [mean - half, mean + half]
+        tasks[tag] = {"mean": mean, "interval": interval, "images": n}
+    # the mean over tasks, and the squared distances to both ends added
+    overall = sum(task["mean"] for task in tasks.values()) / len(tasks)
+    below = math.sqrt(sum((t["mean"] - t["interval"][0]) ** 2 for t in tasks.values())) / len(tasks)
+    above = math.sqrt(sum((t["mean"] - t["interval"][1]) ** 2 for t in tasks.values())) / len(tasks)
+    return {
+        "mean": overall,
+        "interval": [overall - below, overall + above],
+        "images": len(tags),
+        "tasks": tasks,
+    }
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of `hits` successes in `n` trials (Wilson 1927)."""
+    if not 0 <= hits <= n or n < 1:
+        raise ConfigError(f"wilson: needs 0 <= hits <= n and n >= 1, got hits={hits}, n={n}")
+    found = binomtest(hits, n).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)

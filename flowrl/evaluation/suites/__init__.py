@@ -1,0 +1,1 @@
+"""Benchmarks: prompts and a checker for each."""

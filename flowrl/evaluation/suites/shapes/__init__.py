@@ -1,0 +1,1 @@
+"""The shapes benchmark: scenes, prompts, and a checker that reads pixels."""

@@ -1,0 +1,242 @@
+"""Prompts of the shapes benchmark in GenEval's own JSONL schema, and scenes that are true to them.
+
+Six tasks as in GenEval (Ghosh et al. 2023): single_object, two_object, counting, colors, position,
+color_attr. Some combinations (coloured shapes, counts, pairs, relations, colour pairings) are held
+out: no training prompt asks for them, half of the test prompts do where the task has any. No
+training scene shows a held-out coloured shape or count; a held-out pair or relation can still
+appear in the scene of a prompt that leaves it open.
+
+**Differs:** GenEval excludes a further object of the counted class in counting prompts only. Here
+every prompt excludes everything that it does not name, so that painting more objects never pays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrl.evaluation.suites.shapes.scene import (
+    CLASSES,
+    COLORS,
+    MAX_OBJECTS,
+    RELATIONS,
+    Scenes,
+    layout,
+)
+
+TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+
+HELD_COLORED = frozenset(
+    {("circle", "purple"), ("square", "yellow"), ("triangle", "red"), ("cross", "green")}
+)
+HELD_PAIRS = frozenset({frozenset({"circle", "triangle"})})
+HELD_COUNTS = frozenset({("triangle", 3), ("cross", 2)})
+HELD_POSITIONS = frozenset(
+    {
+        ("circle", "left of", "square"),
+        ("square", "above", "cross"),
+        ("triangle", "right of", "cross"),
+        ("cross", "below", "circle"),
+        ("square", "left of", "triangle"),
+        ("triangle", "above", "square"),
+    }
+)
+Record = dict[str, Any]
+
+
+def _held_attribute(first: tuple[str, str], second: tuple[str, str]) -> bool:
+    """Hold out every fourth colour pairing, by a rule that anyone can recompute, and all held-out
+    coloured shapes."""
+    if first in HELD_COLORED or second in HELD_COLORED:
+        return True
+    names = list(COLORS)
+    a, b = sorted((first, second))
+    return (names.index(a[1]) + 2 * names.index(b[1]) + CLASSES.index(a[0])) % 4 == 0
+
+
+def _entry(
+    shape: str, count: int = 1, color: str | None = None, position: tuple[str, int] | None = None
+) -> Record:
+    entry: Record = {"class": shape, "count": count}
+    if color is not None:
+        entry["color"] = color
+    if position is not None:
+        entry["position"] = list(position)
+    return entry
+
+
+def _record(tag: str, include: list[Record], prompt: str, held_out: bool) -> Record:
+    wanted = dict.fromkeys(CLASSES, 0)
+    for entry in include:
+        wanted[entry["class"]] += entry["count"]
+    exclude = [{"class": shape, "count": number + 1} for shape, number in wanted.items()]
+    return {
+        "tag": tag,
+        "include": include,
+        "exclude": exclude,
+        "prompt": prompt,
+        "held_out": held_out,
+    }
+
+
+def _single() -> list[Record]:
+    phrasings = (
+        "a {}",
+        "a photo of a {}",
+        "a picture of a {}",
+        "one {}",
+        "an image of a {}",
+        "there is a {}",
+    )
+    return [
+        _record("single_object", [_entry(s)], p.format(s), False)
+        for s in CLASSES
+        for p in phrasings
+    ]
+
+
+def _pair() -> list[Record]:
+    phrasings = ("a {} and a {}", "a photo of a {} and a {}", "a picture of a {} and a {}")
+    return [
+        _record(
+            "two_object", [_entry(a), _entry(b)], p.format(a, b), frozenset({a, b}) in HELD_PAIRS
+        )
+        for a, b in itertools.permutations(CLASSES, 2)
+        for p in phrasings
+    ]
+
+
+def _plural(shape: str) -> str:
+    return shape + ("es" if shape.endswith("s") else "s")
+
+
+def _count() -> list[Record]:
+    phrasings = ("{} {}", "a photo of {} {}", "a picture of {} {}", "there are {} {}")
+    out = []
+    for s, (n, word), p in itertools.product(CLASSES, NUMBERS.items(), phrasings):
+        text = p.format(word, _plural(s))
+        out.append(_record("counting", [_entry(s, n)], text, (s, n) in HELD_COUNTS))
+    return out
+
+
+def _colors() -> list[Record]:
+    phrasings = ("a {} {}", "a photo of a {} {}")
+    out = []
+    for s, c, p in itertools.product(CLASSES, COLORS, phrasings):
+        held = (s, c) in HELD_COLORED
+        out.append(_record("colors", [_entry(s, color=c)], p.format(c, s), held))
+    return out
+
+
+def _position() -> list[Record]:
+    phrasings = {
+        "left of": ("a {} left of a {}", "a {} to the left of a {}"),
+        "right of": ("a {} right of a {}", "a {} to the right of a {}"),
+        "above": ("a {} above a {}", "a photo of a {} above a {}"),
+        "below": ("a {} below a {}", "a photo of a {} below a {}"),
+    }
+    # as in GenEval the reference object comes first in `include`: "a tie above a sink" lists sink,
+    # then tie
+    out = []
+    for (a, b), r in itertools.product(itertools.permutations(CLASSES, 2), RELATIONS):
+        include = [_entry(b), _entry(a, position=(r, 0))]
+        for p in phrasings[r]:
+            out.append(_record("position", include, p.format(a, b), (a, r, b) in HELD_POSITIONS))
+    return out
+
+
+def _attribute() -> list[Record]:
+    out: list[Record] = []
+    for a, b in itertools.permutations(CLASSES, 2):
+        for c, d in itertools.permutations(COLORS, 2):
+            prompt = f"a {c} {a} and a {d} {b}"
+            if (len(out) // 2) % 2:
+                prompt = f"a photo of {prompt}"
+            include = [_entry(a, color=c), _entry(b, color=d)]
+            held = _held_attribute((a, c), (b, d))
+            out.append(_record("color_attr", include, prompt, held))
+    return out
+
+
+def all_records() -> dict[str, list[Record]]:
+    """Every prompt of the benchmark by task, each record with its `held_out` mark."""
+    makers = (_single, _pair, _count, _colors, _position, _attribute)
+    return {task: maker() for task, maker in zip(TASKS, makers, strict=True)}
+
+
+def base_records() -> list[Record]:
+    """All prompts that are not held out: the captions of the base model's training."""
+    every = itertools.chain(*all_records().values())
+    return [record for record in every if not record["held_out"]]
+
+
+def split_records(
+    per_task: int = 24, train_per_task: int = 60, seed: int = 0
+) -> tuple[list[Record], list[Record]]:
+    """Split the prompts for reinforcement learning -> (train, test), with no prompt in both.
+
+    Of each task the test set takes held-out prompts for half of `per_task`, where it has as many,
+    and fills up with at most half of the others. Of the rest, neither held out nor in the test set,
+    at most `train_per_task` are trained on.
+    """
+    rng = random.Random(seed)
+    train: list[Record] = []
+    test: list[Record] = []
+    for records in all_records().values():
+        held = [record for record in records if record["held_out"]]
+        seen = [record for record in records if not record["held_out"]]
+        take = min(len(held), per_task // 2)
+        chosen = rng.sample(seen, min(len(seen) // 2, per_task - take))
+        test += rng.sample(held, take) + chosen
+        rest = [r for r in seen if r not in chosen]
+        train += rng.sample(rest, min(len(rest), train_per_task))
+    return train, test
+
+
+_ALLOWED = np.ones((len(CLASSES), len(COLORS)), bool)  # of a training scene
+for _shape, _color in HELD_COLORED:
+    _ALLOWED[CLASSES.index(_shape), list(COLORS).index(_color)] = False
+
+
+def _free_colors(rng: np.random.Generator, shape: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Draw a colour for each shape [M]; scenes for training never show a held-out coloured
+    shape."""
+    score = rng.random((len(shape), len(COLORS)))
+    score[~_ALLOWED[shape] & ~held_out[:, None]] = -1.0
+    return score.argmax(-1)
+
+
+def scenes_for(records: Sequence[Record], rng: np.random.Generator) -> Scenes:
+    """Draw one scene true to each record; what the prompt leaves open is random."""
+    # what the records say
+    n = len(records)
+    shape, color = np.zeros((n, MAX_OBJECTS), np.int64), np.full((n, MAX_OBJECTS), -1, np.int64)
+    count, relation = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    names = list(COLORS)
+    for i, record in enumerate(records):
+        include = record["include"]
+        if len(include) == 2 and "position" in include[1]:
+            relation[i] = RELATIONS.index(include[1]["position"][0])
+            include = include[::-1]  # the object that stands in the relation takes slot 0
+        slot = 0
+        for entry in include:
+            for _ in range(entry["count"]):
+                shape[i, slot] = CLASSES.index(entry["class"])
+                if "color" in entry:
+                    color[i, slot] = names.index(entry["color"])
+                slot += 1
+        count[i] = slot
+    # the rest by chance
+    held = np.array([bool(r.get("held_out", False)) for r in records])
+    free = _free_colors(rng, shape.reshape(-1), np.repeat(held, MAX_OBJECTS)).reshape(
+        n, MAX_OBJECTS
+    )
+    color = np.where(color < 0, free, color)
+    center, radius = layout(rng, count, relation)
+    background = rng.uniform(0.88, 1.0, n).astype(np.float32)
+    return Scenes(count, shape, color, center, radius, background)

@@ -1,0 +1,144 @@
+"""The base of all adapters: a FlowModel around one pipeline of diffusers.
+
+A new adapter is a file with three things: a record of its options (`PipelineOptions`), a class on
+`PipelineModel`, or on `FlowMatchingModel` for a network that predicts v, and a function of the
+file's own name, under ``@options_of(record)``, that loads one and wraps it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
+from torch import Tensor, nn
+
+from flowrl.core.errors import ModelError
+from flowrl.core.types import Cond
+from flowrl.models.options import PipelineOptions
+from flowrl.models.pipeline import TunedPipeline
+from flowrl.models.texts import NEGATIVE, halves
+
+Options = TypeVar("Options", bound=PipelineOptions)
+Network = Callable[[Tensor, Tensor, Cond], Tensor]
+"""``network(x [B,*], sigma [B], cond) -> v [B,*]`` without guidance by two branches."""
+
+
+class PipelineModel(ABC, Generic[Options]):
+    """A FlowModel around one diffusers pipeline; see the FlowModel protocol for the contract."""
+
+    def __init__(self, tuned: TunedPipeline, options: Options) -> None:
+        self.options = options
+        self.dtype = tuned.tuning.dtype
+        self.autocast = tuned.tuning.autocast  # float32 master weights, arithmetic in dtype
+        self._tuned = tuned
+        self._pipeline = tuned.pipeline
+
+    @property
+    def network(self) -> Any:
+        """Return the network that is trained."""
+        return self._tuned.network
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the network runs."""
+        return self._tuned.device
+
+    @property
+    def guided(self) -> bool:
+        """Tell whether each velocity takes two evaluations of the network, with and without the
+        prompt."""
+        return self.options.guided
+
+    @property
+    def negative_prompt(self) -> str | None:
+        """Return what guidance leads away from; None: no prompt at all."""
+        return self.options.negative_prompt
+
+    def pipeline(self) -> Any:  # diffusers does not declare its pipelines' parts as attributes
+        """Return diffusers' pipeline with the current weights (shared, not copied).
+
+        After ``tune="full"`` in a short dtype, call it under ``torch.autocast``: its network is
+        float32. With ``offload`` its text encoders and VAE are on the CPU.
+        """
+        return self._tuned.whole()
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by their name in the network, in module order."""
+        return self._tuned.trainable()
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Return the prompts' embeddings {name: [G, ...]} on the device, and ``negative_<name>``
+        under guidance: zeros where there is no negative prompt."""
+        negative = self.negative_prompt if self.guided else None
+        cond = self._tuned.encode(prompts, self._embed, negative=negative)
+        if self.guided and negative is None:
+            cond |= {NEGATIVE + name: torch.zeros_like(rows) for name, rows in cond.items()}
+        return cond
+
+    @abstractmethod
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
+        ModelError for a size that the pipeline cannot make."""
+
+    @abstractmethod
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor:
+        """Return the pipeline's own noise levels [S+1], float32 on the model's device."""
+
+    @abstractmethod
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the guided velocity, float32 [B,C,h,w], of x [B,C,h,w] at sigma [B]."""
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """Return images [B,3,H,W], float32 in [0,1], of latents [B,C,h,w] at the grid's last
+        level; ``decode_batch`` at a time."""
+        with self._tuned.vae_at_work():
+            return self._decode(x0)
+
+    def _images(self, latents: Tensor) -> Tensor:
+        """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes."""
+        return decode_latents(self._pipeline, latents, batch=self.options.decode_batch)
+
+    @abstractmethod
+    def _decode(self, x0: Tensor) -> Tensor:
+        """Do the work of `decode`, with the VAE on the device."""
+
+    @abstractmethod
+    def _embed(self, prompt: str) -> dict[str, Tensor]:
+        """Return what the pipeline's text encoders make of one prompt, without a batch
+        dimension."""
+
+
+def guided(
+    network: Network, scale: float, x: Tensor, sigma: Tensor, cond: Cond, *, rescale: float = 0.0
+) -> Tensor:
+    """Return u + scale (c - u) [B,*] at x [B,*], sigma [B]; u is conditioned on the ``negative_``
+    rows of cond.
+
+    Both halves run as one batch (u, c), and both are trained. ``rescale`` in [0, 1] moves the std
+    of each row towards that of c (2305.08891 eq. 15-16). **Differs:** the halves are mixed in
+    float32; the pipelines mix them in the network's dtype.
+    """
+    negative, positive = halves(cond)
+    both = {name: torch.cat([negative[name], rows]) for name, rows in positive.items()}
+    u, c = network(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
+    mixed = u + scale * (c - u)
+    return rescale_noise_cfg(mixed, c, rescale) if rescale else mixed
+
+
+def decode_latents(pipeline: Any, latents: Tensor, *, batch: int) -> Tensor:
+    """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes; ``batch`` at a time."""
+    slices = latents.split(batch)
+    decoded = [pipeline.vae.decode(part, return_dict=False)[0] for part in slices]
+    pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
+    return pixels.float()
+
+
+def check_size(height: int, width: int, *, unit: int) -> None:
+    """Raise ModelError unless both are positive multiples of ``unit`` pixels."""
+    if height < 1 or width < 1 or height % unit or width % unit:
+        raise ModelError(
+            f"height and width must be positive multiples of {unit} pixels, got {height} x {width}"
+        )

@@ -1,0 +1,122 @@
+"""The base of adapters for networks that predict v on the flow path: SD3, FLUX and their kind."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.types import Cond
+from flowrl.models.adapter import Options, PipelineModel, guided
+
+
+class FlowMatchingModel(PipelineModel[Options]):
+    """A FlowModel around a pipeline with a FlowMatchEulerDiscreteScheduler.
+
+    An adapter writes `latent_shape`, `_embed`, `_network` and `_tokens`.
+    """
+
+    even_steps = False  # what `pipeline_sigmas` calls ``even``
+
+    @property
+    def transformer(self) -> Any:
+        """Return the network that is trained."""
+        return self.network
+
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor:
+        """Return the pipeline's own noise levels [S+1], float32 on the model's device, ending in 0.
+
+        A resolution-dependent shift is applied if the scheduler's config asks for it.
+        """
+        scheduler, tokens = self._pipeline.scheduler, self._tokens(height, width)
+        even = self.even_steps and not scheduler.config.get("use_flow_sigmas", False)
+        return pipeline_sigmas(scheduler, steps, tokens=tokens, device=self.device, even=even)
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the guided velocity u + scale (c - u), float32 [B,C,h,w], of x [B,C,h,w] at sigma
+        [B].
+
+        The unconditional and the conditional half run as one batch, and both are trained; see
+        `guided` for how they are mixed.
+        """
+        if not self.guided:
+            return self._network(x, sigma, cond)
+        return guided(self._network, self.options.cfg_scale, x, sigma, cond)
+
+    def _decode(self, x0: Tensor) -> Tensor:
+        vae, config = self._pipeline.vae, self._pipeline.vae.config
+        latents = x0.to(vae.device, vae.dtype) / config.scaling_factor + config.shift_factor
+        return self._images(latents)
+
+    @abstractmethod
+    def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return v [B,C,h,w] of one evaluation of the network, without guidance."""
+
+    @abstractmethod
+    def _tokens(self, height: int, width: int) -> int:
+        """Return how many tokens an image of so many pixels has in the network. Raise ModelError
+        for a size that the pipeline cannot make."""
+
+
+def check_configs(pipeline: Any, path: str, *, channels: int) -> None:
+    """Raise ModelError where the settings contradict what a FlowModel with ``channels`` latent
+    channels promises."""
+    scheduler, vae = pipeline.scheduler.config, pipeline.vae.config
+    if scheduler.invert_sigmas or scheduler.stochastic_sampling:
+        raise ModelError(
+            f"{path}: scheduler with invert_sigmas or stochastic_sampling; flowrl needs the plain "
+            "Euler one"
+        )
+    if vae.shift_factor is None or vae.scaling_factor is None:
+        raise ModelError(f"{path}: vae/config.json must set scaling_factor and shift_factor")
+    if vae.latent_channels != channels:
+        raise ModelError(
+            f"{path}: VAE and transformer must have the same number of latent channels, got "
+            f"{vae.latent_channels} and {channels}"
+        )
+
+
+def pipeline_sigmas(
+    scheduler: Any, steps: int, *, tokens: int, device: torch.device, even: bool = False
+) -> Tensor:
+    """Return the noise levels [S+1] that a pipeline's scheduler would use, float32 on the device,
+    ending in 0.
+
+    ``tokens`` of the image decide the shift if the scheduler's config asks for one by resolution.
+    ``even`` shifts ``linspace(1, 1/S, S)``, as FluxPipeline does; otherwise the scheduler spreads
+    the steps over its own table. Raise ConfigError for fewer steps than one, or than the scheduler
+    can spread.
+    """
+    if steps < 1:
+        raise ConfigError(f"steps: expected at least 1, got {steps}")
+
+    # The shift by resolution.
+    config = scheduler.config
+    shift = None
+    if config.use_dynamic_shifting:
+        shift = calculate_shift(
+            tokens,
+            config.base_image_seq_len,
+            config.max_image_seq_len,
+            config.base_shift,
+            config.max_shift,
+        )
+
+    # set_timesteps writes into the scheduler; the pipeline's own must not change under a user who
+    # is sampling.
+    scheduler = copy.deepcopy(scheduler)
+    levels = np.linspace(1.0, 1 / steps, steps) if even else None
+    scheduler.set_timesteps(steps, device=device, sigmas=levels, mu=shift)
+    sigmas: Tensor = scheduler.sigmas
+    if not bool(sigmas.isfinite().all()):
+        raise ConfigError(
+            f"steps: the model's scheduler makes noise levels that are no numbers of {steps} steps "
+            f"and {tokens} tokens; ask for more steps or a smaller image"
+        )
+    return sigmas.to(device, torch.float32)

@@ -1,0 +1,176 @@
+"""The options of a model: one typed record per adapter, whose fields are the keys of a config's
+`model` section."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from flowrl.core.errors import ConfigError
+from flowrl.models.lora import LoraOptions, Names
+from flowrl.models.runtime import Runtime
+from flowrl.models.texts import MOST_T5_TOKENS
+
+STRICT = ConfigDict(strict=True, extra="forbid")  # no text is read as a number
+Guidance = Annotated[FiniteFloat, Field(ge=0)]
+DecodeBatch = Annotated[int, Field(ge=1)]  # images that the VAE decodes at a time
+T5Tokens = Annotated[int, Field(ge=1, le=MOST_T5_TOKENS)]
+
+# pydantic's kind of mistake -> what was expected
+EXPECTED = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "tuple_type": "a list",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "less_than_equal": "a number of at most {le:g}",
+    "missing": "a value",
+    "model_type": "options by name",
+}
+
+Record = TypeVar("Record")
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True, config=STRICT)
+class PipelineOptions:
+    """The options that every adapter takes: where the weights are, which are trained, and how.
+
+    A subclass adds what sets its pipeline apart. **Differs:** float16 is refused for training.
+    Gradients below 6e-8 vanish in it unless the loss is scaled up, which flowrl does not do;
+    bfloat16 has float32's range.
+    """
+
+    path: str  # folder of a diffusers pipeline, or a Hugging Face id
+    _: KW_ONLY
+    tune: Literal["lora", "full", "none"] = "lora"
+    lora: LoraOptions | None = None  # None: the defaults
+    # with tune full: the linear layers that are trained, by the rule of lora.targets; None: all
+    layers: Names | None = None
+    # of frozen weights and of the arithmetic; trained weights are float32 always
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    seed: int = 0  # draws the LoRA
+    runtime: Runtime | None = None  # how the network runs; None: the defaults
+    # what guidance leads away from; None: no prompt at all, the embeddings are zeros
+    negative_prompt: str | None = ""
+    decode_batch: DecodeBatch = 4
+
+    @property
+    def cfg_scale(self) -> float:
+        """Return the scale of classifier-free guidance; above 1 there are two branches."""
+        return 1.0
+
+    @property
+    def guided(self) -> bool:
+        """Tell whether there are two branches, as the pipelines' do_classifier_free_guidance."""
+        return self.cfg_scale > 1
+
+    @property
+    def how(self) -> Runtime:
+        """Return how the network runs, defaults filled in."""
+        return self.runtime or Runtime()
+
+    @model_validator(mode="after")
+    def _check_tuning(self) -> Self:
+        if self.lora is not None and self.tune != "lora":
+            raise ValueError(f"lora: has no effect unless tune is 'lora', got tune {self.tune!r}")
+        if self.layers is not None and self.tune != "full":
+            raise ValueError(
+                f"layers: has no effect unless tune is 'full', got tune {self.tune!r}; with LoRA "
+                "see lora.targets"
+            )
+        if self.how.quantize != "none" and self.tune != "lora":
+            raise ValueError(
+                "runtime.quantize: quantised weights are frozen, so it needs tune 'lora', got "
+                f"{self.tune!r}"
+            )
+        if self.dtype == "float16" and self.tune != "none":
+            raise ValueError(
+                "dtype: float16 cannot train: small gradients vanish in it, as flowrl does not "
+                "scale the loss. Set it to bfloat16 or float32 (with tune none, float16 can be "
+                "used to sample)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_negative_prompt(self) -> Self:
+        if self.negative_prompt and not self.guided:
+            name = "true_cfg_scale" if hasattr(self, "true_cfg_scale") else "guidance"
+            raise ValueError(
+                f"negative_prompt: has no effect unless {name} is above 1, got {name} "
+                f"{self.cfg_scale!r}"
+            )
+        return self
+
+
+def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any]]:
+    """Let a function of one record be called with the record's fields as arguments.
+
+    Its signature becomes the record's, which is what a config binds to. A mistake raises
+    ConfigError before the function is entered, so before any weight is read.
+    """
+
+    def decorate(build: Callable[[Record], Model]) -> Callable[..., Model]:
+        @functools.wraps(build)
+        def call(*args: Any, **kwargs: Any) -> Model:
+            return build(checked(record, *args, **kwargs))
+
+        call.__signature__ = _evaluated_signature(record)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def checked(record: Callable[..., Record], *args: Any, **kwargs: Any) -> Record:
+    """Make a record of pydantic. Raise ConfigError that names every mistake in it."""
+    try:
+        return record(*args, **kwargs)
+    except ValidationError as error:
+        known = inspect.signature(record).parameters
+        raise ConfigError("\n".join(_mistakes(error, [*known]))) from error
+
+
+def _evaluated_signature(record: Callable[..., Any]) -> inspect.Signature:
+    """Return a record's signature with types in place of their names."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    signature = inspect.signature(record)
+    parameters = [p.replace(annotation=hints[name]) for name, p in signature.parameters.items()]
+    return signature.replace(parameters=parameters)
+
+
+def _mistakes(error: ValidationError, known: list[str]) -> Iterator[str]:
+    """Say each mistake as ``option: expected ..., got ...``."""
+    nested = {"lora": list(LoraOptions.model_fields), "runtime": list(Runtime.model_fields)}
+    for found in error.errors():
+        where = ".".join(map(str, found["loc"]))
+        if found["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            owner, _, name = where.rpartition(".")
+            yield unknown_option(name, nested.get(owner, known), owner or "model")
+        elif found["type"] == "value_error":
+            text = str(found["ctx"]["error"])
+            yield f"{where}: {text}" if where else text
+        else:
+            text = EXPECTED.get(found["type"], found["msg"].removeprefix("Input should be "))
+            expected = text.format(**found.get("ctx", {}))
+            yield f"{where}: expected {expected}, got {found['input']!r}"
+
+
+def unknown_option(name: str, known: Sequence[str], where: str) -> str:
+    """Say that there is no such option, with the nearest name and with all names."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{where}: unknown option {name!r}{hint} (there is: {', '.join(known)})"

@@ -1,0 +1,196 @@
+"""A diffusers pipeline made ready for an adapter: its network tuned, its parts where they belong,
+its prompts encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.processes import shard, sharded
+from flowrl.core.types import Cond
+from flowrl.models.loading import Loaded, Part, load_pipeline, quiet
+from flowrl.models.quantized import quantization
+from flowrl.models.runtime import set_up
+from flowrl.models.text_cache import TextCache
+from flowrl.models.texts import Encode, Texts, readers_of
+from flowrl.models.tuning import Tuning, trained, tune_network
+
+
+def load(
+    pipeline_class: Any,
+    path: str,
+    parts: dict[str, Part],
+    tuning: Tuning,
+    *,
+    network: str = "transformer",
+    leave_out: tuple[str, ...] = (),
+) -> Loaded:
+    """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
+    text encoders."""
+    runtime = tuning.runtime
+    return load_pipeline(
+        pipeline_class,
+        path,
+        parts,
+        dtype=tuning.dtype,
+        dtypes={network: tuning.network_dtype},
+        leave_out=leave_out,
+        network=network,
+        quantization=quantization(
+            runtime.quantize, network, dtype=tuning.dtype, device=tuning.device
+        ),
+        with_encoders=runtime.cache is None,
+    )
+
+
+class TunedPipeline:
+    """A loaded pipeline with its network tuned and everything on its device."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        tuning: Tuning,
+        *,
+        network: str = "transformer",
+        t5_tokens: int | None = None,
+    ) -> None:
+        """Tune the part ``network``; T5 reads ``t5_tokens`` of a prompt. Raise ConfigError,
+        ModelError."""
+        self.pipeline, self.tuning = loaded.pipeline, tuning
+        self.network = getattr(loaded.pipeline, network)
+        self._loaded = loaded
+
+        # Freeze everything, then make trainable what is trained.
+        for part in self._parts():
+            part.requires_grad_(False)
+        tune_network(self.network, tuning)
+
+        # Put the parts on the device; under offload only the network stays there.
+        for part in self._parts():
+            if part is self.network or not tuning.runtime.offload:
+                part.to(tuning.device)
+        self._set_up_network()
+
+        # Text encoders work through a memory of what they encoded.
+        tokenizers = self._tokenizers()
+        self.texts = Texts(
+            self._encoders_at_work,
+            store=self._text_cache(tokenizers, t5_tokens),
+            readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the network runs."""
+        return next(self.network.parameters()).device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by their name in the network, in module order."""
+        return trained(self.network)
+
+    def whole(self) -> Any:
+        """Return the pipeline with its text encoders, which are loaded now if they were not needed
+        so far."""
+        missing = [name for name in self._loaded.encoders if getattr(self.pipeline, name) is None]
+        if not missing:
+            return self.pipeline
+        with quiet():
+            source = self._loaded.read_encoders()
+        parts = {name: getattr(source, name).requires_grad_(False) for name in missing}
+        if not self.tuning.runtime.offload:
+            parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
+        self.pipeline.register_modules(**parts)
+        return self.pipeline
+
+    def encode(self, prompts: list[str], encode: Encode, *, negative: str | None) -> Cond:
+        """Return {name: [G, ...]} on the device, and ``negative_<name>`` for a negative prompt; see
+        `Texts`."""
+        return self.texts.cond(prompts, encode, device=self.device, negative=negative)
+
+    def call(self, *inputs: Any, named: dict[str, Any]) -> Tensor:
+        """Return what the network makes of its inputs, float32 [B, *]; its arithmetic is in the
+        tuning's dtype.
+
+        A compiled network has one graph for calls that need a gradient and one for those that do
+        not, and their rounding may differ. So while it is trained it is always called as if a
+        gradient were needed.
+        """
+        wanted, on = torch.is_grad_enabled(), self.tuning.autocast
+        always = self.tuning.runtime.compile and self.tuning.tune != "none"
+        with (
+            torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),
+            torch.set_grad_enabled(wanted or always),
+        ):
+            out: Tensor = self.network(*inputs, **named, return_dict=False)[0]
+        return out.float() if wanted else out.detach().float()
+
+    def vae_at_work(self) -> AbstractContextManager[None]:
+        """Hold the VAE on the device."""
+        return self._on_device([self.pipeline.vae])
+
+    @contextmanager
+    def _encoders_at_work(self) -> Iterator[None]:
+        pipeline = self.whole()
+        encoders = [getattr(pipeline, name) for name in self._loaded.encoders]
+        with quiet(), self._on_device(encoders):
+            yield
+
+    @contextmanager
+    def _on_device(self, parts: Sequence[nn.Module]) -> Iterator[None]:
+        """Under offload, move parts to the device and afterwards back to the CPU, also on an
+        exception."""
+        if not self.tuning.runtime.offload:
+            yield
+            return
+        try:
+            for part in parts:
+                part.to(self.tuning.device)
+            yield
+        finally:
+            for part in parts:
+                part.to("cpu")
+
+    def _set_up_network(self) -> None:
+        tuning = self.tuning
+        trains = tuning.tune != "none"
+        set_up(
+            self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
+        )
+        if sharded():
+            _share_out(self.network, tuning)
+
+    def _parts(self) -> list[nn.Module]:
+        return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
+
+    def _tokenizers(self) -> dict[str, Any]:
+        parts = self.pipeline.components
+        names = [name for name in parts if name.startswith("tokenizer")]
+        return {name: parts[name] for name in names if parts[name] is not None}
+
+    def _text_cache(self, tokenizers: dict[str, Any], t5_tokens: int | None) -> TextCache | None:
+        if self.tuning.runtime.cache is None:
+            return None
+        settings = {
+            "pipeline": type(self.pipeline).__name__,
+            "t5_tokens": t5_tokens,
+            "dtype": str(self.tuning.dtype),
+            "device": self.tuning.device.type,
+        }
+        parts = [self._loaded.folder / name for name in (*self._loaded.encoders, *tokenizers)]
+        folder = Path(self.tuning.runtime.cache).expanduser()
+        return TextCache(folder, parts=parts, settings=settings)
+
+
+def _share_out(network: Any, tuning: Tuning) -> None:
+    """Put the network under FSDP. Raise ConfigError for options that were not proven with it."""
+    if tuning.runtime.quantize != "none" or tuning.runtime.compile:
+        raise ConfigError(
+            "runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml"
+        )
+    shard(network, network._no_split_modules or ())

@@ -1,0 +1,1 @@
+"""Everything about a run folder: train, log, report, compare, export."""

@@ -1,0 +1,208 @@
+"""The methods that ship with flowrl, read from configs/methods.yaml: what each is, how faithful,
+and what its configs cost."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import near
+from flowrl.core.shipped_files import CATALOGUE, config_file, list_configs, resource
+from flowrl.core.tables import text_table
+
+Status = Literal["exact", "reconstruction"]
+MEANING: dict[Status, str] = {
+    "exact": "formulas from the paper and its code",
+    "reconstruction": "partly ours: no code is public, or not all formulas are",
+}
+AXES = (
+    "plan",
+    "transition",
+    "rewards",
+    "aggregate",
+    "credit",
+    "segment",
+    "select",
+    "likelihood",
+    "loss",
+    "kl",
+)
+# in the table; the others hardly differ
+SHOWN = ("plan", "transition", "credit", "segment", "select", "loss", "kl")
+COST = (
+    "calls per image: network calls of an iteration, sampling and 3 (with a KL 4) per trained "
+    "state, over the images that are scored; of each config in turn; guidance doubles them"
+)
+_PLACES = ("shapes", "sd3", "flux")  # the smallest model first, then the others by name
+
+
+class _Record(BaseModel):
+    """What the file holds has these keys, with these types, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Paper(_Record):
+    """Where a method was published."""
+
+    title: str
+    arxiv: Annotated[str, Field(pattern=r"^\d{4}\.\d{5}$")]
+    year: int
+
+
+class Method(_Record):
+    """One method; configs/methods.yaml says what the fields are."""
+
+    slug: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    name: str
+    paper: Paper | None = None  # None: a combination of other methods
+    status: Status
+    summary: str
+    variants: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    page: str = ""
+
+    @property
+    def page_name(self) -> str:
+        """Return the name of its page in docs/methods."""
+        return self.page or self.slug
+
+    @property
+    def configs(self) -> list[str]:
+        """Return the names of its configs, the smallest model first: all that are named after it
+        or a variant of it, but for those that another method names with their folder."""
+        others = [name for method in load_methods() if method != self for name in method.variants]
+        tails = (self.slug, *self.variants)
+        mine = {n for n in list_configs() if n in tails or n.rpartition("/")[2] in tails}
+        return sorted(mine.difference(n for n in others if "/" in n), key=self._place)
+
+    def _place(self, name: str) -> tuple[int, bool, str]:
+        place = name.partition("/")[0]
+        number = _PLACES.index(place) if place in _PLACES else len(_PLACES)
+        return number, not name.endswith(f"/{self.slug}"), name
+
+
+@functools.cache
+def load_methods() -> tuple[Method, ...]:
+    """Read the shipped catalogue. Raises ConfigError as `parse_methods` does."""
+    file = resource(f"configs/{CATALOGUE}.yaml")
+    return parse_methods(file.read_text(encoding="utf-8"), str(file))
+
+
+def parse_methods(text: str, where: str) -> tuple[Method, ...]:
+    """Read a catalogue. Raises ConfigError that names every entry and key that is wrong."""
+    try:
+        raw = yaml.safe_load(text)
+        found = TypeAdapter(list[Method]).validate_python(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: expected YAML, got {error}") from error
+    except ValidationError as error:
+        lines = [_said(item, raw) for item in error.errors()]
+        raise ConfigError("\n".join(f"{where}: {line}" for line in lines)) from error
+    for key in ("slug", "name"):
+        counts = Counter(getattr(method, key) for method in found)
+        twice = [value for value, count in counts.items() if count > 1]
+        if twice:
+            raise ConfigError(f"{where}: expected a {key} of its own for each, got {twice} twice")
+    return tuple(found)
+
+
+def _said(error: Any, raw: Any) -> str:
+    """Say what is wrong at a place of the file: entry by slug, key, expected, got, nearest key."""
+    number, *keys = [*error["loc"], ""] if error["loc"] else [""]
+    entry = raw[number] if isinstance(number, int) else None
+    slug = entry.get("slug", number) if isinstance(entry, dict) else number
+    what = f"{error['msg']}, got {error['input']!r}"
+    if error["type"] == "extra_forbidden":
+        model = Paper if "paper" in keys else Method
+        what = f"no such key{near(keys[-2], model.model_fields)}"
+    return f"method {slug}: {'.'.join(str(key) for key in keys if key != '')}: {what}"
+
+
+def describe(method: Method, *, cost: bool = False) -> dict[str, Any]:
+    """Return all that is known of a method, its configs' axes included, as JSON would hold it.
+
+    With `cost` also what an iteration of each config takes; that loads the config and rehearses
+    its plan. Raises ConfigError for a config that cannot be trained.
+    """
+    told = method.model_dump(exclude={"variants", "page"})
+    configs = [{"config": name, "axes": _axes(name)} for name in method.configs]
+    if cost:
+        configs = [{**config, **_cost(str(config["config"]))} for config in configs]
+    return {**told, "meaning": MEANING[method.status], "configs": configs}
+
+
+def table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
+    """Write descriptions as a table of `width` columns: a row per method, then what the columns
+    mean."""
+    costly = any("calls" in config for row in rows for config in row["configs"])
+    head = ["method", "paper", "status", "axes", "calls per image", "configs"]
+    cells = [head, *(_cells(row) for row in rows)]
+    if not costly:
+        cells = [[*row[:4], row[5]] for row in cells]
+    notes = [f"{status}: {meaning}" for status, meaning in MEANING.items()]
+    return "\n".join(
+        [text_table(cells, left=len(head), width=width), "", *notes, *([COST] if costly else [])]
+    )
+
+
+def _axes(name: str) -> dict[str, list[str]]:
+    """Return the functions that a config names, by axis, read without loading it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    raw = yaml.load(config_file(name).read_text(encoding="utf-8"), loader)  # noqa: S506
+    return {axis: _functions(raw[axis]) for axis in AXES if raw.get(axis)}
+
+
+def _functions(section: Any) -> list[str]:
+    if isinstance(section, dict) and isinstance(section.get("fn"), str):
+        return [section["fn"]]
+    calls = section.values() if isinstance(section, dict) else section
+    return [call["fn"] for call in calls]
+
+
+def _cost(name: str) -> dict[str, Any]:
+    from flowrl.config.load import load_config
+    from flowrl.training.rehearsal import check_plan
+
+    forecast = check_plan(load_config(name))
+    work = forecast.work
+    return {
+        "images": work.images,
+        "decisions": forecast.decisions,
+        "states": forecast.states,
+        "updates": work.updates,
+        "sampling_calls": work.nfe,
+        "calls": forecast.calls,
+        "calls_per_image": round(forecast.calls / work.images, 3),
+        "guided": work.guided,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    configs = row["configs"]
+    axes = configs[0]["axes"] if configs else {}
+    numbers = [f"{config['calls_per_image']:.1f}" for config in configs if "calls" in config]
+    return [
+        row["name"],
+        row["paper"]["arxiv"] if row["paper"] else "combination",
+        row["status"],
+        ", ".join(name for axis in SHOWN for name in axes.get(axis, [])),
+        " / ".join(numbers),
+        _short([config["config"] for config in configs]),
+    ]
+
+
+def _short(names: list[str]) -> str:
+    """Write configs as a shell would expand them: {sd3,flux}/g2rpo."""
+    places: dict[str, list[str]] = {}
+    for place, _, name in (name.rpartition("/") for name in names):
+        places.setdefault(name, []).append(place)
+    parts = []
+    for name, found in places.items():
+        parts.append(f"{{{','.join(found)}}}/{name}" if len(found) > 1 else f"{found[0]}/{name}")
+    return " ".join(parts) or "none"

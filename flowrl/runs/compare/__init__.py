@@ -1,0 +1,1 @@
+"""Several configs and seeds on equal budgets: runs, statistics, tables, figures."""

@@ -1,0 +1,198 @@
+"""The budgets of a run: what may be used up, what was, and the files in its folder that say so."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.environment import environment
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.files import write_json, write_text
+from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_object, read_rows, write_evals
+
+CLAIM, RESULT = "claim.json", "result.json"
+TRACED = ("reward", "accuracy", "ratio_std", "diversity", "grad_norm")
+MOST = 50  # points of a stored trajectory
+
+
+class Spent(NamedTuple):
+    """What a run has used up."""
+
+    iterations: int
+    nfe: float  # of the network, per latent
+    seconds: float  # of training: no evaluation, no checkpoint
+
+    def metrics(self) -> dict[str, float]:
+        """Return it as the metrics of an iteration hold it."""
+        return {"total_nfe": self.nfe, "total_seconds": self.seconds}
+
+
+class Budgets(NamedTuple):
+    """What every run may use up. Without `points` nothing is judged; without `seconds` time does
+    not count."""
+
+    nfe: float
+    seconds: float
+    points: int  # held-out evaluations, at equal distances of network evaluations
+    # processor: seconds of this process, over its threads; others do not count
+    clock: Literal["wall", "processor"] = "wall"
+
+    def used(self, spent: Spent) -> float:
+        """Return the used share of the budget that is further from its end, at most 1."""
+        time_share = spent.seconds / self.seconds if self.seconds else 1.0
+        return min(1.0, spent.nfe / self.nfe, time_share)
+
+    def marks(self, before: Spent, now: Spent) -> list[int]:
+        """Return which of the marks 1 ... points were passed."""
+        places = {i: self.nfe * i / self.points for i in range(1, self.points + 1)}
+        return [i for i, place in places.items() if before.nfe < place <= now.nfe]
+
+    def ended(self, before: Spent, now: Spent) -> list[str]:
+        """Return which budgets were used up from `before` to `now`."""
+        ends = {"nfe": self.nfe, "seconds": self.seconds}
+        return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
+
+
+def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return the dotted keys in which two nested dicts differ, each with both values."""
+    out = []
+    for key in dict.fromkeys([*a, *b]):
+        one, two, name = a.get(key), b.get(key), f"{path}{key}"
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            out += different(one, two, f"{name}.")
+        elif one != two:
+            out.append(f"{name} ({one!r} and {two!r})")
+    return out
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """Return a config as plain data without what has no effect on a run under budgets."""
+    raw = config.to_dict()
+    without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
+    for section, keys in without.items():
+        raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
+    del raw["checkpoint"]
+    return raw
+
+
+def check(folder: Path, config: Config, budgets: Budgets) -> None:
+    """Raise ConfigError if the folder holds a run of another config or of other budgets."""
+    if not (folder / CONFIG).exists():
+        return
+    there = load_config(folder / CONFIG, (), config.plugins)
+    wrong = different(comparable(there), comparable(config))
+    wrong += different(read_object(folder, CLAIM)["budgets"], budgets._asdict())
+    if wrong:
+        raise ConfigError(
+            f"{folder} holds a run of another config or budget, there and now: "
+            f"{', '.join(wrong[:3])}; name another folder with --runs, delete this one, or give "
+            "the same settings again"
+        )
+
+
+def claim(folder: Path, config: Config, budgets: Budgets) -> None:
+    """Write what is run here, once. Raises RunError if the folder cannot be written."""
+    if (folder / CONFIG).exists():
+        return
+    about = {"budgets": budgets._asdict(), "load": load(), "environment": _machine()}
+    write_json(folder / CLAIM, about)
+    write_text(folder / CONFIG, config.dump())
+
+
+@functools.cache
+def _machine() -> dict[str, Any]:
+    """Describe the machine once per process: the code that runs does not change any more."""
+    return environment()
+
+
+def load() -> float | None:
+    """Return how many processes have wanted a processor over the last minute; None where the system
+    does not say."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
+
+
+def spent_at(folder: Path, iteration: int) -> Spent:
+    """Read what was used up after `iteration` iterations from the metrics, which are cut there."""
+    if iteration == 0:
+        return Spent(0, 0.0, 0.0)
+    rows = read_rows(folder, METRICS)
+    if not rows or rows[-1]["iteration"] != iteration - 1:
+        raise RunError(
+            f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
+            "run again"
+        )
+    return Spent(iteration, rows[-1]["total_nfe"], rows[-1]["total_seconds"])
+
+
+def drop_evaluations(folder: Path, spent: Spent) -> None:
+    """Drop evaluations from after `spent`: they will be made again."""
+    rows = read_rows(folder, EVALS)
+    kept = [row for row in rows if row["iteration"] <= spent.iterations]
+    if kept != rows:
+        write_evals(folder, kept)
+
+
+def score_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep of an evaluation what a comparison needs."""
+    return {
+        **{key: row[key] for key in ("iteration", "nfe", "seconds", "marks", "budget")},
+        "score": row[row["score"]],
+        "interval": row["interval"],
+        "tasks": {task: values["mean"] for task, values in row["tasks"].items()},
+    }
+
+
+def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
+    """Put a finished run together from its folder; `failed` is what broke it, or None."""
+    # its logs
+    metrics, claimed = read_rows(folder, METRICS), read_object(folder, CLAIM)
+    curve = [score_row(row) for row in read_rows(folder, EVALS)]
+    spent = spent_at(folder, len(metrics))
+    # the evaluation at the end of each budget; None where the run did not get there
+    at = dict.fromkeys(("nfe", "seconds"))
+    for row in reversed(curve):
+        at |= dict.fromkeys(row["budget"], row)
+    quarter = metrics[len(metrics) - math.ceil(len(metrics) / 4) :]
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "lr": config.lr,
+        "failed": failed,
+        "iterations": len(metrics),
+        "nfe": spent.nfe,
+        "seconds": spent.seconds,
+        "curve": curve,
+        "at": at,
+        "last_quarter": {key: _mean(quarter, key) for key in TRACED},
+        "trajectory": trajectory(metrics),
+        "load": claimed["load"],
+        "environment": claimed["environment"],
+    }
+
+
+def trajectory(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Thin metrics to at most 50 equal blocks of iterations: their means, and what was used up at
+    their ends."""
+    n = min(MOST, len(metrics))
+    blocks = [metrics[len(metrics) * i // n : len(metrics) * (i + 1) // n] for i in range(n)]
+    ends = {"iteration": "iteration", "nfe": "total_nfe", "seconds": "total_seconds"}
+    out: dict[str, list[float | None]] = {}
+    for name, key in ends.items():
+        out[name] = [block[-1][key] for block in blocks]
+    for key in TRACED:
+        out[key] = [_mean(block, key) for block in blocks]
+    return out
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Average a metric over the rows that have it; None if none has."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,287 @@
+"""Run configs x seeds on equal budgets, resumable, and keep one result file. One run is
+`flowrl.runs.compare.one_run`."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError
+from flowrl.core.files import write_json
+from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
+from flowrl.runs.compare.one_run import draw, evaluated, spend
+from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
+from flowrl.runs.compare.summary import Result
+from flowrl.runs.folder import read_object
+from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
+from flowrl.training.trainer import Trainer
+
+
+class Search(NamedTuple):
+    """The learning rates that every config tries before its seeds."""
+
+    factors: tuple[float, ...]  # of the config's own optimizer.lr
+    seed: int = 100
+    share: float = 0.5  # of the budget of network evaluations, for each
+
+
+class Comparison(NamedTuple):
+    """What is compared."""
+
+    configs: tuple[str, ...]
+    seeds: tuple[int, ...]
+    budgets: Budgets
+    runs: Path
+    out: Path
+    search: Search | None = None
+    overrides: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+
+    def load(self, name: str, *more: str) -> Config:
+        """Load one of the configs with the comparison's overrides and more."""
+        return load_config(name, [*self.overrides, *more], self.plugins)
+
+
+class TimeLeft:
+    """Tell how many minutes the whole comparison still takes, from the work done since it was
+    started."""
+
+    def __init__(self, todo: float) -> None:
+        self.todo, self.done, self.size, self.first = todo, 0.0, 0.0, math.nan
+        self.began = time.perf_counter()
+
+    def start(self, size: float) -> None:
+        """Begin a run of `size` units of work."""
+        self.size, self.first = size, math.nan
+
+    def finish(self) -> None:
+        """End the run."""
+        self.todo -= self.size
+        self.done += 0.0 if math.isnan(self.first) else self.size * (1 - self.first)
+
+    def __call__(self, used: float) -> float:
+        """Return the minutes left when the run has used a share of its budgets; NaN before it is
+        known."""
+        # a resumed run starts somewhere; the first report is already one iteration on
+        if math.isnan(self.first):
+            self.first = used
+        done = self.done + self.size * (used - self.first)
+        minutes = (time.perf_counter() - self.began) / 60
+        return minutes * (self.todo - self.size * used) / done if done else math.nan
+
+
+def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
+    """Run what is not there yet -> the result with its statistics, also written to `what.out` after
+    every run.
+
+    What the file holds already, of other configs and seeds under the same settings, stays. Raises
+    ConfigError before anything runs if settings differ or a budget is below one iteration;
+    Interrupted after Ctrl-C.
+    """
+    # what can be refused or warned of before anything runs
+    configs = [what.load(name) for name in what.configs]
+    _check(what, configs)
+    result = open_result(what.out, configs, what.budgets, _stated(what))
+    _warn_of_load(quiet)
+    with StopSignal() as stop:
+        # a file that is added to keeps the base that it was begun with
+        base = _base(what, configs)
+        result["base"] = result["base"] or base
+        runs = _Runs(what, configs, stop, quiet)
+        # the learning rates
+        for name, config in zip(what.configs, configs, strict=True):
+            entry = entry_of(result, config, name)
+            entry["search"], entry["lr"] = runs.search(name, config)
+        # one seed of every config before the next: a slow hour hits all alike
+        for seed in what.seeds:
+            for name, config in zip(what.configs, configs, strict=True):
+                entry = entry_of(result, config, name)
+                keep(result, entry, runs.seed(name, config, entry["lr"], seed))
+                result = write(result, what.out)
+    return result
+
+
+class _Runs:
+    """The single runs of a comparison; what is there already is not run again."""
+
+    def __init__(
+        self, what: Comparison, configs: Sequence[Config], stop: StopSignal, quiet: bool
+    ) -> None:
+        self.what, self.stop, self.quiet = what, stop, quiet
+        self.left = TimeLeft(_work(what, configs))
+
+    def seed(self, name: str, config: Config, lr: float, seed: int) -> dict[str, Any]:
+        """Run one seed of a config with a learning rate -> its result."""
+        mine = self.what.load(name, f"optimizer.lr={lr!r}", f"seed={seed}")
+        return self._run(mine, f"{config.name}/seed{seed}", self.what.budgets, 1.0)
+
+    def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
+        """Try the learning rates of one config -> (what was tried, the one of the best training
+        score).
+
+        Held-out images have no say. A run that failed cannot be chosen; if all failed, the config's
+        own rate stays.
+        """
+        if self.what.search is None:
+            return None, config.lr
+        # every rate for its share of the budget
+        tried = [self._try(name, config, factor) for factor in self.what.search.factors]
+        # the best score; of equal ones the rate nearest to the config's own
+        good = [row for row in tried if row["score"] is not None]
+        good.sort(key=lambda row: (row["score"], -abs(math.log(row["factor"]))))
+        best = good[-1]["lr"] if good else config.lr
+        return {"own_lr": config.lr, "chosen_lr": best, "tried": tried}, best
+
+    def _try(self, name: str, config: Config, factor: float) -> dict[str, Any]:
+        what, search = self.what, self.what.search
+        assert search is not None
+        mine = what.load(name, f"optimizer.lr={config.lr * factor!r}", f"seed={search.seed}")
+        budgets = Budgets(what.budgets.nfe * search.share, 0.0, 0, what.budgets.clock)
+        run = self._run(mine, f"{config.name}/search-x{factor:g}", budgets, search.share)
+        score = None if run["failed"] is not None else run["last_quarter"]["accuracy"]
+        kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
+        return {"factor": factor, "score": score, **kept}
+
+    def _run(self, config: Config, name: str, budgets: Budgets, size: float) -> dict[str, Any]:
+        """Run a config in its folder; `size` is its share of a whole run, for the time left."""
+        if self.stop.asked:
+            raise Interrupted("stopped between two runs; the same command goes on")
+        folder = self.what.runs / name
+        fresh = not (folder / RESULT).exists()
+        if fresh:
+            self.left.start(size)
+        options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
+        found = spend(config, folder, budgets, stop=self.stop, **options)
+        if fresh:
+            self.left.finish()
+        return found
+
+
+def _work(what: Comparison, configs: Sequence[Config]) -> float:
+    """Add up the runs that are still to be done; a seed counts 1, a search run its share."""
+    sizes = {f"seed{seed}": 1.0 for seed in what.seeds}
+    if what.search:
+        sizes |= dict.fromkeys([f"search-x{f:g}" for f in what.search.factors], what.search.share)
+    todo = 0.0
+    for config in configs:
+        for name, size in sizes.items():
+            if not (what.runs / config.name / name / RESULT).exists():
+                todo += size
+    return todo
+
+
+def _stated(what: Comparison) -> dict[str, Any] | None:
+    """Return the search as the result file states it."""
+    if what.search is None:
+        return None
+    factors, nfe = list(what.search.factors), what.budgets.nfe * what.search.share
+    return {**what.search._asdict(), "factors": factors, "nfe": nfe}
+
+
+def _check(what: Comparison, configs: Sequence[Config]) -> None:
+    """Raise ConfigError for what cannot be compared."""
+    # something to compare, each once
+    b, names = what.budgets, [config.name for config in configs]
+    if not configs or not what.seeds:
+        got = f"{len(configs)} and {len(what.seeds)}"
+        raise ConfigError(f"compare: expected at least 1 config and 1 seed, got {got}")
+    for kind, values in (("config name", names), ("seed", what.seeds)):
+        twice = [value for value in dict.fromkeys(values) if list(values).count(value) > 1]
+        if twice:
+            raise ConfigError(
+                f"compare: {kind} {twice[0]!r} comes twice; give each once, with a `name` of its "
+                "own"
+            )
+    # budgets
+    if not (0 < b.nfe < math.inf and 0 < b.seconds < math.inf and b.points >= 1):
+        raise ConfigError(
+            "compare: expected budgets above 0 and at least 1 point, got --nfe "
+            f"{b.nfe:g}, --seconds {b.seconds:g}, --points {b.points}"
+        )
+    # one setting
+    for name, config in zip(what.configs, configs, strict=True):
+        wrong = different(setting(configs[0]), setting(config))
+        if wrong:
+            raise ConfigError(
+                f"compare: {what.configs[0]} and {name} differ in what must be equal: "
+                f"{', '.join(wrong[:4])}; set it for all, as in --set "
+                f"{wrong[0].partition(' ')[0]}=..."
+            )
+    _check_search(what)
+
+
+def _check_search(what: Comparison) -> None:
+    if what.search is None:
+        return
+    factors, seed, share = what.search
+    if not factors or min(factors) <= 0 or len(set(factors)) < len(factors) or not 0 < share <= 1:
+        raise ConfigError(
+            "compare: expected different --lr-search factors above 0 and a --search-share in (0, "
+            f"1], got {factors} and {share:g}"
+        )
+    if seed in what.seeds:
+        raise ConfigError(
+            f"compare: --search-seed {seed} is one of --seeds; rates would be chosen on a run that "
+            "counts"
+        )
+
+
+def _base(what: Comparison, configs: Sequence[Config]) -> Result:
+    """Evaluate the model before training, once per runs folder, and check every config on it before
+    hours are spent."""
+    folder, equal = what.runs / "base", setting(configs[0])
+    # every config
+    trainer = Trainer(configs[0])
+    for config in configs:
+        _check_iterations(what, config, trainer)
+    # what is there
+    found = read_object(folder, RESULT)
+    if found:
+        wrong = different(found["setting"], equal)
+        if wrong:
+            raise ConfigError(
+                f"{what.runs} belongs to another comparison: {', '.join(wrong[:3])}; name another "
+                "--runs"
+            )
+        return dict(found["base"])
+    # or else the model itself
+    row = evaluated(trainer)
+    draw(trainer, folder)
+    tasks = {task: values["mean"] for task, values in row["tasks"].items()}
+    base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
+    write_json(folder / RESULT, {"setting": equal, "base": {**base, "tasks": tasks}})
+    return {**base, "tasks": tasks}
+
+
+def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> None:
+    """Raise ConfigError if a config's plan fails in any iteration, or if one of them exceeds the
+    budget."""
+    # runs end by budget, so the config's own number of iterations says nothing
+    check_plan(replace(config, train=replace(config.train, iterations=MOST_ITERATIONS)))
+    own = trainer if config is trainer.config else Trainer(config, model=trainer.model)
+    share = what.search.share if what.search else 1.0
+    if own.cost.nfe > what.budgets.nfe * share:
+        part = f" x --search-share {share:g}" if share < 1 else ""
+        raise ConfigError(
+            f"compare: one iteration of {config.name} samples with {own.cost.nfe} network "
+            f"evaluations, more than --nfe {what.budgets.nfe:g}{part}"
+        )
+
+
+def _warn_of_load(quiet: bool) -> None:
+    busy, cores = load(), os.cpu_count() or 1
+    if busy is not None and busy > 0.5 * cores and not quiet:
+        print(
+            f"warning: {busy:g} processes on average want the {cores} processors already, so "
+            "seconds mean little; stop the others, or read the result at equal network "
+            "evaluations only",
+            file=sys.stderr,
+        )

@@ -1,0 +1,220 @@
+"""Train one config in a folder until a budget of network evaluations and one of seconds are both
+used up."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.core.files import write_json
+from flowrl.evaluation.image_grids import save_strip
+from flowrl.runs.compare.budgets import (
+    RESULT,
+    Budgets,
+    Spent,
+    check,
+    claim,
+    drop_evaluations,
+    result,
+    spent_at,
+)
+from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
+from flowrl.runs.folder import EVALS, PROMPTS, read_object, read_rows, write_evals
+from flowrl.runs.log import RunLogger
+from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.training import checkpoint
+from flowrl.training.trainer import Trainer
+
+STRIP = "samples.png"  # the samples at the end of a run; their texts are in PROMPTS
+COLUMNS = {"reward": "reward", "acc": "accuracy", "used %": "used", "min left": "minutes_left"}
+NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
+clock, processor = time.perf_counter, time.process_time
+MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
+
+
+class MethodFailed(RunError):
+    """The method broke its own run, by a NaN for example. A full disk or a lost reward is not its
+    fault."""
+
+
+def spend(
+    config: Config,
+    folder: Path,
+    budgets: Budgets,
+    *,
+    stop: StopSignal,
+    quiet: bool = False,
+    minutes_left: MinutesLeft | None = None,
+) -> dict[str, Any]:
+    """Train until both budgets are used up -> the result, also in ``result.json``; one that is
+    there is returned.
+
+    Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
+    with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed, in both
+    cases with a way to go on; ConfigError if the folder holds a run of another config or of other
+    budgets, or if one iteration exceeds a budget.
+    """
+    # what is there already
+    check(folder, config, budgets)
+    if (folder / RESULT).exists():
+        return read_object(folder, RESULT)
+    trainer = Trainer(config)
+    start = checkpoint.latest(folder)
+    if start is not None:
+        trainer.load(start)
+    claim(folder, config, budgets)
+    # the rest of the run
+    options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": COLUMNS}
+    with RunLogger(folder, trainer.iteration, **options) as log:
+        trainer.log = log
+        log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
+        failed = _BudgetedRun(trainer, folder, budgets, log, minutes_left).train(stop)
+    found = result(config, folder, failed)
+    write_json(folder / RESULT, found)
+    return found
+
+
+def evaluated(trainer: Trainer) -> dict[str, Any]:
+    """Evaluate a trainer's model with the weights that its config's `eval` section asks for."""
+    with _blamed_on_the_method(), eval_weights(trainer):
+        return evaluate(trainer.model, trainer.config, trainer=trainer)
+
+
+def draw(trainer: Trainer, folder: Path) -> None:
+    """Draw the grid's prompts from the grid's noise into ``samples.png``."""
+    with _blamed_on_the_method():
+        texts, images = sample_grid_prompts(trainer)
+    save_strip(images, folder / STRIP)
+    write_json(folder / PROMPTS, texts)
+
+
+@contextmanager
+def _blamed_on_the_method() -> Iterator[None]:
+    """Turn a RunError inside into MethodFailed; a reward that fails is a RewardError still."""
+    try:
+        yield
+    except RewardError:
+        raise
+    except RunError as error:
+        raise MethodFailed(str(error)) from error
+
+
+class _BudgetedRun:
+    """One run, on its way through its budgets."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        budgets: Budgets,
+        log: RunLogger,
+        minutes_left: MinutesLeft | None,
+    ) -> None:
+        self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
+        self.minutes_left = minutes_left
+
+    def train(self, stop: StopSignal) -> str | None:
+        """Run iterations until both budgets are used up -> what broke the run, or None."""
+        try:
+            self._iterate(stop)
+        except MethodFailed as error:
+            return str(error)
+        except RewardError as error:  # not the method's fault: nothing is recorded
+            raise RewardError(
+                f"{error}\n{self.folder} goes on from its newest checkpoint with the same command"
+            ) from error
+        return None
+
+    def _iterate(self, stop: StopSignal) -> None:
+        trainer, budgets = self.trainer, self.budgets
+        spent = spent_at(self.folder, trainer.iteration)
+        drop_evaluations(self.folder, spent)
+        while budgets.used(spent) < 1:
+            # one iteration
+            before = spent
+            metrics, spent = self._step(before)
+            self._check_first(spent)
+            self._log(metrics, spent)
+            # what is due after it
+            self._judge(before, spent)
+            self._checkpoint(done=budgets.used(spent) == 1)
+            if stop.asked and budgets.used(spent) < 1:
+                raise Interrupted(
+                    f"stopped after iteration {trainer.iteration}, saved {self._save()}; the same "
+                    "command goes on"
+                )
+
+    def _step(self, before: Spent) -> tuple[dict[str, float], Spent]:
+        """Run one iteration -> its metrics and what is used up after it."""
+        trainer, began = self.trainer, self._now()
+        with _blamed_on_the_method():
+            metrics = trainer.step()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # its last kernels are part of the step
+        seconds = self._now() - began
+        metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
+        spent = Spent(trainer.iteration, before.nfe + metrics["nfe"], before.seconds + seconds)
+        return metrics, spent
+
+    def _now(self) -> float:
+        wall = self.budgets.clock == "wall"
+        return clock() if wall else processor() / torch.get_num_threads()
+
+    def _log(self, metrics: dict[str, float], spent: Spent) -> None:
+        used = self.budgets.used(spent)
+        mine = {**spent.metrics(), "used": 100 * used}
+        if self.minutes_left:
+            mine["minutes_left"] = round(self.minutes_left(used), 1)
+        trainer = self.trainer
+        self.log.log(trainer.iteration - 1, {**metrics, **mine}, images=trainer.cost.images)
+
+    def _judge(self, before: Spent, now: Spent) -> None:
+        """Evaluate on held-out prompts where a mark or the end of a budget was passed, and draw at
+        the end of (a)."""
+        marks, ended = self.budgets.marks(before, now), self.budgets.ended(before, now)
+        if not self.budgets.points or not (marks or ended):
+            return
+        with self.log.phase("eval"):
+            found = evaluated(self.trainer)
+            if "nfe" in ended:
+                draw(self.trainer, self.folder)
+        spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
+        row = {**spent, "marks": marks, "budget": ended, **found}
+        write_evals(self.folder, [*read_rows(self.folder, EVALS), row])
+        name = self.trainer.config.headline
+        self.log.say(
+            f"held out after {now.nfe:g} evaluations, {now.seconds:.1f} s: {name} {found[name]:.3f}"
+        )
+
+    def _check_first(self, spent: Spent) -> None:
+        """Raise ConfigError, and leave nothing behind, if the first iteration alone exceeds a
+        budget."""
+        limits = {"nfe": self.budgets.nfe, "seconds": self.budgets.seconds}
+        over = [key for key, limit in limits.items() if 0 < limit < getattr(spent, key)]
+        if spent.iterations != 1 or not over:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        raise ConfigError(
+            f"{self.trainer.config.name}: one iteration takes {spent.nfe:g} network evaluations "
+            f"and {spent.seconds:.3g} s, more than a budget of {limits[over[0]]:g} "
+            f"{NAMES[over[0]]}; raise --{over[0]}"
+        )
+
+    def _checkpoint(self, *, done: bool) -> None:
+        every = self.trainer.config.checkpoint.every
+        if done or (every and self.trainer.iteration % every == 0):
+            self._save()
+            checkpoint.prune(self.folder, self.trainer.config.checkpoint.keep)
+
+    def _save(self) -> Path:
+        place = checkpoint.checkpoint_folder(self.folder, self.trainer.iteration)
+        self.trainer.save(place)
+        return place

@@ -1,0 +1,120 @@
+"""Compare configs in one call, and set the result as tables, figures and a page of samples."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.files import write_text
+from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
+from flowrl.runs.compare.budgets import RESULT, Budgets
+from flowrl.runs.compare.compare import Comparison, Search, run_comparison
+from flowrl.runs.compare.one_run import STRIP
+from flowrl.runs.compare.result_file import read
+from flowrl.runs.compare.summary import Result, labels, summarize
+from flowrl.runs.compare.tables import markdown
+from flowrl.runs.folder import PROMPTS, read_object
+
+
+def compare(
+    configs: Sequence[str],
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    nfe: float = 60_000,
+    seconds: float = 90,
+    clock: Literal["wall", "processor"] = "wall",
+    points: int = 2,
+    lr_search: Sequence[float] = (),
+    search_seed: int = 100,
+    search_share: float = 0.5,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    runs: str | Path = "runs/compare",
+    out: str | Path = "runs/compare/result.json",
+    quiet: bool = False,
+) -> Result:
+    """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
+
+    Each run ends when it has used up `nfe` network evaluations per latent and `seconds` of
+    training. `clock` ``processor`` counts the seconds that a processor worked for the run. `points`
+    is the number of held-out evaluations of a run. With `lr_search` each config first tries its own
+    learning rate times these factors, with `search_seed`, for `search_share` of `nfe` each. The
+    call goes on after a stop, and adds to what is there. Raises as `run_comparison` does.
+    """
+    if not configs:
+        raise ConfigError(
+            "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
+        )
+    search = Search(tuple(lr_search), search_seed, search_share) if lr_search else None
+    what = Comparison(
+        configs=tuple(configs),
+        seeds=tuple(seeds),
+        budgets=Budgets(nfe, seconds, points, clock),
+        runs=Path(runs),
+        out=Path(out),
+        search=search,
+        overrides=tuple(overrides),
+        plugins=tuple(plugins),
+    )
+    return run_comparison(what, quiet=quiet)
+
+
+def saved_result(out: Path) -> Result:
+    """Read a result file -> the result with its statistics."""
+    return summarize(read(out))
+
+
+def report(result: Result, out: Path, figures: Path, runs: Path) -> list[Path]:
+    """Write tables and figures, and the sample grid where the runs are at hand -> the files. Raises
+    RunError."""
+    files = _draw(result, figures, out.stem)
+    grid = sample_grid(result, runs)
+    if grid is not None:
+        files.append(figures / f"{out.stem}-samples.png")
+        save_png(grid, files[-1])
+    beside = [Path(os.path.relpath(file, out.parent)).as_posix() for file in files]
+    table = out.with_suffix(".md")
+    write_text(table, markdown(result, beside))
+    return [table, *files]
+
+
+def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
+    """Draw the figures into a folder -> the files."""
+    from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+    from flowrl.runs.report.style import save_figure
+
+    drawn = {
+        "gains": gains_figure(result),
+        "nfe": accuracy_figure(result, "nfe"),
+        "seconds": accuracy_figure(result, "seconds"),
+        "training": training_figure(result),
+    }
+    files = [folder / f"{stem}-{name}.png" for name in drawn]
+    for file, figure in zip(files, drawn.values(), strict=True):
+        save_figure(figure, file, dpi=130)
+    return files
+
+
+def sample_grid(result: Result, runs: Path) -> Any:
+    """Draw the base model's images and those of each config's first seed, from the same noise;
+    None without runs."""
+    # the folder may be gone, or be of another comparison
+    base = runs / "base"
+    if not (base / STRIP).exists():
+        return None
+    if read_object(base, RESULT)["base"] != result["base"]:
+        return None
+    # one column each
+    prompts = json.loads((base / PROMPTS).read_text(encoding="utf-8"))
+    columns = {"base model": load_strip(base / STRIP, len(prompts))}
+    short = labels([config["name"] for config in result["configs"]])
+    for config in result["configs"]:
+        places = [runs / config["name"] / f"seed{run['seed']}" / STRIP for run in config["seeds"]]
+        found = [file for file in places if file.exists()]
+        if found:
+            columns[short[config["name"]].replace("-", " ")] = load_strip(found[0], len(prompts))
+    return labelled_grid(columns, prompts)

@@ -1,0 +1,232 @@
+"""Set a comparison as tables: aligned text for the terminal, Markdown for the repository. Pure
+functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flowrl.core.tables import markdown_table, text_table
+from flowrl.runs.compare.summary import BUDGETS, LETTERS, LEVEL, Result, labels
+
+DASH = "–"
+
+
+def units(result: Result) -> tuple[float, int, str]:
+    """Return factor, digits and unit of scores: percent where all that was measured lies in [0,
+    1]."""
+    scores = [result["base"]["score"]]
+    for run in _runs(result):
+        scores += [row["score"] for row in run["curve"]]
+    return (100.0, 1, " %") if all(0 <= score <= 1 for score in scores) else (1.0, 3, "")
+
+
+def table(result: Result) -> list[list[str]]:
+    """Return the rows of the main table as texts: the head, the configs best first, the base
+    model."""
+    score = f"{result['settings']['score']}{units(result)[2]}"
+    head = [
+        "method",
+        "lr",
+        "seeds",
+        f"{score} at (a)",
+        "gain [95 %]",
+        f"{score} at (b)",
+        "gain [95 %]",
+    ]
+    head += ["iterations (a)", "seconds (a)", "evaluations (b)"]
+    short = labels([config["name"] for config in result["configs"]])
+    rows = [_row(result, config, short[config["name"]]) for config in result["configs"]]
+    base = _number(result)(result["base"]["score"])
+    return [head, *rows, ["base model", "", "", base, "", base, "", "", "", ""]]
+
+
+def _row(result: Result, config: Result, name: str) -> list[str]:
+    number, a, b = _number(result), config["summary"]["nfe"], config["summary"]["seconds"]
+    failed = sum(run["failed"] is not None for run in config["seeds"])
+    seeds = f"{len(config['seeds'])}" + (f", {failed} failed" if failed else "")
+    cells = [name, f"{config['lr']:.3g}", seeds]
+    for found in (a, b):
+        cells += [_spread(found, number), _gain(found, result)]
+    cells += [f"{a['iteration']:.0f}", f"{a['seconds']:.0f}"] if a else [DASH, DASH]
+    return [*cells, f"{b['nfe']:.0f}" if b else DASH]
+
+
+def task_table(result: Result, budget: str) -> list[list[str]]:
+    """Return the scores per task at a budget as texts: the head, the configs best first, the base
+    model."""
+    tasks, number = list(result["base"]["tasks"]), _number(result)
+    short = labels([config["name"] for config in result["configs"]])
+    rows = [["method", *(task.replace("_", " ") for task in tasks)]]
+    for config in result["configs"]:
+        found = config["summary"][budget]
+        cells = [_spread(found["tasks"][task], number) if found else DASH for task in tasks]
+        rows.append([short[config["name"]], *cells])
+    return [*rows, ["base model", *(number(result["base"]["tasks"][task]) for task in tasks)]]
+
+
+def _number(result: Result) -> Callable[[float], str]:
+    factor, digits, _ = units(result)
+    # adding 0.0 turns -0.0 into 0.0
+    return lambda value: f"{round(factor * value, digits) + 0.0:.{digits}f}"
+
+
+def _spread(found: Result | None, number: Callable[[float], str]) -> str:
+    """Set a mean with the half width of its interval."""
+    if found is None:
+        return DASH
+    low, high = found["interval"]
+    return number(found["mean"]) + ("" if low is None else f" ± {number((high - low) / 2)}")
+
+
+def _gain(found: Result | None, result: Result) -> str:
+    """Set the gain over base with its interval; a star where that excludes zero and no run
+    failed."""
+    if found is None:
+        return DASH
+    factor, digits, _ = units(result)
+    mean, low, high = found["gain"]
+    texts = [
+        "" if value is None else f"{factor * value:+.{digits}f}" for value in (mean, low, high)
+    ]
+    if low is None:
+        return texts[0]
+    star = "*" if found["beats_base"] else ""
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]{star}"
+
+
+def notes(result: Result) -> list[str]:
+    """Say in sentences how the table is to be read, with the numbers of this comparison."""
+    b, s, base = result["budgets"], result["settings"], result["base"]
+    over = [f"{_overshoot(result, budget):.1%} at {LETTERS[budget]}" for budget in BUDGETS]
+    score, low, high = map(_number(result), (base["score"], *base["interval"]))
+    lines = [
+        f"(a) after {b['nfe']:g} network evaluations, (b) after {b['seconds']:g} {clock(result)} "
+        "of training (evaluation and checkpoints not counted), each measured at the end of the "
+        f"iteration that passed the budget; largest overshoot {' and '.join(over)}.",
+        "± and brackets: 95 % Student intervals over seeds, of the mean and of its gain over the "
+        "base model; a star: it lies above zero and no run failed.",
+        f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
+        f"{base['images']} images); all are judged on the same prompts from the same noise.",
+        _search_note(s["search"], result),
+        *_machine_note(result),
+    ]
+    lines += [_power_note(result, budget) for budget in BUDGETS]
+    return [*lines, *_failures(result)]
+
+
+def clock(result: Result) -> str:
+    """Say which seconds were counted."""
+    return "seconds" if result["budgets"].get("clock", "wall") == "wall" else "processor seconds"
+
+
+def _machine_note(result: Result) -> list[str]:
+    loads = [run.get("load") for run in _runs(result)]
+    known, lines = [load for load in loads if load is not None], []
+    if known:
+        lines.append(
+            f"Processes that wanted a processor when a run began: {min(known):g} to {max(known):g}."
+        )
+    if len(result.get("environments", [])) > 1:
+        lines.append(
+            f"The runs began in {len(result['environments'])} environments, see the result file."
+        )
+    return lines
+
+
+def _overshoot(result: Result, budget: str) -> float:
+    limit = result["budgets"][budget]
+    rows = [run["at"][budget] for run in _runs(result) if run["at"][budget]]
+    return max((row[budget] / limit - 1 for row in rows), default=0.0)
+
+
+def _search_note(search: Result | None, result: Result) -> str:
+    tuned = sum(config["search"] is not None for config in result["configs"])
+    if search is None:
+        return "Learning rates are the configs' own."
+    factors = ", ".join(f"{factor:g}" for factor in search["factors"])
+    return (
+        f"Learning rates of {tuned} of {len(result['configs'])} configs: the best of the config's "
+        f"own times {factors}, each tried for {search['nfe']:g} network evaluations with seed "
+        f"{search['seed']}, by the mean training {result['settings']['score']} of the last "
+        "quarter; no held-out image was used."
+    )
+
+
+def _power_note(result: Result, budget: str) -> str:
+    found, (factor, digits, _) = result["pairs"][budget], units(result)
+    if not found["tests"]:
+        return f"Pairs at {LETTERS[budget]}: no test without two configs of two seeds."
+    least = "" if found["detectable"] is None else f"{factor * found['detectable']:.{digits}f}"
+    return (
+        f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (Student's "
+        f"t-test, the spread over seeds pooled over all configs, "
+        f"{factor * found['spread']:.{digits}f}; Holm's correction, {LEVEL:g}). A pair has to lie "
+        f"about {least} apart to be told apart in four of five cases. No difference found is not "
+        "the same as none."
+    )
+
+
+def _failures(result: Result) -> list[str]:
+    lines = []
+    for config in result["configs"]:
+        for run in [run for run in config["seeds"] if run["failed"] is not None]:
+            lines.append(
+                f"Failed: {config['name']}, seed {run['seed']}, after {run['iterations']} "
+                f"iterations: {run['failed']}"
+            )
+    return lines
+
+
+def _runs(result: Result) -> list[Result]:
+    """Return the runs of all configs."""
+    return [run for config in result["configs"] for run in config["seeds"]]
+
+
+def pair_table(result: Result, budget: str) -> list[list[str]]:
+    """Return the matrix of pairs as texts: p after Holm above the diagonal, row minus column
+    below."""
+    found, (factor, digits, _) = result["pairs"][budget], units(result)
+    short = labels(found["names"])
+    rows = [["", *(str(i + 1) for i in range(len(found["names"])))]]
+    for i, name in enumerate(found["names"]):
+        cells = [_pair(found, i, j, factor, digits) for j in range(len(found["names"]))]
+        rows.append([f"{i + 1} {short[name]}", *cells])
+    return rows
+
+
+def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> str:
+    if i == j:
+        return ""
+    if j < i:
+        return f"{round(factor * found['difference'][i][j], digits) + 0.0:+.{digits}f}"
+    p = found["p_holm"][i][j]
+    return DASH if p is None else f"{p:.3f}{'*' if p < LEVEL else ''}"
+
+
+def terminal(result: Result, *, width: int | None = None) -> str:
+    """Return what is printed at the end, for `width` columns: the main table, the tasks at (a), how
+    to read them."""
+    both = (table(result), task_table(result, "nfe"))
+    tables = [text_table(rows, width=width) for rows in both]
+    return "\n\n".join([tables[0], "per task at (a)\n" + tables[1], "\n".join(notes(result))])
+
+
+def markdown(result: Result, images: Sequence[str] = ()) -> str:
+    """Return the whole report as Markdown; `images` are paths as they stand beside it."""
+    parts = [
+        "# Comparison",
+        markdown_table(table(result)),
+        "\n".join(f"- {line}" for line in notes(result)),
+    ]
+    for budget in BUDGETS:
+        parts += [f"## Per task at {LETTERS[budget]}", markdown_table(task_table(result, budget))]
+    for budget in BUDGETS:
+        if result["pairs"][budget]["tests"]:
+            what = "p after Holm's correction above the diagonal, row minus column below it"
+            parts += [
+                f"## Pairs at {LETTERS[budget]}: {what}",
+                markdown_table(pair_table(result, budget)),
+            ]
+    parts += ["## Figures", *(f"![{path}]({path})" for path in images)] if images else []
+    return "\n\n".join(parts) + "\n"

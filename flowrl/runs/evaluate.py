@@ -1,0 +1,121 @@
+"""Evaluate and sample a model as a config's `eval` and `samples` sections say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.load import Config
+from flowrl.core.prompts import check_records, load_prompts
+from flowrl.core.types import FlowModel
+from flowrl.evaluation.held_out import evaluate_prompts, sample
+from flowrl.training.trainer import Trainer
+from flowrl.training.weights import Weights
+
+
+def evaluate(
+    model: FlowModel,
+    c: Config,
+    *,
+    trainer: Trainer | None = None,
+    base: Weights | None = None,
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Evaluate a model on the held-out prompts as a config's `eval` section says.
+
+    With ``eval.tuned`` below 1 the last steps are taken with the weights from before training: the
+    snapshot "ref" of the trainer, or of `base`, which `load_run` gives. Raises ConfigError if it is
+    needed and not there.
+    """
+    # a trainer has prompts and rewards loaded already
+    if trainer is None:
+        prompts = load_prompts(c.prompts.test)
+        rewards = {name: call.make() for name, call in c.rewards.items()}
+    else:
+        prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
+    check_records(prompts, rewards)
+    return evaluate_prompts(
+        model,
+        prompts,
+        rewards,
+        headline=c.headline,
+        height=c.image.height,
+        width=c.image.width,
+        steps=c.eval.steps,
+        images=c.eval.images,
+        batch=c.eval.batch,
+        seed=c.eval.seed,
+        tuned=c.eval.tuned,
+        late=_late(c, base),
+        progress=progress,
+        world=trainer.world if trainer else None,
+    )
+
+
+def eval_weights(trainer: Trainer) -> AbstractContextManager[None]:
+    """Put the weights that a config evaluates into the model for a while."""
+    return trainer.weights.using("ema") if trainer.config.eval.weights == "ema" else nullcontext()
+
+
+def sample_all(
+    model: FlowModel,
+    c: Config,
+    texts: list[str],
+    *,
+    seed: int,
+    images: int = 1,
+    base: Weights | None = None,
+) -> Tensor:
+    """Sample `images` images of each prompt with a config's `eval` steps -> [len(texts) * images,
+    3, H, W], CPU.
+
+    `base` as in `evaluate`.
+    """
+    parts = sample(
+        model,
+        texts,
+        height=c.image.height,
+        width=c.image.width,
+        steps=c.eval.steps,
+        images=images,
+        batch=c.eval.batch,
+        seed=seed,
+        tuned=c.eval.tuned,
+        late=_late(c, base),
+    )
+    return torch.cat([pixels.cpu() for _, pixels in parts])
+
+
+def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
+    """Sample the fixed prompts of a run from their fixed noise -> (texts, images [P, 3, H, W])."""
+    c, held_out = trainer.config, trainer.test_set
+    texts = [held_out.texts[i] for i in grid_prompts(held_out.records, c.samples.prompts)]
+    with eval_weights(trainer):
+        images = sample_all(trainer.model, c, texts, seed=c.samples.seed, base=trainer.weights)
+    return texts, images
+
+
+def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
+    """Pick `count` prompts, the tasks in turn, evenly spread over each task's list."""
+    by_task: dict[str, list[int]] = {}
+    for i, record in enumerate(records):
+        by_task.setdefault(str(record.get("tag", "all")), []).append(i)
+    # in turn: the first of every task, the second of every task that has one ...
+    turns = []
+    for turn in range(count):
+        turns += [(turn, task) for task, rows in by_task.items() if turn < len(rows)]
+    turns = turns[:count]
+    # a task with n places takes every (rows / n)-th of its rows
+    share = Counter(task for _, task in turns)
+    return [by_task[task][turn * len(by_task[task]) // share[task]] for turn, task in turns]
+
+
+def _late(c: Config, base: Weights | None) -> Callable[[], AbstractContextManager[None]] | None:
+    """Return what puts the weights from before training into the model for the last steps."""
+    return partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None

@@ -1,0 +1,1 @@
+"""Trained weights as files for other programs, with a model card."""

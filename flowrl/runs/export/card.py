@@ -1,0 +1,294 @@
+"""The README.md of an exported model: what was trained, how, on what, how well, and what nobody
+knows. Its text is templates/model_card.md; here is what is filled in."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from flowrl.config.calls import Call
+from flowrl.config.load import Config, load_config
+from flowrl.core.environment import environment
+from flowrl.core.errors import FlowRLError
+from flowrl.core.files import write_text
+from flowrl.core.prompts import load_prompts
+from flowrl.models.loading import locate
+from flowrl.runs.catalogue import AXES, Method, load_methods
+from flowrl.runs.export.usage import LORA_FILE, CardFacts, local, shown, usage
+from flowrl.runs.folder import (
+    ENVIRONMENT,
+    EVALS,
+    GRID,
+    SUMMARY,
+    Evaluation,
+    Score,
+    read_evals,
+    read_object,
+    read_rows,
+)
+
+CARD = "README.md"
+TEMPLATES = Path(__file__).with_name("templates")
+VERSIONS = ("flowrl", "python", "torch", "diffusers", "transformers", "peft")
+READERS = {
+    "lora": "LoRA for diffusers: `load_lora_weights`; rank and alpha are in its metadata",
+    "peft": "LoRA for peft: `PeftModel.from_pretrained`",
+    "kohya": "LoRA for ComfyUI and kohya's sd-scripts",
+    "merged": "the whole pipeline, the training merged in: `from_pretrained`; add no LoRA to it",
+}
+Table = list[list[str]]
+
+
+def write_card(facts: CardFacts, folder: Path) -> None:
+    """Write README.md, and copy the run's grid of samples if there is one. Raise RunError if a log
+    is damaged."""
+    grid = (facts.run / GRID).is_file()
+    if grid:
+        shutil.copyfile(facts.run / GRID, folder / GRID)
+    write_text(folder / CARD, card(facts, grid=grid))
+
+
+def card(facts: CardFacts, *, grid: bool) -> str:
+    """Return the text of the card. Nothing in it names a place on a machine or in a network."""
+    c = facts.config
+    return _template().render(
+        front_matter=_front_matter(facts),
+        name=c.name,
+        # the model
+        pipeline=type(facts.pipeline).__name__,
+        network=facts.network,
+        numbers=f"{facts.numbers:,}",
+        lora=facts.lora,
+        base=facts.base,
+        quantize=_quantized(c),
+        grid=GRID if grid else "",
+        files=_files(facts),
+        usage=usage(facts),
+        # the run
+        iteration=facts.iteration,
+        seed=c.seed,
+        training=_training(facts),
+        prompts=_prompts(c),
+        rewards=_rewards(c),
+        results=_results(facts),
+        versions=_versions(facts.run),
+        config=yaml.safe_dump(shown(c.to_dict()), sort_keys=False, width=110),
+    )
+
+
+def base_name(config: Config) -> str:
+    """Return the hub id of a config's base model, "" if it is a folder."""
+    path = str(config.model.kwargs.get("path", ""))
+    return path if path and not isinstance(locate(path), Path) else ""
+
+
+def _template() -> jinja2.Template:
+    # Markdown, not HTML: nothing is escaped but the bars of tables, in _inline
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=False,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("model_card.md")
+
+
+def _front_matter(facts: CardFacts) -> str:
+    """Return what a hub reads of the model, as YAML."""
+    found = _method(facts.config)
+    about: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": "text-to-image"}
+    if facts.base:
+        relation = "finetune" if facts.formats == ["merged"] else "adapter"
+        about |= {"base_model": facts.base, "base_model_relation": relation}
+    about |= {"license": "other", "license_name": "not-chosen-yet"}
+    tags = ["flowrl", "diffusers", "text-to-image", "reinforcement-learning"]
+    if facts.lora:
+        tags.append("lora")
+    if found:
+        tags.append(found[0].slug.replace("_", "-"))
+    return yaml.safe_dump({**about, "tags": tags}, sort_keys=False)
+
+
+def _quantized(config: Config) -> str:
+    """Return how the base model was quantised in training, "" if it was not."""
+    how = (config.model.kwargs.get("runtime") or {}).get("quantize", "none")
+    return "" if how == "none" else str(how)
+
+
+def _files(facts: CardFacts) -> Table:
+    names = {
+        "lora": f"`{LORA_FILE}`",
+        "peft": "`adapter_config.json`, `adapter_model.safetensors`",
+        "kohya": f"`{facts.kohya}`",
+        "merged": "`model_index.json` and the folders",
+    }
+    return [[names[name], READERS[name]] for name in facts.formats]
+
+
+# ------------------------------------------------------------------------------------- the training
+
+
+def _training(facts: CardFacts) -> Table:
+    c, lora = facts.config, facts.lora
+    # method, base model and what was chosen on every axis
+    rows = [*_described(c), ["base model", facts.base or f"a local folder, `{local(facts)}`"]]
+    for axis in AXES:
+        texts = [] if axis == "rewards" else _calls(c, axis)
+        if texts:
+            rows.append([axis, ", ".join(texts)])
+    # numbers
+    if lora:
+        targets = ", ".join(f"`{name}`" for name in lora["target_modules"])
+        rows.append(["LoRA", f"rank {lora['r']}, alpha {lora['lora_alpha']:g}, on {targets}"])
+    per = f"{c.train.prompts} prompts x {c.train.group} images"
+    size = f"{c.image.width} x {c.image.height} pixels"
+    averaged = "moving average (ema)" if facts.weights == "ema" else "the last ones (current)"
+    return [
+        *rows,
+        ["iterations", f"{facts.iteration} of {c.train.iterations}, each of {per}"],
+        ["learning rate, seed", f"{c.lr:g}, {c.seed}"],
+        ["images", f"{size}, {c.eval.steps} steps when judged"],
+        ["weights", averaged],
+        ["time", _time(facts.run)],
+    ]
+
+
+def _method(config: Config) -> tuple[Method, str] | None:
+    """Return the method whose shipped config has this one's name, and that config."""
+    for method in load_methods():
+        for shipped in method.configs:
+            if config.name == shipped.replace("/", "-").replace("_", "-"):
+                return method, shipped
+    return None
+
+
+def _described(config: Config) -> Table:
+    """Name method and paper, and say on which axes the run leaves the shipped config."""
+    found = _method(config)
+    if found is None:
+        unknown = "not known: the config has none of the names of flowrl's; its parts are below"
+        return [["method", unknown]]
+    method, name = found
+    shipped = load_config(name)
+    axes = [axis for axis in AXES if axis != "rewards"]
+    other = [axis for axis in axes if getattr(shipped, axis) != getattr(config, axis)]
+    changed = f", changed in {', '.join(other)}" if other else ""
+    rows = [["method", f"{method.name}, flowrl's config `{name}`{changed}"]]
+    if method.paper:
+        paper = method.paper
+        link = f"[{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})"
+        rows.append(["paper", f"{paper.title} ({paper.year}), {link}"])
+    return rows
+
+
+def _calls(config: Config, axis: str) -> list[str]:
+    value = getattr(config, axis)
+    calls = value if isinstance(value, tuple) else [value]
+    return [_call(call) for call in calls if isinstance(call, Call)]
+
+
+def _call(call: Call) -> str:
+    """Set a function with its arguments as a cell of a table."""
+    given = []
+    for key, value in call.to_dict().items():
+        if key not in ("fn", "weight") and value is not None:
+            given.append(f"{key}: {_inline(value)}")
+    return f"`{call.fn}`" + (f" ({', '.join(given)})" if given else "")
+
+
+def _inline(value: Any) -> str:
+    text = yaml.safe_dump(shown(value), default_flow_style=True, width=math.inf).strip()
+    return text.removesuffix("...").strip().replace("|", "\\|")
+
+
+def _prompts(config: Config) -> Table:
+    files = {"training": config.prompts.train, "held out, for the results": config.prompts.test}
+    return [[use, f"`{shown(path)}`", _count(path)] for use, path in files.items()]
+
+
+def _count(path: str) -> str:
+    try:
+        return str(len(load_prompts(path)))
+    except FlowRLError:
+        return "not known: the file was not at hand"
+
+
+def _rewards(config: Config) -> Table:
+    rows = []
+    for name, call in config.rewards.items():
+        measured = "" if call.mix else " (only measured)"
+        rows.append([f"`{name}`", _call(call), f"{call.mix:g}{measured}"])
+    return rows
+
+
+def _time(run: Path) -> str:
+    """Say how long the training took, and on what."""
+    summary, machine = read_object(run, SUMMARY), read_object(run, ENVIRONMENT)
+    if not summary:
+        return "not known: the run did not come to its end"
+    gpus = machine.get("gpus") or []
+    what = ", ".join(gpus) if gpus else f"{machine.get('cpus', '?')} CPU cores"
+    return f"{summary['seconds'] / 3600:.2f} hours on {what}, finished {summary['finished']}"
+
+
+def _versions(run: Path) -> Table:
+    """Set the versions of the training and of the export side by side."""
+    now, then = environment(), read_object(run, ENVIRONMENT)
+    return [[name, str(then.get(name, "not known")), str(now.get(name))] for name in VERSIONS]
+
+
+# -------------------------------------------------------------------------------------- the results
+
+
+def _results(facts: CardFacts) -> dict[str, Any] | None:
+    """Compare the evaluations before training and of these very weights; without one of these, of
+    the run's own last ones. None without evaluations."""
+    evals = read_evals(facts.run)
+    if len(evals) < 2:
+        return None
+    # of these very weights
+    same = facts.weights == facts.config.eval.weights
+    own = [row for row in evals if same and row.iteration == facts.iteration]
+    before, after = evals[0], own[0] if own else evals[-1]
+    return {
+        "score": after.name,
+        "iteration": after.iteration,
+        "weights": facts.config.eval.weights,
+        "others": not own,
+        "rows": _result_rows(facts.run, before, after),
+    }
+
+
+def _result_rows(run: Path, before: Evaluation, after: Evaluation) -> Table:
+    """One row per task, one for all, one per reward."""
+    rows = []
+    for task in dict.fromkeys([*before.tasks, *after.tasks]):
+        rows.append([task, _score(before.tasks.get(task)), _score(after.tasks.get(task))])
+    rows.append([f"**all ({after.name})**", _score(before.total), _score(after.total)])
+    first, last = (_means(run, row.iteration) for row in (before, after))
+    for name in last:
+        rows.append([f"reward `{name}`", _number(first.get(name)), _number(last[name])])
+    return rows
+
+
+def _means(run: Path, iteration: int) -> dict[str, float]:
+    """Return the mean of each reward in the evaluation of an iteration."""
+    found = next(row for row in read_rows(run, EVALS) if row["iteration"] == iteration)
+    return dict(found.get("rewards", {}))
+
+
+def _score(score: Score | None) -> str:
+    if score is None or not math.isfinite(score.mean):
+        return "-"
+    known = math.isfinite(score.low) and math.isfinite(score.high)
+    return _number(score.mean) + (f" [{score.low:.3f}, {score.high:.3f}]" if known else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,183 @@
+"""Code that draws an image with an exported model as the run's evaluations did, and what is told
+of such a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.config.load import Config
+from flowrl.core.errors import RunError
+from flowrl.runs.folder import read_prompts
+
+LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
+# flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
+# out
+CALL = {
+    "guidance": "guidance_scale",
+    "true_cfg_scale": "true_cfg_scale",
+    "negative_prompt": "negative_prompt",
+    "guidance_rescale": "guidance_rescale",
+    "max_sequence_length": "max_sequence_length",
+    "original_size": "original_size",
+    "crop": "crops_coords_top_left",
+    "target_size": "target_size",
+}
+NEUTRAL: dict[str, Any] = {
+    "true_cfg_scale": 1.0,
+    "negative_prompt": "",
+    "guidance_rescale": 0.0,
+    "crop": (0, 0),
+}
+
+
+class CardFacts(NamedTuple):
+    """What a model card tells."""
+
+    config: Config
+    run: Path
+    iteration: int
+    weights: str  # ema or current
+    folder: str  # name of the folder that the card is in
+    formats: list[str]
+    pipeline: Any
+    network: str  # the trained part of the pipeline
+    numbers: int  # trained
+    lora: Mapping[str, Any]  # r, lora_alpha, target_modules; empty for full tuning
+    base: str  # hub id, "" for a local folder
+    kohya: str  # name of the kohya file
+
+
+def shown(value: Any) -> Any:
+    """Return a value of a config with file names in place of paths of a machine, and without
+    addresses."""
+    if isinstance(value, Mapping):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if "://" in value:
+        return "(address left out)"
+    is_path = re.match(r"[/~\\]|\.\.|\w:[/\\]", value)
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
+
+
+def usage(facts: CardFacts) -> str:
+    """Return code that draws one image as the run's evaluations did, for the first of the
+    formats."""
+    if facts.formats[0] == "kohya" and type(facts.pipeline).__name__ == "StableDiffusion3Pipeline":
+        return (
+            f"In ComfyUI, load `{facts.kohya}` as a LoRA of strength 1. diffusers does not read "
+            "this file for SD3."
+        )
+    where = f"`{facts.folder}` is this folder, or its hub id."
+    if not facts.base and facts.formats[0] != "merged":
+        where += " The base model was a local folder: name yours, or its hub id."
+    code = "\n".join([*_imports(facts), "", *_load(facts), *_draw(facts)])
+    return f"{where}\n\n```python\n{code}\n```{_caveat(facts)}"
+
+
+def _imports(facts: CardFacts) -> list[str]:
+    names = [type(facts.pipeline).__name__]
+    if facts.network == "unet":
+        names.append("DDIMScheduler")
+    lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
+    if facts.formats[0] == "peft":
+        lines.append("from peft import PeftModel")
+    return lines
+
+
+def _load(facts: CardFacts) -> list[str]:
+    """Return the lines that load the pipeline and put into it what was trained."""
+    first, kind = facts.formats[0], type(facts.pipeline).__name__
+    base = facts.folder if first == "merged" else facts.base or local(facts)
+    lines = [f"pipeline = {kind}.from_pretrained({', '.join([_quoted(base), *_options(facts)])})"]
+    if first == "peft":
+        lines.append("# this puts the adapters into the pipeline's own network")
+        lines.append(
+            f"PeftModel.from_pretrained(pipeline.{facts.network}, {_quoted(facts.folder)})"
+        )
+    elif first != "merged":
+        file = facts.kohya if first == "kohya" else LORA_FILE
+        lines.append(
+            f"pipeline.load_lora_weights({_quoted(facts.folder)}, weight_name={_quoted(file)})"
+        )
+    return lines
+
+
+def _draw(facts: CardFacts) -> list[str]:
+    """Return the lines that make an image."""
+    lines = []
+    if facts.network == "unet":  # flowrl samples them by DDIM whatever the pipeline's own scheduler
+        spacing = facts.pipeline.scheduler.config.timestep_spacing
+        options = f"clip_sample=False, timestep_spacing={_quoted(spacing)}"
+        lines.append(
+            f"pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, {options})"
+        )
+    lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
+    call = [_quoted(_prompt(facts)), *_arguments(facts)]
+    return [
+        *lines,
+        "image = pipeline(",
+        *(f"    {text}," for text in call),
+        ").images[0]",
+        'image.save("image.png")',
+    ]
+
+
+def _caveat(facts: CardFacts) -> str:
+    if facts.config.eval.tuned >= 1:
+        return ""
+    return (
+        f"\n\nIn the run's evaluations and grids only the first {facts.config.eval.tuned:.0%} of "
+        "the steps were taken with the trained weights, the rest with the base model's "
+        "(`eval.tuned`). The code above takes all with the trained weights, so its images differ."
+    )
+
+
+def _options(facts: CardFacts) -> list[str]:
+    """Return what `from_pretrained` has to be told besides the folder."""
+    dtype = facts.config.model.kwargs.get("dtype", "auto")
+    options = [f"torch_dtype=torch.{dtype}"] if dtype in ("bfloat16", "float16") else []
+    # parts that the run left out
+    parts = facts.pipeline.components
+    for name in ("text_encoder_3", "tokenizer_3"):
+        if name in parts and parts[name] is None:
+            options.append(f"{name}=None")
+    return options
+
+
+def _arguments(facts: CardFacts) -> list[str]:
+    c, given = facts.config, facts.config.model.kwargs
+    chosen: dict[str, Any] = {
+        "height": c.image.height,
+        "width": c.image.width,
+        "num_inference_steps": c.eval.steps,
+    }
+    for name, call in CALL.items():
+        value = given.get(name)
+        plain = tuple(value) if isinstance(value, list) else value
+        if plain is not None and plain != NEUTRAL.get(name):
+            chosen[call] = plain
+    return [f"{name}={value!r}" for name, value in chosen.items()]
+
+
+def _prompt(facts: CardFacts) -> str:
+    """Return the first prompt of the grid, or any."""
+    try:
+        return read_prompts(facts.run)[0][0]
+    except RunError:
+        return "a red circle and a blue square"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def local(facts: CardFacts) -> str:
+    """Return the base model's path as a card may show it."""
+    return str(shown(str(facts.config.model.kwargs.get("path", "base-model"))))

@@ -1,0 +1,197 @@
+"""The layout of a run folder, and the readers of its logs. No torch, no matplotlib."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.core.errors import DataError, RunError
+from flowrl.core.files import write_text
+
+RunPath = str | os.PathLike[str]
+Rows = list[dict[str, Any]]
+
+# what a run is, and where it ran
+CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
+# logs with one object a line, each with its iteration
+METRICS, TIMING, EVALS = "metrics.jsonl", "timing.jsonl", "eval.jsonl"
+# the fixed prompts of a run: one strip of images per iteration, and their texts
+SAMPLES, PROMPTS = "samples", "prompts.json"
+# what is written at the end
+SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
+# beside them
+TENSORBOARD, EXPORT = "tensorboard", "export"
+
+
+class Score(NamedTuple):
+    """One mean over images with its interval; NaN and None where unknown."""
+
+    mean: float
+    low: float
+    high: float
+    images: int | None
+
+
+class Evaluation(NamedTuple):
+    """One held-out evaluation: the headline score and each task's."""
+
+    iteration: int
+    name: str
+    total: Score
+    tasks: dict[str, Score]
+
+
+def strip_file(run: RunPath, iteration: int) -> Path:
+    """Return the file of the samples after `iteration` iterations: ``<run>/samples/000020.png``."""
+    return Path(run) / SAMPLES / f"{iteration:06d}.png"
+
+
+def read_rows(run: RunPath, name: str) -> Rows:
+    """Read a log of one object per line, each with its iteration; [] if there is none.
+
+    A torn last line, as a killed or running process leaves it, is left out. Raises RunError naming
+    file and line.
+    """
+    path = Path(run) / name
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    # each line by itself, so that a mistake is named
+    rows = []
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break
+            text = f"{where}: expected a JSON object, got {_short(line)}: {error}"
+            raise RunError(text) from error
+        if not isinstance(row, dict) or not _whole(row.get("iteration")):
+            text = f"{where}: expected an object with a whole iteration, got {_short(line)}"
+            raise RunError(text)
+        rows.append(row)
+    return rows
+
+
+def read_metrics(run: RunPath) -> Rows:
+    """Read the metrics of a run, [] before its first iteration. Raises RunError if the folder is no
+    run."""
+    files = (METRICS, EVALS, CONFIG)
+    if not any((Path(run) / name).is_file() for name in files):
+        raise RunError(
+            f"{run} is not a run folder: expected {', '.join(files[:-1])} or {files[-1]} in it"
+        )
+    return read_rows(run, METRICS)
+
+
+def read_evals(run: RunPath) -> list[Evaluation]:
+    """Read the held-out evaluations of a run, [] without any. Raises RunError naming file and
+    line."""
+    found = []
+    for number, row in enumerate(read_rows(run, EVALS), 1):
+        try:
+            found.append(evaluation(row))
+        except DataError as error:
+            raise RunError(f"{Path(run) / EVALS}, line {number}: {error}") from error
+    return found
+
+
+def write_evals(run: RunPath, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write all evaluations of a run anew, one per line. Raises RunError."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    write_text(Path(run) / EVALS, "".join(lines))
+
+
+def read_object(run: RunPath, name: str) -> dict[str, Any]:
+    """Read a JSON object of the run, such as its summary; {} if there is none. Raises RunError if
+    it is damaged."""
+    path = Path(run) / name
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
+    """Read the texts of a run's samples, and the height and width of its images. Raises
+    RunError."""
+    path = Path(run) / SAMPLES / PROMPTS
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        prompts, shape = record["prompts"], (int(record["height"]), int(record["width"]))
+        if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError("prompts must be a list of texts")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = '{"prompts": [...], "height": H, "width": W}'
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"{path}: expected {expected}, {reason}") from error
+    return prompts, shape
+
+
+def evaluation(row: Mapping[str, Any]) -> Evaluation:
+    """Check one evaluation: {iteration, score: name, <name>: mean, interval, tasks}. Raises
+    DataError."""
+    # the shape of the row
+    name, tasks = row.get("score"), row.get("tasks", {})
+    if not isinstance(name, str) or name not in row:
+        raise DataError(f'expected "score" to name one of the keys {", ".join(row)}; got {name!r}')
+    if not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
+        form = '{task: {"mean", "interval", "images"}}'
+        raise DataError(f'expected "tasks" to be {form}, got {tasks!r}')
+    # its numbers
+    scores = {task: _score(values, "mean", f"task {task!r}") for task, values in tasks.items()}
+    total = _score(row, name, f"score {name!r}")
+    if total.images is None:
+        total = total._replace(images=_images(list(scores.values())))
+    if not _whole(row.get("iteration")):
+        raise DataError(f"expected a whole iteration, got {row.get('iteration')!r}")
+    return Evaluation(row["iteration"], name, total, scores)
+
+
+def number_or_nan(value: Any, where: str) -> float:
+    """Return a number of a log, NaN for null. Raises DataError for anything else."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{where}: expected a number or null, got {value!r}")
+    return float(value)
+
+
+def _score(row: Mapping[str, Any], key: str, where: str) -> Score:
+    interval, images = row.get("interval"), row.get("images")
+    if interval is None:
+        interval = [None, None]
+    if not isinstance(interval, list | tuple) or len(interval) != 2:
+        raise DataError(f"{where}: expected an interval [low, high], got {interval!r}")
+    if images is not None and not _whole(images):
+        raise DataError(f"{where}: expected a whole number of images, got {images!r}")
+    mean, low, high = (number_or_nan(value, where) for value in (row.get(key), *interval))
+    return Score(mean, low, high, images)
+
+
+def _images(scores: Sequence[Score]) -> int | None:
+    """Add up the images of all tasks; None where one of them does not say how many."""
+    counts = [score.images for score in scores if score.images is not None]
+    return sum(counts) if counts and len(counts) == len(scores) else None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")

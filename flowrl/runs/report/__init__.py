@@ -1,0 +1,1 @@
+"""Curves, image grids and the HTML page of a run."""

@@ -1,0 +1,58 @@
+"""The samples of a run: its fixed prompts down, its checkpoints across."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from PIL import Image
+
+from flowrl.core.errors import DataError, RunError
+from flowrl.evaluation.image_grids import labelled_grid, load_strip
+from flowrl.runs.folder import PROMPTS, SAMPLES, RunPath, read_prompts
+
+
+def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
+    """Draw the samples of a run: its fixed prompts down, evenly spaced checkpoints across, first
+    and last included.
+
+    Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
+    below 2.
+    """
+    if max_columns < 2:
+        raise DataError(
+            f"expected max_columns >= 2, for the first and the last checkpoint, got {max_columns}"
+        )
+    files = sample_files(run)
+    if not files:
+        raise RunError(
+            f"{Path(run) / SAMPLES} holds no samples: expected 000000.png, 000020.png ... as a "
+            "training run writes them"
+        )
+    # evenly spaced iterations
+    order = sorted(files)
+    if len(order) > max_columns:
+        step = (len(order) - 1) / (max_columns - 1)
+        order = [order[round(i * step)] for i in range(max_columns)]
+    # a column of images for each
+    prompts, shape = read_prompts(run)
+    columns = {}
+    for iteration in order:
+        images = load_strip(files[iteration], len(prompts))
+        if tuple(images.shape[2:]) != shape:
+            raise RunError(
+                f"{files[iteration]}: expected {len(prompts)} images of height and width {shape} "
+                f"as {PROMPTS} says, got {tuple(images.shape[2:])}; remove the file if it is "
+                "another run's"
+            )
+        columns[f"iter {iteration}" if iteration else "before"] = images
+    return labelled_grid(columns, prompts)
+
+
+def sample_files(run: RunPath) -> dict[int, Path]:
+    """Return {iteration: strip} of a run folder; empty without samples. Raises RunError if there is
+    no such folder."""
+    if not Path(run).is_dir():
+        raise RunError(f"{run} is not a run folder: no such folder")
+    found = sorted((Path(run) / SAMPLES).glob("*.png"))
+    return {int(file.stem): file for file in found if re.fullmatch(r"[0-9]{6,}", file.stem)}

@@ -1,0 +1,75 @@
+"""What a command line names as its target: a run, a checkpoint, a model folder, or a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError
+from flowrl.core.shipped_files import resource
+from flowrl.core.types import FlowModel
+from flowrl.cost.out_of_memory import explained
+from flowrl.runs.folder import CONFIG
+from flowrl.runs.open import base_weights, load_run
+from flowrl.training.checkpoint import MANIFEST
+from flowrl.training.weights import Weights
+
+
+class Target(NamedTuple):
+    """A loaded model, and what it is."""
+
+    model: FlowModel
+    config: Config
+    what: str  # in words: "runs/a at iteration 20"
+    base: Weights  # the weights from before training, where `eval.tuned` needs them
+
+
+def open_target(
+    target: str,
+    *,
+    settings: str,
+    weights: str | None = None,
+    iteration: int | None = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Target:
+    """Find out what a target is and load it.
+
+    A run or a checkpoint is opened as `load_run` does. A diffusers model folder, also a shipped
+    one, takes the config `settings`; a config gives its base model. Raises ConfigError for a name
+    that is none of these, ModelError for a broken model folder, and CheckpointError as `load_run`.
+    """
+    path = Path(target)
+    if (path / CONFIG).exists() or (path / MANIFEST).exists():
+        run = load_run(
+            path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+        )
+        return Target(run.model, run.config, f"{path} at iteration {run.iteration}", run.base)
+    if not path.is_dir() and target.startswith("assets/"):
+        path = resource(target)  # a model that is shipped, from any folder
+    if path.is_dir():
+        config = load_config(settings, [f"model.path={path}", *overrides], plugins)
+    else:
+        config = load_config(target, overrides, plugins)
+    with explained(config, "load"):
+        model = config.call("model")()
+    what = f"the base model {config.model.kwargs.get('path', '')}"
+    return Target(model, config, what, base_weights(model, config))
+
+
+def saved_config(run: Path, plugins: Sequence[str] = ()) -> Config:
+    """Load the config of a run folder. Raises ConfigError for a folder that is none."""
+    if not (run / CONFIG).exists():
+        raise ConfigError(f"{run}: expected a run folder with config.yaml in it")
+    return load_config(run / CONFIG, (), plugins)
+
+
+def free_folder(folder: Path) -> Path:
+    """Return `folder`, or the first of folder-2, folder-3 and so on that holds no run yet."""
+    number, free = 1, folder
+    while (free / CONFIG).exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free

@@ -1,0 +1,1 @@
+"""One iteration: sample, score, update; weights, metrics and checkpoints."""

@@ -1,0 +1,63 @@
+"""What is not finite, in words: which step, which prompt, and what to do."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from flowrl.core.errors import RunError
+from flowrl.core.types import Rollout
+from flowrl.training.metrics import Trained
+
+
+def check_images(ro: Rollout, images: Tensor, texts: list[str], iteration: int) -> None:
+    """Raise RunError if the model made a latent or an image [L, 3, H, W] that is not finite.
+
+    texts: the prompts of the iteration, by group id.
+    """
+    where = f"iteration {iteration}: the model made"
+    broken = (~ro.x.isfinite().flatten(1).all(1)).nonzero()
+    if len(broken):
+        node = int(broken[0])  # nodes are stored step by step, so this is an earliest one
+        raise RunError(
+            f"{where} a latent that is not finite by denoising step {int(ro.tree.step[node]) - 1} "
+            f"(of {len(ro.sigmas) - 1}, counted from 0) of prompt {_prompt(ro, node, texts)}; go "
+            "on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
+        )
+    broken = (~images.isfinite().flatten(1).all(1)).nonzero()
+    if len(broken):
+        node = int(ro.leaf[int(broken[0])])
+        raise RunError(
+            f"{where} an image of {_prompt(ro, node, texts)} that is not finite, although its "
+            "latent is"
+        )
+
+
+def what_broke(parts: list[Trained], ro: Rollout, texts: list[str]) -> str | None:
+    """Name this process' first row and metric that is not finite, if there is one."""
+    for part in parts:
+        for name, values in part.metrics.items():
+            if bool(values.isfinite().all()):
+                continue
+            at = int((~values.isfinite()).nonzero()[0])
+            return (
+                f"{name} is not finite at denoising step {int(part.step[at])} of prompt "
+                f"{_prompt(ro, int(part.node[at]), texts)}; no weight was changed by it. Lower "
+                "optimizer.lr or train.max_grad_norm, and resume"
+            )
+    return None
+
+
+def what_gradient(params: dict[str, nn.Parameter]) -> str:
+    """Name the first parameters whose gradient is not finite."""
+    names = []
+    for name, p in params.items():
+        if p.grad is not None and not bool(p.grad.isfinite().all()):
+            names.append(name)
+    return (
+        f"the gradient of {names[:3]} is not finite although the loss is; lower optimizer.lr, and "
+        "resume"
+    )
+
+
+def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
+    return repr(texts[int(ro.tree.group[node])])

@@ -1,0 +1,119 @@
+"""What one iteration costs: network calls, images, decisions and micro-batches, worked out before
+training starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flowrl.algorithms.nodes import Trains
+from flowrl.algorithms.rollout.plan_steps import Counts, counts, roots_for
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Plan
+
+
+@dataclass(frozen=True)
+class IterationCost:
+    """The resolved arithmetic of one training iteration, from three user numbers: prompts, group
+    size, updates."""
+
+    prompts: int
+    group: int  # images per prompt
+    roots: int  # initial noises per prompt
+    images: int  # images that are rewarded
+    steps: int  # denoising steps
+    nfe: int  # velocity evaluations while sampling, counted per latent
+    trains: Trains  # what is trained
+    decisions: int  # how many of them; draws are called decisions
+    updates: int  # optimizer steps
+    # rows of the network: siblings share the state they were drawn from, and its network pass
+    states: int
+    per_update: int  # states per optimizer step; the last one may have fewer
+    micro_batch: int  # states per network call while training
+    passes: int  # forward and backward network calls per optimizer step
+    rollout_batch: int  # latents per network call while sampling
+    guided: bool  # each velocity evaluates the network twice, in one batch
+
+    def lines(self) -> list[str]:
+        """Say it in plain English."""
+        double = ", each with and without the prompt (guidance)" if self.guided else ""
+        calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
+        return [
+            f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "
+            f"{self.prompts * self.roots} initial noises, {self.steps} steps",
+            f"           {self.nfe} velocity evaluations in batches of "
+            f"{self.rollout_batch}{double}",
+            f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
+            f"update, in {self.passes} {calls}",
+        ]
+
+    def _trained(self) -> str:
+        if self.trains == "draws":
+            return f"{self.decisions} decisions from {self.states} states"
+        what = "initial noises" if self.trains == "roots" else "images"
+        return f"{self.decisions} {what} as {self.states} states"
+
+
+def iteration_cost(
+    plan: Plan,
+    *,
+    prompts: int,
+    group: int,
+    updates: int,
+    micro_batch: int,
+    rollout_batch: int,
+    guided: bool = False,
+    same_noise: bool = False,
+    trains: Trains = "draws",
+    rows: int = 1,
+) -> IterationCost:
+    """Count what a plan costs with these numbers. trains, rows: as a likelihood says.
+
+    Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
+    if there are fewer decisions than updates, or for a number below 1.
+    """
+    numbers = {
+        "prompts": prompts,
+        "updates": updates,
+        "micro_batch": micro_batch,
+        "rollout_batch": rollout_batch,
+    }
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"train.{name}: expected at least 1, got {value}")
+    # per initial noise, or per prompt where all images start from one
+    roots = roots_for(plan, group)
+    times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))
+    decisions, states = _trained(trains, one, times, prompts * group, rows)
+    if states < updates:
+        raise ConfigError(
+            f"train.updates={updates} needs at least as many states to train on per iteration, but "
+            f"the plan gives {states} (noise on the last step is not trained): put noise on "
+            "earlier steps or lower train.updates"
+        )
+    per_update = math.ceil(states / updates)
+    return IterationCost(
+        prompts=prompts,
+        group=group,
+        roots=roots,
+        images=prompts * group,
+        steps=len(plan.noise),
+        nfe=times * one.nfe,
+        trains=trains,
+        decisions=decisions,
+        updates=updates,
+        states=states,
+        per_update=per_update,
+        micro_batch=micro_batch,
+        passes=math.ceil(per_update / micro_batch),
+        rollout_batch=rollout_batch,
+        guided=guided,
+    )
+
+
+def _trained(trains: Trains, one: Counts, times: int, images: int, rows: int) -> tuple[int, int]:
+    """Count what is trained, and the rows of the network that takes."""
+    if trains == "draws":
+        return times * one.decisions, times * one.states
+    nodes = images if trains == "leaves" else times
+    return nodes, rows * nodes

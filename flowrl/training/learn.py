@@ -1,0 +1,224 @@
+"""The second half of an iteration: deal out what is trained, differentiate, step the optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import best_below, states_of, trained_nodes
+from flowrl.core.errors import RunError
+from flowrl.core.processes import whole
+from flowrl.core.seeds import NodeStreams, generator
+from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
+from flowrl.training.checks import what_broke, what_gradient
+from flowrl.training.metrics import Trained, reduce_metrics
+from flowrl.training.minibatches import Minibatch, cut, deal
+from flowrl.training.setup import Setup
+from flowrl.training.shared_forest import NodeTable, SharedForest
+
+
+class LocalData(NamedTuple):
+    """What one process trains on in an iteration."""
+
+    rollout: Rollout
+    table: NodeTable
+    streams: NodeStreams  # for what a likelihood draws anew
+
+
+def learn(
+    run: Setup,
+    ro: Rollout,
+    advantage: Tensor,
+    rows: list[int],
+    forest: SharedForest | None = None,
+) -> dict[str, float]:
+    """Make the iteration's optimizer steps from a rollout and the advantages [V] of the whole
+    forest -> metrics.
+
+    Every process deals out all nodes alike and differentiates its own; gradients are summed over
+    processes. Raises RunError for a loss or gradient that is not finite; the weights are then those
+    before the broken step.
+    """
+    forest = forest or SharedForest(ro)
+    if "old" in run.method.snapshots:
+        run.weights.snapshot("old")
+    # what is trained, in the whole forest and here
+    table = node_table(run, forest.whole, advantage)
+    streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
+    local = LocalData(ro, table.own(forest, ro), streams)
+    # one optimizer step per part
+    seen: list[Trained] = []
+    norms: list[Tensor] = []
+    for update, part in enumerate(_updates(run, forest.whole, table)):
+        _set_lr(run, run.iteration * run.config.train.updates + update)
+        live = _live(run, part, table)
+        if not len(live.node):
+            continue
+        mine = forest.own_part(live, ro)
+        work = partial(_differentiate, run, local, mine, len(part.node), update)
+        parts = run.world.together(work)
+        norms.append(_optimizer_step(run, ro, parts, rows, update))
+        seen += parts
+    # what it cost
+    counts = run.world.gather(sum(part.network_rows() for part in seen))
+    cost = {"nfe": float(run.cost.nfe + run.method.trained_calls * sum(counts))}
+    metrics = reduce_metrics(seen, norms, run.world)
+    return metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
+
+
+def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
+    """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is
+    left to train."""
+    method = run.method
+    segment = method.segment(ro) if method.segment else None
+    # how much each node counts
+    factor = torch.ones_like(advantage)
+    rng = generator(run.config.seed, "select", run.iteration)
+    data = SelectInput(ro, advantage, segment, run.iteration, rng)
+    for select in method.select:
+        factor = factor * select(data).to(factor)
+    nodes = trained_nodes(ro, method.likelihood.trains)
+    if not bool((factor[nodes] > 0).any()):
+        raise RunError(
+            f"iteration {run.iteration}: `select` left none of {len(nodes)} {_name(run)} to train"
+        )
+    best = best_below(ro, advantage) if "best" in method.needs else None
+    return NodeTable(advantage, factor, segment, best)
+
+
+def backward(
+    run: Setup, local: LocalData, nodes: Tensor, total: int, update: int, *, idle: bool = False
+) -> Trained:
+    """Add the gradient of one network call, divided by the `total` nodes of its optimizer step.
+
+    An `idle` one adds 0: under FSDP every process has to call the network as often as the others.
+    """
+    method = run.method
+    # the batch under the current weights and the others that loss or penalty look at
+    batch = method.likelihood.batch(local.rollout, local.table.advantage, nodes, local.streams)
+    now = method.likelihood.evaluate(run.model, batch, method.transition)
+    data = _loss_input(run, local, batch, now)
+    # one value per row
+    loss, metrics = method.loss(data)
+    if method.select:
+        loss = loss * local.table.factor[batch.node]
+    if method.kl is not None:
+        penalty = method.kl(data)
+        loss = loss + method.kl_beta * penalty
+        metrics = {**metrics, "kl": penalty.detach()}
+    # rows of one node share its part of the sum
+    part = 0.0 if idle else len(nodes) / (len(loss) * total)
+    (loss.sum() * part).backward()
+    metrics = {**metrics, "loss": loss.detach()}
+    return Trained(metrics, batch.node, batch.step, batch.parent, update)
+
+
+def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval) -> LossInput:
+    """Make what loss and penalty have asked for."""
+    likelihood, needs, table = run.method.likelihood, run.method.needs, local.table
+    # the same rows under other weights
+    under: dict[str, Eval] = {}
+    for name in run.method.snapshots:
+        with torch.no_grad(), run.weights.using(name):
+            under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
+    # the policy that sampled: from the rollout, if that has it
+    old_log_prob, old_mean = batch.old_log_prob, None
+    if "old_log_prob" in needs - likelihood.keeps:
+        old_log_prob = under["old"].log_prob
+    if "old_mean" in needs:
+        kept = local.rollout.mean
+        old_mean = under["old"].mean if kept is None else kept[batch.node]
+    # what the node table says of the rows
+    data = LossInput(batch, now, old_log_prob, old_mean, under)
+    if table.segment is not None:
+        data = data._replace(segment=table.segment[batch.node])
+    if table.best is not None:
+        draws = likelihood.trains == "draws"
+        best = table.best[local.rollout.tree.parent[batch.node] if draws else batch.node]
+        data = data._replace(best_x0=local.rollout.x[best], best_advantage=table.advantage[best])
+    return data
+
+
+def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:
+    t, trains = run.config.train, run.method.likelihood.trains
+    nodes = trained_nodes(ro, trains)
+    if run.method.select:
+        nodes = nodes[table.factor[nodes] > 0]
+    key = states_of(ro, nodes, trains) if table.segment is None else table.segment[nodes]
+    rng = generator(run.config.seed, "order", run.iteration)
+    return deal(ro, nodes, unit=key, updates=t.updates, order=t.order, generator=rng)
+
+
+def _live(run: Setup, part: Minibatch, table: NodeTable) -> Minibatch:
+    """Leave out units of advantage 0 where they have no gradient; they are counted all the
+    same."""
+    if "zero_advantage" in run.method.needs:
+        return part
+    kept = table.advantage[part.node] != 0
+    if table.segment is not None and bool(kept.any()):
+        kept = torch.isin(part.place, part.place[kept])
+    return Minibatch(part.node[kept], part.place[kept])
+
+
+def _differentiate(
+    run: Setup, local: LocalData, part: Minibatch, total: int, update: int
+) -> list[Trained]:
+    """Add the gradients of this process' nodes of an optimizer step that has `total` in all."""
+    trains = run.method.likelihood.trains
+    size = max(1, run.config.train.micro_batch // run.method.rows)
+    calls = cut(part, states_of(local.rollout, part.node, trains), size)
+    most = max(run.world.gather(len(calls))) if run.sharded else 0
+    parts = [backward(run, local, nodes, total, update) for nodes in calls]
+    for _ in range(len(calls), most):
+        spare = trained_nodes(local.rollout, trains)[:1]
+        backward(run, local, spare, total, update, idle=True)
+    return parts
+
+
+def _optimizer_step(
+    run: Setup, ro: Rollout, parts: list[Trained], rows: list[int], update: int
+) -> Tensor:
+    """Step along the sum of all processes' gradients -> its norm. Raises RunError if that is not
+    finite."""
+    _sum_gradients(run)
+    gradients = [p.grad for p in run.params.values() if p.grad is not None]
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
+    if not bool(norm.isfinite()):
+        texts = [run.train_set.texts[row] for row in rows]
+        found = run.world.gather(what_broke(parts, ro, texts))
+        message = next((text for text in found if text), what_gradient(run.params))
+        run.optimizer.zero_grad(set_to_none=True)
+        where = f"iteration {run.iteration}, optimizer step {update + 1}"
+        raise RunError(f"{where}: {message}")
+    most = run.config.train.max_grad_norm
+    torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _sum_gradients(run: Setup) -> None:
+    """Add up the gradients of all processes; what none of them reached has none, as in one
+    process."""
+    if run.world.size == 1 or run.sharded:  # FSDP has added them up
+        return
+    reached = run.world.gather([p.grad is not None for p in run.params.values()])
+    params = [p for p, *found in zip(run.params.values(), *reached, strict=True) if any(found)]
+    for p in params:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    run.world.sum_([p.grad for p in params if p.grad is not None])
+
+
+def _set_lr(run: Setup, update: int) -> None:
+    warm = run.config.train.warmup
+    for group in run.optimizer.param_groups:
+        group["lr"] = run.config.lr * min(1.0, (update + 1) / (warm + 1))
+
+
+def _name(run: Setup) -> str:
+    return {"draws": "decisions", "leaves": "leaves", "roots": "roots"}[
+        run.method.likelihood.trains
+    ]

@@ -1,0 +1,69 @@
+"""The functions of a config's method, with their hyper-parameters filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flowrl.config.load import Config
+from flowrl.core.needs import SNAPSHOTS, needs_of
+from flowrl.core.types import Likelihood, LossInput, Plan, Rollout, SelectInput, Transition
+
+# network calls that training one state costs: one forward, and a backward of twice its work
+TRAINED_CALLS = 3
+
+
+class Method(NamedTuple):
+    """What a method is made of. Rewards are elsewhere: see `flowrl.evaluation.reward_set`."""
+
+    plan: Callable[[int], Plan]
+    transition: Transition
+    credit: Callable[..., Tensor]
+    likelihood: Likelihood
+    loss: Callable[[LossInput], tuple[Tensor, dict[str, Tensor]]]
+    kl: Callable[[LossInput], Tensor] | None
+    kl_beta: float
+    segment: Callable[[Rollout], Tensor] | None
+    select: list[Callable[[SelectInput], Tensor]]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Name what loss and penalty want made for them."""
+        return needs_of(self.loss) | needs_of(self.kl)
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Name the weights under which every batch is evaluated besides the current ones."""
+        wanted = set(self.needs)
+        if wanted & {"old_log_prob", "old_mean"} - self.likelihood.keeps:
+            wanted.add("old")
+        return tuple(name for name in SNAPSHOTS if name in wanted)
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a batch per trained state."""
+        return max(1, self.likelihood.evaluations)
+
+    @property
+    def trained_calls(self) -> int:
+        """Return the network calls that training one row counts as: forward, backward, and a
+        forward pass for each of the `snapshots`."""
+        return TRAINED_CALLS + len(self.snapshots) if self.likelihood.evaluations else 0
+
+
+def method_of(config: Config) -> Method:
+    """Return the functions that a config names."""
+    likelihood: Any = config.likelihood.make()
+    return Method(
+        plan=config.call("plan"),
+        transition=config.call("transition"),
+        credit=config.call("credit"),
+        likelihood=likelihood,
+        loss=config.call("loss"),
+        kl=config.call("kl") if config.kl_beta else None,
+        kl_beta=config.kl_beta,
+        segment=config.call("segment") if config.segment else None,
+        select=[call.partial() for call in config.select],
+    )

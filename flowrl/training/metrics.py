@@ -1,0 +1,73 @@
+"""From what losses return per row to one number per iteration and name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.core.processes import World
+
+Rows = dict[str, Tensor]
+
+
+class Trained(NamedTuple):
+    """What one network call of training leaves behind."""
+
+    metrics: Rows  # {name: [B]} of the loss, "kl" if there is one, and "loss"
+    node: Tensor  # [B] int64
+    step: Tensor  # [B] int64
+    state: Tensor  # [B] int64: rows with one id were one row of the network
+    update: int  # number of the optimizer step within the iteration
+
+    def network_rows(self) -> int:
+        """Count the rows that the network was called with."""
+        return len(torch.unique(self.state))
+
+
+def reduce_metrics(seen: list[Trained], norms: list[Tensor], world: World) -> dict[str, float]:
+    """Reduce each metric of an iteration by its name, over all processes -> {name: number}.
+
+    Every metric has its mean. `ratio` also has its spread, the largest distance from 1 before the
+    first optimizer step (`on_policy_gap`), and the spread by denoising step; `clip_frac` its mean
+    by denoising step. `grad_norm` is the mean over optimizer steps, `trained` the number of rows.
+    """
+    rows = _all_rows(seen, world)
+    if not rows:
+        return {"trained": 0.0}
+    step, update = rows.pop("step"), rows.pop("update")
+    out = {name: values.mean().item() for name, values in rows.items()}
+    if "ratio" in rows:
+        out["ratio_std"] = _spread(rows["ratio"])
+        first = rows["ratio"][update == 0]
+        out["on_policy_gap"] = (first - 1).abs().max().item() if len(first) else 0.0
+    for k in step.unique().tolist():
+        if "ratio" in rows:
+            out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])
+        if "clip_frac" in rows:
+            out[f"clip_frac/step{k}"] = rows["clip_frac"][step == k].mean().item()
+    out["grad_norm"] = torch.stack(norms).mean().item()
+    out["trained"] = float(len(step))
+    return out
+
+
+def _spread(values: Tensor) -> float:
+    return values.std(correction=0).item()
+
+
+def _all_rows(seen: list[Trained], world: World) -> Rows:
+    """Join the rows of all calls, and of all processes -> {metric, "step", "update": [N]}."""
+    calls = []
+    for part in seen:
+        update = torch.full_like(part.step, part.update)
+        calls.append({**part.metrics, "step": part.step, "update": update})
+    rows = _joined(calls)
+    if world.size == 1:
+        return rows
+    found = world.gather({name: values.cpu() for name, values in rows.items()})
+    return _joined([row for row in found if row])
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}

@@ -1,0 +1,73 @@
+"""Deal the trained nodes of an iteration out to optimizer steps, and those to network calls. Pure
+index arithmetic."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.core.types import Rollout
+
+
+class Minibatch(NamedTuple):
+    """The trained nodes of one optimizer step, unit by unit."""
+
+    node: Tensor  # [N] int64
+    place: Tensor  # [N] int64, ascending: nodes of one place stay together
+
+
+def deal(
+    rollout: Rollout,
+    nodes: Tensor,
+    *,
+    unit: Tensor,
+    updates: int,
+    order: Literal["random", "step"],
+    generator: torch.Generator,
+) -> list[Minibatch]:
+    """Deal nodes [N] out to at most `updates` optimizer steps of about equal size, in units.
+
+    unit [N] int64: nodes with one id stay together, such as the decisions of a segment, or those
+    drawn from one state, which share its network pass. order "random" shuffles the units; "step"
+    takes the noisiest first, shuffled within a step, so that with as many updates as trained steps
+    each update is one step's (G2RPO).
+    """
+    units, index = torch.unique(unit, return_inverse=True)
+    place = torch.randperm(len(units), generator=generator)
+    if order == "step":
+        step = torch.full((len(units),), len(rollout.sigmas), device=nodes.device)
+        step = step.scatter_reduce(0, index, rollout.tree.step[nodes], "amin").cpu()
+        ranked = torch.argsort(step * len(units) + place)
+        place = torch.empty_like(place).scatter(0, ranked, torch.arange(len(units)))
+    at, row = torch.sort(place.to(nodes.device)[index], stable=True)
+    return _split_by(nodes[row], at, -(-len(units) // updates))
+
+
+def cut(part: Minibatch, state: Tensor, size: int) -> list[Tensor]:
+    """Cut a minibatch into network calls of at most `size` states each -> nodes.
+
+    state [N] int64: the state of each node. A larger unit is a call of its own.
+    """
+    if not len(part.node):
+        return []
+    unit = torch.unique_consecutive(part.place, return_inverse=True)[1]
+    pairs = torch.unique(torch.stack([unit, state]), dim=1)
+    # the number of each unit's call
+    call: list[int] = []
+    filled = size
+    for states in torch.bincount(pairs[0]).tolist():
+        new = filled + states > size
+        filled = states if new else filled + states
+        call.append(call[-1] + new if call else 0)
+    calls = torch.tensor(call, device=unit.device)[unit]
+    return list(part.node.split(torch.bincount(calls).tolist()))
+
+
+def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[Minibatch]:
+    """Cut nodes [N] of ascending places [N] wherever a place passes a multiple of `size`; leave out
+    empty parts."""
+    sizes = torch.bincount(place // size).tolist()
+    pairs = zip(nodes.split(sizes), place.split(sizes), strict=True)
+    return [Minibatch(node, at) for node, at in pairs if len(node)]

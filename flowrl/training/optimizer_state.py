@@ -1,0 +1,138 @@
+"""The state of an optimizer as tensors and JSON, without pickle, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import CheckpointError
+from flowrl.core.processes import shared_as
+
+Tensors = dict[str, Tensor]
+
+
+def optimizer_to_tensors(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    """Split the state of an AdamW-like optimizer into ({"<index>.<key>": tensor}, JSON state),
+    without pickle.
+
+    Parameters are numbered in the order of the optimizer's groups.
+    """
+    tensors: Tensors = {}
+    scalars: dict[str, Any] = {}
+    for index, parameter in _parameters(optimizer):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value.detach()
+            else:
+                scalars[f"{index}.{key}"] = value
+    groups = [
+        {key: len(value) if key == "params" else value for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    state = {"scalars": scalars, "groups": groups}
+    plain_json(state)
+    return tensors, state
+
+
+def optimizer_from_tensors(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], json_state: dict[str, Any]
+) -> None:
+    """Put back what `optimizer_to_tensors` took, bit for bit, hyper-parameters included.
+
+    The state is set directly: `Optimizer.load_state_dict` would cast float32 moments of bfloat16
+    weights. Raises CheckpointError if groups, numbers of parameters or shapes differ; the optimizer
+    is then unchanged.
+    """
+    saved = json_state["groups"]
+    have = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+    if [(sorted(group), group["params"]) for group in saved] != [
+        (sorted(group), group["params"]) for group in have
+    ]:
+        raise CheckpointError(
+            "the optimizer does not fit: expected groups of "
+            f"{[group['params'] for group in saved]} parameters "
+            f"with the saved settings, got {[group['params'] for group in have]}"
+        )
+    state: dict[int, dict[str, Any]] = {index: {} for index, _ in _parameters(optimizer)}
+    for name, value in {**json_state["scalars"], **tensors}.items():
+        index, _, key = name.partition(".")
+        if not index.isdigit() or int(index) not in state:
+            raise CheckpointError(
+                f"the optimizer does not fit: it has no parameter for the saved state {name!r}"
+            )
+        state[int(index)][key] = value
+    placed = [
+        (parameter, _placed(index, parameter, state[index], optimizer))
+        for index, parameter in _parameters(optimizer)
+    ]
+    for group, old in zip(optimizer.param_groups, saved, strict=True):
+        group.update(
+            {k: tuple(v) if isinstance(v, list) else v for k, v in old.items() if k != "params"}
+        )
+    for parameter, values in placed:
+        optimizer.state.pop(parameter, None)
+        if values:
+            optimizer.state[parameter] = values
+
+
+SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
+    yield from enumerate(
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+
+
+def _placed(
+    index: int, parameter: Tensor, values: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    group = next(
+        group for group in optimizer.param_groups if any(p is parameter for p in group["params"])
+    )
+    on_device = bool(
+        group.get("fused") or group.get("capturable")
+    )  # otherwise torch keeps `step` on the CPU
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Tensor):
+            if value.dim() and value.shape != parameter.shape and not key.startswith(SCALES):
+                raise CheckpointError(
+                    f"the optimizer does not fit: {key} of parameter {index} has shape "
+                    f"{list(value.shape)}, "
+                    f"expected {list(parameter.shape)}"
+                )
+            value = shared_as(value, parameter)
+            value = value.to(
+                "cpu" if key == "step" and not on_device else parameter.device, copy=True
+            )
+        out[key] = value
+    return out
+
+
+def plain_json(state: dict[str, Any]) -> str:
+    """Write plain JSON values with text keys; raise CheckpointError that names anything else."""
+
+    def check(value: Any, where: str) -> None:
+        if isinstance(value, dict):
+            for key, child in value.items():
+                if not isinstance(key, str):
+                    raise CheckpointError(
+                        f"{where}: expected text keys, got {key!r}, which JSON would turn into text"
+                    )
+                check(child, f"{where}.{key}")
+        elif isinstance(value, list | tuple):
+            for number, child in enumerate(value):
+                check(child, f"{where}[{number}]")
+        elif type(value) not in (str, int, float, bool, type(None)):
+            raise CheckpointError(
+                f"{where}: expected a plain JSON value (tensors have their own files), got "
+                f"{type(value)}"
+            )
+
+    check(state, "state")
+    return json.dumps(state, indent=1)

@@ -1,0 +1,248 @@
+"""Find out from the config alone whether its plan can be trained at every iteration, and what that
+costs.
+
+An iteration is rehearsed without a model: latents of one number that never move, rewards by chance.
+So segments, selections and credits that do not fit their plan are found before any weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import states_of, trained_nodes
+from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.rollout.plan_steps import steps_of
+from flowrl.config.calls import Call
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs_of
+from flowrl.core.noise_path import linear_grid
+from flowrl.core.seeds import generator
+from flowrl.core.types import Cond, Plan, Rollout, SelectInput
+from flowrl.training.iteration_cost import IterationCost, iteration_cost
+from flowrl.training.method import Method, method_of
+
+MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
+SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
+LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
+# more than all of the predicted noise cannot be replaced
+MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0}
+
+
+class RehearsedIteration(NamedTuple):
+    """What one iteration will cost and leave behind, over all prompts."""
+
+    work: IterationCost
+    nodes: int  # latents that are stored
+    # that are trained; where `select` goes by chance or rewards, as one rehearsed prompt has it
+    decisions: int
+    states: int  # rows of the network that these take
+    # of the network per latent: sampling, 3 per trained state, 1 more for each other weights that
+    # loss or KL evaluate; guidance doubles them
+    calls: int
+
+
+def cost_of(config: Config, iteration: int = 0) -> IterationCost:
+    """Count what one iteration of a config costs. Raises ConfigError as `iteration_cost` and
+    the plan do."""
+    return _count(config, config.call("plan")(iteration))
+
+
+def check_plan(config: Config) -> RehearsedIteration:
+    """Refuse a config whose plan cannot be trained at some iteration -> what the first iteration
+    will cost.
+
+    Raises: ConfigError that names the numbers: a group that the leaves do not divide, fewer states
+    than updates, no noise on a step that is trained, a transition that turns noise into a std of 0,
+    segments, a selection or a credit that do not fit the plan.
+    """
+    method, first, known = method_of(config), None, set()
+    for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
+        where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
+        try:
+            plan = method.plan(iteration)
+            # most iterations have a plan that was looked at before
+            key = repr([field.tolist() if isinstance(field, Tensor) else field for field in plan])
+            if key in known:
+                continue
+            known.add(key)
+            if method.likelihood.trains == "draws":
+                _check_noise(config, plan)
+            rehearsed = _rehearse(config, method, plan, iteration)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        first = first or rehearsed
+    assert first is not None  # train.iterations is at least 1
+    return first
+
+
+def is_guided(config: Config) -> bool:
+    """Say whether each velocity evaluates the network with and without the prompt."""
+    scale = config.model.kwargs.get("true_cfg_scale", config.model.kwargs.get("guidance"))
+    return isinstance(scale, int | float) and scale > 1
+
+
+class _MotionlessModel:
+    """A model whose velocity is 0 everywhere."""
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        return torch.zeros_like(x)
+
+
+def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> RehearsedIteration:
+    """Sample one prompt's forest, give it credit and choose what to train, as the trainer will."""
+    if config.train.same_noise and method.likelihood.trains == "roots":
+        raise ConfigError(
+            f"train.same_noise: likelihood {config.likelihood.fn} trains the initial noise, and "
+            "images that start from one have none to compare; set it to false"
+        )
+    work = _count(config, plan)
+    # one prompt, latents of one number
+    made = rollout(
+        _MotionlessModel(),  # type: ignore[arg-type]
+        {"row": torch.zeros(1, 1)},
+        plan,
+        method.transition,
+        sigmas=linear_grid(len(plan.noise), SHIFT),
+        shape=(1,),
+        group_size=work.roots,
+        same_noise=config.train.same_noise,
+        generators=[generator(config.seed, "rehearsal", iteration)],
+    )
+    # rewards by chance
+    advantage = _credit(config, method, made)
+    nodes = _chosen(config, method, made, advantage, iteration)
+    _check_signal(config, method, advantage[nodes], work)
+    # what that makes for all prompts
+    unique = torch.unique(states_of(made, nodes, method.likelihood.trains))
+    states = work.prompts * len(unique) * method.rows
+    calls = work.nfe + states * method.trained_calls
+    return RehearsedIteration(
+        work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
+    )
+
+
+def _check_signal(config: Config, method: Method, advantage: Tensor, work: IterationCost) -> None:
+    """Raise ConfigError if rewards by chance, all different, leave everything without any
+    advantage."""
+    if bool((advantage != 0).any()) or "zero_advantage" in method.needs:
+        return
+    raise ConfigError(
+        f"credit {config.credit.fn} gives every decision the advantage 0, whatever the rewards: "
+        f"the {work.images // work.prompts} images of a prompt (train.group={config.train.group}) "
+        "have nothing that they could be compared with; take a larger train.group, or a plan with "
+        "more branches"
+    )
+
+
+def _credit(config: Config, method: Method, made: Rollout) -> Tensor:
+    reward = torch.rand(len(made.leaf), generator=torch.Generator().manual_seed(0))
+    if not _ours(config.credit):
+        return torch.ones(len(made.x))
+    wanted = {"log_prob": made.log_prob} if "log_prob" in needs_of(method.credit) else {}
+    return method.credit(reward, made.leaf, made.tree, **wanted)
+
+
+def _chosen(
+    config: Config, method: Method, made: Rollout, advantage: Tensor, iteration: int
+) -> Tensor:
+    """Return the nodes that are trained. Raises ConfigError if a selection leaves none."""
+    segment = None
+    if config.segment is not None and method.segment is not None and _ours(config.segment):
+        segment = method.segment(made)
+    # the selections that bear a rehearsal
+    rng = generator(config.seed, "select", iteration)
+    data = SelectInput(made, advantage, segment, iteration, rng)
+    kept = torch.ones_like(advantage)
+    for call, select in zip(config.select, method.select, strict=True):
+        if _ours(call):
+            kept = kept * select(data)
+    nodes = trained_nodes(made, method.likelihood.trains)
+    chosen = nodes[kept[nodes] > 0]
+    if not len(chosen):
+        names = " and ".join(call.fn for call in config.select)
+        raise ConfigError(
+            f"select: {names} left none of the {len(nodes)} decisions of a prompt to train"
+        )
+    return chosen
+
+
+def _ours(call: Call) -> bool:
+    """Say whether a function can be trusted to bear a rehearsal; a plugin's may expect real
+    images."""
+    return call.path.startswith("flowrl.")
+
+
+def _count(config: Config, plan: Plan) -> IterationCost:
+    t, likelihood = config.train, config.likelihood.make()
+    return iteration_cost(
+        plan,
+        prompts=t.prompts,
+        group=t.group,
+        updates=t.updates,
+        micro_batch=t.micro_batch,
+        rollout_batch=t.rollout_batch,
+        guided=is_guided(config),
+        same_noise=t.same_noise,
+        trains=likelihood.trains,
+        rows=max(1, likelihood.evaluations),
+    )
+
+
+def _check_noise(config: Config, plan: Plan) -> None:
+    """Raise ConfigError unless some step but the last has noise, and the transition gives each of
+    these a std."""
+    name, noise_scales = f"plan {config.plan.fn}", [step.noise_scale for step in steps_of(plan)]
+    noisy = [k for k, noise_scale in enumerate(noise_scales) if noise_scale > 0]
+    last = len(noise_scales) - 1
+    if not noisy:
+        raise ConfigError(
+            f"{name}: no step has noise, so every std is 0 and nothing can be trained; got "
+            "noise_scale "
+            f"{config.plan.kwargs.get('noise_scale', 0.0)}, give it one above 0"
+        )
+    most = MOST_NOISE_SCALE.get(config.transition.fn, math.inf)
+    if max(noise_scales) > most:
+        raise ConfigError(
+            f"{name}: {config.transition.fn} takes noise scales from 0 to {most:g}, got "
+            f"{max(noise_scales):g} at step "
+            f"{noise_scales.index(max(noise_scales))} of {len(noise_scales)} (counted from 0); "
+            "lower plan.noise_scale or its growth"
+        )
+    if noisy == [last]:
+        raise ConfigError(
+            f"{name}: the only noise is on step {last}, the last of {len(noise_scales)} (counted "
+            "from 0), which is never "
+            "trained: its std is 0 (cps) or stays in the image. Put noise on an earlier step"
+        )
+    stds = _stds(config, noise_scales)
+    for k in noisy:
+        if plan.branch[k] > 1 and not stds[k] > LEAST_STD:
+            raise ConfigError(
+                f"{name}: step {k} of {len(noise_scales)} (counted from 0) forks into "
+                f"{int(plan.branch[k])}, but "
+                f"{config.transition.fn} has a std of {stds[k]:.3g} there, so all of them would be "
+                "one image; fork "
+                "at an earlier step"
+            )
+        if k < last and not LEAST_STD < stds[k] < float("inf"):
+            raise ConfigError(
+                f"{name}: step {k} of {len(noise_scales)} (counted from 0) is to be trained, but "
+                f"{config.transition.fn} "
+                f"makes a std of {stds[k]:.3g} of noise scale {noise_scales[k]:g}; a draw needs a "
+                "std above 0, so change "
+                "plan.noise_scale, or the transition"
+            )
+
+
+def _stds(config: Config, noise_scales: list[float]) -> list[float]:
+    """Ask the transition for the std of every step, on a grid of its own -> [S]."""
+    grid = linear_grid(len(noise_scales), SHIFT).float()
+    x = torch.zeros(len(noise_scales), 1)
+    made = config.call("transition")(x, x, grid[:-1], grid[1:], torch.tensor(noise_scales))
+    stds: list[float] = made.std.tolist()
+    return stds

@@ -1,0 +1,122 @@
+"""Everything that a run needs in memory: prompts, functions, rewards, model, weights, optimizer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.processes import World, sharded, world
+from flowrl.core.prompts import check_records, load_prompts
+from flowrl.core.types import ExtendsModel, FlowModel
+from flowrl.evaluation.reward_set import RewardSet
+from flowrl.training.iteration_cost import IterationCost
+from flowrl.training.method import Method, method_of
+from flowrl.training.optimizer import make_optimizer
+from flowrl.training.rehearsal import check_plan, cost_of
+from flowrl.training.weights import Weights
+
+
+class PhaseTimer(Protocol):
+    """What training wants of a logger: somebody who measures how long each phase takes."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+
+class Setup:
+    """A config made real. What can be found wrong without weights is found before they are
+    loaded."""
+
+    def __init__(
+        self, config: Config, *, model: FlowModel | None = None, log: PhaseTimer | None = None
+    ) -> None:
+        """Raises ConfigError for numbers that do not fit together, and what rewards raise."""
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.config, self.log, self.iteration = config, log, 0
+        self.world, self.sharded = world(), sharded()
+        check_processes(config, self.world, sharded=self.sharded)
+        # prompts and functions
+        self.train_set = load_prompts(config.prompts.train)
+        self.test_set = load_prompts(config.prompts.test)
+        self.method: Method = method_of(config)
+        check_plan(config)
+        # rewards
+        self.reward_set = RewardSet(config, self.train_set.records)
+        self.rewards = self.reward_set.rewards
+        for prompts in (self.train_set, self.test_set):
+            check_records(prompts, self.rewards)
+        self.reward_set.probe()
+        # model and what is trained of it
+        bare = config.call("model")() if model is None else model
+        self.model = extended(bare, self.method, config)
+        self.params = self.model.trainable()
+        check_trainable(config, self.params, sharded=self.sharded)
+        self.weights = Weights(self.params)
+        for name in snapshots_of(config, self.method):
+            self.weights.snapshot(name)
+        self.optimizer = make_optimizer(
+            config.optimizer, list(self.params.values()), sharded=self.sharded
+        )
+
+    @property
+    def cost(self) -> IterationCost:
+        """Return what the current iteration costs."""
+        return cost_of(self.config, self.iteration)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what is inside, if there is a logger."""
+        return self.log.phase(name) if self.log is not None else nullcontext()
+
+
+def build_model(config: Config) -> FlowModel:
+    """Make a config's model, with all that is trained in it."""
+    return extended(config.call("model")(), method_of(config), config)
+
+
+def extended(model: FlowModel, method: Method, config: Config) -> FlowModel:
+    """Return the model, with the likelihood's own parameters if it has any."""
+    if not isinstance(method.likelihood, ExtendsModel):
+        return model
+    shape = model.latent_shape(config.image.height, config.image.width)
+    return method.likelihood.extend(model, shape)
+
+
+def snapshots_of(config: Config, method: Method) -> list[str]:
+    """Name the copies of the weights that a run keeps over its iterations. Raises ConfigError."""
+    if "ema" in method.snapshots and not config.train.ema:
+        raise ConfigError("train.ema is 0 (off), but loss or kl evaluates the averaged weights")
+    names = ["ref"] if "ref" in method.snapshots or config.eval.tuned < 1 else []
+    return [*names, "ema"] if config.train.ema else names
+
+
+def check_processes(config: Config, world: World, *, sharded: bool) -> None:
+    """Raise ConfigError unless the prompts of an iteration can be shared out over the processes."""
+    prompts = config.train.prompts
+    if prompts < world.size:
+        raise ConfigError(
+            f"train.prompts={prompts}: {world.size} processes need at least one prompt each, since "
+            "the images of a prompt stay together; start fewer of them"
+        )
+    if sharded and prompts % world.size:
+        raise ConfigError(
+            f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
+            f"needs equally many prompts; take a multiple of {world.size}"
+        )
+
+
+def check_trainable(config: Config, params: dict[str, nn.Parameter], *, sharded: bool) -> None:
+    """Raise ConfigError unless there is something to train, all of it shared out under FSDP."""
+    if not params:
+        raise ConfigError(
+            f"model: {config.model.fn} has nothing to train; choose a `tune` other than none"
+        )
+    if sharded and len({type(p.data) for p in params.values()}) > 1:
+        raise ConfigError(
+            f"likelihood: {config.likelihood.fn} has parameters of its own, which FSDP does not "
+            "share out; start the processes without FSDP"
+        )

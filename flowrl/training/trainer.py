@@ -1,0 +1,128 @@
+"""The trainer: what a run needs in memory, one iteration after the other, and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from flowrl.core.errors import CheckpointError
+from flowrl.core.processes import shared_as, whole
+from flowrl.core.prompts import batch_for
+from flowrl.core.types import Rollout
+from flowrl.training import checkpoint
+from flowrl.training.collect import collect, give_credit, sample
+from flowrl.training.learn import learn
+from flowrl.training.optimizer_state import optimizer_from_tensors, optimizer_to_tensors
+from flowrl.training.setup import Setup
+from flowrl.training.shared_forest import join
+from flowrl.training.weights import put_weights
+
+
+class Trainer(Setup):
+    """Train one config. Everything random follows from (seed, iteration), so that a resume is
+    exact.
+
+    Example::
+
+        trainer = Trainer(load_config("shapes/flow_grpo"))
+        for iteration in range(trainer.iteration, 10):
+            metrics = trainer.step()
+    """
+
+    def step(self) -> dict[str, float]:
+        """Run one iteration -> its metrics. Raises RunError on a NaN, RewardError if a reward
+        fails."""
+        rows = self.rows()
+        places = self.world.share(len(rows))
+        # sample and score
+        found = self.world.together(lambda: collect(self, rows, places))
+        with self.phase("reward"):
+            forest = join(self.world, found.rollout)
+            advantage, metrics = give_credit(self, forest, found, rows)
+        # update
+        if self.reward_set.trains_policy(self.iteration):
+            with self.phase("train"):
+                metrics |= learn(self, found.rollout, advantage, rows, forest)
+            self._average()
+        # the cost is this iteration's: the next one may have another plan
+        metrics = {"nfe": float(self.cost.nfe), **metrics}
+        self.iteration += 1
+        return metrics
+
+    def rows(self) -> list[int]:
+        """Return the training prompts of the current iteration."""
+        c = self.config
+        return batch_for(
+            self.train_set, seed=c.seed, iteration=self.iteration, count=c.train.prompts
+        )
+
+    def sample(self, rows: list[int]) -> Rollout:
+        """Sample the forest of the training prompts `rows`, as the current iteration would."""
+        return sample(self, rows)
+
+    def save(self, folder: Path) -> None:
+        """Write all that a bit-for-bit resume needs; the random streams follow from the iteration.
+
+        All processes call it and the first one writes.
+        """
+        tensors, state = optimizer_to_tensors(self.optimizer)
+        files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
+        files |= {**self._kept_weights(), **self.reward_set.state_dict()}
+        if self.sharded:
+            files = {name: self._whole(rows) for name, rows in files.items()}
+        if self.world.main:
+            config = self.config.dump()
+            checkpoint.save(
+                folder, files, {"iteration": self.iteration, "optimizer": state, "config": config}
+            )
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint. Raises CheckpointError if it is torn or belongs to another
+        model."""
+        files, state = checkpoint.load(folder)
+        current, optimizer = files.pop("current"), files.pop("optimizer")
+        rewards = {}
+        for name in [*files]:
+            if name.startswith("reward-") or name == "aggregate":
+                rewards[name] = files.pop(name)
+        # the weights in use, the rewards, the copies of the weights
+        put_weights(self.params, current, folder)
+        self.reward_set.load_state_dict(rewards, folder)
+        self._load_copies(files, folder)
+        # the optimizer
+        optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
+        self.iteration = int(state["iteration"])
+
+    def _average(self) -> None:
+        """Move the averaged weights towards the current ones, at first faster than ``train.ema``
+        says."""
+        decay = self.config.train.ema
+        if decay:
+            self.weights.lerp("ema", min(decay, (1 + self.iteration) / (10 + self.iteration)))
+
+    def _kept_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Return the copies of the weights that outlive an iteration."""
+        return {name: rows for name, rows in self.weights.state_dict().items() if name != "old"}
+
+    def _load_copies(self, files: dict[str, dict[str, Tensor]], folder: Path) -> None:
+        wanted = sorted(self._kept_weights())
+        if sorted(files) != wanted:
+            raise CheckpointError(
+                f"{folder}: holds the weights {sorted(files)}, this config needs {wanted}; "
+                "train.ema, kl and an eval.tuned below 1 must be on or off as in the run that is "
+                "resumed"
+            )
+        shared = {}
+        for name, rows in files.items():
+            shared[name] = {k: shared_as(v, self.params[k]) for k, v in rows.items()}
+        self.weights.load_state_dict(shared)
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Join the shares of all processes, one tensor after the other, for the first process to
+        keep."""
+        joined = {}
+        for name, tensor in tensors.items():
+            full = whole(tensor)
+            joined[name] = full.cpu() if self.world.main else full.new_empty(0)
+        return joined

@@ -1,0 +1,141 @@
+"""Named copies of the trainable parameters (old, ref, ema) that can take the model's place for a
+while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.core.errors import CheckpointError, ConfigError, RunError
+from flowrl.core.processes import shared_as
+
+
+class Weights:
+    """Keep snapshots of the trainable parameters, in their own dtype and on their own device."""
+
+    def __init__(self, params: dict[str, nn.Parameter]) -> None:
+        self._params = dict(params)
+        self._snapshots: dict[str, dict[str, Tensor]] = {}
+        self._in_use: list[str] = []
+
+    def names(self) -> list[str]:
+        """List the snapshots in the order in which they were first taken."""
+        return list(self._snapshots)
+
+    @torch.no_grad()
+    def snapshot(self, name: str) -> None:
+        """Copy the current parameters under `name`, over an older copy if there is one. Raises
+        RunError in `using`."""
+        self._own(f"snapshot {name!r}")
+        self._snapshots[name] = {key: p.detach().clone() for key, p in self._params.items()}
+
+    @torch.no_grad()
+    def lerp(self, name: str, decay: float) -> None:
+        """Set ``name <- decay * name + (1 - decay) * current``; 0 copies, 1 keeps. Raises
+        ConfigError, RunError."""
+        self._own(f"lerp {name!r}")
+        if not 0 <= decay <= 1:
+            raise ConfigError(f"the decay of snapshot {name!r} must lie in [0, 1], got {decay}")
+        for key, value in self._get(name).items():
+            value.lerp_(self._params[key], 1 - decay)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Let the model run with the snapshot; the current parameters come back afterwards, also on
+        an exception.
+
+        Tensors change places without a copy; only shares of FSDP, which knows its own memory, are
+        copied. Do not step an optimizer inside: it would change the snapshot.
+        """
+        snapshot = self._get(name)
+        current = {
+            key: p.data if _plain(p) else p.detach().clone() for key, p in self._params.items()
+        }
+        self._in_use.append(name)
+        try:
+            self._put(snapshot)
+            yield
+        finally:
+            self._put(current)
+            self._in_use.pop()
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return {snapshot: {parameter: tensor}}, not copied."""
+        return {name: dict(tensors) for name, tensors in self._snapshots.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Replace all snapshots by copies of those in `state`. Raises CheckpointError if one does
+        not fit the model."""
+        self._own("load_state_dict")
+        for name, tensors in state.items():
+            self._check(name, tensors)
+        self._snapshots = {
+            name: {
+                key: tensors[key].to(p.device, p.dtype, copy=True)
+                for key, p in self._params.items()
+            }
+            for name, tensors in state.items()
+        }
+
+    def _get(self, name: str) -> dict[str, Tensor]:
+        if name not in self._snapshots:
+            raise ConfigError(f"no weights named {name!r} were taken; there are {self.names()}")
+        return self._snapshots[name]
+
+    def _put(self, tensors: dict[str, Tensor]) -> None:
+        for key, p in self._params.items():
+            if _plain(p):
+                p.data = tensors[key]
+            else:
+                with torch.no_grad():
+                    p.copy_(tensors[key])
+
+    def _own(self, action: str) -> None:
+        if self._in_use:
+            raise RunError(
+                f"{action}: the model holds snapshot {self._in_use[-1]!r} now; leave `using` first"
+            )
+
+    def _check(self, name: str, tensors: dict[str, Tensor]) -> None:
+        missing, extra = self._params.keys() - tensors.keys(), tensors.keys() - self._params.keys()
+        shapes = [
+            key
+            for key, p in self._params.items()
+            if key in tensors and tensors[key].shape != p.shape
+        ]
+        for what, keys in (
+            ("lacks", missing),
+            ("has unknown", extra),
+            ("has other shapes for", shapes),
+        ):
+            if keys:
+                some = ", ".join(sorted(keys)[:3])
+                raise CheckpointError(
+                    f"snapshot {name!r} {what} {len(keys)} of the model's {len(self._params)} "
+                    "trainable parameters "
+                    f"({some}): it was saved with another model or another LoRA setting"
+                )
+
+
+@torch.no_grad()
+def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], where: Path) -> None:
+    """Copy tensors into the parameters of the same names. Raises CheckpointError if names or shapes
+    differ."""
+    wrong = [k for k, p in params.items() if k not in tensors or tensors[k].shape != p.shape]
+    wrong += [k for k in tensors if k not in params]
+    if wrong:
+        raise CheckpointError(
+            f"{where}: {len(wrong)} of {len(params)} trainable parameters do not fit this model "
+            f"(first: {wrong[0]}); it was saved with another model, `tune` or LoRA setting"
+        )
+    for name, p in params.items():
+        p.copy_(shared_as(tensors[name], p))
+
+
+def _plain(parameter: nn.Parameter) -> bool:
+    return type(parameter.data) is Tensor

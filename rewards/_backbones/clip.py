@@ -1,0 +1,247 @@
+"""What the CLIP-family scorers share: both towers in either library, strictly loaded, and their
+cosines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.nearest import near
+from flowrl.core.types import RewardBatch
+from rewards._common.pixels import normalise
+from rewards._common.scorer import (
+    find_file,
+    first_line,
+    in_batches,
+    load_strict,
+    read_weights,
+    to_pil,
+)
+
+Prepare = Callable[[Image.Image, int], Tensor]
+"""``prepare(image, size) -> [3, size, size]`` in [0, 1], not normalised."""
+
+OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+
+
+class Towers(Protocol):
+    """Both towers of a CLIP model on one device; embeddings come out as they are, not
+    normalised."""
+
+    scale: float  # exp(logit_scale), taken in float32 whatever the dtype of the towers
+
+    def see(self, images: Sequence[Image.Image]) -> Tensor: ...  # [N, D]
+
+    def read(self, prompts: Sequence[str]) -> Tensor: ...  # [N, D]
+
+
+class OpenClip:
+    """A plain CLIP of open_clip: its architecture by name, its weights from `path`, loaded
+    strictly.
+
+    `path` is a file, or a folder or hub repository that holds `files[0]` or one of the other names.
+    Raises ConfigError for an unknown architecture, ModelError for weights that are not there or do
+    not fit.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        architecture: str,
+        *,
+        prepare: Prepare,
+        device: torch.device,
+        dtype: torch.dtype,
+        who: str,
+        files: Sequence[str] = OPEN_CLIP_FILES,
+    ) -> None:
+        import open_clip
+
+        # the network and its weights
+        config = _config_of(architecture, who)
+        file = _first_file(path, files, who)
+        model = open_clip.CLIP(**config)
+        load_strict(model, read_weights(file, who), f"{who}: {file} as open_clip {architecture}")
+        # what goes in and comes out
+        height, width = model.visual.image_size
+        if height != width:
+            raise ConfigError(
+                f"{who}: architecture {architecture}: expected square images, got {height} x "
+                f"{width}"
+            )
+        self.size, self.prepare, self.device = width, prepare, device
+        self.dimensions = int(config["embed_dim"])
+        self.scale = float(model.logit_scale.detach().exp())
+        self.tokens = open_clip.get_tokenizer(architecture)
+        self.model = model.to(device, dtype).eval().requires_grad_(False)
+
+    def see(self, images: Sequence[Image.Image]) -> Tensor:
+        """Embed images -> [N, D]."""
+        pixels = normalise(torch.stack([self.prepare(image, self.size) for image in images]))
+        embedding: Tensor = self.model.encode_image(
+            pixels.to(self.device, self.model.visual.conv1.weight.dtype)
+        )
+        return embedding
+
+    def read(self, prompts: Sequence[str]) -> Tensor:
+        """Embed prompts, cut to 77 tokens -> [N, D]."""
+        embedding: Tensor = self.model.encode_text(self.tokens(list(prompts)).to(self.device))
+        return embedding
+
+
+def _config_of(architecture: str, who: str) -> dict[str, Any]:
+    import open_clip
+
+    # the name
+    config: dict[str, Any] | None = open_clip.get_model_config(architecture)
+    if config is None:
+        hint = near(architecture, open_clip.list_models())
+        raise ConfigError(f"{who}: architecture: open_clip has no {architecture!r}{hint}")
+    # no tower of another library, no third one
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    foreign = "timm_model_name" in vision or "hf_model_name" in text
+    foreign |= not isinstance(vision.get("layers"), int)
+    if foreign or config.get("custom_text") or "multimodal_cfg" in config:
+        raise ConfigError(
+            f"{who}: architecture: {architecture!r} is no plain CLIP with two transformers of "
+            "open_clip's own, like 'ViT-L-14-quickgelu' or 'ViT-H-14'"
+        )
+    return config
+
+
+def _first_file(path: str, names: Sequence[str], who: str) -> Path:
+    first: ModelError | None = None
+    for name in names:
+        try:
+            return find_file(path, name, who)
+        except ModelError as error:
+            first = first or error
+    raise first or ModelError(f"{who}: no file name to look for")
+
+
+class TransformersClip:
+    """A CLIPModel of transformers: safetensors and config from `path`, tokenizer and image settings
+    from `processor`.
+
+    Images go through the library's PIL image processor, the one that published scores were made
+    with; the default of transformers 5 resizes with torchvision. Raises ModelError for weights that
+    are not there or do not fit.
+    """
+
+    def __init__(
+        self, path: str, processor: str, *, device: torch.device, dtype: torch.dtype, who: str
+    ) -> None:
+        from transformers import CLIPImageProcessorPil, CLIPTokenizer
+
+        model = _load_model(path, who)
+        self.images = _load_part(CLIPImageProcessorPil, "an image processor", processor, who)
+        self.tokens = _load_part(CLIPTokenizer, "a CLIP tokenizer", processor, who)
+        self.length = int(model.config.text_config.max_position_embeddings)
+        _check_tokens(self.tokens, model.config.text_config, processor, who)
+        self.scale = float(model.logit_scale.detach().exp())
+        self.device, self.dtype = device, dtype
+        self.model = model.to(device, dtype).eval().requires_grad_(False)
+
+    def see(self, images: Sequence[Image.Image]) -> Tensor:
+        """Embed images -> [N, D]."""
+        pixels = self.images(list(images), return_tensors="pt")["pixel_values"]
+        embedding: Tensor = self.model.get_image_features(
+            pixels.to(self.device, self.dtype)
+        ).pooler_output
+        return embedding
+
+    def read(self, prompts: Sequence[str]) -> Tensor:
+        """Embed prompts, padded and cut to 77 tokens -> [N, D]."""
+        tokens = self.tokens(
+            list(prompts),
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )
+        ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
+        embedding: Tensor = self.model.get_text_features(ids, attention_mask=mask).pooler_output
+        return embedding
+
+
+def _load_model(path: str, who: str) -> Any:
+    from transformers import CLIPModel
+
+    # offline, misspelt, no safetensors, another kind of model: one message
+    try:
+        model, info = CLIPModel.from_pretrained(
+            path,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(
+            f"{who}: {path}: expected a folder or hub repository of a CLIPModel (config.json and "
+            f"safetensors): {first_line(error)}"
+        ) from error
+    # every tensor accounted for
+    kinds = ("missing", "unexpected", "mismatched")
+    wrong = {kind: sorted(map(str, info[f"{kind}_keys"])) for kind in kinds}
+    if any(wrong.values()):
+        found = ", ".join(f"{len(keys)} {kind} {keys[:3]}" for kind, keys in wrong.items())
+        raise ModelError(
+            f"{who}: {path}: the weights are not those of the CLIPModel in its config.json: {found}"
+        )
+    return model
+
+
+def _load_part(kind: Any, name: str, folder: str, who: str) -> Any:
+    try:
+        return kind.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(
+            f"{who}: {folder}: expected a folder or hub repository with {name}: {first_line(error)}"
+        ) from error
+
+
+def _check_tokens(tokens: Any, config: Any, folder: str, who: str) -> None:
+    """Refuse a tokenizer whose end token is not the one at which the text tower reads its
+    answer."""
+    end, largest = int(tokens.eos_token_id), len(tokens) - 1
+    # configs from before transformers 4.31 say 2 and mean the largest id of the prompt
+    fits = end == largest if config.eos_token_id == 2 else end == config.eos_token_id
+    if not fits or largest >= config.vocab_size:
+        raise ModelError(
+            f"{who}: {folder}: the tokenizer ({largest + 1} tokens, end token {end}) does not "
+            f"belong to the model ({config.vocab_size} tokens, end token {config.eos_token_id})"
+        )
+
+
+def cosines(towers: Towers, batch: RewardBatch, *, size: int, who: str) -> Tensor:
+    """Return the cosine of each image with its own prompt -> [L] float32 on the CPU, in [-1, 1].
+
+    Images are rounded to 8 bits first. Each different prompt is read once. Raises DataError.
+    """
+    if len(batch.prompts) != len(batch.images):
+        raise DataError(
+            f"{who}: expected one prompt per image, got {len(batch.prompts)} for "
+            f"{len(batch.images)}"
+        )
+    if not batch.prompts:
+        return torch.zeros(0)
+    place = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
+    seen = functional.normalize(in_batches(towers.see, to_pil(batch.images), size=size), dim=-1)
+    read = functional.normalize(in_batches(towers.read, list(place), size=size), dim=-1)
+    return (seen * read[[place[prompt] for prompt in batch.prompts]]).sum(dim=-1)
+
+
+def positive(value: float, name: str, who: str) -> float:
+    """Return `value` if it is finite and above 0; raise ConfigError otherwise."""
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{who}: {name}: expected a finite number above 0, got {value!r}")
+    return value

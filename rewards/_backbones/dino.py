@@ -1,0 +1,184 @@
+"""What the DINO rewards share: the frozen network, its features, and cached features of reference
+images."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, ModelError
+from rewards._common.references import open_image
+from rewards._common.scorer import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    first_line,
+    local,
+    pick_device,
+    pick_dtype,
+)
+
+KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+"""`model_type` of the networks that are known: Dinov2Model, Dinov2WithRegistersModel,
+DINOv3ViTModel."""
+
+
+class Features(NamedTuple):
+    """What the network says of B images, after its last norm, float32 on its device."""
+
+    cls: Tensor  # [B, D]
+    patches: Tensor  # [B, N, D]  row by row from the top left; register tokens are left out
+
+
+class Backbone:
+    """A frozen DINOv2 or DINOv3 of transformers: images to features, in parts of at most `batch`.
+
+    Images are resized to `size` x `size` by PIL's bicubic filter, whatever their shape, and
+    normalised by ImageNet's mean and std, as in Adv-GRPO's code. The library interpolates DINOv2's
+    position embeddings; DINOv3's follow from the grid. **Differs:** the processor that comes with
+    DINOv2's weights resizes to 256 and crops 224 from the middle.
+    """
+
+    def __init__(
+        self, path: str, *, size: int | None, device: str, dtype: str, batch: int, who: str
+    ) -> None:
+        if batch < 1:
+            raise ConfigError(f"{who}: batch: expected at least 1, got {batch}")
+        self.device, self.dtype = pick_device(device, who), pick_dtype(dtype, who)
+        self.batch = batch
+        self.network = load_network(path, self.dtype, who).to(self.device)
+        config = self.network.config
+        self.width: int = config.hidden_size
+        self.first = 1 if config.model_type == "dinov2" else 1 + config.num_register_tokens
+        self.size, self.patches = _grid(size, config, who)
+        self._mean = torch.tensor(IMAGENET_MEAN, device=self.device)[:, None, None]
+        self._std = torch.tensor(IMAGENET_STD, device=self.device)[:, None, None]
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Image.Image]) -> Iterator[Features]:
+        """Yield the features of RGB images, in their order."""
+        for start in range(0, len(images), self.batch):
+            pixels = self.pixels(images[start : start + self.batch])
+            tokens = self.network(pixel_values=pixels.to(self.dtype)).last_hidden_state.float()
+            # cloned: CLS alone must not keep all tokens alive
+            yield Features(tokens[:, 0].clone(), tokens[:, self.first :])
+
+    def pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """Return what the network is shown: [B, 3, size, size] float32, normalised."""
+        side = (self.size, self.size)
+        resized = [image.resize(side, Image.Resampling.BICUBIC) for image in images]
+        rows = np.stack([np.asarray(image, dtype=np.uint8) for image in resized])
+        levels = torch.from_numpy(rows).to(self.device).permute(0, 3, 1, 2)
+        return (levels.float() / 255 - self._mean) / self._std
+
+
+def load_network(path: str, dtype: torch.dtype, who: str) -> Any:
+    """Load a DINO from a folder or hub id: safetensors only, every tensor accounted for, frozen.
+    Raises ModelError."""
+    from transformers import AutoConfig, AutoModel
+
+    # a folder or the hub; whatever the libraries raise means weights that do not load
+    folder = local(path)
+    source = str(folder) if folder.is_dir() else path
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if config.model_type not in KINDS:
+            raise ModelError(
+                f"{who}: {path}: expected one of {', '.join(KINDS)}, got a {config.model_type!r} "
+                "network"
+            )
+        network, info = AutoModel.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # named below, like the missing ones
+            output_loading_info=True,
+        )
+    except ModelError:
+        raise
+    except Exception as error:
+        what = f"{path!r} is no folder here, and the hub id of that name"
+        if folder.is_dir():
+            what = f"the folder {folder}"
+        raise ModelError(
+            f"{who}: {what} could not be loaded: {first_line(error)}. Give the folder of a DINOv2 "
+            "or DINOv3 of transformers (config.json, model.safetensors), or a hub id with "
+            "HF_HUB_OFFLINE unset"
+        ) from error
+    # every tensor accounted for
+    wrong = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(map(str, info[kind]))
+        if names:
+            wrong.append(f"{len(names)} {kind}, first {names[0]}")
+    if wrong:
+        raise ModelError(
+            f"{who}: {path}: the weights are not those of this {config.model_type}: "
+            f"{'; '.join(wrong)}"
+        )
+    return network.eval().requires_grad_(False)
+
+
+def _grid(size: int | None, config: Any, who: str) -> tuple[int, int]:
+    """Return the side in pixels and the number of patches."""
+    own, patch = config.image_size, config.patch_size
+    if not isinstance(own, int) or not isinstance(patch, int):
+        raise ModelError(
+            f"{who}: expected a network for square images and patches, got {own} and {patch}"
+        )
+    side = own if size is None else size
+    if side < patch or side % patch:
+        raise ConfigError(
+            f"{who}: size: expected a multiple of the network's patch size {patch}, got {side}"
+        )
+    return side, (side // patch) ** 2
+
+
+class FeatureCache:
+    """Features of reference images by path, computed once and kept while all of them fit into
+    `megabytes`."""
+
+    def __init__(self, backbone: Backbone, *, megabytes: int, patches: bool, who: str) -> None:
+        if megabytes < 0:
+            raise ConfigError(f"{who}: cache_mb: expected 0 or more, got {megabytes}")
+        tokens = backbone.patches + 1 if patches else 1
+        self.backbone, self.patches, self.who = backbone, patches, who
+        self.most = megabytes * 2**20 // (4 * backbone.width * tokens)  # images
+        self.kept: OrderedDict[Path, Features] = OrderedDict()
+
+    def __call__(self, paths: Sequence[Path]) -> Iterator[Features]:
+        """Yield the features of the images at `paths`, in their order, in parts of at most the
+        backbone's batch.
+
+        `patches` has no rows if they are not kept.
+        """
+        for start in range(0, len(paths), self.backbone.batch):
+            # computed where they are not known
+            part = paths[start : start + self.backbone.batch]
+            known = {path: self.kept[path] for path in part if path in self.kept}
+            known |= self._compute([path for path in dict.fromkeys(part) if path not in known])
+            # the last used ones are kept
+            for path in known:
+                self.kept[path] = known[path]
+                self.kept.move_to_end(path)
+            while len(self.kept) > self.most:
+                self.kept.popitem(last=False)
+            cls = torch.stack([known[path].cls for path in part])
+            yield Features(cls, torch.stack([known[path].patches for path in part]))
+
+    def _compute(self, paths: Sequence[Path]) -> dict[Path, Features]:
+        out: dict[Path, Features] = {}
+        for part in self.backbone([open_image(path, self.who) for path in paths]):
+            patches = part.patches if self.patches else part.patches[:, :0]
+            # cloned, so that a kept image does not keep its whole batch in memory
+            rows = [Features(c.clone(), p.clone()) for c, p in zip(part.cls, patches, strict=True)]
+            out |= zip(paths[len(out) : len(out) + len(rows)], rows, strict=True)
+        return out

@@ -1,0 +1,63 @@
+"""The public preprocessings of CLIP-family scorers: an RGB image becomes a square of pixels in
+[0, 1]."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards._common.scorer import OPENAI_MEAN, OPENAI_STD
+
+_BICUBIC = Image.Resampling.BICUBIC
+
+
+def shortest(image: Image.Image, size: int) -> Tensor:
+    """Bring the short side to `size` by PIL's bicubic filter, crop the centre -> [3, size, size] in
+    [0, 1].
+
+    Size and corner are rounded as torchvision (OpenAI's CLIP, open_clip) rounds them: an odd margin
+    of 3 is cut at 2.
+    """
+    short, long = sorted(image.size)
+    wide = [size if side == short else int(size * long / short) for side in image.size]
+    left, top = (round((side - size) / 2) for side in wide)
+    resized = image.resize((wide[0], wide[1]), _BICUBIC)
+    return _levels(resized.crop((left, top, left + size, top + size)))
+
+
+def squash(image: Image.Image, size: int) -> Tensor:
+    """Bring both sides to `size` by PIL's bicubic filter, whatever the aspect -> [3, size, size] in
+    [0, 1]."""
+    return _levels(image.resize((size, size), _BICUBIC))
+
+
+def letterbox(image: Image.Image, size: int, *, antialias: bool = True) -> Tensor:
+    """Bring the long side to `size`, fill up with black around the centre -> [3, size, size], about
+    [0, 1].
+
+    As in tgxs002/HPSv2 (ResizeMaxSize after ToTensor) the *tensor* is resized: no rounding to 8
+    bits, and bicubic overshoot stays. **Differs:** HPSv2 leaves an image unpadded whose long side
+    already is `size`; here it is padded.
+    """
+    pixels = _levels(image)
+    scale = size / max(image.size)
+    height, width = (max(1, round(side * scale)) for side in pixels.shape[1:])
+    if (height, width) != pixels.shape[1:]:
+        pixels = functional.interpolate(
+            pixels[None], (height, width), mode="bicubic", antialias=antialias
+        )[0]
+    left, top = (size - width) // 2, (size - height) // 2
+    return functional.pad(pixels, (left, size - width - left, top, size - height - top))
+
+
+def _levels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1).contiguous() / 255
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """Subtract OpenAI's mean and divide by OpenAI's std, per channel [..., 3, H, W]."""
+    mean, std = torch.tensor(OPENAI_MEAN), torch.tensor(OPENAI_STD)
+    return (pixels - mean[:, None, None]) / std[:, None, None]

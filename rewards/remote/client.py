@@ -1,0 +1,280 @@
+"""A reward that asks servers started by `flowrl serve-rewards`. What they do not answer properly is
+never a score."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, RewardError
+from flowrl.core.types import RewardBatch
+from rewards._common.http_client import (
+    HttpClient,
+    RequestFailed,
+    exchange,
+    for_each,
+    read_secret,
+    run,
+    split_url,
+    without_password,
+)
+from rewards.remote.endpoints import LONGEST, Endpoint, Endpoints
+from rewards.remote.wire import (
+    chunks_of,
+    longest_answer,
+    pack,
+    read_health,
+    read_scores,
+    refusal,
+)
+
+WHO = "rewards.remote"
+CONNECT = 10.0  # seconds for a connection, and for the answer to a probe
+SAY_EVERY = 10.0  # seconds between messages while it waits
+MODES = ("wait", "drop_group", "stop")
+_log = logging.getLogger("flowrl.rewards.remote")
+
+
+class NoAnswer(Exception):
+    """A request that no server answered, with addresses and reasons."""
+
+
+class remote:  # noqa: N801 - configs name rewards in lower case
+    """Score images [L, 3, H, W] in [0, 1] with a reward that other processes host -> [L] float32,
+    in its own range.
+
+    Images are rounded to 8 bits and sent as PNG, scores come back as decimal numbers that name
+    the same float32: the result equals the reward in this process to the bit, if that does not
+    depend on how images are batched. Images of one prompt go in one request, so that rewards
+    which compare them see them all.
+
+    Args:
+        urls: servers; the one with the fewest requests outstanding is asked next, one that fails
+            rests.
+        reward: the reward's name at the server; "" = the only one that it hosts.
+        timeout: seconds for one request, from its first to its last byte.
+        retries: further tries of a request, at another server where there is one.
+        backoff: seconds before the second try, doubled for each further one, up to 10.
+        workers: requests under way at the same time.
+        chunk: images per request; more only where one prompt has more.
+        token_env: environment variable with the servers' token; "" = none.
+        on_failure: of a request, after its last try: "stop" raises, "drop_group" scores no image
+            of the prompts that it held (NaN), "wait" tries on for up to `wait_s` seconds and then
+            raises.
+
+    Raises ConfigError for an argument, RewardError with address and reason, DataError for what
+    cannot be judged.
+    """
+
+    def __init__(
+        self,
+        *,
+        urls: list[str],
+        reward: str = "",
+        timeout: float = 60.0,
+        retries: int = 3,
+        backoff: float = 0.5,
+        workers: int = 8,
+        chunk: int = 32,
+        token_env: str = "",
+        on_failure: Literal["wait", "drop_group", "stop"] = "stop",
+        wait_s: float = 600.0,
+    ) -> None:
+        # the arguments
+        _check("workers", workers >= 1, "at least 1", workers)
+        _check("chunk", chunk >= 1, "at least 1", chunk)
+        _check("retries", retries >= 0, "at least 0", retries)
+        _check("backoff", backoff >= 0, "a number of seconds >= 0", backoff)
+        _check("wait_s", wait_s >= 0, "a number of seconds >= 0", wait_s)
+        _check("timeout", timeout > 0, "a number of seconds > 0", timeout)
+        self.urls = [check_url(url) for url in urls]
+        _check("urls", 0 < len(set(self.urls)) == len(urls), "one address or more, each once", urls)
+        _check("on_failure", on_failure in MODES, f"one of {', '.join(MODES)}", on_failure)
+        self.reward, self.timeout, self.retries, self.backoff = reward, timeout, retries, backoff
+        self.workers, self.chunk, self.on_failure, self.wait_s = workers, chunk, on_failure, wait_s
+        # the client; no proxies: a reward server stands in the run's own network
+        token = read_secret(token_env, f"{WHO}: token_env") if token_env else ""
+        self._http = HttpClient(self.urls, secret=token, connections=workers, connect=CONNECT)
+        self._endpoints = Endpoints(self.urls, rest=2 * backoff)
+        self._said = -SAY_EVERY  # time.monotonic() of the last message
+
+    def probe(self) -> None:
+        """Ask every server whether it hosts the reward. Raises RewardError if none answers,
+        ConfigError if not."""
+        run(self._probe())
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score each image; NaN where the server's reward gave NaN, or a prompt was dropped."""
+        # images of one prompt go in one request
+        scores = torch.full((len(batch.prompts),), torch.nan)
+        chunks = chunks_of(batch, self.chunk)
+        answers = run(self._ask_all(batch, chunks))
+        # scores, or why there are none
+        lost: list[int] = []
+        reasons: list[str] = []
+        for rows, answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, Tensor):
+                scores[rows] = answer
+            else:
+                lost += rows
+                reasons.append(answer)
+        # a prompt is dropped as a whole
+        if lost:
+            group = batch.group.cpu()
+            gone = torch.isin(group, group[lost])
+            scores[gone] = torch.nan
+            dropped = int(gone.sum())
+            _log.warning(
+                "%s: %d of %d images are not scored: %s", WHO, dropped, len(gone), reasons[0]
+            )
+        return scores
+
+    async def _ask_all(self, batch: RewardBatch, chunks: list[list[int]]) -> list[Tensor | str]:
+        """Send all chunks, `workers` at a time -> the scores of each, or why there are none."""
+        answers: list[Tensor | str] = [""] * len(chunks)
+
+        async def ask(client: Any, number: int) -> None:
+            rows = chunks[number]
+            body = await asyncio.to_thread(pack, batch, rows, self.reward)
+            try:
+                answers[number] = await self._ask_until_answered(client, body, len(rows))
+            except NoAnswer as error:
+                if self.on_failure != "drop_group":
+                    raise RewardError(f"{WHO}: no scores from {error}") from None
+                answers[number] = str(error)
+
+        async with self._http.open() as client:
+            workers = min(self.workers, len(chunks))
+            await for_each(range(len(chunks)), lambda n: ask(client, n), workers=workers)
+        return answers
+
+    async def _ask_until_answered(self, client: Any, body: bytes, count: int) -> Tensor:
+        """Send one request until it is answered. Raises NoAnswer."""
+        last: Endpoint | None = None
+        began: float | None = None
+        attempt, reason = 0, "servers that rest"
+        while True:
+            # ask the least busy server, or none while all rest
+            endpoint = self._endpoints.take(avoid=last)
+            if endpoint is not None:
+                last = endpoint
+                scores = await self._ask_once(client, endpoint, body, count)
+                if isinstance(scores, Tensor):
+                    return scores
+                reason = scores
+            else:
+                reason = self._endpoints.reasons() or reason
+            # time counts from the first failure
+            began = time.monotonic() if began is None else began
+            await self._pause(attempt, began, reason)
+            attempt += 1
+
+    async def _ask_once(
+        self, client: Any, endpoint: Endpoint, body: bytes, count: int
+    ) -> Tensor | str:
+        """Ask one server -> scores [count], or its address and what is wrong with it."""
+        url = f"{endpoint.url}/score"
+        try:
+            data = await self._exchange(client, "POST", url, body, self.timeout, count)
+            scores = read_scores(data, self.reward, count)
+        except RequestFailed as error:
+            text = self._http.hide(str(error))
+            self._endpoints.give_failed(endpoint, text)
+            return f"{endpoint.url}: {text}"
+        except BaseException:  # refused for good, or cancelled
+            self._endpoints.give(endpoint)
+            raise
+        self._endpoints.give_answered(endpoint)
+        return scores
+
+    async def _exchange(
+        self, client: Any, method: str, url: str, body: bytes, timeout: float, count: int
+    ) -> bytes:
+        """Return the answer to one request about `count` images.
+
+        Raises RequestFailed where another try may help; DataError or RewardError for what the
+        server refuses for good.
+        """
+        most = longest_answer(count)
+        response = await exchange(client, method, url, body, timeout=timeout, most=most)
+        if response.status != 200:
+            raise refusal(response.status, self._http.hide_bytes(response.body), url)
+        return response.body
+
+    async def _pause(self, attempt: int, began: float, reason: str) -> None:
+        """Sleep before the next try. Raises NoAnswer if there is none."""
+        # is there another try?
+        waits = self.on_failure == "wait"
+        left = began + self.wait_s - time.monotonic()
+        if not waits and attempt >= self.retries:
+            raise NoAnswer(f"{reason} (tried {attempt + 1} times)")
+        if waits and left <= 0:
+            raise NoAnswer(f"{reason} (waited {self.wait_s:g} s)")
+        # a message now and then
+        if waits and time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            _log.warning("%s: no scores from %s; trying on for up to %.0f s", WHO, reason, left)
+        # sleep, in short parts: the end of the program must not be held up
+        delay = max(min(LONGEST, self.backoff * 2 ** min(attempt, 16)), self._endpoints.soonest())
+        end = time.monotonic() + (min(delay, left) if waits else delay)
+        while (rest := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(rest, 1.0))
+            try:
+                await asyncio.to_thread(float)  # threads are refused once the program ends
+            except RuntimeError:
+                raise NoAnswer(f"{reason} (the program ends)") from None
+
+    async def _probe(self) -> None:
+        began, attempt = time.monotonic(), 0
+        async with self._http.open() as client:
+            # until one server is well
+            while True:
+                found = await asyncio.gather(*(self._health(client, url) for url in self.urls))
+                faults = {url: fault for url, fault in zip(self.urls, found, strict=True) if fault}
+                reason = "; ".join(f"{url}: {fault}" for url, fault in faults.items())
+                if len(faults) < len(self.urls):
+                    break
+                try:
+                    await self._pause(attempt, began, reason)
+                except NoAnswer as error:
+                    raise RewardError(
+                        f"{WHO}: no server answers: {error}. Start one (`flowrl serve-rewards "
+                        "CONFIG`), or correct urls"
+                    ) from None
+                attempt += 1
+        # the others may come back
+        if faults:
+            _log.warning("%s: going on without %s", WHO, reason)
+
+    async def _health(self, client: Any, url: str) -> str:
+        """Ask one server -> "", or what is wrong with it."""
+        seconds = min(self.timeout, CONNECT)
+        try:
+            answer = await self._exchange(client, "GET", f"{url}/health", b"", seconds, 0)
+            read_health(answer, url, self.reward, self.chunk)
+        except RequestFailed as error:
+            return self._http.hide(str(error))
+        return ""
+
+
+def check_url(url: str) -> str:
+    """Return the address without a slash at its end. Raises ConfigError, without showing a password
+    in it."""
+    parts = split_url(url)
+    if parts is None or parts.username is not None:
+        raise ConfigError(
+            f"{WHO}: urls: expected addresses like http://10.0.0.5:8321, got "
+            f"{without_password(url)!r}; no user names, passwords or queries: a token goes into an "
+            "environment variable that token_env names"
+        )
+    return url.rstrip("/")
+
+
+def _check(name: str, fine: bool, expected: str, got: Any) -> None:
+    if not fine:
+        raise ConfigError(f"{WHO}: {name}: expected {expected}, got {got!r}")

@@ -1,0 +1,228 @@
+"""The HTTP side of hosted rewards: POST /score, GET /health, GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from flowrl.core.errors import DataError
+from flowrl.core.version import __version__
+from rewards.remote.read_request import Limits, RequestRefused, parse
+from rewards.remote.request_queue import Answer, RequestQueue, ScoreRequest
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+BODY_SECONDS = 120.0  # for a client to send its images
+IN_HAND = 128  # requests held in memory; further ones are read once there is room, and not refused
+
+
+def make_app(queue: RequestQueue, limits: Limits, token: bytes = b"") -> Starlette:
+    """Return the ASGI application: POST /score, GET /health, GET /metrics; errors are JSON as
+    well."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    service = _Handlers(queue, limits, token)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # a wrong path or method
+        text = "there is POST /score, GET /health and GET /metrics"
+        return JSONResponse({"error": text, "kind": "request"}, error.status_code, error.headers)
+
+    routes = [
+        Route("/score", service.guard(service.score), methods=["POST"]),
+        Route("/health", service.guard(service.health), methods=["GET"]),
+        Route("/metrics", service.guard(service.metrics), methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: missing})
+
+
+Handler = Callable[["Request"], Awaitable["Response"]]
+
+
+class _Handlers:
+    """What the three addresses answer."""
+
+    def __init__(self, queue: RequestQueue, limits: Limits, token: bytes) -> None:
+        self.queue, self.limits, self.token = queue, limits, token
+        self.requests: Counter[int] = Counter()  # {status: answers of /score}
+        self.seconds = 0.0  # in /score, waiting included
+        self.room = asyncio.Semaphore(IN_HAND)
+
+    def guard(self, handler: Handler) -> Handler:
+        """Ask for the token before anything is read, and turn failures into JSON."""
+        from starlette.responses import JSONResponse
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_token(request)
+                return await handler(request)
+            except RequestRefused as error:
+                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+                return JSONResponse(
+                    {"error": str(error), "kind": error.kind}, error.status, headers
+                )
+
+        return guarded
+
+    def _check_token(self, request: Request) -> None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # compared always: its time tells nothing
+        same = hmac.compare_digest(given.strip().encode(), self.token)
+        if self.token and not (same and scheme.lower() == "bearer"):
+            raise RequestRefused(
+                401,
+                "token",
+                "expected the header 'Authorization: Bearer <token>' with this server's token",
+            )
+
+    async def score(self, request: Request) -> Response:
+        """Score the images of one request: {"scores": {name: [number | null]}, "images":
+        count}."""
+        began, status = time.perf_counter(), 500
+        try:
+            response = await self._score(request)
+            status = response.status_code
+            return response
+        except RequestRefused as error:
+            status = error.status
+            raise
+        finally:
+            self.requests[status] += 1
+            self.seconds += time.perf_counter() - began
+
+    async def _score(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestRefused(
+                415, "request", "expected the header 'Content-Type: application/json'"
+            )
+        async with self.room:
+            body = await _body(request, self.limits.bytes)
+            wanted = await asyncio.to_thread(parse, body, tuple(self.queue.rewards), self.limits)
+            del body
+            answer = await self._answer(request, wanted)
+        return JSONResponse({"scores": answer, "images": len(wanted.prompts)})
+
+    async def _answer(self, request: Request, wanted: ScoreRequest) -> Answer:
+        """Wait for the scores, or until the client has gone: then nobody needs them."""
+        scored = asyncio.ensure_future(asyncio.wrap_future(self.queue.submit(wanted)))
+        # after the body comes nothing but the disconnect
+        gone = asyncio.ensure_future(request.receive())
+        both: set[asyncio.Future[Any]] = {scored, gone}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not scored.done():
+            scored.cancel()
+            raise RequestRefused(499, "time", "the client has gone")
+        try:
+            return scored.result()
+        except Exception as error:  # whatever the reward raised
+            kind = "data" if isinstance(error, DataError) else "reward"
+            raise RequestRefused(500, kind, f"{type(error).__name__}: {error}") from error
+
+    async def health(self, request: Request) -> Response:
+        """Say that the server is up, what it hosts and what it takes."""
+        from starlette.responses import JSONResponse
+
+        limits = {
+            "bytes": self.limits.bytes,
+            "images": self.limits.images,
+            "pixels": self.limits.all_pixels,
+        }
+        rewards = list(self.queue.rewards)
+        return JSONResponse(
+            {"status": "ok", "rewards": rewards, "limits": limits, "flowrl": __version__}
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer in Prometheus' text format."""
+        from starlette.responses import PlainTextResponse
+
+        return PlainTextResponse(
+            "\n".join(self._lines()) + "\n", media_type="text/plain; version=0.0.4"
+        )
+
+    def _lines(self) -> Iterator[str]:
+        for name, (kind, text, values) in self._figures().items():
+            yield f"# HELP flowrl_{name} {text}"
+            yield f"# TYPE flowrl_{name} {kind}"
+            yield from (f"flowrl_{name}{label} {value}" for label, value in values.items())
+
+    def _figures(self) -> dict[str, tuple[str, str, dict[str, float]]]:
+        """Return {name: (kind, what it is, {label: value})}."""
+        # what one number says
+        counts, (queued, images) = self.queue.counts, self.queue.waiting()
+        singles = {
+            "images_total": ("counter", "images scored", counts.images),
+            "failures_total": (
+                "counter",
+                "requests that a reward could not score",
+                counts.failures,
+            ),
+            "batches_total": ("counter", "batches of joined requests", counts.batches),
+            "queue_requests": ("gauge", "requests that wait for a batch", queued),
+            "queue_images": ("gauge", "images that wait for a batch", images),
+            "request_seconds_total": (
+                "counter",
+                "seconds from request to answer, summed",
+                self.seconds,
+            ),
+        }
+        # what has one for each status or reward
+        statuses = {f'{{status="{code}"}}': n for code, n in sorted(self.requests.items())}
+        text = "answered requests to /score, by HTTP status"
+        out: dict[str, tuple[str, str, dict[str, float]]] = {
+            "requests_total": ("counter", text, dict(statuses))
+        }
+        for name, (kind, about, value) in singles.items():
+            out[name] = (kind, about, {"": value})
+        for name, about, values in (
+            ("unscored_total", "scores that are null", counts.unscored),
+            ("calls_total", "calls of a reward", counts.calls),
+            ("reward_seconds_total", "seconds inside a reward", counts.seconds),
+        ):
+            labelled = {f'{{reward="{reward}"}}': values[reward] for reward in self.queue.rewards}
+            out[name] = ("counter", about, labelled)
+        return out
+
+
+async def _body(request: Request, limit: int) -> bytearray:
+    """Read a body of at most `limit` bytes. What is a little longer is read to its end, so that its
+    sender listens."""
+    from starlette.requests import ClientDisconnect
+
+    # in parts
+    body, size = bytearray(), 0
+    declared = request.headers.get("content-length", "0")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            if not declared.isdigit() or int(declared) <= 2 * limit:
+                async for part in request.stream():
+                    size += len(part)
+                    body += part if size <= limit else b""
+                    if size > 2 * limit:
+                        break
+    except ClientDisconnect as error:
+        raise RequestRefused(499, "time", "the client has gone") from error
+    except TimeoutError as error:
+        raise RequestRefused(
+            408, "time", f"the body did not come within {BODY_SECONDS:g} seconds"
+        ) from error
+    # too long
+    if size > limit or (declared.isdigit() and int(declared) > limit):
+        raise RequestRefused(
+            413, "size", f"expected a body of at most {limit} bytes; send fewer images at a time"
+        )
+    return body

@@ -1,0 +1,188 @@
+"""Read what a client sends to be scored: JSON with PNG images, checked before anything large is
+unpacked."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.core.errors import FlowRLError
+from rewards.remote.request_queue import ScoreRequest
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+KEYS = ("images", "prompts", "group", "meta", "sigma", "rewards")
+
+
+class RequestRefused(FlowRLError):
+    """A request that is not served: the HTTP status, what kind of mistake it is, and the
+    message."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Limits(NamedTuple):
+    """How much one request may hold."""
+
+    bytes: int = 256 * 2**20  # of the body
+    images: int = 256
+    pixels: int = 2**24  # of one image: 4096 x 4096
+    all_pixels: int = 2**26  # of all together: 64 images of 1024 x 1024, 0.8 GB as floats
+
+
+def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> ScoreRequest:
+    """Turn the body of a request into images and words. Raises RequestRefused.
+
+    Keys: `images` (base64 of 8-bit RGB PNG files of one size) and `prompts`; optionally `group`
+    (whole numbers, by default every image its own), `meta` (objects, the prompts' records),
+    `sigma` (numbers, by default 0) and `rewards` (names, by default all `known` ones).
+    """
+    # one object with known keys
+    try:
+        data = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(400, "request", f"the body is not valid JSON: {error}") from error
+    if not isinstance(data, dict) or not {"images", "prompts"} <= data.keys() <= set(KEYS):
+        got = sorted(data) if isinstance(data, dict) else type(data).__name__
+        raise RequestRefused(
+            400,
+            "request",
+            f"expected an object with images, prompts and optionally {KEYS[2:]}, got {got}",
+        )
+    # images, not too many
+    images = _list(data["images"], "images", "texts", str)
+    count = len(images)
+    if not 1 <= count <= limits.images:
+        status, kind = (413, "size") if count else (400, "request")
+        text = f"images: expected 1 to {limits.images} images in one request, got {count}"
+        raise RequestRefused(status, kind, text)
+    # rewards that are hosted
+    names = _list(data.get("rewards", list(known)), "rewards", "names", str)
+    if not names or not set(names) <= set(known) or len(set(names)) < len(names):
+        raise RequestRefused(
+            400, "request", f"rewards: expected some of {', '.join(known)}, each once, got {names}"
+        )
+    # what goes with each image
+    group = _list(data.get("group", list(range(count))), "group", "whole numbers", int, count)
+    if any(abs(number) >= 2**63 for number in group):
+        raise RequestRefused(400, "request", "group: expected whole numbers of at most 63 bits")
+    sigma = _list(data.get("sigma", [0.0] * count), "sigma", "numbers", (int, float), count)
+    prompts = _list(data["prompts"], "prompts", "texts", str, count)
+    meta = _list(data.get("meta", [{}] * count), "meta", "objects", dict, count)
+    return ScoreRequest(
+        pixels=_images(images, limits),
+        prompts=prompts,
+        group=torch.tensor(group, dtype=torch.int64),
+        meta=meta,
+        sigma=_finite(sigma),
+        names=tuple(names),
+    )
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _list(
+    value: Any, key: str, what: str, kind: type | tuple[type, ...], count: int | None = None
+) -> list[Any]:
+    wrong = not isinstance(value, list) or (count is not None and len(value) != count)
+    if wrong or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value):
+        each = f"{what}" if count is None else f"{count} {what}, one per image"
+        raise RequestRefused(400, "request", f"{key}: expected a list of {each}")
+    return list(value)
+
+
+def _finite(values: list[int | float]) -> Tensor:
+    try:
+        sigma = torch.tensor([float(value) for value in values], dtype=torch.float32)
+    except (OverflowError, RuntimeError):  # beyond what a double, or what float32 holds
+        sigma = torch.tensor([torch.inf])
+    if not bool(sigma.isfinite().all()):
+        raise RequestRefused(400, "request", "sigma: a number is too large")
+    return sigma
+
+
+def _images(texts: list[str], limits: Limits) -> Tensor:
+    """Decode base64 PNG files of one size -> [L, 3, H, W] uint8, after a look at the sizes that
+    they claim."""
+    # out of base64
+    files: list[bytes] = []
+    for place, text in enumerate(texts):
+        try:
+            files.append(base64.b64decode(text, validate=True))
+        except ValueError as error:
+            raise RequestRefused(400, "request", f"images[{place}]: not base64: {error}") from error
+    # one size, not too large
+    sizes = [_claimed(file, f"images[{place}]") for place, file in enumerate(files)]
+    if len(set(sizes)) > 1:
+        raise RequestRefused(
+            400,
+            "request",
+            f"images: expected images of one size in a request, got {sorted(set(sizes))}",
+        )
+    one = sizes[0][0] * sizes[0][1]
+    if one > limits.pixels or one * len(files) > limits.all_pixels:
+        raise RequestRefused(
+            413,
+            "size",
+            f"images: expected at most {limits.pixels} pixels in an image and {limits.all_pixels} "
+            f"in a request, got {len(files)} of {sizes[0][0]} x {sizes[0][1]}; send fewer at a "
+            "time",
+        )
+    # decoded only now
+    arrays = [_decode(file, sizes[0], f"images[{place}]") for place, file in enumerate(files)]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
+
+
+def _claimed(file: bytes, where: str) -> tuple[int, int]:
+    """Return (width, height) as a PNG's header has it, without unpacking anything."""
+    if len(file) < 33 or file[:8] != SIGNATURE or file[12:16] != b"IHDR":
+        raise RequestRefused(400, "request", f"{where}: expected a PNG file")
+    width, height, depth, color, interlaced = struct.unpack(">IIBB2xB", file[16:29])
+    if (depth, color, interlaced) != (8, 2, 0) or not width or not height:
+        raise RequestRefused(
+            400,
+            "request",
+            f"{where}: expected 8-bit RGB (bit depth 8, colour type 2, not interlaced), got bit "
+            f"depth {depth}, colour type {color}, interlace {interlaced}, {width} x {height}; "
+            "convert it before it is sent",
+        )
+    return width, height
+
+
+def _decode(file: bytes, size: tuple[int, int], where: str) -> np.ndarray:
+    try:
+        _check_rows(file, *size)
+        with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
+            if image.size != size or image.mode != "RGB":  # a second header further on
+                raise ValueError(
+                    f"the file is {image.mode} of {image.size}, its header says RGB of {size}"
+                )
+            return np.asarray(image)
+    except Exception as error:  # a decoder may raise anything on bytes that were made to break it
+        raise RequestRefused(400, "request", f"{where}: a broken PNG file: {error}") from error
+
+
+def _check_rows(file: bytes, width: int, height: int) -> None:
+    """Raise ValueError unless the file holds every row: Pillow paints those that are missing
+    black."""
+    need, got, place, unpack = height * (1 + 3 * width), 0, len(SIGNATURE), zlib.decompressobj()
+    while got <= need and place + 8 <= len(file):
+        length, name = struct.unpack(">I4s", file[place : place + 8])
+        if name == b"IDAT":
+            got += len(unpack.decompress(file[place + 8 : place + 8 + length], need + 1 - got))
+        place += 12 + length
+    if got != need:
+        raise ValueError(f"expected {need} bytes of pixels, got {'more' if got > need else got}")

@@ -1,0 +1,162 @@
+"""The format on the wire, as a client sees it: requests packed, answers believed only if all is
+right."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, DataError, RewardError
+from flowrl.core.types import RewardBatch
+from rewards._common.http_client import RequestFailed
+from rewards._common.scorer import to_pil
+
+WHO = "rewards.remote"
+LARGEST = torch.finfo(torch.float32).max
+
+
+def longest_answer(count: int) -> int:
+    """Return how many bytes an answer about `count` images may have."""
+    return 2**16 + 1024 * count
+
+
+def chunks_of(batch: RewardBatch, size: int) -> list[list[int]]:
+    """Deal the rows out to requests of `size` images; images of one group and prompt stay
+    together."""
+    units: dict[tuple[int, str], list[int]] = {}
+    for row, key in enumerate(zip(batch.group.tolist(), batch.prompts, strict=True)):
+        units.setdefault(key, []).append(row)
+    chunks: list[list[int]] = []
+    for rows in units.values():
+        if chunks and len(chunks[-1]) + len(rows) <= size:
+            chunks[-1].extend(rows)
+        else:
+            chunks.append(list(rows))
+    return chunks
+
+
+def pack(batch: RewardBatch, rows: list[int], reward: str) -> bytes:
+    """Write the body of a request. Raises DataError for a NaN image or a record that JSON cannot
+    hold."""
+    # groups are numbered from 0 within the request
+    keys = [(int(batch.group[row]), batch.prompts[row]) for row in rows]
+    number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    data: dict[str, Any] = {
+        "images": [_png(image) for image in to_pil(batch.images[rows])],
+        "prompts": [batch.prompts[row] for row in rows],
+        "group": [number[key] for key in keys],
+        "meta": [batch.meta[row] if batch.meta else {} for row in rows],
+        "sigma": batch.sigma[rows].tolist(),
+    }
+    if reward:
+        data["rewards"] = [reward]
+    # as JSON
+    try:
+        return json.dumps(data, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        first = batch.prompts[rows[0]]
+        raise DataError(
+            f"{WHO}: a record of prompt {first!r} or others cannot be sent: {error}"
+        ) from error
+
+
+def _png(image: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def refusal(status: int, data: bytes, url: str) -> Exception:
+    """Return the exception for an answer other than 200: DataError or RewardError for what the
+    server refuses for good, RequestFailed where another try may help.
+
+    Only a reward server's own words are final.
+    """
+    try:
+        answer = json.loads(data)
+        kind, text = str(answer["kind"]), " ".join(str(answer["error"]).split())[:1000]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return RequestFailed(f"HTTP {status}: {_start(data)}")
+    if kind == "data":
+        return DataError(f"{WHO}: {url}: {text}")
+    if kind == "token":
+        return RewardError(
+            f"{WHO}: {url} refuses the token (HTTP {status}); set token_env to the variable that "
+            "holds it"
+        )
+    if kind in ("request", "size"):
+        return RewardError(f"{WHO}: {url} refuses the request (HTTP {status}): {text}")
+    return RequestFailed(f"HTTP {status}: {text}")
+
+
+def read_scores(data: bytes, reward: str, count: int) -> Tensor:
+    """Return the scores [count] of an answer, NaN for null. Raises RequestFailed unless
+    everything about it is right."""
+    # the scores of one reward
+    scores = _object(data).get("scores")
+    if not isinstance(scores, dict):
+        raise RequestFailed(f"expected an object with scores, got {_start(data)}")
+    if not reward and len(scores) > 1:
+        raise ConfigError(
+            f"{WHO}: reward: the server hosts {', '.join(map(str, scores))}; name one of them"
+        )
+    if len(scores) != 1 or (reward and reward not in scores):
+        raise RequestFailed(
+            f"expected scores of {reward or 'one reward'}, got those of {list(scores)[:5]}"
+        )
+    # a number or null for each image
+    values = next(iter(scores.values()))
+    if not isinstance(values, list) or len(values) != count:
+        got = f"{len(values)} of them" if isinstance(values, list) else type(values).__name__
+        raise RequestFailed(f"expected a list of {count} scores, got {got}")
+    return torch.tensor([_score(value) for value in values], dtype=torch.float32)
+
+
+def _score(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
+        raise RequestFailed(f"expected a finite number or null as a score, got {str(value)[:40]!r}")
+    return float(value)
+
+
+def read_health(data: bytes, url: str, reward: str, chunk: int) -> None:
+    """Check that a server hosts the reward and takes such requests. Raises ConfigError;
+    RequestFailed for another server."""
+    answer = _object(data)
+    hosted, limits = answer.get("rewards"), answer.get("limits", {})
+    if not isinstance(hosted, list) or not isinstance(limits, dict):
+        raise RequestFailed(f"expected the health of a reward server, got {_start(data)}")
+    there = ", ".join(map(str, hosted))
+    if reward and reward not in hosted:
+        raise ConfigError(f"{WHO}: reward: {url} hosts no {reward!r} (there is: {there})")
+    if not reward and len(hosted) != 1:
+        raise ConfigError(f"{WHO}: reward: {url} hosts {there}; name one of them")
+    most = limits.get("images", chunk)
+    if isinstance(most, int) and chunk > most:
+        raise ConfigError(
+            f"{WHO}: chunk: {url} takes at most {most} images per request, got {chunk}"
+        )
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        answer = json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise RequestFailed(f"expected JSON, got {_start(data)} ({error})") from None
+    if not isinstance(answer, dict):
+        raise RequestFailed(f"expected a JSON object, got {_start(data)}")
+    return answer
+
+
+def _start(data: bytes) -> str:
+    return repr(data[:80].decode("utf-8", "replace")) if data else "nothing"

@@ -1,0 +1,64 @@
+"""Images as a judge's server gets them: data URLs, and the cells of an image that is a grid."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+from typing import NamedTuple
+
+from PIL import Image
+
+from flowrl.core.errors import DataError
+
+MOST_CELLS = 16  # more is no grid but a size in pixels, such as 512x512
+_GRID = re.compile(r"(\d+)\s*[x×\u2a09]\s*(\d+)")
+
+
+class EncodedImage(NamedTuple):
+    """An image file for a request."""
+
+    url: str  # data URL
+    digest: str  # sha256 of the file
+
+
+def encode(image: Image.Image, encoding: str) -> EncodedImage:
+    """Write an image as JPEG of quality 95 (what UnifiedReward's code sends) or as lossless PNG."""
+    file = io.BytesIO()
+    if encoding == "png":
+        image.save(file, "PNG")
+    else:
+        image.save(file, "JPEG", quality=95)
+    data = file.getvalue()
+    return EncodedImage(
+        f"data:image/{encoding};base64,{base64.b64encode(data).decode('ascii')}",
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def grid_size(prompt: str, where: str) -> tuple[int, int]:
+    """Return rows and columns from the first "AxB" of a prompt (PaCo-RL). Raises DataError if it
+    names no grid."""
+    found = _GRID.search(prompt)
+    rows, columns = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 2 <= rows * columns <= MOST_CELLS:
+        raise DataError(
+            f"{where}: rewards.vlm: the template consistency needs a grid of 2 to {MOST_CELLS} "
+            "cells in the prompt, "
+            f'such as "2x2"; got {prompt[:120]!r}'
+        )
+    return rows, columns
+
+
+def cut(image: Image.Image, rows: int, columns: int) -> list[Image.Image]:
+    """Cut an image into equal cells, row by row; pixels left over at the right and bottom are
+    dropped (PaCo-RL)."""
+    width, height = image.width // columns, image.height // rows
+    if not width or not height:
+        raise DataError(
+            f"rewards.vlm: an image of {image.width}x{image.height} cannot be cut into "
+            f"{rows}x{columns}"
+        )
+    corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
+    return [image.crop((x, y, x + width, y + height)) for x, y in corners]

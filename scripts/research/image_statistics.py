@@ -1,0 +1,152 @@
+"""Compare images of a run with its reference images: before training, after it, and the
+references themselves.
+
+    python scripts/research/image_statistics.py runs/shapes-adv-grpo-seed0 \\
+        runs/shapes-adv-grpo-seed1
+
+For runs on the shapes benchmark whose reward `real` is `adversarial` with one folder of references.
+Images of the held-out prompts, the same noise before and after, are read by the benchmark's
+checker, which the reward never saw: what colours their shapes have, how many there are, on how many
+images all are readable. The Frechet distance to the references is that of CLS features of
+assets/shapes-dino. Writes assets/results/<name>-statistics.json and
+assets/figures/<name>-statistics.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import scipy.linalg
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl import load_config, open_run
+from flowrl.core.files import write_json
+from flowrl.core.prompts import load_prompts
+from flowrl.core.shipped_files import resource
+from flowrl.evaluation.suites.shapes.detect import detect
+from flowrl.evaluation.suites.shapes.scene import COLORS
+from flowrl.runs.evaluate import sample_all
+from rewards._backbones.dino import Backbone
+from rewards._common.scorer import to_pil
+
+INK = {"before": "#9aa0a6", "after": "#1a73e8", "references": "#34a853"}
+
+
+def readings(images: Tensor) -> dict[str, Any]:
+    """Read images [N, 3, 64, 64] -> shares of colours among shapes, of counts and of readable
+    images."""
+    found = detect(images)
+    used = np.arange(found.shape.shape[1]) < found.number[:, None]
+    named = used & (found.color >= 0)
+    clean = ((found.shape >= 0) & named | ~used).all(1) & (found.number > 0)
+    return {
+        "images": len(images),
+        "colours": (np.bincount(found.color[named], minlength=len(COLORS)) / used.sum()).tolist(),
+        "objects": (np.bincount(found.number.clip(0, 5), minlength=6) / len(images)).tolist(),
+        "mean_objects": float(found.number.mean()),
+        "all_readable": float(clean.mean()),
+    }
+
+
+def frechet(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the Frechet distance of two sets of features [N, D], as Gaussians (Heusel et al. 2017,
+    1706.08500)."""
+    a, b = np.cov(one, rowvar=False), np.cov(two, rowvar=False)
+    root = scipy.linalg.sqrtm(a @ b).real
+    return float(np.square(one.mean(0) - two.mean(0)).sum() + np.trace(a + b - 2 * root))
+
+
+def features(images: Tensor) -> np.ndarray:
+    """Return CLS features of images [N, 3, H, W] -> [N, D]."""
+    options: dict[str, Any] = {"size": None, "device": "auto", "dtype": "float32", "batch": 128}
+    backbone = Backbone("assets/shapes-dino", who="image_statistics", **options)
+    return torch.cat([part.cls for part in backbone(to_pil(images))]).double().cpu().numpy()
+
+
+def one_run(run: Path, images: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Measure a run -> {"before", "after", "references": readings}."""
+    sets: dict[str, Tensor] = {}
+    for name, weights in (("before", "base"), ("after", None)):
+        model, config, _ = open_run(run, weights=weights)
+        sets[name] = sample_all(
+            model, config, load_prompts(config.prompts.test).texts, seed=seed, images=images
+        )
+    files = sorted(resource(config.rewards["real"].kwargs["references"]).glob("*.png"))
+    pixels = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
+    sets["references"] = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    target = features(sets["references"])
+    rows = {name: readings(pixels) for name, pixels in sets.items()}
+    for name in ("before", "after"):
+        rows[name]["frechet"] = frechet(features(sets[name]), target)
+    return rows
+
+
+def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
+    """Draw the mean over runs side by side; the lines span the runs."""
+    page, panels = plt.subplots(
+        1, 3, figsize=(12, 3.4), gridspec_kw={"width_ratios": [1.5, 1.5, 0.7]}
+    )
+    for axes, key, labels in zip(
+        panels, ("colours", "objects"), (list(COLORS), "012345"), strict=False
+    ):
+        for at, (name, ink) in enumerate(INK.items()):
+            rows = np.array([run[name][key] for run in runs])
+            middle = rows.mean(0)
+            spread = np.abs(np.stack([rows.min(0), rows.max(0)]) - middle)
+            axes.bar(
+                np.arange(6) + (at - 1) * 0.27,
+                middle,
+                0.25,
+                color=ink,
+                label=name,
+                yerr=spread,
+                capsize=2,
+            )
+        axes.set_xticks(range(6), labels)
+        axes.set_title({"colours": "colours of shapes", "objects": "shapes on an image"}[key])
+    panels[0].legend(frameon=False)
+    for at, name in enumerate(("before", "after")):
+        values = [run[name]["frechet"] for run in runs]
+        low, high = mean(values) - min(values), max(values) - mean(values)
+        panels[2].bar(at, mean(values), color=INK[name], yerr=[[low], [high]], capsize=3)
+    panels[2].set_xticks([0, 1], ["before", "after"])
+    panels[2].set_title("Frechet distance\nto the references")
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    page.tight_layout()
+    page.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--images", type=int, default=8, help="images per prompt")
+    parser.add_argument("--seed", type=int, default=11, help="of the noise")
+    parser.add_argument("--out", type=Path, default=Path("assets"))
+    args = parser.parse_args()
+    name = load_config(args.runs[0] / "config.yaml").name
+    runs = [one_run(run, args.images, args.seed) for run in args.runs]
+    result = {"name": name, "seed": args.seed, "colours": list(COLORS), "runs": runs}
+    write_json(args.out / "results" / f"{name}-statistics.json", result)
+    figure(runs, args.out / "figures" / f"{name}-statistics.png")
+    cool = [list(COLORS).index(colour) for colour in ("blue", "purple")]
+    for run in runs:
+        for part, row in run.items():
+            share = sum(row["colours"][c] for c in cool)
+            print(
+                f"{part:10} blue or purple {share:.3f}  shapes {row['mean_objects']:.2f}  "
+                f"{row.get('frechet', '')}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Put a reward server under load: many clients at once, every answer compared with the reward in
+this process.
+
+    python scripts/research/load_rewards.py shapes/flow_grpo --clients 64 --seconds 30
+
+Starts `flowrl serve-rewards` for the config on a free port (or takes the one at --url), draws true
+scenes of the shapes benchmark and lets each client send requests one after the other. A request is
+lost if it got no answer or one that is not right to the last bit. Writes requests and images per
+second, percentiles of the latency and a description of the machine. Clients and server share its
+processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import numpy as np
+import torch
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.environment import environment
+from flowrl.core.errors import RunError
+from flowrl.core.files import write_json
+from flowrl.core.pixels import round_8bit
+from flowrl.core.types import RewardBatch
+from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
+from flowrl.evaluation.suites.shapes.scene import render
+from rewards.remote.wire import pack
+
+
+class Load(NamedTuple):
+    """What the clients do."""
+
+    url: str
+    clients: int
+    requests: int  # 0 = as many as `seconds` allow
+    seconds: float
+    bodies: list[bytes]
+    wanted: list[dict[str, Any]]  # the right answer to each body
+
+
+def prepare(
+    config: Config, *, images: int, bodies: int, seed: int
+) -> tuple[list[bytes], list[dict[str, Any]], float]:
+    """Draw `bodies` requests of `images` images -> bodies, right answers, images per second
+    without a server."""
+    rng = np.random.default_rng(seed)
+    pool = [record for records in all_records().values() for record in records]
+    rewards = {name: call.make() for name, call in config.rewards.items()}
+    packed, wanted, seconds = [], [], 0.0
+    for _ in range(bodies):
+        records = [pool[i] for i in rng.integers(len(pool), size=images)]
+        noisy = (
+            render(scenes_for(records, rng))
+            + torch.from_numpy(rng.normal(0, 0.04, (images, 3, 64, 64))).float()
+        )
+        zero = torch.zeros(images)
+        prompts = [record["prompt"] for record in records]
+        batch = RewardBatch(round_8bit(noisy), prompts, torch.arange(images), records, zero)
+        packed.append(pack(batch, list(range(images)), ""))
+        began = time.perf_counter()
+        scores = {name: reward(batch).tolist() for name, reward in rewards.items()}
+        seconds += time.perf_counter() - began
+        wanted.append({"scores": scores, "images": images})
+    return packed, wanted, bodies * images / seconds
+
+
+@contextmanager
+def server(config: str, overrides: list[str], options: list[str]) -> Iterator[str]:
+    """Start a server on a free port, yield its address, and stop it."""
+    command = [
+        sys.executable,
+        "-m",
+        "flowrl.cli.main",
+        "serve-rewards",
+        config,
+        *overrides,
+        "--port",
+        "0",
+        *options,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if " at http" not in line:
+            raise RunError(f"the server did not start: {line!r}")
+        yield line.rsplit(" at ", 1)[1].split()[0]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def drive(load: Load) -> dict[str, Any]:
+    """Let all clients run -> figures."""
+    numbers, times, faults = count(), list[float](), Counter[str]()
+    tls = httpx2.create_ssl_context()  # one for all: each would take a third of a second
+
+    async def client() -> None:
+        async with httpx2.AsyncClient(timeout=60, trust_env=False, verify=tls) as http:
+            for number in numbers:
+                if number >= load.requests if load.requests else time.perf_counter() > stop:
+                    return
+                place, began = number % len(load.bodies), time.perf_counter()
+                fault = await ask(http, load, place)
+                times.append(time.perf_counter() - began)
+                faults.update([fault] if fault else [])
+
+    began = time.perf_counter()
+    stop = began + load.seconds
+    await asyncio.gather(*(client() for _ in range(load.clients)))
+    seconds = time.perf_counter() - began
+    images = load.wanted[0]["images"]
+    right = len(times) - sum(faults.values())
+    latency = {f"p{q}": float(np.percentile(times, q)) for q in (50, 90, 95, 99, 100)}
+    return {
+        "clients": load.clients,
+        "images_per_request": images,
+        "requests": len(times),
+        "lost": len(times) - right,
+        "faults": dict(faults),
+        "seconds": seconds,
+        "requests_per_s": right / seconds,
+        "images_per_s": right * images / seconds,
+        "latency_s": latency,
+    }
+
+
+async def ask(http: httpx2.AsyncClient, load: Load, place: int) -> str:
+    """Send one request -> "", or what is wrong with the answer."""
+    headers = {"Content-Type": "application/json"}
+    try:
+        answer = await http.post(f"{load.url}/score", content=load.bodies[place], headers=headers)
+    except httpx2.HTTPError as error:
+        return type(error).__name__
+    if answer.status_code != 200:
+        return f"HTTP {answer.status_code}"
+    return (
+        ""
+        if json.loads(answer.content) == load.wanted[place]
+        else "another score than in this process"
+    )
+
+
+def joined(url: str) -> float:
+    """Return how many images a batch of the server had on average, from its metrics."""
+    lines = httpx2.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    values = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+    return values["flowrl_images_total"] / max(values["flowrl_batches_total"], 1)
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine; how busy it is with other work shows in `load_before`."""
+    info = Path("/proc/cpuinfo")
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": models[0] if models else None,
+        "load_before": list(os.getloadavg()),
+        **environment(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", nargs="?", default="shapes/flow_grpo")
+    parser.add_argument("overrides", nargs="*", help="key.subkey=value")
+    parser.add_argument(
+        "--url", help="of a server that hosts the same rewards (default: start one)"
+    )
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument(
+        "--requests", type=int, default=0, help="in all (default: as many as --seconds allow)"
+    )
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--images", type=int, default=8, help="images per request")
+    parser.add_argument("--bodies", type=int, default=64, help="different requests")
+    parser.add_argument("--batch", type=int, default=64, help="of the server that is started")
+    parser.add_argument(
+        "--max-wait-ms", type=float, default=5.0, help="of the server that is started"
+    )
+    parser.add_argument("--out", type=Path, default=Path("assets/results/serve-load.json"))
+    args = parser.parse_args()
+    about = machine()
+    bodies, wanted, alone = prepare(
+        load_config(args.config, args.overrides), images=args.images, bodies=args.bodies, seed=0
+    )
+    options = ["--batch", str(args.batch), "--max-wait-ms", str(args.max_wait_ms)]
+    if args.url:
+        result = measure(args.url, args, bodies, wanted)
+    else:
+        with server(args.config, args.overrides, options) as url:
+            result = {"server": options, **measure(url, args, bodies, wanted)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    result["images_per_s_without_server"] = alone
+    write_json(args.out, {"config": args.config, **result, "machine": about})
+    print(json.dumps(result, indent=2))
+    if result["lost"]:
+        raise SystemExit(f"{result['lost']} requests were lost")
+
+
+def measure(
+    url: str, args: argparse.Namespace, bodies: list[bytes], wanted: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Warm the server up with one round of every body, then drive it."""
+    asyncio.run(drive(Load(url, args.clients, len(bodies), 0, bodies, wanted)))
+    result = asyncio.run(
+        drive(Load(url, args.clients, args.requests, args.seconds, bodies, wanted))
+    )
+    return {
+        **result,
+        "images_per_batch": joined(url),
+        "body_bytes": sum(map(len, bodies)) // len(bodies),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""What the comparison on shapes measured, as text for method pages, README, configs and compare.md.
+
+`python scripts/research/tables.py` writes it. The source is assets/results/compare-shapes.json;
+without that file every place says that nothing was compared yet. Filled in are
+
+- docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/;
+- README.md: the last cell of each row whose first config was compared;
+- configs/shapes: the line `result` of the header;
+- docs/compare.md: the table of all configs, its notes, and the table of published claims.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.core.tables import markdown_table
+from flowrl.runs.compare.summary import summarize
+from flowrl.runs.compare.tables import notes, table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
+MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+HEADER = re.compile(r"# result .*\n(?:# {11,}\S.*\n)*")
+CELL = re.compile(r"[\d.]+ % → [\d.]+ %( \([-+][\d.]+ to [-+][\d.]+\))?(, \d+ more failed)?")
+Result = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """A claim of a paper, what we read from our numbers, and the pairs that it speaks of."""
+
+    published: str
+    here: str
+    pairs: tuple[tuple[str, str, str, str], ...]  # label, one, other, budget
+
+
+A, B = "nfe", "seconds"
+CLAIMS = (
+    Claim(
+        "Flow-GRPO-Fast, one or two trained steps, does about as well as all of them",
+        "holds; it came first",
+        (("Fast less full ", "flow-grpo-fast", "flow-grpo-full", A),),
+    ),
+    Claim(
+        "MixGRPO beats DanceGRPO",
+        "holds at (b), nearly at (a)",
+        (("", "mix-grpo", "dance-grpo", A), ("at (b) ", "mix-grpo", "dance-grpo", B)),
+    ),
+    Claim("TempFlow-GRPO beats DanceGRPO", "holds", (("", "tempflow-grpo", "dance-grpo", A),)),
+    Claim(
+        "TempFlow-GRPO beats Flow-GRPO at equal NFE",
+        "not seen",
+        (("", "tempflow-grpo", "flow-grpo-full", A),),
+    ),
+    Claim(
+        "MixGRPO-Flash loses little against MixGRPO",
+        "no loss shown; with 6 steps it saves no NFE either",
+        (("", "mix-grpo-flash", "mix-grpo", A),),
+    ),
+    Claim(
+        "BranchGRPO beats DanceGRPO, and Mix does as well for less",
+        "not seen",
+        (
+            ("", "branch-grpo", "dance-grpo", A),
+            ("Mix less Branch ", "branch-grpo-mix", "branch-grpo", A),
+        ),
+    ),
+    Claim(
+        "G2RPO beats MixGRPO and DanceGRPO",
+        "not seen",
+        (("", "g2rpo", "mix-grpo", A), ("", "g2rpo", "dance-grpo", A)),
+    ),
+    Claim(
+        "CPS beats the SDE",
+        "not seen, rather the contrary",
+        (("CPS less full ", "flow-grpo-cps", "flow-grpo-full", A),),
+    ),
+    Claim(
+        "TP-GRPO beats Flow-GRPO (a little)",
+        "not seen",
+        (("", "tp-grpo", "flow-grpo-full", A),),
+    ),
+    Claim(
+        "Chunk-GRPO beats Flow-GRPO and DanceGRPO",
+        "the contrary of the first",
+        (("", "chunk-grpo", "flow-grpo-full", A), ("", "chunk-grpo", "dance-grpo", A)),
+    ),
+    Claim(
+        "VGPO beats Flow-GRPO (a reconstruction here)",
+        "the contrary",
+        (("", "vgpo", "flow-grpo-full", A),),
+    ),
+    Claim(
+        "Dynamic-TreeRPO beats MixGRPO and DanceGRPO (a reconstruction here)",
+        "the contrary of the first",
+        (("", "dynamic-treerpo", "mix-grpo", A), ("", "dynamic-treerpo", "dance-grpo", A)),
+    ),
+    Claim(
+        "GRPO-Guard against over-optimisation",
+        "not tested: nothing was clipped",
+        (("Guard less full ", "grpo-guard", "flow-grpo-full", A),),
+    ),
+)
+
+# ------------------------------------------------------------------------------ numbers as text
+
+
+def percent(value: float) -> str:
+    """Write a share as percent."""
+    return f"{100 * value:.1f}"
+
+
+def points(value: float) -> str:
+    """Write a difference of shares in points, with its sign."""
+    return f"{100 * value:+.1f}"
+
+
+def interval(summary: Result, what: str = "") -> str:
+    """Give the interval of a gain in points; nothing where there is none."""
+    low, high = summary["gain"][1:]
+    return "" if low is None else f" ({what} {points(low)} to {points(high)})".replace("( ", "(")
+
+
+def broken(summary: Result) -> str:
+    """Say how many runs failed, of which the means know nothing."""
+    return f", {summary['failed']} more failed" if summary["failed"] else ""
+
+
+def found(result: Result | None, name: str) -> Result | None:
+    """Return what the comparison has of a config that reached both budgets."""
+    wanted = f"shapes-{name.replace('_', '-')}"
+    for config in result["configs"] if result else []:
+        if config["name"] == wanted and all(config["summary"].values()):
+            return dict(config)
+    return None
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Break a text into lines of at most 100 columns."""
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# ------------------------------------------------------------------------------- what fills a place
+
+
+def sentence(result: Result | None, name: str) -> str:
+    """Say what one config reached at equal NFE, and how sure that is."""
+    config = found(result, name)
+    if result is None or config is None:
+        return f"`shapes/{name}`: not compared yet.\n"
+    a, b = config["summary"][A], config["summary"][B]
+    base, budget = result["base"], result["budgets"]
+    place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
+    clock = "" if budget.get("clock", "wall") == "wall" else "processor "
+    text = (
+        f"`shapes/{name}`: strict accuracy {percent(base['score'])} % → {percent(a['mean'])} % "
+        f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {a['seeds']} seeds"
+        f"{interval(a, '95 %')}{broken(a)}, place {place} of {len(result['configs'])}. After "
+        f"{budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. "
+        f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
+        "per judgement."
+    )
+    return wrapped(text) + "\n"
+
+
+def cell(result: Result, config: Result) -> str:
+    """Say it for a table."""
+    a = config["summary"][A]
+    return f"{percent(result['base']['score'])} % → {percent(a['mean'])} %{interval(a)}{broken(a)}"
+
+
+def page(text: str, result: Result | None) -> str:
+    """Fill the marks of a method page."""
+    return MARK.sub(
+        lambda match: f"<!-- measured: {match[1]} -->\n{sentence(result, match[1])}", text
+    )
+
+
+def readme(text: str, result: Result | None) -> str:
+    """Fill the last cells of the README's method table; a cell that an older comparison filled is
+    emptied."""
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        first = re.search(r"\| `shapes/([a-z0-9_]+)`", line)
+        if not first:
+            continue
+        config, cells = found(result, first[1]), line.strip("|").split("|")
+        said = f" {cell(result, config)} " if result and config else " "
+        if said.strip() or CELL.fullmatch(cells[-1].strip()):
+            lines[i] = "|" + "|".join([*cells[:-1], said]) + "|"
+    return "\n".join(lines)
+
+
+def compared(text: str, result: Result | None) -> str:
+    """Fill the two tables of docs/compare.md."""
+    items = [wrapped(f"- {line}", "  ") for line in notes(result)] if result else []
+    parts = [markdown_table(table(result)), "\n".join(items)] if result else []
+    text = between(text, "compare: table", "compare: end", parts)
+    if "<!-- claims: table -->" not in text:
+        return text
+    return between(text, "claims: table", "claims: end", [claims(result)] if result else [])
+
+
+def between(text: str, start: str, end: str, parts: list[str]) -> str:
+    """Put parts between two marks; a page without the marks stays as it is."""
+    new = "\n\n".join([f"<!-- {start} -->", *parts, f"<!-- {end} -->"])
+    marks = f"<!-- {start} -->\n.*?<!-- {end} -->"
+    return re.sub(marks, lambda _: new, text, flags=re.DOTALL)
+
+
+def claims(result: Result) -> str:
+    """Show for each claim the differences in points and p after Holm's correction."""
+    lines = ["| published | here | difference | p |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        differences, chances = [], []
+        for label, one, other, budget in claim.pairs:
+            tested = result["pairs"][budget]
+            i, j = (tested["names"].index(f"shapes-{name}") for name in (one, other))
+            differences.append(label + points(tested["difference"][i][j]).replace("-", "−"))
+            p = tested["p_holm"][i][j]
+            chances.append(f"{p:.2f}" if p >= 0.005 else "<0.01")
+        cells = (claim.published, claim.here, "; ".join(differences), "; ".join(chances))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def header(text: str, result: Result | None, name: str) -> str:
+    """Fill the result in a config's header, if it was compared."""
+    config = found(result, name)
+    if result is None or config is None:
+        return text
+    a = config["summary"][A]
+    said = (
+        f"# result     strict accuracy {percent(result['base']['score'])} % -> "
+        f"{percent(a['mean'])} % after {result['budgets']['nfe']:,.0f} NFE, mean of {a['seeds']} "
+        f"seeds{broken(a)} (docs/compare.md)"
+    )
+    return HEADER.sub(lambda _: wrapped(said, "#            ") + "\n", text, count=1)
+
+
+def load() -> Result | None:
+    """Read the result file with its statistics; None where there is none."""
+    return summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """List all files that say what was measured, each with what fills it."""
+    result = load()
+    pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
+    configs = sorted((ROOT / "configs" / "shapes").glob("*.yaml"))
+    return [
+        *((path, partial(page, result=result)) for path in pages),
+        (ROOT / "README.md", partial(readme, result=result)),
+        (ROOT / "docs" / "compare.md", partial(compared, result=result)),
+        *((path, partial(header, result=result, name=path.stem)) for path in configs),
+    ]

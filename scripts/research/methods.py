@@ -1,0 +1,87 @@
+"""What configs/methods.yaml says of the methods, as text for the README and the method pages.
+
+`python scripts/research/tables.py` writes it. Filled in are
+
+- README.md: the table of methods, but for its last column, which `measured.py` fills;
+- docs/methods: paper, status and configs of each method of a page, at its head.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from flowrl.core.errors import ConfigError
+from flowrl.runs.catalogue import Method, load_methods
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = "| method | configs | paper | status | measured |\n|---|---|---|---|---|\n"
+BEGIN, END = "<!-- methods.yaml -->", "<!-- methods.yaml: end -->"
+
+
+def arxiv(method: Method) -> str:
+    """Return the address of a method's paper."""
+    assert method.paper is not None
+    return f"https://arxiv.org/abs/{method.paper.arxiv}"
+
+
+def row(method: Method, measured: str) -> str:
+    """Return a method's row of the README's table."""
+    cells = [
+        f"[{method.name}](docs/methods/{method.page_name}.md)",
+        " ".join(f"`{name}`" for name in method.configs),
+        f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
+        method.status,
+    ]
+    return f"| {' | '.join([*cells, measured])}".rstrip() + " |\n"
+
+
+def readme(text: str) -> str:
+    """Fill the README's table; the last cell of a row stays with the row's first config."""
+    start, found, rest = text.partition(HEAD)
+    if not found:
+        raise ConfigError(f"README.md: expected a table with the head {HEAD.splitlines()[0]}")
+    old, *_ = re.match(r"((?:\|.*\n)*)", rest).groups()  # type: ignore[union-attr]
+    measured = {}
+    for line in old.splitlines():
+        cells = line.strip("|").split("|")
+        measured[cells[1].split()[0]] = cells[-1].strip()
+    rows = [row(m, measured.get(f"`{m.configs[0]}`", "")) for m in load_methods()]
+    return start + HEAD + "".join(rows) + rest[len(old) :]
+
+
+def entry(method: Method) -> str:
+    """Return a method's item at the head of its page."""
+    links = [f"[{name}](../../configs/{name}.yaml)" for name in method.configs]
+    paper = "a combination, which no paper has."
+    if method.paper:
+        number, title = method.paper.arxiv, method.paper.title
+        paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+    text = f"- **{method.name}**: {paper} Status: {method.status}. Configs: {', '.join(links)}."
+    return textwrap.fill(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def page(text: str, name: str) -> str:
+    """Fill the head of a method page, between its two marks."""
+    mine = [method for method in load_methods() if method.page_name == name]
+    start, begin, rest = text.partition(f"{BEGIN}\n")
+    _, end, rest = rest.partition(END)
+    if not (mine and begin and end):
+        raise ConfigError(
+            f"docs/methods/{name}.md: expected the page of a method, with {BEGIN} and {END}"
+        )
+    return start + begin + "\n".join(map(entry, mine)) + f"\n{end}{rest}"
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """List all files that say what the catalogue says, each with what fills it."""
+    pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
+    return [
+        (ROOT / "README.md", readme),
+        *((path, partial(page, name=path.stem)) for path in pages),
+    ]

@@ -1,0 +1,324 @@
+"""The command line, called in this process: what it prints, what it writes, and its exit codes.
+
+tests/cli/test_process.py has what needs a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+from tiny import tiny_sd3
+from toykit import write_toy
+
+from flowrl.cli.main import GROUPS, main
+from flowrl.config.load import load_config
+from flowrl.core.shipped_files import list_configs, resource
+from flowrl.runs.target import free_folder
+
+pytestmark = pytest.mark.integration
+TOY = ["--plugin", "toykit"]
+Failing = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with prompts, toy.yaml and one finished run of 2 iterations."""
+    folder = tmp_path_factory.mktemp("home")
+    write_toy(folder)
+    options = ["train.iterations=2", "--run", f"{folder}/run", "--quiet", *TOY]
+    assert main(["train", f"{folder}/toy.yaml", *options]) == 0
+    return folder
+
+
+@pytest.fixture
+def failing(capsys: pytest.CaptureFixture[str]) -> Failing:
+    """Return a function that runs a command, expects exit code 2 and gives back its one message."""
+
+    def check(*argv: str | Path) -> str:
+        capsys.readouterr()
+        assert main([str(arg) for arg in argv]) == 2
+        out, error = capsys.readouterr()
+        assert error.startswith("\nflowrl: ") and error.count("flowrl: ") == 1
+        assert "Traceback" not in error and out == ""
+        assert len(error.strip()) > 20 and error.endswith("\n")
+        return error
+
+    return check
+
+
+# --------------------------------------------------------------------------------------- what works
+
+
+def test_the_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for group, commands in GROUPS.items():
+        assert group in text
+        assert [name for name in commands if not re.search(rf"│ {name} ", text)] == []
+
+
+@pytest.mark.parametrize("name", [name for group in GROUPS.values() for name in group])
+def test_every_command_explains_each_of_its_arguments(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Usage: flowrl {name}" in text
+    options = re.findall(r"^│ (--[\w-]+)(?: +-h)? +(?:\S+)  (.*)│$", text, re.MULTILINE)
+    assert options and all(words.strip() for _, words in options)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from flowrl.core.version import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"flowrl {__version__}\n"
+
+
+def test_a_shipped_config_is_listed_printed_and_can_be_trained_from_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From another folder, so that the paths in it are found among the shipped files."""
+    assert main(["configs"]) == 0
+    assert capsys.readouterr().out.split() == list_configs()
+    assert main(["configs", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == list_configs()
+    assert main(["configs", "shapes/vgpo"]) == 0
+    text = capsys.readouterr().out
+    assert text == resource("configs/shapes/vgpo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_config("my.yaml").to_dict() == load_config("shapes/vgpo").to_dict()
+
+
+def test_the_shell_completes_commands_and_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the script does that --install-completion writes for bash; also YAML files that are
+    here."""
+    (tmp_path / "shapes-mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("_FLOWRL_COMPLETE", "complete_bash")
+    for line, wanted in (
+        ("flowrl co", {"compare", "configs"}),
+        ("flowrl train shapes/vg", {"shapes/vgpo"}),
+        ("flowrl train shapes-", {"shapes-mine.yaml"}),
+        ("flowrl train shapes/vgpo --re", {"--resume"}),
+    ):
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit) as done:
+            main([])
+        assert set(capsys.readouterr().out.split()) == wanted and done.value.code == 0
+
+
+def test_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, or written to a file; tests/config/test_schema.py knows what has to be in it."""
+    assert main(["schema"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["type"] == "object" and "plan" in printed["required"]
+    assert main(["schema", "--out", f"{tmp_path}/s.json"]) == 0
+    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == printed
+
+
+def test_dry_run_prints_the_plan_and_trains_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Overrides may stand before and after options; what is printed is a config that loads."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ["optimizer.lr=1e-4", "--dry-run", "--seed", "9", "train.group=6"]
+    assert main(["train", f"{home}/toy.yaml", *overrides, *TOY]) == 0
+    out = capsys.readouterr().out
+    config = yaml.safe_load(out[: out.index("\n4 iterations")])
+    assert (config["optimizer"]["lr"], config["train"]["group"], config["seed"]) == (1e-4, 6, 9)
+    assert "2 prompts x 6 images = 12 images from 12 initial noises, 4 steps" in out
+    assert (
+        "36 decisions from 36 states / 2 updates = 18 states per update, in 3 micro-batches of up "
+        "to 8" in out
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_writes_a_run(home: Path) -> None:
+    assert json.loads((home / "run" / "summary.json").read_text())["iterations"] == 2
+    assert yaml.safe_load((home / "run" / "config.yaml").read_text())["train"]["iterations"] == 2
+
+
+def test_progress_goes_to_stderr(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--run", f"{tmp_path}/run", "train.iterations=1", "eval.images=1"]
+    assert main(["train", f"{home}/toy.yaml", *options, *TOY]) == 0
+    out, error = capsys.readouterr()
+    assert out == "" and "toy: 1 iterations, 24 trained numbers" in error
+    assert "held out after 0 iterations: red " in error and "iteration 1/1" in error
+    assert "all (red)" in error and f"{tmp_path}/run/report.html" in error
+
+
+def test_default_folders_are_numbered(tmp_path: Path) -> None:
+    assert free_folder(tmp_path / "toy") == tmp_path / "toy"
+    for taken in ("toy", "toy-2"):
+        (tmp_path / taken).mkdir()
+        (tmp_path / taken / "config.yaml").touch()
+    assert free_folder(tmp_path / "toy") == tmp_path / "toy-3"
+
+
+def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run and its checkpoint: its own last evaluation again. Of a config: the base model, the
+    run's first."""
+    rows = (home / "run" / "eval.jsonl").read_text().splitlines()
+    before, after = map(json.loads, rows)
+    report = tmp_path / "report.json"
+    for target, want, said in (
+        (home / "run", after, "run at iteration 2"),
+        (home / "run" / "checkpoints" / "000002", after, "000002 at iteration 2"),
+        (home / "toy.yaml", before, "the base model"),
+    ):
+        assert main(["eval", str(target), "--json", str(report), *TOY]) == 0
+        got = json.loads(report.read_text())
+        assert got.pop("target") == str(target) and {"iteration": want["iteration"], **got} == want
+        out = capsys.readouterr().out
+        assert said in out and f"{want['red']:.3f}" in out and "mean over tasks" in out
+    assert before["red"] != after["red"]
+
+
+def test_eval_options_and_json_alone(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--json -`` prints nothing else."""
+    options = ["--images", "1", "--steps", "2", "--seed", "5", "--weights", "current"]
+    (tmp_path / "p.txt").write_text("a dot\n")
+    prompts = ["--set", "eval.batch=3", "--prompts", f"{tmp_path}/p.txt"]
+    assert main(["eval", f"{home}/run", *options, *prompts, "--json", "-", *TOY]) == 0
+    setting = json.loads(capsys.readouterr().out)["setting"]
+    want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
+    assert setting == {**want, "prompts": "p", "guidance": None}
+
+
+def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "s.png"
+    prompts = ["a red dot", "a dot"]
+    options = ["--images", "3", "--out", str(out), *TOY]
+    assert main(["sample", f"{home}/run", *prompts, *options]) == 0
+    assert f"6 images of {home}/run at iteration 2: {out}" in capsys.readouterr().out
+    with Image.open(out) as image:  # three columns, two rows of at least 96 pixels
+        assert image.width > 3 * 96 and image.height > 2 * 96
+    assert main(["grid", f"{home}/run", "--out", str(tmp_path / "g.png")]) == 0
+    assert (tmp_path / "g.png").read_bytes() == (home / "run" / "grid.png").read_bytes()
+
+
+def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "bench.json"
+    options = ["--iterations", "1", "--json", str(report), "train.group=2", *TOY]
+    assert main(["bench", f"{home}/toy.yaml", *options]) == 0
+    assert json.loads(report.read_text())["images"] == 4
+    assert "overhead ratio" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- one clear message and exit code 2
+
+
+def test_wrong_configs(home: Path, failing: Failing) -> None:
+    toy = home / "toy.yaml"
+    assert "did you mean 'shapes/flow_grpo'" in failing("train", "shapes/flow_grpoo")
+    assert "did you mean 'shapes/flow_grpo'" in failing("configs", "shapes/flow_grpoo")
+    assert "methods' is no shipped config" in failing("configs", "methods")
+    assert "leave out the name" in failing("configs", "shapes/vgpo", "--json", "-")
+    assert "expected a config, such as shapes/flow_grpo" in failing("train")
+    assert "--plugin toykit" in failing("train", toy)
+    message = failing("train", toy, "optimizer.lr=fast", *TOY)
+    assert "override 'optimizer.lr=fast': optimizer.lr: expected a finite number" in message
+    message = failing("train", toy, "train.updates=99", "--run", home / "no", *TOY)
+    assert "train.updates=99" in message
+    message = failing("train", toy, "model.fn=nosuchkit.m", "--plugin", "nosuchkit")
+    assert "cannot import nosuchkit" in message
+    message = failing("bench", toy, "--iterations", "0", *TOY)
+    assert "bench: expected at least 1 iteration, got 0" in message
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [["optimizer.lr=1"], ["--seed", "1"], ["--dry-run"], ["--run", "x"], ["--quiet", "seed=1"]],
+)
+def test_resume_takes_nothing_else(home: Path, failing: Failing, extra: list[str]) -> None:
+    assert "leave out" in failing("train", "--resume", home / "run", *extra, *TOY)
+
+
+def test_folders_that_do_not_fit(home: Path, tmp_path: Path, failing: Failing) -> None:
+    config = home / "toy.yaml"
+    assert "holds a run already" in failing("train", config, "--run", home / "run", *TOY)
+    (tmp_path / "file").touch()  # a file where a folder is needed fails for root, too
+    inside = tmp_path / "file" / "run"
+    assert "cannot write to the run folder" in failing("train", config, "--run", inside, *TOY)
+    assert "expected a run folder with config.yaml" in failing("train", "--resume", tmp_path, *TOY)
+    shutil.copy(home / "run" / "config.yaml", tmp_path)
+    assert "no whole checkpoint to resume from" in failing("train", "--resume", tmp_path, *TOY)
+    assert "no whole checkpoint" in failing("eval", tmp_path, *TOY)
+    assert "there is no such checkpoint" in failing("eval", home / "run", "--iteration", "7", *TOY)
+    assert "holds no samples" in failing("grid", tmp_path)
+    assert "no such folder" in failing("grid", tmp_path / "nowhere")
+    assert "at least 1" in failing("sample", home / "run", "a dot", "--images", "0", *TOY)
+    page = tmp_path / "file" / "s.png"
+    assert "cannot write" in failing("sample", home / "run", "a dot", "--out", page, *TOY)
+
+
+def test_a_checkpoint_of_another_model(home: Path, tmp_path: Path, failing: Failing) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    text = (run / "config.yaml").read_text()
+    assert "channels: 3" in text
+    (run / "config.yaml").write_text(text.replace("channels: 3", "channels: 4"))
+    assert "trainable parameters do not fit this model" in failing("train", "--resume", run, *TOY)
+    assert "trainable parameters do not fit this model" in failing("eval", run, *TOY)
+
+
+def test_missing_files(home: Path, tmp_path: Path, failing: Failing) -> None:
+    options = ["prompts.train=no/such.txt", "--run", tmp_path / "r", *TOY]
+    message = failing("train", home / "toy.yaml", *options)
+    assert "cannot find 'no/such.txt'; looked for" in message
+    message = failing("eval", home / "run", "--prompts", tmp_path / "gone.txt", *TOY)
+    assert f"cannot find '{tmp_path}/gone.txt'" in message
+
+
+def test_broken_model_folders(home: Path, tmp_path: Path, failing: Failing) -> None:
+    model = tiny_sd3(tmp_path / "model", layers=1)
+    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    options = [f"model={{fn: sd3, path: {model}}}", "--run", tmp_path / "run", *TOY]
+    message = failing("train", home / "toy.yaml", *options)
+    assert "diffusion_pytorch_model.safetensors: corrupt or truncated" in message
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    # a bare folder takes its settings from a shipped config
+    assert "corrupt or truncated" in failing("eval", model)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    assert "no model_index.json in it" in failing("sample", tmp_path / "run", "a dot")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", "x.yaml", "--quit"], "No such option: --quit (Possible options: --quiet)"),
+        (["train", "x.yaml", "--quiet", "fast"], "expected KEY=VALUE, got fast"),
+        (["train", "x.yaml", "--seed", "one"], "Invalid value for '--seed'"),
+        (["eval", "run", "--weights", "emma"], "Invalid value for '--weights'"),
+        (["eval", "run", "--set", "eval.images"], "expected KEY=VALUE, got eval.images"),
+        (["grid", "run", "a=b"], "Got unexpected extra argument(s) (a=b)"),
+        (["grid"], "Missing argument 'RUN'"),
+    ],
+)
+def test_what_no_command_takes(failing: Failing, argv: list[str], message: str) -> None:
+    said = failing(*argv)
+    assert message in said and "--help` lists the arguments" in said
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, error = capsys.readouterr()
+    assert "Usage: flowrl" in out + error and "flowrl: " not in error

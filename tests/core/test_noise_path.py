@@ -1,0 +1,144 @@
+"""The path's algebra and the sigma grids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowrl.algorithms.transitions import coefficient_preserving, euler, gaussian_log_prob
+from flowrl.core.errors import ConfigError
+from flowrl.core.noise_path import (
+    dynamic_grid,
+    eps_from,
+    flow_from_vp,
+    interpolate,
+    linear_grid,
+    shift_sigmas,
+    static_grid,
+    velocity_from_eps,
+    vp_from_flow,
+    wide,
+)
+from flowrl.core.noise_path import x0_from as clean
+
+
+def test_the_true_velocity_recovers_both_ends() -> None:
+    """x = (1-s) x0 + s eps with v = eps - x0 is solved for x0 and eps by algebra."""
+    torch.manual_seed(0)
+    x0, eps, sigma = (
+        torch.randn(5, 2, 3).double(),
+        torch.randn(5, 2, 3).double(),
+        torch.linspace(0, 1, 5).double(),
+    )
+    x = interpolate(x0, eps, sigma)
+    torch.testing.assert_close(clean(x, eps - x0, sigma), x0)
+    torch.testing.assert_close(eps_from(x, eps - x0, sigma), eps)
+    torch.testing.assert_close(x[0], x0[0])
+    torch.testing.assert_close(x[-1], eps[-1])
+    torch.testing.assert_close(velocity_from_eps(x[:-1], eps[:-1], sigma[:-1]), (eps - x0)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [  # reference values, computed with numpy float64 from the published formulas
+        (
+            static_grid(10),
+            [1, 0.960129, 0.913349, 0.857692, 0.790368, 0.707278]
+            + [0.602151, 0.464876, 0.278049, 0.008929, 0],
+        ),
+        (
+            static_grid(14),
+            [1, 0.973058, 0.943048, 0.909412, 0.871453, 0.828280, 0.778738, 0.721306]
+            + [0.653936, 0.573805, 0.476909, 0.357368, 0.206198, 0.008929, 0],
+        ),
+        (dynamic_grid(6, 1024), [1, 0.9037, 0.7897, 0.6525, 0.4842, 0.2730, 0]),
+        (
+            dynamic_grid(10, 4096),
+            [1, 0.966, 0.9266, 0.8805, 0.8257, 0.7595, 0.678, 0.5751, 0.4412, 0.2598, 0],
+        ),
+        (
+            linear_grid(16, 3.0),
+            [1, 0.9783, 0.9545, 0.9286, 0.9, 0.8684, 0.8333, 0.7941, 0.75, 0.7]
+            + [0.6429, 0.5769, 0.5, 0.4091, 0.3, 0.1667, 0],
+        ),
+    ],
+)  # fmt: skip
+def test_grids_match_published_values(grid: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(grid, torch.tensor(expected), atol=5.1e-5, rtol=0)
+    assert grid.dtype == torch.float32 and float(grid[0]) == 1 and float(grid[-1]) == 0
+
+
+def test_grids_and_euler_step_are_those_of_diffusers() -> None:
+    """Oracle: diffusers' own scheduler, called with the arguments that its SD3 and FLUX pipelines
+    pass."""
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(10)
+    torch.testing.assert_close(static_grid(10), scheduler.sigmas, atol=2e-7, rtol=0)
+    x, v = torch.randn(1, 3, 4, 4), torch.randn(1, 3, 4, 4)
+    theirs = scheduler.step(v, scheduler.timesteps[0], x, return_dict=False)[0]
+    assert torch.equal(euler(x, v, scheduler.sigmas[0:1], scheduler.sigmas[1:2]), theirs)
+
+    flux = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    flux.set_timesteps(sigmas=torch.linspace(1, 1 / 6, 6).tolist(), mu=0.63)  # mu of 1024 tokens
+    torch.testing.assert_close(dynamic_grid(6, 1024), flux.sigmas, atol=2e-7, rtol=0)
+
+
+def test_shift_keeps_the_ends_and_has_an_inverse() -> None:
+    """S(.; 1/s) undoes S(.; s): algebra."""
+    u = torch.linspace(0, 1, 11).double()
+    assert torch.equal(shift_sigmas(u, 1.0), u)
+    torch.testing.assert_close(shift_sigmas(shift_sigmas(u, 3.0), 1 / 3.0), u)
+    with pytest.raises(ConfigError, match="got 0"):
+        shift_sigmas(u, 0)
+    with pytest.raises(ConfigError, match="steps=0"):
+        linear_grid(0)
+
+
+def test_ddim_in_vp_coordinates_is_the_coefficient_preserving_step() -> None:
+    """Reference DDIM fixture: a_t=.5, a_p=.7, x=.3, eps=.4, eta=1 (numpy float64)."""
+    a_t, a_p = torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)
+    x_vp, eps = (
+        torch.tensor([[0.3]], dtype=torch.float64),
+        torch.tensor([[0.4]], dtype=torch.float64),
+    )
+    var = (1 - a_p) / (1 - a_t) * (1 - a_t / a_p)
+    x, sigma = flow_from_vp(x_vp, a_t.sqrt(), (1 - a_t).sqrt())
+    scale = a_p.sqrt() + (1 - a_p).sqrt()
+    sigma_next = (1 - a_p).sqrt() / scale
+    step = coefficient_preserving(
+        x, velocity_from_eps(x, eps, sigma), sigma, sigma_next, var.sqrt() / scale
+    )
+    mean, std = vp_from_flow(step.mean, sigma_next), step.std * scale
+    torch.testing.assert_close(
+        mean, torch.tensor([[0.1637282095]], dtype=torch.float64), atol=1e-9, rtol=0
+    )
+    torch.testing.assert_close(
+        std, torch.tensor([0.4140393356], dtype=torch.float64), atol=1e-9, rtol=0
+    )
+    log_prob = gaussian_log_prob(torch.tensor([[0.5]], dtype=torch.float64), mean, std)
+    torch.testing.assert_close(
+        log_prob, torch.tensor([-0.3669571619], dtype=torch.float64), atol=1e-9, rtol=0
+    )
+
+
+def test_log_ratios_do_not_depend_on_the_coordinates() -> None:
+    """A common rescale shifts both log-densities by log(scale), so their difference stays: change
+    of variables."""
+    torch.manual_seed(1)
+    x_next, new, old = (torch.randn(4, 6).double() for _ in range(3))
+    std, scale = torch.full((4,), 0.3).double(), 1.37
+
+    def log_ratio(k: float) -> torch.Tensor:
+        return gaussian_log_prob(k * x_next, k * new, k * std) - gaussian_log_prob(
+            k * x_next, k * old, k * std
+        )
+
+    torch.testing.assert_close(log_ratio(1.0), log_ratio(scale))
+
+
+def test_wide_never_narrows() -> None:
+    assert [
+        wide(torch.zeros(1, dtype=d)).dtype for d in (torch.bfloat16, torch.float16, torch.float32)
+    ] == [torch.float32] * 3
+    assert wide(torch.zeros(1, dtype=torch.float64)).dtype == torch.float64

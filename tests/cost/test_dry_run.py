@@ -1,0 +1,241 @@
+"""A dry run against what really happens: weights are counted, not read; latents and conditioning
+are as sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from estimatekit import model_config
+from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from torch import nn
+from toykit import toy
+
+from flowrl.cli.main import main
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.types import FlowModel
+from flowrl.cost.dry_run import dry_run
+from flowrl.cost.memory import MemoryPart, kept
+from flowrl.training.rehearsal import check_plan, cost_of, is_guided
+from flowrl.training.trainer import Trainer
+
+HUB = "nobody/no-such-model"
+
+
+def parts(config: Config) -> dict[str, MemoryPart]:
+    """Return the estimate by name."""
+    return {part.name: part for part in kept(config, check_plan(config))[0]}
+
+
+def numbers(part: MemoryPart) -> int:
+    """Read how many numbers a part says it has."""
+    return int(part.what.partition(" ")[0].replace(",", ""))
+
+
+MODELS: dict[str, tuple[Callable[..., Path], str]] = {
+    "sd3": (tiny_sd3, "fn: sd3, lora: {rank: 3}"),
+    "sd3 with T5 and guidance": (
+        lambda path: tiny_sd3(path, t5=True),
+        "fn: sd3, guidance: 2.0, max_sequence_length: 5",
+    ),
+    "sd3 without its T5": (
+        lambda path: tiny_sd3(path, t5=True),
+        "fn: sd3, t5: false, dtype: bfloat16",
+    ),
+    "sd3 with second attention": (lambda path: tiny_sd3(path, dual=True), "fn: sd3, tune: full"),
+    "flux": (tiny_flux, "fn: flux, dtype: bfloat16, max_sequence_length: 7"),
+    "flux in full": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16"),
+    "flux in some layers": (
+        tiny_flux,
+        "fn: flux, tune: full, dtype: bfloat16, layers: [attn.to_q, context_embedder]",
+    ),
+    "flux with true guidance": (tiny_flux, "fn: flux, true_cfg_scale: 2.0, guidance: 3.5"),
+    "sd15": (tiny_sd15, "fn: sd15, guidance: 5.0"),
+    "sdxl": (tiny_sdxl, "fn: sdxl, tune: full"),
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, Any]:
+    """Return a config and its model, loaded; its folder has lost its weights by then."""
+    folder = tmp_path_factory.mktemp("model")
+    build, options = MODELS[request.param]
+    build(folder / "weights")
+    config = model_config(folder, f"{{{options}, path: {folder}/weights, device: cpu}}")
+    model = config.call("model")()
+    for file in (folder / "weights").rglob("*.safetensors"):
+        file.unlink()
+    return config, model
+
+
+def test_weights_are_counted_without_being_there(pair: tuple[Config, Any]) -> None:
+    """Oracle: the parameters of the loaded pipeline, by dtype and by whether they are trained."""
+    config, model = pair
+    found = parts(config)
+    components = model.pipeline().components
+    network = components.pop("transformer" if "transformer" in components else "unet")
+    trained = sum(p.numel() for p in model.trainable().values())
+    frozen = [p for p in network.parameters() if not p.requires_grad]
+    others = [
+        p for part in components.values() if isinstance(part, nn.Module) for p in part.parameters()
+    ]
+    assert numbers(found["trained weights"]) == trained > 0
+    assert found["trained weights"].bytes == sum(p.nbytes for p in model.trainable().values())
+    assert found["frozen weights"].bytes == sum(p.nbytes for p in frozen)
+    assert found["VAE, text encoders"].bytes == sum(p.nbytes for p in others)
+
+
+def test_latents_and_conditioning_are_as_the_adapter_makes_them(
+    pair: tuple[Config, FlowModel],
+) -> None:
+    """Oracle: `latent_shape` and `encode` of the loaded model."""
+    config, model = pair
+    found, forecast = parts(config), check_plan(config)
+    shape = model.latent_shape(config.image.height, config.image.width)
+    assert found["latents"].bytes == forecast.nodes * prod(shape) * 4
+    cond = model.encode(["a red dot"] * config.train.prompts)
+    assert found["prompt conditioning"].bytes == sum(rows.nbytes for rows in cond.values())
+
+
+def test_what_is_stored_is_what_a_rollout_leaves(tmp_path: Path) -> None:
+    """Oracle: the latents, trained draws and cost of a real iteration of the toy model, through
+    several plans.
+
+    In a forest that is selected from by chance, prompts differ in how many draws share a state, so
+    there the selection takes all.
+    """
+    for plan, group, share in (
+        ("{fn: full, steps: 4, noise_scale: 0.5}", 4, 0.5),
+        ("{fn: tree, steps: 5, noise_scale: 0.5, splits: [0, 2], ode_last: 1}", 4, 1.0),
+        ("{fn: rake, steps: 4, noise_scale: 0.5, branch: 2, strides: [1, 2]}", 12, 1.0),
+        ("{fn: comb, steps: 4, noise_scale: 0.5, size: 3, baseline: true}", 8, 0.7),
+    ):
+        select = f"select={{fn: fraction, share: {share}}}"
+        trainer = Trainer(toy(tmp_path, f"plan={plan}", f"train.group={group}", select))
+        forecast, ro = check_plan(trainer.config), trainer.sample([0, 1])
+        assert forecast.nodes == len(ro.x), plan
+        metrics = trainer.step()
+        assert (metrics["trained"], metrics["nfe"]) == (forecast.decisions, forecast.calls), plan
+
+
+def test_copies_of_the_trained_weights(tmp_path: Path) -> None:
+    """Gradient 1, AdamW 2, EMA 1, and the base weights where a KL or a hybrid evaluation needs
+    them; old means for the loss that asks."""
+    model = f"{{fn: sd3, path: {tiny_sd3(tmp_path / 'm')}}}"
+    plain = parts(model_config(tmp_path, model))
+    whole = plain["trained weights"].bytes
+    copies = {name: part.bytes / whole for name, part in plain.items() if name in COPIES}
+    assert copies == {"gradients": 1, "AdamW's moments": 2, "averaged weights (EMA)": 1}
+    assert "old means" not in plain
+    for change in ("kl={fn: transition_kl, beta: 0.1}", "eval.tuned=0.5"):
+        assert parts(model_config(tmp_path, model, change))[BASE].bytes == whole
+    bare = parts(model_config(tmp_path, model, "train.ema=0", "eval.weights=current"))
+    assert "averaged weights (EMA)" not in bare
+    guard = parts(model_config(tmp_path, model, "loss={fn: guard, clip_low: 0.1, clip_high: 0.1}"))
+    assert guard["old means"].bytes == guard["latents"].bytes == plain["latents"].bytes
+
+
+BASE = "base weights (KL, eval.tuned)"
+COPIES = ("gradients", "AdamW's moments", "averaged weights (EMA)", BASE)
+
+
+def test_a_model_and_prompts_that_are_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is printed all the same; sizes of the latents come from the released models."""
+    argv = [
+        "train",
+        str(toy(tmp_path).source),
+        f"model={{fn: flux, path: {HUB}, dtype: bfloat16}}",
+        "--plugin",
+        "toykit",
+    ]
+    argv += ["image={height: 720, width: 720}", "prompts.train=no/such.txt", "--dry-run"]
+    assert main(argv) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    assert f"the weights of {HUB} are not on this machine: parameters not counted" in out
+    assert (
+        "prompts    no/such.txt is not here: put your own file there, or set prompts.train" in out
+    )
+    assert "prompts    6 held out" in out
+    assert "2 prompts x 4 images = 8 images from 8 initial noises, 4 steps" in out
+    assert "nodes x 16 x 90 x 90 x 4 bytes" in out  # FLUX: 16 channels, an eighth of 720 pixels
+    assert "2 rows x (512 x 4096 + 768) x 2 bytes" in out  # T5-XXL's and CLIP-L's widths
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "conditioning"),
+    [
+        ("sd3", "16 x 64 x 64", "2 rows x (333 x 4096 + 2048)"),  # 77 tokens of CLIP and 256 of T5
+        ("flux", "16 x 64 x 64", "2 rows x (512 x 4096 + 768)"),
+        ("sd15", "4 x 64 x 64", "2 rows x (77 x 768 + 0)"),
+        ("sdxl", "4 x 64 x 64", "2 rows x (77 x 2048 + 1280)"),
+    ],
+)
+def test_released_models(tmp_path: Path, fn: str, shape: str, conditioning: str) -> None:
+    """The published shapes at 512 pixels."""
+    found = parts(
+        toy(tmp_path, f"model={{fn: {fn}, path: {HUB}}}", "image={height: 512, width: 512}")
+    )
+    assert f" x {shape} x 4 bytes" in found["latents"].what and found[
+        "prompt conditioning"
+    ].what.startswith(conditioning)
+    assert "trained weights" not in found
+
+
+def test_the_calls_line(tmp_path: Path) -> None:
+    """8 images in 4 steps = 32 calls; 24 states, 3 calls each, or 4 with a KL."""
+    text = dry_run(toy(tmp_path))
+    assert (
+        "calls      104 of the network per iteration" in text
+        and "32 while sampling, 72 while training" in text
+    )
+    assert "13.0 per image" in text and "select " not in text
+    text = dry_run(
+        toy(tmp_path, "kl={fn: transition_kl, beta: 0.1}", "select={fn: fraction, share: 0.67}")
+    )
+    assert (
+        "select     16 of 24 decisions are trained, from 16 states" in text
+    )  # int(3 x 0.67) of each sample's 3
+    assert "96 of the network" in text and "3 per state and 1 of the KL's reference" in text
+
+
+def test_guidance_by_two_branches(tmp_path: Path) -> None:
+    """What FLUX's network is told is no second branch, and may be null."""
+    cases = {
+        "{fn: sd3, path: a/b, guidance: 4.5}": True,
+        "{fn: sd3, path: a/b, guidance: 1.0}": False,
+        "{fn: flux, path: a/b, guidance: 3.5}": False,
+        "{fn: flux, path: a/b}": False,
+        "{fn: flux, path: a/b, guidance: 3.5, true_cfg_scale: 2}": True,
+    }
+    for model, guided in cases.items():
+        config = toy(tmp_path, f"model={model}")
+        assert is_guided(config) == cost_of(config).guided == guided, model
+
+
+def test_models_that_do_not_fit(tmp_path: Path) -> None:
+    """Found in the folder's JSON files and the config alone."""
+    folder = tiny_sd3(tmp_path / "m")
+    with pytest.raises(ModelError, match="no linear layer is named 'attn.to_z'"):
+        dry_run(
+            model_config(tmp_path, f"{{fn: sd3, path: {folder}, lora: {{targets: [attn.to_z]}}}}")
+        )
+    with pytest.raises(ConfigError, match="lora.rank: expected .*1, got 0"):
+        dry_run(model_config(tmp_path, f"{{fn: sd3, path: {HUB}, lora: {{rank: 0}}}}"))
+    with pytest.raises(ModelError, match="no model at"):
+        dry_run(model_config(tmp_path, "{fn: sd3, path: assets/nowhere}"))
+    (folder / "transformer" / "config.json").write_text("{")
+    with pytest.raises(
+        ModelError, match="config.json: expected the JSON file of a diffusers pipeline"
+    ):
+        dry_run(model_config(tmp_path, f"{{fn: sd3, path: {folder}}}"))
+    with pytest.raises(ModelError, match="model_index.json: expected a part named 'transformer'"):
+        dry_run(model_config(tmp_path, f"{{fn: flux, path: {tiny_sd15(tmp_path / 'unet')}}}"))

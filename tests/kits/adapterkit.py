@@ -1,0 +1,153 @@
+"""The adapters on tiny pipelines of the real diffusers classes, with random weights, saved once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline
+from modelkit import edit
+from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from torch import Tensor
+
+from flowrl.models.flux import flux, pack
+from flowrl.models.sd3 import sd3
+from flowrl.models.sd15 import sd15
+from flowrl.models.sdxl import sdxl
+
+PROMPTS = ["a red square", "two small blue circles left of a green triangle on white", "a cat"]
+TOKENS = 64  # of T5, so that no prompt is cut: the tiny tokenizers know letters only
+ADAPTERS: dict[str, Callable[..., Any]] = {"sd3": sd3, "flux": flux, "sd15": sd15, "sdxl": sdxl}
+GUIDED: dict[str, dict[str, Any]] = {
+    "sd3": {"guidance": 3.0},
+    "flux": {"true_cfg_scale": 3.0},
+    "sd15": {"guidance": 3.0},
+    "sdxl": {"guidance": 3.0},
+}
+V = {"prediction_type": "v_prediction", "clip_sample": False}
+ZERO = {"set_alpha_to_one": True, "timestep_spacing": "trailing", "rescale_betas_zero_snr": True}
+# half of the signal is left at the last timestep
+MILD = {"beta_start": 1e-4, "beta_end": 2e-3, "clip_sample": False, "steps_offset": 1}
+XL_ZERO = NOISE | V | {"timestep_spacing": "trailing", "rescale_betas_zero_snr": True}
+SHIFTS: dict[str, Any] = {
+    "base_shift": 0.2,
+    "max_shift": 2.0,
+    "base_image_seq_len": 4,
+    "max_image_seq_len": 1024,
+}
+
+
+def flux_of_flow_sigmas(folder: Path) -> Path:
+    """Make a FLUX whose scheduler's config has a leftover that FluxPipeline obeys."""
+    tiny_flux(folder, seed=6, use_dynamic_shifting=False, shift=2.0)
+    edit("scheduler/scheduler_config.json", use_flow_sigmas=True)(folder)
+    return folder
+
+
+MAKE: dict[str, Callable[[Path], Path]] = {
+    "sd3": tiny_sd3,
+    "sd3.5": partial(tiny_sd3, t5=True, dual=True, seed=1),
+    "sd3 dynamic": partial(tiny_sd3, dynamic_shift=True, seed=2),
+    "flux": tiny_flux,
+    "flux schnell": partial(tiny_flux, guidance_embeds=False, seed=1),
+    "flux shifts": partial(tiny_flux, seed=2, **SHIFTS),
+    "flux linear": partial(tiny_flux, seed=3, time_shift_type="linear", shift_terminal=0.1),
+    "flux static": partial(tiny_flux, seed=4, use_dynamic_shifting=False, shift=3.0),
+    "flux plain": partial(tiny_flux, seed=5, guidance_embeds=False, use_dynamic_shifting=True),
+    "flux table": flux_of_flow_sigmas,
+    "sd15": tiny_sd15,
+    "sd15 mild": partial(tiny_sd15, seed=1, scheduler=DDIMScheduler(**MILD)),
+    "sd15 v": partial(tiny_sd15, seed=2, scheduler=DDIMScheduler(**NOISE, **V)),
+    "sd15 zero": partial(tiny_sd15, seed=3, scheduler=DDIMScheduler(**(NOISE | ZERO | V))),
+    "sdxl": tiny_sdxl,
+    "sdxl zero": partial(tiny_sdxl, seed=1, scheduler=DDIMScheduler(**XL_ZERO), force_zeros=False),
+}
+
+
+class Folders:
+    """The folder of each pipeline of MAKE, saved when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: dict[str, Path] = {}
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self._made:
+            self._made[name] = MAKE[name](self.root / name.replace(" ", "-"))
+        return self._made[name]
+
+    def load(self, name: str, **options: Any) -> Any:
+        """Load a pipeline by its adapter, on the CPU."""
+        return load_folder(name, self[name], **options)
+
+
+def adapter_of(name: str) -> str:
+    """Return "sd3" for "sd3 dynamic" and "sd3.5"."""
+    return name.split()[0].removesuffix(".5")
+
+
+def load_folder(name: str, folder: Path, **options: Any) -> Any:
+    """Load a folder by the adapter of a name."""
+    fn = adapter_of(name)
+    tokens = {"max_sequence_length": TOKENS} if fn in ("sd3", "flux") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # test_flux.py looks at the warning of distilled models
+        return ADAPTERS[fn](str(folder), **{"device": "cpu", **tokens, **options})
+
+
+def diffusers_images(
+    folder: Path, model: Any, x: Tensor, prompts: list[str], *, steps: int, **more: Any
+) -> Tensor:
+    """Return what diffusers' own pipeline makes of standard normal latents x [B,C,h,w], with the
+    model's weights: images, or what ``output_type`` says."""
+    options, pipeline = model.options, model.pipeline()
+    fn = type(model).__name__.lower()
+    call: dict[str, Any] = {"latents": pack(x) if fn == "flux" else x, "output_type": "pt"}
+
+    # UNets: the folder is loaded anew with DDIM, as diffusers' documentation shows.
+    if fn in ("sd15", "sdxl"):
+        checker = {"safety_checker": None} if fn == "sd15" else {}
+        pipeline = DiffusionPipeline.from_pretrained(folder, **checker)
+        spacing = {"timestep_spacing": options.spacing} if options.spacing else {}
+        config = pipeline.scheduler.config
+        pipeline.scheduler = DDIMScheduler.from_config(config, clip_sample=False, **spacing)
+        pipeline.unet = model.network
+        call["guidance_rescale"] = options.guidance_rescale
+    else:
+        call["max_sequence_length"] = options.max_sequence_length
+
+    # Guidance, by the pipelines' own names; a number that a network has no input for has no effect.
+    if fn == "flux":
+        call["true_cfg_scale"] = options.true_cfg_scale
+    guidance = options.guidance
+    call["guidance_scale"] = (3.5 if fn == "flux" else 1.0) if guidance is None else guidance
+    if model.guided and model.negative_prompt is not None:
+        call["negative_prompt"] = [model.negative_prompt] * len(prompts)
+    pipeline.set_progress_bar_config(disable=True)
+    height, width = (8 * side for side in x.shape[2:])
+    return pipeline(
+        prompts, num_inference_steps=steps, height=height, width=width, **(call | more)
+    ).images
+
+
+def first_latent(x: Tensor, sigmas: Tensor) -> Tensor:
+    """Turn the pipeline's noise into x at the first level: below sigma 1 its std on the flow path
+    is another; see flow_from_vp."""
+    first = float(sigmas[0])
+    return x * math.hypot(1 - first, first)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over that of what is expected."""
+    return float(((found - expected).norm() / expected.norm()).detach())
+
+
+def weights_of(model: Any) -> list[torch.nn.Module]:
+    """Return the networks of a model's pipeline."""
+    parts = model.pipeline().components.values()
+    return [part for part in parts if isinstance(part, torch.nn.Module)]

@@ -1,0 +1,184 @@
+"""Tiny random CLIP models in the layouts of open_clip and of transformers, with the real
+vocabulary."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
+
+from flowrl.core.types import RewardBatch
+
+PROMPTS = [
+    "a red circle",
+    "two  BLUE squares, it's late!",
+    "a red circle",
+    "a long walk " * 60,
+    "",
+    "naïve Ünïcode 日本",
+]
+
+
+def add_architecture(
+    folder: Path, name: str, *, width: int = 32, dimensions: int = 24, quick_gelu: bool = False
+) -> str:
+    """Make open_clip know a CLIP of two layers per tower under `name`."""
+    config = {
+        "embed_dim": dimensions,
+        "quick_gelu": quick_gelu,
+        "vision_cfg": {
+            "image_size": 224,
+            "layers": 2,
+            "width": width,
+            "head_width": 16,
+            "patch_size": 56,
+        },
+        "text_cfg": {
+            "context_length": 77,
+            "vocab_size": 49408,
+            "width": width,
+            "heads": 2,
+            "layers": 2,
+        },
+    }
+    (folder / f"{name}.json").write_text(json.dumps(config))
+    open_clip.add_model_config(folder / f"{name}.json")
+    return name
+
+
+def tiny_open_clip(name: str, *, seed: int = 0) -> Any:
+    """Build a random model of open_clip whose embeddings depend on everything: no bias and no shift
+    is 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = open_clip.CLIP(**open_clip.get_model_config(name)).eval()
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(0.1 * torch.randn_like(value))
+            model.logit_scale.fill_(4.6052)
+    return model
+
+
+def save_open_clip(model: Any, file: Path) -> Path:
+    """Save the weights as safetensors."""
+    save_file(
+        {name: value.detach().contiguous() for name, value in model.state_dict().items()}, file
+    )
+    return file
+
+
+def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename open_clip's tensors to transformers' CLIPModel: in_proj becomes q, k, v; projections
+    are transposed."""
+    names = {
+        "visual.class_embedding": "vision_model.embeddings.class_embedding",
+        "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+        "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+        "positional_embedding": "text_model.embeddings.position_embedding.weight",
+        "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+        "logit_scale": "logit_scale",
+    }
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    out = {new: state[old] for old, new in names.items()}
+    out |= {
+        f"{new}.{part}": state[f"{old}.{part}"]
+        for old, new in norms.items()
+        for part in ("weight", "bias")
+    }
+    out["visual_projection.weight"] = state["visual.proj"].T.contiguous()
+    out["text_projection.weight"] = state["text_projection"].T.contiguous()
+    for old, new in {
+        "visual.transformer.resblocks": "vision_model",
+        "transformer.resblocks": "text_model",
+    }.items():
+        for name, value in state.items():
+            if name.startswith(f"{old}."):
+                layer, _, rest = name.removeprefix(f"{old}.").partition(".")
+                out |= _block(f"{new}.encoder.layers.{layer}", rest, value)
+    return out
+
+
+def _block(prefix: str, rest: str, value: Tensor) -> dict[str, Tensor]:
+    if rest.startswith("attn.in_proj_"):
+        kind = rest.removeprefix("attn.in_proj_")
+        return {
+            f"{prefix}.self_attn.{n}_proj.{kind}": part.clone()
+            for n, part in zip("qkv", value.chunk(3), strict=True)
+        }
+    renamed = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "attn.out_proj": "self_attn.out_proj"}
+    renamed |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    old, _, kind = rest.rpartition(".")
+    return {f"{prefix}.{renamed[old]}.{kind}": value}
+
+
+def save_transformers(model: Any, folder: Path, *, quick_gelu: bool = False) -> Path:
+    """Save a model of open_clip as a CLIPModel folder with tokenizer and image processor."""
+    state = to_transformers(model.state_dict())
+    width, dimensions = model.visual.conv1.weight.shape[0], model.visual.proj.shape[1]
+    tower = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_act": "quick_gelu" if quick_gelu else "gelu",
+        "projection_dim": dimensions,
+    }
+    text = tower | {
+        "vocab_size": 49408,
+        "bos_token_id": 49406,
+        "eos_token_id": 49407,
+        "pad_token_id": 49407,
+    }
+    vision = tower | {"image_size": 224, "patch_size": 56}
+    twin = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=dimensions))
+    twin.load_state_dict(state)
+    twin.save_pretrained(folder)
+    CLIPProcessor(CLIPImageProcessor(), clip_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+@cache
+def clip_tokenizer() -> Any:
+    """Build transformers' tokenizer from the vocabulary that open_clip ships: the public one, 49408
+    tokens."""
+    public = SimpleTokenizer()
+    names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+    vocab = {names.get(token, token): index for token, index in public.encoder.items()}
+    return CLIPTokenizer(vocab=vocab, merges=list(public.bpe_ranks))
+
+
+def random_images(count: int, height: int = 256, width: int = 256, *, seed: int = 0) -> Tensor:
+    """Draw smooth 8-bit images [count, 3, height, width], different in colours and shapes."""
+    rng = np.random.default_rng(seed)
+    rough = rng.integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
+    large = [
+        np.asarray(Image.fromarray(p).resize((width, height), Image.Resampling.BICUBIC))
+        for p in rough
+    ]
+    noisy = np.clip(np.stack(large) + rng.normal(0, 20, (count, height, width, 3)), 0, 255).round()
+    return torch.from_numpy(noisy).permute(0, 3, 1, 2).float() / 255
+
+
+def pil(image: Tensor) -> Image.Image:
+    """Turn [3, H, W] into an 8-bit image."""
+    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+def batch_of(images: Tensor, prompts: list[str]) -> RewardBatch:
+    """Make a batch as the loop hands it to a reward."""
+    n = len(images)
+    return RewardBatch(images, prompts, torch.arange(n), [{} for _ in range(n)], torch.zeros(n))

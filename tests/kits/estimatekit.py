@@ -1,0 +1,38 @@
+"""Tiny models of every kind, as configs, for the tests of what they are estimated to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from toykit import toy
+
+from flowrl.config.load import Config
+
+MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "sd3, LoRA, guidance": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
+    "sd3, full": (lambda folder: tiny_sd3(folder, dual=True), "fn: sd3, tune: full"),
+    "sd3, full, deep": (lambda folder: tiny_sd3(folder, layers=5), "fn: sd3, tune: full"),
+    "sd3, full, bfloat16": (tiny_sd3, "fn: sd3, tune: full, dtype: bfloat16"),
+    "flux, LoRA, bfloat16": (tiny_flux, "fn: flux, dtype: bfloat16, max_sequence_length: 16"),
+    "flux, some layers, bfloat16": (
+        tiny_flux,
+        "fn: flux, tune: full, layers: [attn.to_q], dtype: bfloat16",
+    ),
+    "sd15, full, guidance": (tiny_sd15, "fn: sd15, guidance: 5.0, tune: full"),
+    "sdxl, full, bfloat16": (tiny_sdxl, "fn: sdxl, tune: full, dtype: bfloat16"),
+}
+
+
+def model_config(folder: Path, model: str, *overrides: str) -> Config:
+    """Return the toy config with another model."""
+    return toy(folder / "toy", f"model={model}", "image={height: 64, width: 48}", *overrides)
+
+
+def made(folder: Path, name: str, runtime: str = "{}") -> Config:
+    builder, options = MODELS[name]
+    builder(folder / "weights")
+    return model_config(
+        folder, f"{{{options}, path: {folder}/weights, device: cpu, runtime: {runtime}}}"
+    )

@@ -1,0 +1,128 @@
+"""Tiny models with LoRA weights as after training, for the tests of exports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from diffusers import (
+    DDIMScheduler,
+    FluxPipeline,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+)
+from modelkit import edit, perturb
+from PIL import Image
+from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from torch import Tensor
+
+from flowrl.models.flux import flux
+from flowrl.models.sd3 import sd3
+from flowrl.models.sd15 import sd15
+from flowrl.models.sdxl import sdxl
+from flowrl.runs.export.export import TrainedPart, trained_part
+
+LORA: dict[str, Any] = {"rank": 4, "alpha": 14.0}  # the update is scaled by 3.5
+UNET = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "time_embedding.linear_1"]
+
+
+class Kind(NamedTuple):
+    """A model, how to load it and how to call its pipeline."""
+
+    folder: Callable[[Path], Path]
+    load: Callable[..., Any]
+    pipeline: Any
+    network: str
+    targets: list[str] | None
+    call: dict[str, Any]
+
+
+def whole_sd15(folder: Path) -> Path:
+    """Save a tiny SD1.5 that the plain pipeline class loads: its index names no safety checker."""
+    tiny_sd15(folder)
+    edit("model_index.json", safety_checker=[None, None])(folder)
+    return folder
+
+
+KINDS = {
+    "sd3": Kind(
+        lambda f: tiny_sd3(f, t5=True, dual=True),
+        sd3,
+        StableDiffusion3Pipeline,
+        "transformer",
+        None,
+        {"guidance": 3.0},
+    ),
+    "flux": Kind(tiny_flux, flux, FluxPipeline, "transformer", None, {"guidance": 2.0}),
+    "sd15": Kind(whole_sd15, sd15, StableDiffusionPipeline, "unet", UNET, {"guidance": 3.0}),
+    "sdxl": Kind(tiny_sdxl, sdxl, StableDiffusionXLPipeline, "unet", UNET, {"guidance": 3.0}),
+}
+
+
+class Tuned(NamedTuple):
+    """A model with LoRA weights as after training, and one image of it."""
+
+    kind: Kind
+    base: Path
+    model: Any
+    trained: TrainedPart
+    image: Tensor
+
+
+def draw(pipeline: Any, scale: float) -> Tensor:
+    """Draw one image of 32 pixels with a pipeline, the UNets by DDIM as flowrl does."""
+    if "unet" in pipeline.components:
+        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
+    pipeline.set_progress_bar_config(disable=True)
+    options = {
+        "height": 32,
+        "width": 32,
+        "num_inference_steps": 2,
+        "guidance_scale": scale,
+        "output_type": "pt",
+    }
+    image: Tensor = pipeline(
+        "a red dot", generator=torch.Generator().manual_seed(0), **options
+    ).images
+    return image
+
+
+def tuned(name: str, folder: Path, targets: list[str] | None) -> Tuned:
+    kind = KINDS[name]
+    base = kind.folder(folder / "base")
+    lora = LORA | ({"targets": targets} if targets else {})
+    model = kind.load(str(base), lora=lora, **kind.call)
+    perturb(model)
+    trained = trained_part(model, name="tiny")
+    return Tuned(kind, base, model, trained, draw(model.pipeline(), kind.call["guidance"]))
+
+
+def plain(case: Tuned, folder: Path | None = None) -> Any:
+    """Load a pipeline by its class and path as anyone would."""
+    return case.kind.pipeline.from_pretrained(folder or case.base)
+
+
+def assert_same_image(case: Tuned, pipeline: Any) -> None:
+    torch.testing.assert_close(
+        draw(pipeline, case.kind.call["guidance"]), case.image, rtol=0, atol=1e-5
+    )
+
+
+def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any]) -> None:
+    """Run the one block of Python of a card, and compare its image with that of a model's own
+    pipeline."""
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    made: dict[str, Any] = {}
+    seeded = code.replace(
+        "\nimage =", "\ntorch.manual_seed(3)\nimage ="
+    )  # not earlier: peft draws, too
+    exec(compile(seeded, "README.md", "exec"), made)
+    torch.manual_seed(3)
+    want = np.asarray(model.pipeline()(prompt, height=32, width=32, **options).images[0])
+    assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
+    assert np.array_equal(np.asarray(Image.open("image.png")), want)

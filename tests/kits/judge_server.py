@@ -1,0 +1,159 @@
+"""A stand-in for a judge's OpenAI-compatible server: it looks at the images, and fails where a
+test wants it to."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+
+class Seen(NamedTuple):
+    """A request as the server understood it."""
+
+    body: dict[str, Any]
+    images: list[np.ndarray]  # [H, W, 3] uint8
+    text: str
+    number: int  # how many came before it
+    authorization: str | None
+
+
+class Act(NamedTuple):
+    """What the server does: a status and the bytes it sends, after a delay, perhaps byte by
+    byte."""
+
+    payload: bytes
+    status: int = 200
+    delay: float = 0.0
+    headers: tuple[tuple[str, str], ...] = ()
+    drip: float = 0.0  # seconds between two bytes
+    drop: bool = False  # close the connection without an answer
+
+
+def says(text: str | None, top: dict[str, float] | None = None, **act: Any) -> Act:
+    """Answer as a chat completion does, with the first token's log-probs if there are any."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+    }
+    if top is not None:
+        rows = [
+            {"token": token, "logprob": lp, "bytes": list(token.encode())}
+            for token, lp in top.items()
+        ]
+        choice["logprobs"] = {"content": [{**rows[0], "top_logprobs": rows}]}
+    reply = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "judge",
+        "choices": [choice],
+    }
+    return Act(json.dumps(reply).encode(), **act)
+
+
+def brightness(image: np.ndarray) -> int:
+    """Return the mean level, 0 to 255."""
+    return round(float(image.mean()))
+
+
+class Server:
+    """What the tests ask of the running server."""
+
+    def __init__(self, act: Callable[[Seen], Act]) -> None:
+        self.act = act
+        self.models: Act = Act(
+            json.dumps({"object": "list", "data": [{"id": "UnifiedReward"}]}).encode()
+        )
+        self.seen: list[Seen] = []
+        self.busiest = 0  # most requests at once
+        self.url = ""
+        self._busy = 0
+        self._lock = threading.Lock()
+
+    def enter(self, body: dict[str, Any], authorization: str | None) -> Seen:
+        parts = body["messages"][0]["content"]
+        urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        data = [re.fullmatch(r"data:image/(?:jpeg|png);base64,(.+)", url) for url in urls]
+        images = [np.array(Image.open(io.BytesIO(base64.b64decode(d[1])))) for d in data if d]
+        with self._lock:
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+            self.seen.append(Seen(body, images, parts[-1]["text"], len(self.seen), authorization))
+            return self.seen[-1]
+
+    def leave(self) -> None:
+        with self._lock:
+            self._busy -= 1
+
+
+def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else headers and body are 40 ms apart
+
+        def do_GET(self) -> None:
+            self.send(server.models if self.path == "/v1/models" else Act(b"no such page", 404))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path != "/v1/chat/completions":
+                return self.send(Act(b"no such page", 404))
+            seen = server.enter(body, self.headers.get("Authorization"))
+            act = server.act(seen)
+            time.sleep(act.delay)
+            server.leave()  # before the answer: the client may send its next question at once
+            return self.send(act)
+
+        def send(self, act: Act) -> None:
+            if act.drop:
+                self.close_connection = True
+                return
+            try:
+                self.send_response(act.status)
+                for name, value in (*act.headers, ("Content-Length", str(len(act.payload)))):
+                    self.send_header(name, value)
+                self.end_headers()
+                for byte in act.payload if act.drip else ():
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(act.drip)
+                self.wfile.write(b"" if act.drip else act.payload)
+            except OSError:
+                self.close_connection = True  # the client gave up
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    return Handler
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # with the default of 5, a burst of connections waits a second
+
+
+@contextmanager
+def serving(act: Callable[[Seen], Act]) -> Iterator[Server]:
+    """Run a server on a free port of this machine."""
+    server = Server(act)
+    http = _Http(("127.0.0.1", 0), _handler(server))
+    server.url = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()

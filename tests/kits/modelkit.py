@@ -1,0 +1,50 @@
+"""What the tests of all model adapters need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.types import FlowModel
+
+
+def noise(model: FlowModel, count: int, height: int = 64, width: int = 64, seed: int = 0) -> Tensor:
+    return torch.randn(
+        (count, *model.latent_shape(height, width)), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def euler(model: FlowModel, x: Tensor, sigmas: Tensor, prompts: list[str]) -> Tensor:
+    cond = model.encode(prompts)
+    with torch.no_grad():
+        for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+            x = x + (sigma_next - sigma) * model.velocity(x, sigma.expand(len(x)), cond)
+    return x
+
+
+def perturb(model: FlowModel, scale: float = 0.1) -> None:
+    """Move the trained weights away from their start, as training would."""
+    generator = torch.Generator().manual_seed(5)
+    for param in model.trainable().values():
+        param.data += scale * torch.randn(param.shape, generator=generator)
+
+
+def gradients(model: FlowModel, loss: Tensor) -> dict[str, Tensor]:
+    names, params = zip(*model.trainable().items(), strict=True)
+    found = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
+
+
+def edit(file: str, **changes: Any) -> Callable[[Path], None]:
+    """Return what changes settings in a JSON file of a model folder."""
+
+    def apply(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply

@@ -1,0 +1,21 @@
+"""What the tests of scorers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from rewards._backbones import clip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tokenizers_are_read_once() -> Iterator[None]:
+    """Keep the tokenizer of each folder: reading 49,408 words takes longer than a tiny network.
+
+    Tests that change a folder's files change them in a copy.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clip, "_load_part", cache(clip._load_part))
+        yield

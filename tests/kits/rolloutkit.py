@@ -1,0 +1,97 @@
+"""Small rollouts, and what must be true of any: shared by the tests of the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.likelihoods.reverse import reverse
+from flowrl.algorithms.nodes import decision_nodes
+from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.transitions import dance_sde
+from flowrl.core.noise_path import linear_grid
+from flowrl.core.types import Batch, Cond, FlowModel, Plan, Rollout, Transition
+from flowrl.models.toy import LinearFlow
+
+SHAPE = (3, 2, 2)
+PROMPTS = ["a red square", "a blue circle", "two dots"]
+
+
+class Counting:
+    """A model that counts network calls and evaluated nodes."""
+
+    def __init__(self, model: FlowModel) -> None:
+        self.model, self.calls, self.nodes = model, 0, 0
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        self.calls, self.nodes = self.calls + 1, self.nodes + len(x)
+        assert sigma.shape == (len(x),) and all(len(value) == len(x) for value in cond.values())
+        return self.model.velocity(x, sigma, cond)
+
+
+score_draws = reverse().evaluate
+
+
+def decisions(
+    ro: Rollout, advantage: Tensor, *, skip_last: bool = True, nodes: Tensor | None = None
+) -> Batch:
+    """Collect draws, or those that made `nodes`, into a batch."""
+    node = decision_nodes(ro, skip_last=skip_last) if nodes is None else nodes
+    return reverse().batch(ro, advantage, node)
+
+
+def take(batch: Batch, index: Tensor) -> Batch:
+    """Pick rows of a batch by index [N] int64 (or bool [B]), conditioning included."""
+    fields = {name: value[index] for name, value in batch._asdict().items() if name != "cond"}
+    return Batch(**fields, cond={name: value[index] for name, value in batch.cond.items()})
+
+
+def seeds(*numbers: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(n) for n in numbers]
+
+
+def run(
+    plan: Plan,
+    transition: Transition = dance_sde,
+    *,
+    model: FlowModel | None = None,
+    **options: Any,
+) -> Rollout:
+    model = model or LinearFlow()
+    prompts = options.pop("prompts", PROMPTS)
+    filled: dict[str, Any] = {"group_size": 2, "generators": seeds(*range(len(prompts)))} | options
+    sigmas = linear_grid(len(plan.noise), 3.0)
+    return rollout(
+        model, model.encode(prompts), plan, transition, sigmas=sigmas, shape=SHAPE, **filled
+    )
+
+
+def check_forest(ro: Rollout) -> None:
+    parent, step, std, group = ro.tree
+    inner = parent >= 0
+    ids = torch.arange(len(parent))
+    assert bool((parent < ids).all())
+    assert bool((step[parent[inner]] < step[inner]).all()) and bool((step[~inner] == 0).all())
+    assert bool((group[parent[inner]] == group[inner]).all())
+    drawn = std > 0
+    assert bool((step[drawn] == step[parent[drawn]] + 1).all())
+    assert bool(ro.log_prob.isfinite().all()) and bool((ro.log_prob[~drawn] == 0).all())
+    assert torch.equal(ro.noise_scale > 0, drawn)
+    assert len(ro.leaf.unique()) == len(ro.leaf) and bool(
+        (step[ro.leaf] == len(ro.sigmas) - 1).all()
+    )
+    assert not bool(torch.isin(ro.leaf, parent).any())
+
+
+def ratios(
+    model: FlowModel, ro: Rollout, transition: Transition, chunk: int | None = None
+) -> Tensor:
+    batch = decisions(ro, torch.zeros(len(ro.x)), skip_last=False)
+    parts = torch.arange(len(batch.x)).split(chunk or max(1, len(batch.x)))
+    with torch.no_grad():
+        pieces = [take(batch, index) for index in parts]
+        return torch.cat(
+            [(score_draws(model, b, transition).log_prob - b.old_log_prob).exp() for b in pieces]
+        )

@@ -1,0 +1,20 @@
+"""Import a command of scripts/, which is no package."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def script_module(name: str) -> ModuleType:
+    """Import scripts/<name>.py, or scripts/research/<name>.py, under a name of its own."""
+    found = [folder / f"{name}.py" for folder in (SCRIPTS, SCRIPTS / "research")]
+    file = next(file for file in found if file.exists())
+    spec = importlib.util.spec_from_file_location(f"script_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

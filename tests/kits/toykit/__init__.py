@@ -1,0 +1,214 @@
+"""A plugin package for whole runs in a second: a linear field, rewards that look at its images,
+and their config."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import RunError
+from flowrl.core.types import RewardBatch, SelectInput
+from flowrl.models.toy import LinearFlow
+
+COLORS = ("red", "green", "blue", "grey", "pink", "teal")
+CONFIG = """
+name: toy
+seed: 3
+model: {{fn: toykit.linear, scale: 0.3}}
+prompts: {{train: {folder}/train.jsonl, test: {folder}/test.jsonl}}
+image: {{height: 16, width: 16}}
+plan: {{fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}}
+transition: {{fn: dance_sde}}
+rewards:
+  red: {{fn: toykit.redness}}
+  strict: {{fn: toykit.reddish, weight: 0.0}}
+credit: {{fn: group_norm}}
+likelihood: {{fn: reverse}}
+loss: {{fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}}
+optimizer: {{fn: adamw, lr: 0.01}}
+train: {{
+  iterations: 4, prompts: 2, group: 4, updates: 2, micro_batch: 8, rollout_batch: 8, threads: 1
+}}
+eval: {{steps: 4, images: 2}}
+checkpoint: {{every: 2, keep: 3}}
+samples: {{every: 2, prompts: 2}}
+"""
+
+
+def linear(*, channels: int = 3, seed: int = 0, scale: float = 0.1) -> LinearFlow:
+    """Return the toy field."""
+    return LinearFlow(channels=channels, seed=seed, scale=scale)
+
+
+def redness(batch: RewardBatch) -> Tensor:
+    """Score images by mean red minus mean green: linear in the pixels."""
+    return batch.images[:, 0].mean((1, 2)) - batch.images[:, 1].mean((1, 2))
+
+
+def warmth(batch: RewardBatch) -> Tensor:
+    """Score as `redness`, moved into [0, 1]: some credits need rewards that are not negative."""
+    return (1 + redness(batch)) / 2
+
+
+def reddish(batch: RewardBatch) -> Tensor:
+    """Say 1 where an image is more red than green, else 0."""
+    return (redness(batch) > 0).float()
+
+
+def by_step(data: SelectInput, *, factors: list[float]) -> Tensor:
+    """Weigh draws by the denoising step that they were made at."""
+    tree = data.rollout.tree
+    return torch.tensor([0.0, *factors, 0.0, 0.0])[tree.step] * (tree.std > 0)
+
+
+def same(batch: RewardBatch) -> Tensor:
+    """Like all images equally well."""
+    return torch.full((len(batch.images),), 0.3)
+
+
+def picky(batch: RewardBatch) -> Tensor:
+    """Like all images of the first prompt equally well, and the others by their red."""
+    return torch.where(batch.group == 0, torch.tensor(0.3), redness(batch))
+
+
+class noise:  # noqa: N801 - configs name rewards in lower case
+    """Score by chance, whatever the image."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        return torch.rand(len(batch.images), generator=self.generator)
+
+
+def faulty(batch: RewardBatch, *, value: Literal["nan", "inf"], count: int) -> Tensor:
+    """Give `count` images of the first prompts a score that is no number."""
+    scores = redness(batch)
+    scores[:count] = float(value)
+    return scores
+
+
+class gate:  # noqa: N801 - configs name rewards in lower case
+    """Score as `redness`; the `call`-th time, touch a file beside `file` (.reached) and wait until
+    `file` is gone."""
+
+    def __init__(self, *, file: str, call: int) -> None:
+        self.file, self.call = Path(file), call
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        self.call -= 1
+        if self.call == 0 and self.file.exists():
+            self.file.with_suffix(".reached").touch()
+            while self.file.exists():
+                time.sleep(0.01)
+        return redness(batch)
+
+
+def write_toy(folder: Path) -> Path:
+    """Write prompt files and a config into `folder` -> the config's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, words in (("train", COLORS), ("test", COLORS[::-1])):
+        records = [
+            {
+                "prompt": f"a {word} dot",
+                "tag": "even" if i % 2 == 0 else "odd",
+                "held_out": word in COLORS[3:],
+            }
+            for i, word in enumerate(words)
+        ]
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
+    config = folder / "toy.yaml"
+    config.write_text(CONFIG.format(folder=folder))
+    return config
+
+
+def toy(folder: Path, *overrides: str) -> Config:
+    """Load the toy config with overrides."""
+    return load_config(write_toy(folder), overrides, ("toykit",))
+
+
+class apprentice:  # noqa: N801 - configs name rewards in lower case
+    """A reward that is trained along: it likes red more with every update. The policy learns in
+    every second round."""
+
+    def __init__(self, *, every: int = 1) -> None:
+        self.every, self.taste = every, torch.tensor(0.0)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by taste."""
+        return self.taste * redness(batch) + batch.images[:, 2].mean((1, 2))
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Say whether the policy learns now."""
+        return (iteration + 1) % self.every == 0
+
+    def update(self, batch: RewardBatch) -> dict[str, float]:
+        """Like red more, by how red the images are."""
+        self.taste = self.taste + 1 + redness(batch).mean()
+        return {"taste": float(self.taste)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the taste."""
+        return {"taste": self.taste.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put the taste back."""
+        self.taste = state["taste"].clone()
+
+
+class moody:  # noqa: N801
+    """Fail from the given call on, as a server does that goes away; or say so when asked early."""
+
+    def __init__(self, *, calls: int = 3, ready: bool = True) -> None:
+        self.calls, self.ready = calls, ready
+
+    def probe(self) -> None:
+        """Say whether it could answer."""
+        if not self.ready:
+            raise RunError("the server is down")
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by red as long as it lasts."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise ConnectionError("gone away")
+        return redness(batch)
+
+
+def blueness(batch: RewardBatch) -> Tensor:
+    """Score images by their mean blue."""
+    return batch.images[:, 2].mean((1, 2))
+
+
+def unloadable() -> LinearFlow:
+    """Fail if a test loads the model before it found the mistake."""
+    raise AssertionError("the model was loaded")
+
+
+def slow(batch: RewardBatch, *, seconds: float = 0.1) -> Tensor:
+    """Score by red after a while, as a server does."""
+    time.sleep(seconds)
+    return redness(batch)
+
+
+class one_sided:  # noqa: N801
+    """Fail in one process of several, from the given call on; the others score by red."""
+
+    def __init__(self, *, rank: int, calls: int = 2) -> None:
+        self.rank, self.calls = rank, calls
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by red as long as it lasts."""
+        self.calls -= 1
+        if self.calls < 0 and os.environ.get("RANK") == str(self.rank):
+            raise RunError("the server is down")
+        return redness(batch)

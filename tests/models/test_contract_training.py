@@ -1,0 +1,263 @@
+"""What every adapter has to keep when it is trained: gradients, adapters, dtypes, the ratio."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from adapterkit import GUIDED, PROMPTS, Folders, relative_error, weights_of
+from modelkit import gradients, noise, perturb
+from toykit import toy
+
+from flowrl.core.errors import CheckpointError, ModelError
+from flowrl.training.trainer import Trainer
+from flowrl.training.weights import Weights, put_weights
+
+
+class Case(NamedTuple):
+    """What LoRA and full tuning of some layers find in a tiny pipeline."""
+
+    projections: int  # layers that get LoRA by default
+    pattern: str  # of their names
+    layers: list[str]  # an argument of full tuning
+    chosen: set[str]  # the weights that it trains
+    absent: tuple[str, str]  # a layer that is not there, and what the message offers
+    # trained weights that no output depends on: the last block asks nothing in the text's name,
+    # since its text goes nowhere
+    idle: tuple[str, ...] = ()
+
+
+def both(*layers: str) -> set[str]:
+    return {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+
+
+UNET_KEYS = {
+    f"{block}.attentions.0.transformer_blocks.0.attn2.to_k.weight"
+    for block in ("down_blocks.0", "mid_block", "up_blocks.1")
+} | {"up_blocks.1.attentions.1.transformer_blocks.0.attn2.to_k.weight"}
+# one transformer block before, in and after the middle with its skips: 1 + 1 + 2, each with two
+# attentions
+UNET = Case(
+    4 * 2 * 4,
+    r"attn[12]\.to_(q|k|v|out\.0)\.lora_",
+    ["attn2.to_k"],
+    UNET_KEYS,
+    ("attn.to_q", r"attn1\.to_k.*attn2\.to_q"),
+)
+LAST = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.norm_added_q")
+CASES = {
+    # 8 in each block, but the last has no projection of the text out
+    "sd3": Case(
+        8 + 7,
+        r"transformer_blocks\.[01]\.attn\.",
+        ["context_embedder", "attn.add_k_proj"],
+        both(
+            "context_embedder",
+            "transformer_blocks.0.attn.add_k_proj",
+            "transformer_blocks.1.attn.add_k_proj",
+        ),
+        ("attn.to_z", r"attn\.add_k_proj.*attn\.to_q"),
+        LAST,
+    ),
+    # two double blocks: q, k, v, out and added q, k, v, out; two single blocks: q, k, v
+    "flux": Case(
+        2 * 8 + 2 * 3,
+        r"transformer_blocks\.[01]\.attn\.",
+        ["context_embedder", "proj_mlp"],
+        both(
+            "context_embedder",
+            "single_transformer_blocks.0.proj_mlp",
+            "single_transformer_blocks.1.proj_mlp",
+        ),
+        ("attn.to_z", r"attn\.add_k_proj"),
+    ),
+    "sd15": UNET,
+    "sdxl": UNET,
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("tune", ["lora", "full"])
+def test_gradients_reach_all_that_is_trained_and_nothing_else(
+    folders: Folders, name: str, tune: str
+) -> None:
+    model = folders.load(name, tune=tune, **GUIDED[name])
+    perturb(model, 0.02)
+    params = model.trainable()
+    assert params and all(p.requires_grad and p.dtype == torch.float32 for p in params.values())
+    x, cond = noise(model, 2, 32, 48), model.encode(PROMPTS[:2])
+    sigma = model.sigmas(6, 32, 48)[2:3].expand(2)
+    found = gradients(model, model.velocity(x, sigma, cond).square().mean())
+    assert all(bool(grad.isfinite().all()) for grad in found.values())
+    reached = {key for key, grad in found.items() if bool((grad != 0).any())}
+    assert reached == {key for key in params if not key.startswith(CASES[name].idle)}
+    trained = [p for part in weights_of(model) for p in part.parameters() if p.requires_grad]
+    assert {id(p) for p in trained} == {id(p) for p in params.values()}
+
+
+def test_gradient_flows_through_both_guidance_branches(folders: Folders, name: str) -> None:
+    """Expected: (1 - s) grad u + s grad c, with u and c from two separate runs without guidance."""
+    scale, model, single = 3.0, folders.load(name, **GUIDED[name]), folders.load(name)
+    perturb(model)
+    perturb(single)
+    x, sigma = noise(model, 2), model.sigmas(4, 64, 64)[:2]
+    cond = model.encode(PROMPTS[:2])
+    positive = {key: rows for key, rows in cond.items() if not key.startswith("negative_")}
+    negative = {key: cond[f"negative_{key}"] for key in positive}
+    guided = gradients(model, (model.velocity(x, sigma, cond) * x).sum())
+    from_u = gradients(single, (single.velocity(x, sigma, negative) * x).sum())
+    from_c = gradients(single, (single.velocity(x, sigma, positive) * x).sum())
+    assert set(guided) == set(from_u) == set(from_c) == set(model.trainable())
+    for key, grad in guided.items():
+        expected = (1 - scale) * from_u[key] + scale * from_c[key]
+        atol = 1e-3 * float(expected.abs().max()) + 1e-5
+        torch.testing.assert_close(grad, expected, rtol=1e-3, atol=atol)
+    # The branches differ, so leaving one of them out of the graph could not have gone unseen.
+    size = {key: float(grad.abs().max()) for key, grad in from_u.items()}
+    assert any((from_u[key] - from_c[key]).abs().max() > 1e-2 * size[key] > 0 for key in size)
+
+
+def test_lora_starts_as_the_base_network_and_from_its_seed_alone(
+    folders: Folders, name: str
+) -> None:
+    base, one = folders.load(name, tune="none"), folders.load(name)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    same, other = folders.load(name, seed=0, dtype="bfloat16"), folders.load(name, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is not disturbed
+    x, sigma, cond = noise(base, 2), base.sigmas(4, 64, 64)[:2], base.encode(PROMPTS[:2])
+    with torch.no_grad():
+        assert torch.equal(base.velocity(x, sigma, cond), one.velocity(x, sigma, cond))
+    assert base.trainable() == {}
+    for key, param in one.trainable().items():
+        assert torch.equal(param, same.trainable()[key]), key
+        assert torch.equal(param, other.trainable()[key]) == (".lora_B." in key), key
+
+
+def test_lora_defaults_are_flow_grpos(folders: Folders, name: str) -> None:
+    model, case = folders.load(name), CASES[name]
+    params = model.trainable()
+    order = [key for key, param in model.network.named_parameters() if param.requires_grad]
+    assert list(params) == order and len(params) == 2 * case.projections  # an A and a B each
+    assert all(".lora_" in key and re.search(case.pattern, key) for key in params)
+    # std 1/rank; thousands of draws put the sample's std within 4 % (5 standard errors)
+    a = torch.cat([p.detach().flatten() for key, p in params.items() if ".lora_A." in key])
+    assert abs(float(a.std()) * 32 - 1) < 0.04
+    config = model.network.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (32, 64)
+    assert not any(module.training for part in weights_of(model) for module in part.modules())
+
+
+def test_targets_and_layers_by_name(folders: Folders, name: str) -> None:
+    case = CASES[name]
+    model = folders.load(name, lora={"rank": 4, "alpha": 2, "targets": [case.layers[-1]]})
+    assert {key.split(".lora_")[0] for key in model.trainable()} == {
+        key.rpartition(".")[0] for key in case.chosen if case.layers[-1] in key
+    }
+    assert {min(p.shape) for p in model.trainable().values()} == {4}
+    config = model.network.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (4, 2)
+    assert set(folders.load(name, tune="full", layers=case.layers).trainable()) == case.chosen
+    whole = folders.load(name, tune="full")
+    assert set(whole.trainable()) == {key for key, _ in whole.network.named_parameters()}
+    wrong, offered = case.absent
+    for option, options in (
+        ("lora.targets", {"lora": {"targets": [case.layers[0], wrong]}}),
+        ("layers", {"tune": "full", "layers": [wrong]}),
+    ):
+        message = rf"{option}: no linear layer is named '{wrong}'; available: .*{offered}"
+        with pytest.raises(ModelError, match=message):
+            folders.load(name, **options)
+
+
+@pytest.mark.parametrize("tune", ["lora", "full"])
+def test_short_base_keeps_trained_weights_in_float32(
+    folders: Folders, name: str, tune: str
+) -> None:
+    pipeline = {"sd15": "sd15 v"}.get(name, name)  # which does not divide by the signal left
+    guidance = {} if name == "flux" else GUIDED[name]  # true CFG would multiply the rounding
+    options: dict[str, Any] = guidance | {"tune": tune}
+    short = folders.load(pipeline, dtype="bfloat16", **options)
+    exact = folders.load(pipeline, **options)
+    assert {param.dtype for param in short.trainable().values()} == {torch.float32}
+    assert short.pipeline().text_encoder.dtype == torch.bfloat16
+    frozen = {p.dtype for p in short.network.parameters() if not p.requires_grad}
+    assert frozen == ({torch.bfloat16} if tune == "lora" else set())
+    x, sigma = noise(short, 2), short.sigmas(4, 64, 64)[1:3]
+    v = short.velocity(x, sigma, short.encode(PROMPTS[:2]))
+    expected = exact.velocity(x, sigma, exact.encode(PROMPTS[:2]))
+    assert v.dtype == torch.float32
+    # bfloat16 keeps 8 bits: about 1 % per value after a few layers; equal bits would mean it was
+    # never used
+    assert 1e-5 < relative_error(v, expected) < 0.05
+    found = gradients(short, v.sum()).values()
+    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in found)
+    image = short.decode(x)
+    assert image.dtype == torch.float32 and image.min() >= 0 and image.max() <= 1
+
+
+def test_automatic_dtype(folders: Folders) -> None:
+    # the expectation is read from the kernel's own list of the processor's features, not from torch
+    listed = Path("/proc/cpuinfo")
+    if torch.cuda.is_available() or not listed.exists():
+        pytest.skip("needs a Linux machine without a GPU")
+    flags = listed.read_text(encoding="utf-8").split()
+    short = "avx512_bf16" in flags or "amx_bf16" in flags
+    model = folders.load("sd3", tune="full", dtype="auto")
+    assert model.dtype == (torch.bfloat16 if short else torch.float32)
+    assert next(iter(model.trainable().values())).dtype == torch.float32
+
+
+def test_weights_change_places_and_come_back(folders: Folders, name: str) -> None:
+    model = folders.load(name)
+    weights, x, cond = Weights(model.trainable()), noise(model, 1), model.encode(PROMPTS[:1])
+    sigma = model.sigmas(6, 64, 64)[2:3]
+    weights.snapshot("ref")
+    with torch.no_grad():
+        before = model.velocity(x, sigma, cond)
+        perturb(model)
+        moved = model.velocity(x, sigma, cond)
+        with weights.using("ref"):
+            assert torch.equal(model.velocity(x, sigma, cond), before)
+        assert torch.equal(model.velocity(x, sigma, cond), moved) and not torch.equal(moved, before)
+
+
+def trainer_of(folder: Path, model: Any, *overrides: str) -> Trainer:
+    """Return a trainer of one prompt's four images at 32 x 32 pixels, with one update."""
+    small = ("image={height: 32, width: 32}", "train.updates=1", "train.prompts=1")
+    return Trainer(toy(folder, *small, *overrides), model=model)
+
+
+@pytest.mark.parametrize("pipeline", ["sd3", "sd3.5", "flux", "flux schnell", "sd15", "sdxl"])
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_ratio_is_1_before_the_first_update_which_moves_the_weights(
+    folders: Folders, tmp_path: Path, pipeline: str, guided: bool
+) -> None:
+    """Rollout and training compute the same log-probs; DDIM's noise where the path is
+    variance-preserving."""
+    name = pipeline.split()[0].removesuffix(".5")
+    model = folders.load(pipeline, **(GUIDED[name] if guided else {}))
+    how = "ddim" if name in ("sd15", "sdxl") else "flow_sde"
+    trainer = trainer_of(tmp_path, model, f"transition={{fn: {how}}}")
+    perturb(model)
+    before = {key: p.detach().clone() for key, p in model.trainable().items()}
+    metrics = trainer.step()
+    assert metrics["on_policy_gap"] < 1e-5 and metrics["trained"] > 0 and metrics["grad_norm"] > 0
+    moved = {key for key, p in model.trainable().items() if not torch.equal(p, before[key])}
+    assert {key for key in before if not key.startswith(LAST)} <= moved
+
+
+def test_checkpoints_of_another_model_are_refused(
+    folders: Folders, name: str, tmp_path: Path
+) -> None:
+    model, other = folders.load(name), folders.load(name, lora={"rank": 3})
+    state = {key: p.detach() for key, p in other.trainable().items()}
+    with pytest.raises(CheckpointError, match="another model"):
+        put_weights(model.trainable(), state, tmp_path)

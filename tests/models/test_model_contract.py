@@ -1,0 +1,204 @@
+"""What every adapter has to keep when it samples, tested in the same way for all: a new adapter is
+a pipeline in adapterkit.MAKE and a row of CASES.
+
+Each case is a tiny pipeline of the real diffusers class with random weights, saved to disk and
+loaded by its path. What is trained is in test_contract_training.py, what is refused in
+test_contract_failures.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from adapterkit import PROMPTS, Folders, adapter_of, diffusers_images, first_latent
+from modelkit import euler, noise, perturb
+
+from flowrl.core.errors import DataError
+from flowrl.core.noise_path import vp_from_flow
+from flowrl.core.types import FlowModel
+
+SIZE = (64, 48)
+
+
+class Case(NamedTuple):
+    """A pipeline of adapterkit.MAKE and the options that it is tested with."""
+
+    pipeline: str
+    options: dict[str, Any]
+    latent: tuple[int, int, int] = (16, 8, 6)
+
+
+CASES = {
+    "sd3": Case("sd3", {"guidance": 4.5, "negative_prompt": "a blue dog"}),
+    "sd3.5 with T5": Case("sd3.5", {}),
+    "flux dev": Case("flux", {}),
+    "flux dev, true CFG": Case("flux", {"true_cfg_scale": 2.0}),
+    "flux schnell": Case("flux schnell", {}),
+    "sd15": Case("sd15", {"guidance": 5.0}, (4, 8, 6)),
+    "sdxl": Case("sdxl", {"guidance": 5.0}, (4, 8, 6)),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def model(case: Case, folders: Folders) -> Any:
+    """Load a case, with weights that training has moved; no test changes it."""
+    made = folders.load(case.pipeline, **case.options)
+    perturb(made)
+    return made
+
+
+def test_it_is_a_flow_model_with_a_grid_that_falls(case: Case, model: Any) -> None:
+    assert model.pipeline().components[_network_name(model)] is model.network
+    sigmas = model.sigmas(7, *SIZE)
+    assert sigmas.shape == (8,) and sigmas.dtype == torch.float32
+    assert bool((sigmas.diff() < 0).all())
+    assert 0 <= float(sigmas[-1]) < 0.1 and 0.8 < float(sigmas[0]) <= 1
+    assert model.latent_shape(*SIZE) == case.latent
+    assert isinstance(model, FlowModel)
+
+
+def _network_name(model: Any) -> str:
+    return "unet" if "unet" in model.pipeline().components else "transformer"
+
+
+# What is not as in CASES: other schedulers, guidance, sizes and numbers of steps.
+EQUAL: list[tuple[str, dict[str, Any], int, tuple[int, int], int]] = [
+    ("sd3", {"guidance": 4.5, "negative_prompt": "a blue dog"}, 5, SIZE, 3),
+    ("sd3", {"guidance": 0.5}, 1, (16, 64), 1),
+    ("sd3.5", {}, 7, (32, 48), 3),
+    ("sd3.5", {"guidance": 7.0, "negative_prompt": "a blue dog"}, 12, (48, 64), 2),
+    ("sd3 dynamic", {"guidance": 2.0}, 6, (64, 16), 2),
+    ("flux", {}, 5, SIZE, 3),
+    ("flux", {"guidance": 0.0}, 1, (16, 64), 1),
+    ("flux", {"guidance": 7.5, "true_cfg_scale": 2.0}, 12, (48, 64), 2),
+    ("flux", {"true_cfg_scale": 4.0, "negative_prompt": "a blue dog"}, 4, (64, 48), 3),
+    ("flux", {"max_sequence_length": 80, "tune": "full"}, 3, (32, 80), 2),
+    ("flux schnell", {}, 4, (32, 96), 2),
+    ("flux schnell", {"true_cfg_scale": 3.0, "negative_prompt": "a dog"}, 2, (64, 16), 1),
+    ("flux shifts", {}, 6, (128, 64), 1),
+    ("flux linear", {}, 5, (32, 48), 2),
+    ("flux static", {}, 6, (64, 64), 2),
+    ("flux plain", {}, 6, (64, 32), 2),
+    ("sd15", {}, 10, (64, 64), 3),
+    ("sd15", {"guidance": 7.5, "negative_prompt": "a blue dog"}, 4, (40, 64), 3),
+    ("sd15", {"guidance": 0.5}, 1, (8, 64), 1),
+    ("sd15", {"guidance": 5.0}, 50, (16, 16), 1),
+    ("sd15", {"spacing": "trailing"}, 10, (64, 64), 2),
+    ("sd15 mild", {"guidance": 3.0, "negative_prompt": "a blue dog"}, 7, (16, 48), 3),
+    ("sd15 v", {"guidance": 4.0}, 20, (32, 16), 2),
+    ("sd15 v", {"guidance": 7.5, "guidance_rescale": 0.7}, 5, (64, 64), 2),
+    ("sd15 zero", {"guidance": 7.5}, 5, (32, 64), 2),
+    ("sd15 zero", {"guidance": 7.5, "guidance_rescale": 0.7}, 1, (64, 64), 1),
+    ("sd15 zero", {"spacing": "leading"}, 10, (64, 64), 2),
+    ("sdxl", {"guidance": 5.0}, 10, (64, 32), 2),
+    ("sdxl", {"guidance": 5.0, "negative_prompt": ""}, 4, (40, 64), 3),
+    ("sdxl", {"guidance": 5.0, "negative_prompt": "a blue dog"}, 7, (16, 48), 2),
+    ("sdxl", {}, 1, (8, 64), 1),
+    ("sdxl zero", {"guidance": 5.0}, 5, (64, 32), 2),
+    ("sdxl zero", {"guidance": 5.0, "negative_prompt": "a blue dog"}, 10, (32, 32), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "steps", "size", "count"), EQUAL)
+def test_without_noise_latents_and_images_are_the_pipelines(
+    folders: Folders,
+    name: str,
+    options: dict[str, Any],
+    steps: int,
+    size: tuple[int, int],
+    count: int,
+) -> None:
+    """Diffusers' own output from the same noise, to 1e-5 in float32, with weights that training has
+    moved.
+
+    Latents of a UNet that predicts noise: to 1e-5 of their std. Random weights take no noise away,
+    so that DDIM's x0 = (x - s eps) / alpha grows latents to about 1 / alpha, 14 times a trained
+    network's: their own rounding in float32 is 1e-6 per step.
+    """
+    model, prompts = folders.load(name, **options), PROMPTS[:count]
+    perturb(model, 0.05)
+    x, sigmas = noise(model, count, *size), model.sigmas(steps, *size)
+    end = euler(model, first_latent(x, sigmas), sigmas, prompts)
+
+    # latents
+    unet = adapter_of(name) in ("sd15", "sdxl")
+    ours = vp_from_flow(end, sigmas[-1:]) if unet else end
+    theirs = diffusers_images(folders[name], model, x, prompts, steps=steps, output_type="latent")
+    if adapter_of(name) == "flux":
+        theirs = model.pipeline()._unpack_latents(theirs, *size, 8)
+    assert (theirs - x).abs().mean() > 1e-3  # the network moved something: no copy of x
+    unit = max(1.0, float(theirs.std())) if name in ("sd15", "sdxl") else 1.0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * unit)
+
+    # images
+    images = model.decode(end)
+    assert images.shape == (count, 3, *size) and images.dtype == torch.float32
+    assert images.min() >= 0 and images.max() <= 1 and images.std() > 0.01
+    expected = diffusers_images(folders[name], model, x, prompts, steps=steps)
+    torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
+
+
+def test_text_is_encoded_once_and_row_by_row(
+    case: Case, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row depends on its prompt alone, to the bit; guidance brings a row without the prompt for
+    each."""
+    model = folders.load(case.pipeline, **case.options)
+    calls, encode = [], model.pipeline().encode_prompt
+
+    def counted(prompts: list[str], *args: Any, **options: Any) -> Any:
+        calls.extend(prompts)
+        return encode(prompts, *args, **options)
+
+    monkeypatch.setattr(model.pipeline(), "encode_prompt", counted)
+    alone, cond = model.encode(PROMPTS[1:2]), model.encode(PROMPTS)
+    turned = model.encode([*PROMPTS[::-1], PROMPTS[0]])
+    negative = [] if not model.guided or case.pipeline == "sdxl" else [model.negative_prompt]
+    assert sorted(calls) == sorted(PROMPTS + negative)  # SDXL's are zeros
+    for name, rows in cond.items():
+        assert len(rows) == 3 and not rows.requires_grad
+        assert torch.equal(rows, turned[name][[2, 1, 0]])
+        assert torch.equal(rows[1:2], alone[name]) and torch.equal(rows[0], turned[name][3])
+        assert name.startswith("negative_") or (rows[0] - rows[1]).abs().max() > 0.1
+    assert any(name.startswith("negative_") for name in cond) == model.guided
+    with pytest.raises(DataError, match="at least one prompt"):
+        model.encode([])
+
+
+def test_a_velocity_depends_on_its_own_row(model: Any) -> None:
+    x, cond = noise(model, 3, *SIZE), model.encode(PROMPTS)
+    sigma = model.sigmas(6, *SIZE)[torch.tensor([0, 3, 5])]
+    with torch.no_grad():
+        v, again = model.velocity(x, sigma, cond), model.velocity(x, sigma, cond)
+        alone = []
+        for i in range(3):
+            row = {name: rows[i : i + 1] for name, rows in cond.items()}
+            alone.append(model.velocity(x[i : i + 1], sigma[i : i + 1], row))
+    assert v.shape == x.shape and v.dtype == torch.float32 and torch.equal(v, again)
+    torch.testing.assert_close(torch.cat(alone), v, rtol=1e-4, atol=1e-4 * float(v.abs().mean()))
+
+
+def test_decode_does_not_depend_on_the_slice(case: Case, model: Any, folders: Folders) -> None:
+    sliced = folders.load(case.pipeline, **case.options, decode_batch=2)
+    x = noise(model, 5, 32, 48)
+    torch.testing.assert_close(model.decode(x), sliced.decode(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+def test_lora_in_bfloat16_equals_the_pipelines_first_step(folders: Folders, name: str) -> None:
+    """One step from the same bfloat16 noise; only the pipeline's rounding of its result separates
+    the two."""
+    model = folders.load(name, dtype="bfloat16")
+    x, prompts = noise(model, 2).bfloat16(), PROMPTS[:2]
+    ours = euler(model, x.float(), model.sigmas(1, 64, 64), prompts)
+    theirs = diffusers_images(folders[name], model, x, prompts, steps=1, output_type="latent")
+    if name == "flux":
+        theirs = model.pipeline()._unpack_latents(theirs, 64, 64, 8)
+    assert theirs.dtype == torch.bfloat16 and torch.equal(ours.bfloat16(), theirs)

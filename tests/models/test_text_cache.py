@@ -1,0 +1,258 @@
+"""Embeddings of prompts on disk: the same bits, no encoder on a hit, and a name that knows all they
+depend on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from modelkit import edit
+from runtimekit import ADAPTERS, PROMPTS, load, make_folders
+from safetensors.torch import load_file, save_file
+
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.models import text_cache
+from flowrl.models.text_cache import TextCache
+
+FNS = list(ADAPTERS)
+GUIDED: dict[str, dict[str, Any]] = {fn: {"guidance": 3.0} for fn in ("sd3", "sd15", "sdxl")}
+GUIDED["flux"] = {"true_cfg_scale": 3.0}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_folders(tmp_path_factory.mktemp("models"))
+
+
+def cached(folders: dict[str, Path], fn: str, cache: Path, **options: Any) -> Any:
+    return load(folders, fn, runtime={"cache": str(cache)}, **options)
+
+
+def files(cache: Path) -> set[Path]:
+    return set(cache.glob("??/*.safetensors"))
+
+
+# -------------------------------------------------------------- the same bits, without the encoders
+
+
+@pytest.mark.parametrize("fn", FNS)
+def test_a_hit_is_bit_for_bit_and_needs_no_encoder(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fn: str
+) -> None:
+    options = GUIDED[fn] | {"dtype": "bfloat16"}
+    expected = load(folders, fn, **options).encode(PROMPTS)
+    first = cached(folders, fn, tmp_path, **options).encode(PROMPTS)
+    texts = 2 if fn == "sdxl" else 3  # SDXL's negative prompt is no text here, but zeros
+    assert len(files(tmp_path)) == texts
+    for kind in (
+        transformers.CLIPTextModel,
+        transformers.CLIPTextModelWithProjection,
+        transformers.T5EncoderModel,
+    ):
+        monkeypatch.setattr(kind, "from_pretrained", lambda *_args, **_options: 1 / 0)
+        monkeypatch.setattr(kind, "forward", lambda *_args, **_options: 1 / 0)
+    again = cached(folders, fn, tmp_path, **options)
+    found = again.encode(PROMPTS[::-1])
+    assert set(expected) == set(first) == set(found)
+    for name, rows in expected.items():
+        assert (
+            rows.dtype == torch.bfloat16
+            and torch.equal(rows, first[name])
+            and torch.equal(rows, found[name].flip(0))
+        )
+    with pytest.raises(ModelError, match="could not be loaded: ZeroDivisionError"):
+        again.encode(["a prompt that nobody has asked for"])
+
+
+@pytest.mark.parametrize("fn", FNS)
+def test_encoders_are_loaded_at_the_first_miss(
+    folders: dict[str, Path], tmp_path: Path, fn: str
+) -> None:
+    model, plain = cached(folders, fn, tmp_path), load(folders, fn)
+    parts = model._tuned.pipeline.components
+    encoders = [name for name in plain.pipeline().components if name.startswith("text_encoder")]
+    assert encoders and all(parts[name] is None for name in encoders)
+    expected = plain.encode(PROMPTS)
+    found = model.encode(PROMPTS)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    parts = model._tuned.pipeline.components
+    for name in encoders:
+        twin = plain.pipeline().components[name]
+        assert (
+            not any(param.requires_grad for param in parts[name].parameters())
+            and not parts[name].training
+        )
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(parts[name].parameters(), twin.parameters(), strict=True)
+        )
+
+
+def test_the_pipeline_that_is_handed_out_is_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+    pipeline = cached(folders, "sd3", tmp_path, tune="none").pipeline()
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline(
+        "a cat", height=32, width=32, num_inference_steps=1, output_type="pt"
+    ).images.shape == (
+        1,
+        3,
+        32,
+        32,
+    )
+
+
+# ------------------------------------------------------------------------------ what the name knows
+
+
+def change_weights(folder: Path) -> None:
+    file = next((folder / "text_encoder").glob("*.safetensors"))
+    tensors = load_file(file)
+    name = sorted(tensors)[-1]
+    tensors[name].view(-1)[-1] += 1e-3  # one number of one tensor; the file keeps its size
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def add_to_tokenizer(folder: Path) -> None:
+    edit("tokenizer_2/tokenizer_config.json", note="another")(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "damage", "hit"),
+    [
+        ({}, None, True),
+        ({"lora": {"rank": 4}, "seed": 3}, None, True),
+        ({"tune": "none"}, None, True),
+        ({}, edit("scheduler/scheduler_config.json", shift=2.0), True),
+        ({"max_sequence_length": 23}, None, False),
+        ({"t5": False}, None, False),
+        ({"dtype": "bfloat16"}, None, False),
+        ({}, change_weights, False),
+        ({}, add_to_tokenizer, False),
+        ({}, edit("text_encoder_3/config.json", layer_norm_epsilon=1e-3), False),
+    ],
+)
+def test_what_the_embeddings_depend_on(
+    folders: dict[str, Path],
+    tmp_path: Path,
+    options: dict[str, Any],
+    damage: Callable[[Path], None] | None,
+    hit: bool,
+) -> None:
+    cache, copy = tmp_path / "cache", Path(shutil.copytree(folders["sd3"], tmp_path / "sd3"))
+    cached(folders, "sd3", cache).encode(PROMPTS[:1])
+    if damage:
+        damage(copy)
+    before = files(cache)
+    cached({"sd3": copy}, "sd3", cache, **options).encode(PROMPTS[:1])
+    assert (files(cache) == before) == hit and len(before) == 1
+
+
+def test_versions_of_the_libraries_count(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    def cache() -> TextCache:
+        return TextCache(tmp_path, parts=[folders["sd15"] / "tokenizer"], settings={})
+
+    cache().put("x", {"embeds": torch.ones(2)})
+    assert cache().get("x") is not None and cache().get("y") is None
+    monkeypatch.setattr("flowrl.models.text_cache.transformers.__version__", "0.0.0")
+    assert cache().get("x") is None
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TextCache:
+    return TextCache(tmp_path / "cache", parts=[], settings={"dtype": "bfloat16"})
+
+
+def test_every_dtype_and_shape_comes_back(store: TextCache) -> None:
+    tensors = {
+        "embeds": torch.randn(5, 3).bfloat16(),
+        "pooled": torch.randn(4),
+        "half": torch.randn(2, 2).half().t(),
+        "mask": torch.tensor([True, False]),
+        "none": torch.empty(0, 3),
+    }
+    store.put("a prompt", tensors)
+    found = store.get("a prompt")
+    assert found is not None and set(found) == set(tensors)
+    for name, rows in tensors.items():
+        assert found[name].dtype == rows.dtype and torch.equal(found[name], rows)
+
+
+def flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-3], lambda _: b"", lambda data: b"x" * len(data), flip]
+)
+def test_a_damaged_file_is_encoded_again_with_a_warning(
+    folders: dict[str, Path], tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    first = cached(folders, "sd15", tmp_path).encode(PROMPTS[:1])
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    with pytest.warns(
+        UserWarning,
+        match=rf"{file.name} is damaged \(.*; the prompt 'a red square' is encoded again",
+    ):
+        again = cached(folders, "sd15", tmp_path).encode(PROMPTS[:1])
+    assert torch.equal(first["embeds"], again["embeds"])
+    assert torch.equal(
+        load_file(file)["embeds"], first["embeds"][0]
+    ) and file.stat().st_size == len(whole)
+
+
+def test_no_half_file_has_the_final_name(store: TextCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(tensors: Any, file: Path, metadata: Any) -> None:
+        file.write_bytes(b"half")
+        assert not store._file("x").exists() and store.get("x") is None
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(text_cache, "save_file", torn)
+    with pytest.warns(UserWarning, match="cannot be kept .*No space left") as caught:
+        store.put("x", {"embeds": torch.ones(1)})
+        store.put("y", {"embeds": torch.ones(1)})
+    assert len(caught) == 1  # the run goes on, and says so once
+    assert [file for file in store.folder.rglob("*") if file.is_file()] == []
+
+
+def test_writers_and_readers_at_once(tmp_path: Path) -> None:
+    """Eight threads put and get the same prompts; each get is nothing or the whole."""
+    rows = {str(i): torch.full((2000,), float(i)) for i in range(5)}
+    wrong: list[str] = []
+
+    def work() -> None:
+        store = TextCache(tmp_path, parts=[], settings={})
+        for _ in range(5):
+            for prompt, row in rows.items():
+                store.put(prompt, {"embeds": row})
+                found = store.get(prompt)
+                if found is None or not torch.equal(found["embeds"], row):
+                    wrong.append(prompt)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and len(files(tmp_path)) == len(rows)
+    assert [file for file in tmp_path.rglob("*.tmp")] == []
+
+
+def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        ConfigError, match=r"runtime.cache: .*file/cache cannot be a folder: Not a directory"
+    ):
+        TextCache(tmp_path / "file/cache", parts=[], settings={})

@@ -1,0 +1,241 @@
+"""The direction of imports, read from the source: a room may use those below it, never one
+above."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import flowrl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BELOW = {
+    "core": "",
+    "config": "core",
+    "algorithms": "core",
+    "models": "core",
+    "evaluation": "core config algorithms models",
+    "training": "core config algorithms models evaluation",
+    "cost": "core config algorithms models evaluation training",
+    "runs": "core config algorithms models evaluation training cost",
+    "cli": "core config algorithms models evaluation training cost runs",
+}
+"""Room of flowrl/ -> the rooms that it may import."""
+
+REWARDS = {
+    "shapes": "flowrl.evaluation.suites.shapes",
+    "remote": "flowrl.config flowrl.evaluation.reward_set",
+}
+"""File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
+
+TORCH_ONLY = ("flowrl.algorithms", "flowrl.core.types", "flowrl.core.noise_path")
+LIGHT = {"torch", "numpy", "PIL"}  # what a reward may import before it is made
+BY_NAME = {"flowrl", "flowrl.config.calls", "rewards.win_rate"}  # the last one's judge is a reward
+
+
+class Edge(NamedTuple):
+    """One import statement."""
+
+    source: str  # module that imports: "flowrl.algorithms.credit.advantages"
+    target: str  # what it imports: "flowrl.core.types", "torch.nn.functional"
+    line: int
+    late: bool  # not run when the module is imported: inside a function or under TYPE_CHECKING
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Return {dotted name: file} of a package of this repository."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return {n.removesuffix(".__init__"): f for n, f in zip(names, files, strict=True)}
+
+
+KNOWN = {**modules("flowrl"), **modules("rewards")}
+
+
+def edges(module: str, text: str) -> Iterator[Edge]:
+    """Yield every import in the source `text`, also those in functions and under TYPE_CHECKING."""
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Edge]:
+        for child in ast.iter_child_nodes(node):
+            for name in _targets(child):
+                yield Edge(module, name, child.lineno, late)  # type: ignore[attr-defined]
+            yield from visit(child, late or _runs_later(child))
+
+    yield from visit(ast.parse(text), False)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    if isinstance(node, ast.If) and not node.orelse:
+        return ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _targets(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        # an imported name may be a module: from flowrl.training import checkpoint
+        inside = [f"{base}.{alias.name}" for alias in node.names]
+        whole = [*KNOWN, "torch.distributed"]
+        return [name if name in whole else base for name in inside]
+    if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+        return ["torch.distributed"]
+    return []
+
+
+def room(module: str) -> str:
+    """Return "algorithms" for "flowrl.algorithms.credit.advantages", "" for "flowrl"."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def problem(edge: Edge) -> str | None:
+    """Say what is wrong with an import, or return None."""
+    top = edge.target.partition(".")[0]
+    if edge.target.startswith("."):
+        return "relative; write the whole name"
+    if edge.target.startswith("torch.distributed") and edge.source != "flowrl.core.processes":
+        return "only flowrl/core/processes.py imports torch.distributed"
+    if top == "flowrl":
+        return _problem_with_flowrl(edge)
+    if top == "rewards":
+        return _problem_with_rewards(edge)
+    if top in sys.stdlib_module_names:
+        return None
+    if edge.source.startswith("rewards") and top not in LIGHT and not edge.late:
+        return "a heavy import of a reward belongs into its class, in the method that needs it"
+    if edge.source.startswith(TORCH_ONLY) and top != "torch":
+        return "torch only"
+    return None
+
+
+def _problem_with_flowrl(edge: Edge) -> str | None:
+    own, target = room(edge.source), room(edge.target)
+    if edge.source == "flowrl":
+        return None if edge.late or edge.target == "flowrl.core.version" else "late only"
+    if edge.source == "flowrl.__main__":  # python -m flowrl
+        return None if edge.target == "flowrl.cli.main" else "only the command line"
+    if edge.source.startswith("rewards"):
+        extra = REWARDS.get(own, "").split()
+        fine = target == "core" or any(edge.target.startswith(name) for name in extra)
+        return None if fine else f"rewards/{own} may use flowrl.core {' '.join(extra)}"
+    if own not in BELOW:
+        return f"flowrl/{own} is no room"
+    return None if target in (own, *BELOW[own].split()) else f"{own} may use {BELOW[own] or 'none'}"
+
+
+def _problem_with_rewards(edge: Edge) -> str | None:
+    own, target = room(edge.source), room(edge.target)
+    if edge.source == "flowrl.cli.serve_rewards" and edge.late:
+        return None  # the command that starts the server of rewards/remote
+    if edge.source.startswith("rewards") and (target == own or target.startswith("_")):
+        return None
+    return "rewards come by name, through the config; only rewards share rewards/_*"
+
+
+@pytest.mark.parametrize("module", sorted(KNOWN))
+def test_every_import_is_allowed(module: str) -> None:
+    found = [(e, problem(e)) for e in edges(module, KNOWN[module].read_text(encoding="utf-8"))]
+    assert not [f"line {edge.line}: {edge.target}: {wrong}" for edge, wrong in found if wrong]
+
+
+def test_the_rooms_are_these_nine_and_go_one_way() -> None:
+    folders = {path.name for path in (ROOT / "flowrl").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__", "_data"} == set(BELOW)
+    above: set[str] = set()
+    for row, names in BELOW.items():
+        assert set(names.split()) <= above, f"{row} comes before {set(names.split()) - above}"
+        above.add(row)
+
+
+def test_no_circle_between_modules() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, file in KNOWN.items():
+        found = {edge.target for edge in edges(name, file.read_text(encoding="utf-8"))}
+        graph[name] = found & set(KNOWN) - {name}
+    # a circle raises CycleError
+    assert len(list(TopologicalSorter(graph).static_order())) == len(KNOWN)
+
+
+def test_only_three_files_import_by_name() -> None:
+    texts = {name: file.read_text(encoding="utf-8") for name, file in KNOWN.items()}
+    named = {n for n, text in texts.items() if "import_module" in text or "__import__" in text}
+    assert named == BY_NAME
+
+
+def test_the_face_hands_out_what_it_lists() -> None:
+    handed_out = {name: getattr(flowrl, name) for name in flowrl.__all__}
+    homes = {name: thing.__module__ for name, thing in handed_out.items() if callable(thing)}
+    assert all(home.startswith("flowrl.") for home in homes.values())
+    assert set(flowrl.__all__) <= set(dir(flowrl))
+    # a name that is also a room's would turn into the room as soon as anything imports that
+    assert set(handed_out) & set(BELOW) == set()
+
+
+def test_importing_flowrl_is_light() -> None:
+    code = "import sys, flowrl; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda f: f.name)
+def test_scripts_leave_processes_to_flowrl(file: Path) -> None:
+    found = [edge.target for edge in edges("scripts", file.read_text())]
+    assert not [target for target in found if target.startswith("torch.distributed")]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("flowrl.core.types", "from flowrl.config.load import Config"),
+        ("flowrl.core.noise_path", "def f():\n    from flowrl.config.load import Config"),
+        ("flowrl.core.noise_path", "if TYPE_CHECKING:\n    from flowrl.models import toy"),
+        ("flowrl.models.toy", "from flowrl.algorithms import transitions"),
+        ("flowrl.algorithms.credit.advantages", "from ..core.types import Tree"),
+        ("flowrl.algorithms.penalties", "import numpy as np"),
+        ("flowrl.algorithms.penalties", "from flowrl.config.load import Config"),
+        ("flowrl.training.trainer", "import flowrl"),
+        ("flowrl.training.trainer", "from flowrl.runs.log import RunLogger"),
+        ("flowrl.training.trainer", "from flowrl import Trainer"),
+        ("flowrl", "from flowrl.training.trainer import Trainer"),
+        ("flowrl.training.trainer", "from rewards.shapes import shapes"),
+        ("rewards.new", "from rewards.shapes import shapes"),
+        ("rewards.remote.client", "from rewards.vlm.client import api_key"),
+        ("flowrl.training.trainer", "from rewards._common.scorer import to_pil"),
+        ("flowrl.training.trainer", "import torch.distributed as dist"),
+        ("flowrl.training.trainer", "from torch import distributed"),
+        ("flowrl.training.trainer", "import torch\ntorch.distributed.barrier()"),
+        ("flowrl.brand_new", "from flowrl.core.types import Tree"),
+        ("rewards.new", "from flowrl.evaluation.suites.shapes.checker import check"),
+        ("rewards.new", "from flowrl.config.sections import Share"),
+        ("rewards.new", "import open_clip"),
+        ("rewards.new", "class new:\n    import transformers"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, text: str) -> None:
+    assert [edge for edge in edges(module, text) if problem(edge)]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("flowrl.core.processes", "import torch.distributed as dist"),
+        ("flowrl.algorithms.credit.new", "from flowrl.algorithms.forest import subtree_mean"),
+        ("flowrl.algorithms.penalties", "import math\nfrom torch.nn.functional import mse_loss"),
+        ("flowrl", "def f():\n    from flowrl.training.trainer import Trainer"),
+        ("rewards.new", "from rewards._common.scorer import to_pil"),
+        ("rewards.new", "from flowrl.core.errors import ConfigError\nimport numpy"),
+        ("rewards.new", "class new:\n    def __init__(self):\n        import open_clip"),
+        ("rewards.remote.server", "from flowrl.config.load import Config"),
+    ],
+)
+def test_a_good_import_passes(module: str, text: str) -> None:
+    assert not [edge for edge in edges(module, text) if problem(edge)]

@@ -1,0 +1,160 @@
+"""What a user without a checkout gets: the wheel, built from the source distribution as on a
+package index."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flowrl.config.yaml_text import parse_yaml
+from flowrl.core.shipped_files import list_configs
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = (
+    "training",
+    "results",
+    "figures",
+)  # of assets/: resume files, measured runs and images for the docs
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (file,) = out.glob("flowrl-*-py3-none-any.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked wheel, in a folder named as pip would have it."""
+    folder = tmp_path_factory.mktemp("env") / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(site: Path, cwd: Path, *arguments: str) -> str:
+    """Run Python far from the checkout, with the wheel before anything that is installed."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def data(kind: str) -> dict[str, bytes]:
+    """Return the files of configs/ or assets/ that are meant to be shipped."""
+    files = [file for file in (ROOT / kind).rglob("*") if file.is_file()]
+    parts = {file.relative_to(ROOT).as_posix(): file for file in files}
+    return {
+        name: file.read_bytes()
+        for name, file in parts.items()
+        if not set(name.split("/")) & set(LEFT_OUT)
+    }
+
+
+@pytest.mark.parametrize("kind", ["configs", "assets"])
+def test_the_data_is_whole(site: Path, kind: str) -> None:
+    expected = data(kind)
+    assert expected, f"{kind}/ of the checkout is empty"
+    found = {
+        f.relative_to(site / "flowrl/_data").as_posix(): f
+        for f in (site / "flowrl/_data" / kind).rglob("*")
+    }
+    shipped = {name: file.read_bytes() for name, file in found.items() if file.is_file()}
+    assert sorted(shipped) == sorted(expected)
+    assert [name for name in expected if shipped[name] != expected[name]] == []
+
+
+def test_the_code_is_whole_and_nothing_else_is_there(site: Path, wheel: Path) -> None:
+    modules = {
+        f.relative_to(ROOT).as_posix()
+        for part in ("flowrl", "rewards")
+        for f in (ROOT / part).rglob("*.py")
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if name.endswith(".py")} == modules
+    # templates and styles, which are read beside the code
+    kinds = {".html", ".css", ".md", ".mplstyle"}
+    beside = [f for f in (ROOT / "flowrl").rglob("*") if f.suffix in kinds]
+    assert len(beside) >= 3 and {f.relative_to(ROOT).as_posix() for f in beside} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "flowrl",
+        "rewards",
+    }
+    shipped = [name for name in names if not name.startswith("flowrl/training/")]  # a room
+    parts = {part for name in shipped for part in name.split("/")}
+    assert not parts & {"tests", "__pycache__", *LEFT_OUT}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert wheel.stat().st_size < 100e6  # the largest file that PyPI takes
+
+
+def test_the_installed_package_finds_its_data(site: Path, tmp_path: Path) -> None:
+    code = (
+        "from flowrl.core.shipped_files import list_configs, resource; import flowrl; "
+        "print(flowrl.__file__);"
+        "print(resource('configs')); print(resource('assets')); print(*list_configs())"
+    )
+    lines = run(site, tmp_path, "-c", code).splitlines()
+    home = site / "flowrl"
+    assert lines[:3] == [
+        str(home / "__init__.py"),
+        str(home / "_data/configs"),
+        str(home / "_data/assets"),
+    ]
+    assert lines[3].split() == list_configs() != []
+
+
+def test_the_assets_that_configs_name_are_shipped(site: Path) -> None:
+    named = set()
+    for file in (site / "flowrl/_data/configs").rglob("*.yaml"):
+        if file.parent.name in ("accelerate", "configs"):
+            continue  # of the launcher, the catalogue of methods
+        raw = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        named |= {raw["model"].get("path", ""), *raw["prompts"].values()}
+    named = {name for name in named if name.startswith("assets/")}
+    assert named
+    assert [name for name in sorted(named) if not (site / "flowrl/_data" / name).exists()] == []
+
+
+def test_a_run_with_nothing_but_the_wheel(site: Path, tmp_path: Path) -> None:
+    """The shipped config in a folder without a checkout, only made smaller."""
+    small = [
+        "train.iterations=1",
+        "train.prompts=2",
+        "train.group=2",
+        "plan.branch=2",
+        "plan.steps=2",
+        "plan.high=1",
+    ]
+    small += ["eval.steps=1", "eval.images=1", "eval.every=0", "samples.prompts=1"]
+    code = "import sys; from flowrl.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    run(site, tmp_path, "-c", code, "train", "shapes/flow_grpo", *small, "--quiet")
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert {"before", "after", "gain"} <= json.loads(summary.read_text()).keys()
+
+
+def test_the_command_is_installed_and_binds_every_config(site: Path, tmp_path: Path) -> None:
+    (scripts,) = site.glob("flowrl-*.dist-info/entry_points.txt")
+    assert "flowrl = flowrl.cli.main:main" in scripts.read_text()
+    assert (
+        run(site, tmp_path, "-c", "from flowrl.cli.main import main; main(['configs'])").split()
+        == list_configs()
+    )
+    code = (
+        "import sys; from flowrl.config.load import load_config; "
+        "[load_config(name) for name in sys.argv[1:]]"
+    )
+    assert run(site, tmp_path, "-c", code, *list_configs()) == ""

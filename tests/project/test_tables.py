@@ -1,0 +1,243 @@
+"""Tables and pictures that are made from code and result files: one command writes them all, and
+what is committed is what it would write."""
+
+from __future__ import annotations
+
+import json
+import re
+from graphlib import CycleError
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from comparisonkit import config, result
+from scriptkit import script_module
+
+from flowrl.config.axes import AXES
+from flowrl.config.load import load_config
+from flowrl.config.schema import functions
+from flowrl.core.errors import ConfigError
+from flowrl.core.shipped_files import list_configs
+from flowrl.runs.catalogue import load_methods
+from flowrl.runs.compare.summary import summarize
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_regenerate_and_compare() -> None:
+    """The committed files against what the command would write now."""
+    tables = script_module("tables")
+    stale = sorted(path.relative_to(ROOT).as_posix() for path in tables.stale())
+    assert stale == [], "run python scripts/research/tables.py"
+    made = {path.name for path in tables.targets()}
+    assert {"README.md", "compare.md", "memory.md", "architecture.md", "dance_grpo.yaml"} <= made
+
+
+# ---------------------------------------------------------------------- what the catalogue says
+
+
+def test_the_table_of_methods_is_written_anew_but_for_its_last_column() -> None:
+    """A row that was wrong, gone or in another place comes back; what was measured stays with the
+    row's first config."""
+    module = script_module("methods")
+    old = "| old | `shapes/vgpo` | ? | ? | 9 % |\n| gone | `shapes/gone` | | | 1 % |\n"
+    text = module.readme(f"a\n\n{module.HEAD}{old}\nb\n")
+    assert text.startswith("a\n\n") and text.endswith("\n\nb\n") and "gone" not in text
+    assert text.count("\n|") == 2 + len(load_methods()) and module.readme(text) == text
+    (vgpo,) = (line for line in text.splitlines() if "`shapes/vgpo`" in line)
+    assert vgpo == (
+        "| [VGPO](docs/methods/vgpo.md) | `shapes/vgpo` `sd3/vgpo` `flux/vgpo` | "
+        "[2512.12387](https://arxiv.org/abs/2512.12387) | reconstruction | 9 % |"
+    )
+    with pytest.raises(ConfigError, match="expected a table with the head"):
+        module.readme("no table")
+
+
+def test_the_head_of_a_method_page() -> None:
+    """Every method is on one page; what stands around the marks stays."""
+    module = script_module("methods")
+    empty = f"# VGPO\n\n{module.BEGIN}\n{module.END}\n\nMore.\n"
+    text = module.page(empty, "vgpo")
+    assert text.startswith(f"# VGPO\n\n{module.BEGIN}\n- **VGPO**: [Anchoring Values")
+    assert text.endswith(f"\n{module.END}\n\nMore.\n") and module.page(text, "vgpo") == text
+    assert "arXiv 2512.12387, 2025. Status: reconstruction." in " ".join(text.split())
+    for name in ("nothing", "vgpo"):
+        with pytest.raises(ConfigError, match=f"docs/methods/{name}.md: expected the page"):
+            module.page("# No marks\n", name)
+    pages = {path.stem for path, _ in module.targets()} - {"README"}
+    assert pages == {method.page_name for method in load_methods()}
+
+
+# -------------------------------------------------------------------------- the keys of a config
+
+
+def test_every_argument_has_a_row_that_says_when_to_change_it() -> None:
+    module = script_module("config_docs")
+    page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `(\w+\.\w+)` \|.* \| ?(.*) \|$", page, re.MULTILINE))
+    for axis in AXES:
+        named = functions(axis) if axis != "rewards" else {}  # they are in docs/rewards.md
+        rows = [key.name for name in named for key in module.argument_keys(axis, name, f"{name}.")]
+        assert [row for row in rows if not table.get(row)] == [], axis
+        assert [name for name in named if f"`{name}`" not in page and f"`{name}." not in page] == []
+
+
+def test_tables_of_keys_are_filled() -> None:
+    """A row of a new key comes, one of an old key goes; text and what is said more exactly stay;
+    what the code says otherwise is corrected."""
+    module = script_module("config_docs")
+    head = "| argument | type | default | when to change it |\n|---|---|---|---|\n"
+    share = "| `fraction.share` | number in (0, 1] | required | mine |\n"
+    gone = "| `fraction.gone` | number | `1` | old |\n"
+    text = f"### `select`\n\n{head}{gone}{share}\n### `eval`\n\nNone.\n"
+    made = module.config_page(text)
+    assert share in made and gone not in made and made.endswith("### `eval`\n\nNone.\n")
+    assert "| `best_of_n.top` | whole number | required |  |\n" in made
+    assert "| `chunks.weighted` | `none`, `l1` or `softmax` | `none` |  |\n" in made
+    keys = "| key | type | default | when to change it |\n|---|---|---|---|\n| `x` | y | z | |\n"
+    made = module.config_page(f"### `checkpoint`\n\n{keys}")
+    assert made.endswith("|\n| `keep` | whole number >= 1 | `3` | newest ones kept |\n")
+    made = module.config_page(
+        f"### `kl`\n\n{head}| `transition_kl.divide_by` | text | `g` | why |\n"
+    )
+    assert made.endswith("| `transition_kl.divide_by` | `std` or `g` | `std` | why |\n")
+
+
+# ------------------------------------------------------------------------ what was measured
+
+
+@pytest.fixture(scope="module")
+def measured() -> ModuleType:
+    return script_module("measured")
+
+
+ROW = "| [DanceGRPO](p.md) | `shapes/dance_grpo` `sd3/dance_grpo` | paper | exact |"
+HEADER = "# VGPO.\n#\n# paper      x\n# result     old,\n#            and more\n#\n# note\n"
+
+
+def test_a_result_is_filled_in_once_and_replaced_by_the_next(measured: ModuleType) -> None:
+    """Mean and interval of the made-up scores are those of flowrl.runs.compare.summary, tested
+    there: the mean of .30, .32 and .34 is 32 %, and 2 configs have 2 places."""
+    made = summarize(
+        result(config("shapes-dance-grpo", [0.30, 0.32, 0.34]), config("shapes-vgpo", [0.2, 0.22]))
+    )
+    before = "x\n\n<!-- measured: dance_grpo -->\n`shapes/dance_grpo`: not compared yet.\n\ny\n"
+    once = measured.page(before, made)
+    assert "→ 32.0 %" in once and "place 1 of 2" in once and once.endswith("\n\ny\n")
+    assert "not compared" not in once
+    # again, and without the file: no number outlives it
+    assert measured.page(once, made) == once and measured.page(once, None) == before
+    filled = measured.readme(f"{ROW} |", made)
+    assert filled.startswith(ROW) and "→ 32.0 %" in filled
+    assert measured.readme(filled, made) == filled
+    assert measured.readme(filled, None) == f"{ROW} |"
+    # rows of configs that were not compared stay, also those that were filled by hand
+    for other in ("| `shapes/g2rpo` | exact | |", "| `shapes/adv_grpo` | exact | 39 % to 63 % |"):
+        assert measured.readme(other, made) == other
+
+
+def test_runs_that_failed_and_single_seeds_are_said(measured: ModuleType) -> None:
+    made = summarize(
+        result(config("shapes-vgpo", [0.2, 0.22], "NaN"), config("shapes-g2rpo", [0.3]))
+    )
+    text = {name: " ".join(measured.sentence(made, name).split()) for name in ("vgpo", "g2rpo")}
+    assert ", 1 more failed, place 2 of 2" in text["vgpo"]
+    assert "over 1 seeds, place 1" in text["g2rpo"]
+    row = measured.readme("| [VGPO](p.md) | `shapes/vgpo` | paper | exact | |", made)
+    assert row.endswith(", 1 more failed |") and measured.readme(row, None).endswith("| exact | |")
+    # no interval over one seed; the clock is named
+    assert measured.cell(made, made["configs"][0]) == "20.0 % → 30.0 %"
+    made["budgets"]["clock"] = "processor"
+    assert "processor seconds" in " ".join(measured.sentence(made, "vgpo").split())
+
+
+def test_the_header_of_a_config(measured: ModuleType) -> None:
+    """20 % is the base model's made-up score, 21 % the mean of .20 and .22."""
+    made = summarize(result(config("shapes-vgpo", [0.2, 0.22])))
+    said = measured.header(HEADER, made, "vgpo")
+    wanted = "strict accuracy 20.0 % -> 21.0 % after 100 NFE, mean of 2 seeds (docs/compare.md)"
+    assert said == HEADER.replace("old,\n#            and more", wanted)
+    assert measured.header(said, made, "vgpo") == said
+    assert measured.header(HEADER, made, "g2rpo") == HEADER == measured.header(HEADER, None, "vgpo")
+
+
+def test_the_table_of_the_comparison(measured: ModuleType) -> None:
+    made = summarize(
+        result(config("shapes-vgpo", [0.2, 0.22]), config("shapes-g2rpo", [0.3, 0.34]))
+    )
+    bare = "a\n\n<!-- compare: table -->\n\n<!-- compare: end -->\n\nb\n"
+    once = measured.compared(bare, made)
+    assert "| g2rpo |" in once and "\n- (a) after 100 " in once and once.endswith("\n\nb\n")
+    assert measured.compared(once, made) == once and measured.compared(once, None) == bare
+
+
+def test_the_compared_configs_are_the_shipped_ones(measured: ModuleType) -> None:
+    """Every axis and number of training that the result file has, but for the rate that was
+    searched."""
+    free = {"train": ("iterations", "threads"), "optimizer": ("lr",)}
+    for compared in (measured.load() or {"configs": []})["configs"]:
+        there, shipped = compared["config"], load_config(compared["file"]).to_dict()
+        sections = ("plan", "transition", "credit", "segment", "select", "loss", "kl", *free)
+        for name in sections:
+            old, new = (calls(side.get(name)) for side in (there, shipped))
+            pairs = zip(old, new, strict=True)
+            wrong = [differing(one, other, free.get(name, ())) for one, other in pairs]
+            assert not any(wrong), f"{compared['file']}: {name} {wrong}"
+        search = compared["search"]
+        assert search is None or search["own_lr"] == shipped["optimizer"]["lr"]
+
+
+def calls(section: Any) -> list[dict[str, Any]]:
+    """Return a section as a list: empty, one, or several calls."""
+    return section if isinstance(section, list) else [section] if section else []
+
+
+def differing(old: dict[str, Any], new: dict[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the result file has otherwise than the shipped config."""
+    return {key: v for key, v in old.items() if key not in free and new.get(key) != v}
+
+
+def test_the_engine_s_table_has_every_shapes_config() -> None:
+    """adv_grpo has flow_grpo's plan, with a reward that learns."""
+    module = script_module("bench_plans")
+    wanted = {name for name in list_configs() if name.startswith("shapes/")} - {"shapes/adv_grpo"}
+    assert json.loads(module.RESULT.read_text(encoding="utf-8")).keys() == wanted
+
+
+# ---------------------------------------------------------------------------------------- rooms
+
+
+def write(root: Path, **sources: str) -> None:
+    """Write modules: `a__b="..."` is flowrl/a/b.py."""
+    for name, text in sources.items():
+        file = root / "flowrl" / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def test_rooms_floors_and_arrows(tmp_path: Path) -> None:
+    """Three rooms on three floors with 3 arrows, counted by hand: top uses both others, one of them
+    inside a function; two files of one room make one arrow; the door does not count."""
+    rooms = script_module("rooms")
+    (tmp_path / "rewards").mkdir()
+    write(tmp_path, low="X = 1\n", mid__y="from flowrl import low\n")
+    (tmp_path / "flowrl/__init__.py").write_text("import flowrl.top.x\n", encoding="utf-8")
+    write(
+        tmp_path,
+        mid__z="from flowrl.low import X\n",
+        top__x="def f():\n    from flowrl.mid import y\n",
+        top__w="import flowrl.low\nimport flowrl.top.x\n",
+    )
+    found = rooms.rooms(tmp_path)
+    assert [(r.name, r.floor, r.files) for r in found] == [
+        ("low", 1, 1),
+        ("mid", 2, 2),
+        ("top", 3, 2),
+    ]
+    assert "| now | 3 | 5 | 3 | 3 |" in rooms.table(found)
+    # top -> low follows from top -> mid -> low: the picture leaves it out
+    assert len(re.findall("<path", rooms.figure(found).partition("</defs>")[2])) == 2
+    write(tmp_path, low="import flowrl.top.x\n")
+    with pytest.raises(CycleError):
+        rooms.rooms(tmp_path)

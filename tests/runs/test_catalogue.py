@@ -1,0 +1,142 @@
+"""configs/methods.yaml, the only catalogue of methods, and `flowrl methods`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from flowrl.cli.main import main
+from flowrl.config.calls import Call
+from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError
+from flowrl.core.shipped_files import list_configs, resource
+from flowrl.runs.catalogue import AXES, MEANING, describe, load_methods, parse_methods, table
+
+METHODS = load_methods()
+BY_SLUG = {method.slug: method for method in METHODS}
+SHAPES_ONLY = {"adv_grpo", "tree_window_chunk", "cps_branch", "guard_window"}
+ENTRY = """
+- slug: new
+  name: New
+  paper: {title: A new method, arxiv: "2501.00001", year: 2025}
+  status: exact
+  summary: It is new.
+"""
+
+
+def test_every_config_belongs_to_one_method() -> None:
+    owned = [name for method in METHODS for name in method.configs]
+    assert sorted(owned) == list_configs()
+
+
+def test_what_is_no_config_is_not_listed() -> None:
+    """The catalogue itself, and the settings of accelerate."""
+    assert resource("configs/methods.yaml").exists() and resource("configs/accelerate").exists()
+    assert [name for name in list_configs() if name.count("/") != 1 or "accelerate" in name] == []
+
+
+@pytest.mark.parametrize("slug", BY_SLUG)
+def test_every_method_has_its_configs(slug: str) -> None:
+    """`shapes/flow_grpo` is the main job, which is Fast's; the paper's own form has another name
+    there."""
+    places = ["shapes"] if slug in SHAPES_ONLY else ["shapes", "sd3", "flux"]
+    wanted = [f"{place}/{slug}" for place in places]
+    if slug == "flow_grpo":
+        wanted[0] = "shapes/flow_grpo_full"
+    found = BY_SLUG[slug].configs
+    assert found[0] == wanted[0] and [name for name in found if name in wanted] == wanted
+
+
+def test_status_and_papers() -> None:
+    """The reference has no code for two methods; combinations have no paper. The name of a config's
+    paper stands in the config."""
+    unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
+    assert unsure == {"vgpo", "dynamic_treerpo"}
+    assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
+    assert {m.slug for m in METHODS if m.paper is None} == SHAPES_ONLY - {"adv_grpo"}
+    for method in METHODS:
+        assert method.summary.endswith(".") and method.summary.count(". ") == 0
+        if method.paper:
+            for name in method.configs:
+                text = resource(f"configs/{name}.yaml").read_text(encoding="utf-8")
+                assert f"arXiv {method.paper.arxiv}" in text, name
+            assert method.paper.arxiv.startswith(str(method.paper.year % 100))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "messages"),
+    [
+        ("status: exact", "status: sure", ["method new: status: ", "'exact'", "got 'sure'"]),
+        ("summary: ", "sumary: ", ["no such key; did you mean 'summary'?", "Field required"]),
+        ('"2501.00001"', '"2501"', ["method new: paper.arxiv: ", "got '2501'"]),
+        ("year: 2025", "year: early", ["method new: paper.year: ", "got 'early'"]),
+        ("slug: new", "slug: [", ["expected YAML"]),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, messages: list[str]) -> None:
+    """All that are in the file, each with the entry and the key."""
+    assert parse_methods(ENTRY, "here")[0].paper is not None
+    with pytest.raises(ConfigError) as error:
+        parse_methods(ENTRY.replace(old, new), "here")
+    assert [text for text in ["here: ", *messages] if text not in str(error.value)] == []
+
+
+def test_no_two_methods_of_one_name() -> None:
+    with pytest.raises(ConfigError, match=r"a slug of its own for each, got \['new'\] twice"):
+        parse_methods(ENTRY + ENTRY, "here")
+    with pytest.raises(ConfigError, match=r"a name of its own for each, got \['New'\] twice"):
+        parse_methods(ENTRY + ENTRY.replace("slug: new", "slug: other"), "here")
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_the_axes_are_those_of_the_loaded_config(name: str) -> None:
+    """The catalogue reads the names from the file; what the file leaves out is a default."""
+    (method,) = (method for method in METHODS if name in method.configs)
+    (axes,) = (c["axes"] for c in describe(method)["configs"] if c["config"] == name)
+    config = load_config(name)
+    for axis in AXES:
+        value = getattr(config, axis)
+        many = value.values() if isinstance(value, dict) else value
+        calls = [value] if isinstance(value, Call) else list(many or ())
+        loaded = [call.fn for call in calls]
+        assert axes.get(axis, loaded) == loaded, axis
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json has what is known; the table has one line per method, columns aligned."""
+    assert main(["methods", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["slug"] for row in rows] == list(BY_SLUG)
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert text == table(rows) + "\n" and "calls" not in text
+    head, _, *lines = text.splitlines()
+    lines = lines[: len(METHODS)]
+    found = [line[head.index("status") :].split()[0] for line in lines]
+    assert found == [method.status for method in METHODS]
+    for line, method in zip(lines, METHODS, strict=True):
+        assert line.startswith(f"{method.name} ")
+    (branch,) = (line for line in lines if line.startswith("BranchGRPO "))
+    assert "2509.06040" in branch and "tree, dance_sde, depth_norm" in branch
+    assert "{shapes,sd3,flux}/branch_grpo" in branch
+    narrow = re.sub(r"\x1b\[\d*m", "", table(rows, width=80))
+    assert max(map(len, narrow.splitlines()[: -len(MEANING)])) <= 80
+
+
+def test_what_a_config_costs() -> None:
+    row = describe(BY_SLUG["mix_grpo"], cost=True)
+    assert row["paper"]["arxiv"] == "2507.21802" and row["status"] == "exact"
+    (flux,) = (config for config in row["configs"] if config["config"] == "flux/mix_grpo")
+    # 32 x 12 images of 25 calls each while sampling, the first once for all 12; 4 trained states
+    # of 3 calls, likewise
+    sampling, training = 32 * (12 * 25 - 11), 32 * (12 * 4 - 11) * 3
+    wanted = {"images": 384, "sampling_calls": sampling, "calls": sampling + training}
+    assert {key: flux[key] for key in wanted} == wanted and flux["guided"] is False
+    assert flux["calls_per_image"] == 33.333
+    assert flux["axes"]["rewards"] == ["hpsv2", "pickscore", "image_reward"]
+    assert flux["axes"]["aggregate"] == ["advantage_sum"]
+    assert flux["axes"]["plan"] == ["sliding_window"]
+    head, _, line, *_, note = table([row]).splitlines()
+    assert "calls per image" in head and " 33.3" in line and note.startswith("calls per image: ")

@@ -1,0 +1,315 @@
+"""Statistics and tables of a comparison, against hand calculations, scipy and simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparisonkit import BASE, config, result
+from scipy import stats
+
+from flowrl.core.errors import DataError
+from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+from flowrl.runs.compare.summary import (
+    detectable,
+    holm,
+    labels,
+    mean_curve,
+    pairs,
+    pooled,
+    student,
+    summary,
+    t_test,
+)
+from flowrl.runs.compare.tables import markdown, notes, pair_table, table, task_table, terminal
+
+# --------------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.4, 0.3], [1.0, 2.0], [-5.0, 3.0, 3.5, 8.0, 1.0]])
+def test_the_interval_is_students(values: list[float]) -> None:
+    """Against scipy's interval of the t distribution with n - 1 degrees of freedom."""
+    mean, low, high = student(values)
+    expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    assert mean == pytest.approx(np.mean(values)) and (low, high) == pytest.approx(expected)
+
+
+def test_the_interval_by_hand() -> None:
+    """1, 2, 3: mean 2, std 1, t of 2 degrees of freedom 4.302653 -> half width 4.302653 / sqrt
+    3."""
+    assert student([1, 2, 3]) == pytest.approx(
+        (2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-6
+    )
+    for values in ([0.3], [0.3, 0.3, 0.3]):
+        mean, low, high = student(values)
+        assert mean == pytest.approx(0.3) and math.isnan(low) and math.isnan(high)
+    with pytest.raises(DataError, match="at least one value"):
+        student([])
+
+
+def test_two_samples_alone_are_students_test() -> None:
+    """Against scipy, of unequal sizes."""
+    a, b = [0.42, 0.45, 0.47], [0.31, 0.40, 0.36, 0.33]
+    assert (
+        t_test(a, b, *pooled([a, b]))
+        == pytest.approx(stats.ttest_ind(a, b).pvalue)
+        == t_test(b, a, *pooled([a, b]))
+    )
+
+
+def test_the_pooled_test_is_a_contrast_of_least_squares() -> None:
+    """Oracle: regress all scores on a dummy per config; its residual variance and covariance give t
+    and freedom."""
+    samples = [[0.42, 0.45, 0.47], [0.31, 0.40], [0.2, 0.28, 0.22, 0.25], [0.5]]
+    design = np.array(
+        [[float(i == j) for j in range(4)] for i, sample in enumerate(samples) for _ in sample]
+    )
+    scores = np.concatenate(samples)
+    fitted, squares, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
+    freedom = len(scores) - rank
+    contrast = np.array([1.0, 0.0, -1.0, 0.0])
+    variance = contrast @ np.linalg.inv(design.T @ design) @ contrast * squares[0] / freedom
+    expected = 2 * stats.t.sf(abs(contrast @ fitted) / math.sqrt(variance), freedom)
+    pool = pooled(samples)
+    assert pool[0] == pytest.approx(squares[0] / freedom) and pool[1] == freedom
+    assert t_test(samples[0], samples[2], *pooled(samples)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [([0.1], [0.2, 0.3]), ([0.1, 0.1], [0.2, 0.2]), ([], []), ([0.1], [0.2])]
+)
+def test_without_a_spread_there_is_no_test(a: list[float], b: list[float]) -> None:
+    assert math.isnan(t_test(a, b, *pooled([a, b])))
+
+
+def test_holm_by_hand() -> None:
+    """Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04; the last may not
+    fall below 0.06."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    adjusted = holm([0.01, math.nan, 0.04])  # two tests, not three
+    assert adjusted[::2] == pytest.approx([0.02, 0.04]) and math.isnan(adjusted[1])
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_family_wise_error() -> None:
+    """Without any effect 5 % of families of 6 tests hold a false alarm: 300 of 6000, give or take 5
+    stds of 17."""
+    p = np.random.default_rng(0).uniform(size=(6000, 6))
+    alarms = sum(min(holm(list(family))) < 0.05 for family in p)
+    assert 215 < alarms < 385
+    assert (p.min(axis=1) < 0.05).sum() > 1000  # uncorrected: 26 %
+
+
+def test_what_a_t_test_can_detect() -> None:
+    """Cohen (1988): 64 per group find half a std with a power of 0.80 at 5 %; and 3 per group by
+    simulation."""
+    assert detectable(64, 0.05, 126) == pytest.approx(0.5, abs=0.002)
+    rng = np.random.default_rng(1)
+    for configs in (2, 15):
+        d = detectable(3, 0.05 / 3, 2 * configs)
+        scores = rng.normal(0, 1, (2000, configs, 3))
+        scores[:, 0] += d
+        found = [
+            t_test(list(one[0]), list(one[1]), *pooled([list(c) for c in one])) < 0.05 / 3
+            for one in scores
+        ]
+        assert np.mean(found) == pytest.approx(0.8, abs=0.036)  # 4 standard errors
+    assert math.isnan(detectable(1, 0.05, 4))
+
+
+# -------------------------------------------------------------------------------- one config, pairs
+
+
+def test_the_summary_of_a_config() -> None:
+    found = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "nfe")
+    assert found is not None
+    low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.4, 0.5, 0.6]))
+    assert found["mean"] == pytest.approx(0.5) and found["interval"] == pytest.approx([low, high])
+    assert found["gain"] == pytest.approx([0.3, low - 0.2, high - 0.2])
+    assert found["tasks"]["even"]["mean"] == pytest.approx(0.4) and found["tasks"]["even"]["gain"][
+        0
+    ] == pytest.approx(0.3)
+    assert (found["seeds"], found["failed"], found["beats_base"]) == (3, 0, True)
+    assert (found["nfe"], found["seconds"], found["iteration"]) == (104, 20.8, 10)
+    at_b = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "seconds")
+    assert at_b is not None and at_b["mean"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "failed", "beats"),
+    [
+        ([0.4, 0.5, 0.6], (), True),
+        ([0.1, 0.5, 0.6], (), False),
+        ([0.1, 0.11, 0.09], (), False),
+        ([0.6], (), None),
+    ]
+    + [([0.5, 0.51, 0.52], ("NaN",), False)],
+)
+def test_who_beats_the_base(
+    scores: list[float], failed: tuple[str, ...], beats: bool | None
+) -> None:
+    """An interval around 0, one below it, a single seed, a run that failed."""
+    found = summary(config("a", scores, *failed)["seeds"], BASE, "nfe")
+    assert found is not None and found["beats_base"] is beats and found["failed"] == len(failed)
+
+
+def test_configs_are_sorted_and_failures_kept() -> None:
+    r = result(
+        config("x-low", [0.3, 0.31]),
+        config("x-dead", [], "NaN", "NaN"),
+        config("x-top", [0.5, 0.52], "NaN"),
+    )
+    assert [c["name"] for c in r["configs"]] == ["x-top", "x-low", "x-dead"]
+    assert r["configs"][2]["summary"] == {"nfe": None, "seconds": None}
+    assert r["pairs"]["nfe"]["names"] == ["x-top", "x-low"]
+    json.dumps(r, allow_nan=False)
+
+
+def test_pairs() -> None:
+    """Three configs: p by `t_test`, Holm over the three, differences of means; the matrix is
+    symmetric."""
+    scores = {"a": [0.40, 0.42, 0.45], "b": [0.30, 0.33, 0.31], "c": [0.41, 0.44, 0.40]}
+    found = pairs(result(*(config(name, s) for name, s in scores.items()))["configs"], "nfe")
+    assert found["names"] == ["a", "c", "b"] and found["tests"] == 3
+    spread = pooled(list(scores.values()))
+    p = [t_test(scores[x], scores[y], *spread) for x, y in ("ac", "ab", "cb")]
+    adjusted = holm(p)
+    for matrix, values in (("p", p), ("p_holm", adjusted)):
+        m = found[matrix]
+        assert [m[0][1], m[0][2], m[1][2]] == pytest.approx(values)
+        assert all(m[i][j] == m[j][i] for i in range(3) for j in range(3)) and m[0][0] is None
+    assert found["difference"][0][2] == pytest.approx(np.mean(scores["a"]) - np.mean(scores["b"]))
+    assert found["significant"] == sum(value < 0.05 for value in adjusted) == 2
+    assert (
+        spread[0] == pytest.approx(np.mean([np.var(s, ddof=1) for s in scores.values()]))
+        and spread[1] == 6
+    )
+    assert found["spread"] == pytest.approx(math.sqrt(spread[0]))
+    assert found["detectable"] == pytest.approx(detectable(3, 0.05 / 3, 6) * math.sqrt(spread[0]))
+
+
+def test_mean_curves_go_mark_by_mark() -> None:
+    """Seeds 0 and 1 pass mark 1 after 50 and 51 evaluations; the base model stands at 0."""
+    r = result(config("a", [0.4, 0.6]))
+    points = mean_curve(r["configs"][0], BASE, "nfe")
+    expected = [
+        (0, 0.2, 0.2, 0.2),
+        (50.5, 0.4, 0.3, 0.5),
+        (104, 0.5, 0.4, 0.6),
+        (200, 0.6, 0.5, 0.7),
+    ]
+    assert np.array(points) == pytest.approx(np.array(expected))
+    assert [p.x for p in mean_curve(r["configs"][0], BASE, "seconds")] == pytest.approx(
+        [0, 10.1, 20.8, 40]
+    )
+
+
+def test_labels() -> None:
+    assert labels(["shapes-flow-grpo", "shapes-flow-cps"]) == {
+        "shapes-flow-grpo": "grpo",
+        "shapes-flow-cps": "cps",
+    }
+    assert labels(["a-b", "a"]) == {"a-b": "a-b", "a": "a"}
+    assert labels(["a-b"]) == {"a-b": "a-b"}
+
+
+# ---------------------------------------------------------------------------------- tables, figures
+
+
+def test_the_table() -> None:
+    r = result(
+        config("x-low", [0.1, 0.3]),
+        config("x-dead", [], "a | NaN"),
+        config("x-top", [0.5, 0.52], "broke"),
+    )
+    rows = {cells[0]: cells for cells in table(r)}
+    assert list(rows) == ["method", "top", "low", "dead", "base model"]
+    half = stats.t.ppf(0.975, 1) * np.std([50, 52], ddof=1) / math.sqrt(2)
+    assert rows["top"][2:4] == ["3, 1 failed", f"51.0 ± {half:.1f}"]
+    assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
+    assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
+    text = terminal(r)
+    assert (
+        "Failed: x-dead, seed 0, after 10 iterations: a | NaN" in text and "strict % at (a)" in text
+    )
+    assert "largest overshoot 4.0% at (a) and 0.0% at (b)" in text  # 104 of 100, 40 of 40
+    assert task_table(r, "nfe")[0] == ["method", "even", "odd one"]
+    assert task_table(r, "nfe")[1][1].startswith("41.0 ±")
+
+
+def test_a_star_means_that_the_interval_excludes_zero() -> None:
+    rows = {
+        cells[0]: cells[4]
+        for cells in table(result(config("a", [0.5, 0.51, 0.52]), config("b", [0.1, 0.5])))
+    }
+    assert rows["a"].endswith("*") and not rows["b"].endswith("*")
+
+
+def test_the_clock_the_load_and_other_machines_are_said() -> None:
+    r = result(config("a", [0.5, 0.6]))
+    assert "after 40 seconds of training" in notes(r)[0] and not any(
+        "Processes" in line for line in notes(r)
+    )
+    r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
+    r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
+    assert "after 40 processor seconds of training" in notes(r)[0]
+    assert "Processes that wanted a processor when a run began: 0.5 to 3.25." in notes(r)
+    assert "The runs began in 2 environments, see the result file." in notes(r)
+
+
+def test_other_scores_than_shares_are_no_percentages() -> None:
+    r = result(config("a", [1.4, 1.5]))
+    assert table(r)[0][3] == "strict at (a)" and table(r)[1][3].startswith("1.450 ±")
+
+
+def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
+    r = result(config("x-a", [0.5, 0.51, 0.52]), config("x-b", [0.2, 0.21, 0.22]))
+    rows = pair_table(r, "nfe")
+    p = stats.ttest_ind([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]).pvalue
+    assert rows[1] == ["1 a", "", f"{p:.3f}*"] and rows[2] == ["2 b", "-30.0", ""]
+    said = next(line for line in notes(r) if line.startswith("Pairs at (a)"))
+    assert (
+        f"about {100 * detectable(3, 0.05, 4) * 0.01:.1f} apart" in said and "1 of 1 differ" in said
+    )
+    assert "pooled over all configs, 1.0;" in said
+    text = markdown(r, ["figures/gains.png"])
+    assert "| 2 b | -30.0 |  |" in text and "![figures/gains.png](figures/gains.png)" in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.endswith(" |") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        [config("a", [0.4, 0.6])],
+        [config("a", [0.4])],
+        [config("x-a", [0.4, 0.6]), config("x-b", [], "NaN"), config("x-c", [0.5, 0.6], "NaN")],
+        [config("a", [], "NaN")],
+    ],
+)
+def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> None:
+    r = result(*configs)
+    figures = [
+        gains_figure(r),
+        accuracy_figure(r, "nfe"),
+        accuracy_figure(r, "seconds"),
+        training_figure(r),
+    ]
+    for number, figure in enumerate(figures):
+        figure.savefig(tmp_path / f"{number}.png", dpi=40)
+    panels = figures[1].axes
+    assert [axes.get_title("left") for axes in panels] == [
+        name + (" (1 failed)" if c["summary"]["nfe"] is None or len(c["seeds"]) == 3 else "")
+        for name, c in zip(
+            labels([c["name"] for c in r["configs"]]).values(), r["configs"], strict=True
+        )
+    ]
+    curve = panels[0].lines[-1]  # drawn last: the config's own
+    points = mean_curve(r["configs"][0], BASE, "nfe")
+    assert np.allclose(curve.get_ydata(), [100 * p.mean for p in points])
+    assert len(figures[3].axes) == 3 * len(configs)

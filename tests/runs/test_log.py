@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from flowrl.core.errors import RunError
+from flowrl.runs import log
+from flowrl.runs.log import RunLogger
+
+
+def plain(folder: Path, **options: Any) -> RunLogger:
+    return RunLogger(folder, tensorboard=False, quiet=True, **options)
+
+
+def run(folder: Path, start: int, stop: int, resume: int | None = None) -> None:
+    with plain(folder, resume_from_iteration=resume) as logger:
+        for iteration in range(start, stop):
+            with logger.phase("rollout"):
+                pass
+            logger.log(
+                iteration,
+                {"reward": iteration / 3, "approx_kl": torch.tensor(iteration * 0.1)},
+                images=4,
+            )
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_numbers_are_written_exactly_and_nan_as_null(tmp_path: Path) -> None:
+    third = torch.tensor(1 / 3)
+    with plain(tmp_path) as logger:
+        logger.log(
+            0,
+            {
+                "a": 0.1 + 0.2,
+                "t": third,
+                "nan": float("nan"),
+                "inf": torch.tensor(-torch.inf),
+                "n": numpy.int64(3),
+            },
+        )
+    [row] = rows(tmp_path / "metrics.jsonl")
+    assert row == {
+        "iteration": 0,
+        "a": 0.1 + 0.2,
+        "t": third.item(),
+        "nan": None,
+        "inf": None,
+        "n": 3,
+    }
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"iteration": 5, "rew', b"\xff\xfe"])
+def test_resumed_metrics_equal_uninterrupted(tmp_path: Path, torn: bytes) -> None:
+    run(tmp_path / "whole", 0, 6)
+    run(tmp_path / "parts", 0, 5)
+    with (tmp_path / "parts" / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    run(tmp_path / "parts", 3, 6, resume=3)
+    whole, parts = (tmp_path / name / "metrics.jsonl" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes() and len(rows(whole)) == 6
+    assert [row["iteration"] for row in rows(tmp_path / "parts" / "timing.jsonl")] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    assert {item.name for item in (tmp_path / "parts").iterdir()} == {
+        "metrics.jsonl",
+        "timing.jsonl",
+    }
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
+    run(tmp_path, 0, 2)
+    with pytest.raises(RunError, match="holds another run"):
+        plain(tmp_path)
+    assert len(rows(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_damage_in_the_middle_is_an_error_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\nrubbish\n{"iteration": 2}\n')
+    with pytest.raises(RunError, match="line 2"):
+        plain(tmp_path, resume_from_iteration=2)
+    assert "rubbish" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_lost_metrics_are_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="metrics before iteration 4 are lost"):
+        plain(tmp_path, resume_from_iteration=4).close()
+
+
+def test_unwritable_folder_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write to the run folder"):
+        plain(tmp_path / "file")
+    logger = plain(tmp_path / "run")
+
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(logger._files, "metrics.jsonl", Full())
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device"):
+        logger.log(0, {})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file on a full disk")
+def test_a_full_disk_is_one_clear_error_to_the_end(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device"),
+        plain(tmp_path / "run") as logger,
+    ):
+        logger._files["metrics.jsonl"] = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails again
+        logger.log(0, {})
+
+
+def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
+    with plain(tmp_path) as logger:
+        for _ in range(2):
+            with logger.phase("rollout"):
+                time.sleep(0.01)
+        with pytest.raises(ValueError, match="inside"), logger.phase("train"):
+            raise ValueError("inside")
+        logger.log(0, {}, images=10)
+        logger.log(1, {})
+    first, second = rows(tmp_path / "timing.jsonl")
+    assert first["rollout"] >= 0.02 and first["total"] >= first["rollout"] + first["train"] - 1e-5
+    assert first["images_per_s"] == pytest.approx(10 / first["total"], rel=1e-3)
+    assert "rollout" not in second and second["images_per_s"] is None
+
+
+def test_plain_progress_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLogger(tmp_path, tensorboard=False, total=3) as logger:
+        with logger.phase("rollout"):
+            pass
+        logger.log(
+            0, {"reward": 0.25, "accuracy": 0.5, "ratio": 1.0, "approx_kl": float("nan")}, images=8
+        )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (
+        err.startswith("iteration 1/3  reward 0.25  acc 0.5  ratio 1  ")
+        and " img/s  ETA 0:00:00  [rollout" in err
+    )
+    assert "kl" not in err and err.count("\n") == 1
+
+
+def test_bar_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with RunLogger(tmp_path, tensorboard=False, total=2, columns={"x": "loss"}) as logger:
+        logger.log(0, {"loss": 1.5})
+        logger.say("hello")
+        logger.log(1, {"loss": 2.5})
+    err = capsys.readouterr().err
+    assert "2/2" in err and "x 2.5" in err and "hello\n" in err
+
+
+def test_quiet_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with plain(tmp_path, total=1) as logger:
+        logger.log(0, {"reward": 1.0})
+        logger.say("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_tensorboard_scalars_and_purge_on_resume(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for resume, iterations in ((None, (0, 1, 2)), (1, (1,))):
+        with RunLogger(tmp_path, resume, quiet=True) as logger:
+            for iteration in iterations:
+                logger.log(
+                    iteration,
+                    {"reward": iteration + 0.5, "nan": float("nan"), "word": "x"},
+                    images=1,
+                )
+            logger.image("grid", torch.zeros(3, 4, 4), 0)
+        time.sleep(
+            1.01
+        )  # files are read in the order of their names: the second, then a count that sorts as text
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(0, 0.5), (1, 1.5)]
+    assert "nan" not in events.Tags()["scalars"] and "time/total" in events.Tags()["scalars"]
+
+
+def test_missing_tensorboard_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "torch.utils.tensorboard":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(log, "_told", set())
+    for name in ("a", "b"):
+        RunLogger(tmp_path / name).close()
+    assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
+
+
+def test_the_time_left_counts_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 s of evaluation and 2 s of work in the first of 4 iterations: 3 x 2 s are left."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    with RunLogger(tmp_path, tensorboard=False, total=4) as log:
+        with log.phase("eval"):
+            clock[0] += 10
+        with log.phase("train"):
+            clock[0] += 2
+        log.log(0, {"reward": 1.0})
+    assert "ETA 0:00:06 " in capsys.readouterr().err

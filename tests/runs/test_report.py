@@ -1,0 +1,322 @@
+"""What a run tells of itself: grid, curves, table and page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gridkit import box, plain
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from flowrl.core.errors import DataError, RunError
+from flowrl.evaluation.image_grids import save_strip
+from flowrl.runs.folder import read_rows
+from flowrl.runs.report.curves import Series, _mean, _smooth, compare_curves, curves
+from flowrl.runs.report.page import before_after_table, html_report
+from flowrl.runs.report.run_grid import run_grid
+
+
+def evaluated(iteration: int, mean: float, **tasks: float) -> dict[str, Any]:
+    scores = {
+        name: {"mean": m, "interval": [m - 0.05, m + 0.05], "images": 24}
+        for name, m in tasks.items()
+    }
+    return {
+        "iteration": iteration,
+        "score": "strict",
+        "strict": mean,
+        "interval": [mean - 0.02, mean + 0.02],
+    } | {"tasks": scores}
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_run(folder: Path, *, iterations: int = 45, shift: float = 0.0, samples: int = 3) -> Path:
+    (folder / "samples").mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\nnote: '<script>alert(1)</script> & co'\n")
+    timing = {"rollout": 2.0, "update": 1.0, "total": 3.5, "images_per_s": 9}
+    metrics = []
+    for i in range(iterations):
+        kl = 1e-5 if i else None
+        metrics.append(
+            {"iteration": i, "reward": i / 100 + shift, "approx_kl": kl, "grad_norm": 0.5}
+        )
+    lines(folder / "metrics.jsonl", metrics)
+    lines(folder / "timing.jsonl", [{"iteration": i, **timing} for i in range(iterations)])
+    evals = [
+        evaluated(0, 0.4, colors=0.5, position=0.3),
+        evaluated(40, 0.7, colors=0.9, position=0.5),
+    ]
+    lines(folder / "eval.jsonl", evals)
+    (folder / "summary.json").write_text(
+        json.dumps({"before": evals[0], "after": evals[1], "device": "<cpu>"})
+    )
+    for i in range(samples):
+        save_strip(
+            plain((i * 20, 250, 1), (i * 20, 250, 2)), folder / "samples" / f"{i * 20:06d}.png"
+        )
+    (folder / "samples" / "prompts.json").write_text(
+        json.dumps({"prompts": ["a", "b"], "height": 8, "width": 8})
+    )
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def test_run_grid_takes_first_last_and_evenly_spaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", samples=11)
+    (run / "samples" / "notes.png").write_bytes(b"not a strip")
+    grid = run_grid(run, max_columns=3)
+    shown = [i for i in range(11) if (np.asarray(grid) == (i * 20, 250, 1)).all(-1).any()]
+    assert shown == [0, 5, 10]
+    lefts = [box(grid, (i * 20, 250, 1))[0] for i in shown]
+    assert lefts == sorted(lefts)
+    with pytest.raises(DataError, match="max_columns >= 2"):
+        run_grid(run, max_columns=1)
+
+
+def test_run_grid_says_what_is_missing(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such folder"):
+        run_grid(tmp_path / "nowhere")
+    record = run / "samples" / "prompts.json"
+    record.write_text(json.dumps({"prompts": ["a", "b"], "height": 16, "width": 8}))
+    with pytest.raises(
+        RunError, match=r"000000.png: expected 2 images of height and width \(16, 8\)"
+    ):
+        run_grid(run)
+    for text in ("{", "{}", '{"prompts": [1], "height": 8, "width": 8}'):
+        record.write_text(text)
+        with pytest.raises(RunError, match="prompts.json: expected"):
+            run_grid(run)
+    for file in (run / "samples").glob("*.png"):
+        file.unlink()
+    with pytest.raises(RunError, match="holds no samples"):
+        run_grid(run)
+
+
+# curves
+
+
+def test_curves_draw_what_was_measured_and_skip_the_rest(run: Path) -> None:
+    drawn = panels(curves(run))
+    assert list(drawn) == [
+        "Held-out prompts",
+        "Training reward",
+        "Policy change per iteration",
+        "Gradient norm",
+        "Time per iteration",
+    ]  # no ratio_std in the metrics
+    raw, smooth = drawn["Training reward"].get_lines()
+    np.testing.assert_allclose(np.asarray(raw.get_ydata()), np.arange(45) / 100)
+    # 45 // 20 = 2, made odd: a window of 3. The centred mean of a straight line is the line, but
+    # for both ends.
+    np.testing.assert_allclose(
+        np.asarray(smooth.get_ydata()), [0.005, *np.arange(1, 44) / 100, 0.435]
+    )
+    held = drawn["Held-out prompts"]
+    np.testing.assert_allclose(np.asarray(held.get_lines()[-1].get_xydata()), [[0, 0.4], [40, 0.7]])
+    whiskers = [np.asarray(segment)[:, 1] for segment in held.collections[0].get_segments()]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(whiskers, [[0.38, 0.42], [0.68, 0.72]])
+    assert {text.get_text() for text in held.texts} == {"all", "colors", "position"}
+    # total 3.5 s, of which rollout and update are 3 s
+    texts = [text.get_text() for text in drawn["Time per iteration"].texts]
+    assert texts == ["rollout 2 s", "update 1 s", "other 0.5 s"]
+    assert [drawn["Training reward"].get_xlabel(), drawn["Time per iteration"].get_ylabel()] == [
+        "iteration",
+        "seconds",
+    ]
+
+
+def test_end_labels_do_not_overlap(run: Path) -> None:
+    lines(run / "eval.jsonl", [evaluated(0, 0.5, **{f"task {i}": 0.5 for i in range(6)})])
+    heights = sorted(
+        text.get_position()[1] for text in panels(curves(run))["Held-out prompts"].texts
+    )
+    assert len(heights) == 7 and min(np.diff(heights)) > 0.06 and heights[-1] <= 1
+
+
+def test_smoothing_leaves_gaps_out_of_the_mean() -> None:
+    y = np.ones(100)
+    y[30:50] = np.nan  # a window of 5 around 40 sees nothing
+    smooth = _smooth(Series(np.arange(100.0), y)).y
+    assert np.isnan(smooth[32:48]).all()
+    np.testing.assert_allclose(np.delete(smooth, range(32, 48)), 1.0)
+
+
+def test_mean_of_runs_covers_common_iterations() -> None:
+    a = Series(np.array([0.0, 1, 2]), np.array([1.0, 2, 3]))
+    b = Series(np.array([0.0, 1, 2, 3]), np.array([3.0, math.nan, 5, 9]))
+    mean = _mean([a, b])
+    assert mean.x.tolist() == [0, 2] and mean.y.tolist() == [2, 4]  # (1 + 3) / 2 and (3 + 5) / 2
+
+
+def test_compare_draws_each_seed_and_their_mean(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(n), shift=n / 10, iterations=5 + n) for n in range(3)]
+    drawn = panels(compare_curves(runs))
+    assert list(drawn) == ["Held-out prompts", "Training reward"]
+    *seeds, mean = drawn["Training reward"].get_lines()
+    assert [len(np.asarray(line.get_xdata())) for line in seeds] == [5, 6, 7]
+    # five common iterations, reward i / 100 shifted by 0, 0.1 and 0.2: their mean is shifted by 0.1
+    np.testing.assert_allclose(np.asarray(mean.get_ydata()), np.arange(5) / 100 + 0.1)
+    with pytest.raises(DataError, match="at least one run"):
+        compare_curves([])
+    lines(runs[1] / "eval.jsonl", [{"iteration": 0, "score": "graded", "graded": 0.5}])
+    with pytest.raises(DataError, match="one score, got graded, strict"):
+        compare_curves(runs)
+
+
+@pytest.mark.parametrize("drawer", [curves, html_report, lambda run: compare_curves([run])])
+def test_a_malformed_line_is_named(run: Path, drawer: Any) -> None:
+    good = '{"iteration": 0, "reward": 1}\n'
+    for bad in (
+        '{"iteration": 1, "rew\n',
+        "[1]\n",
+        '{"reward": 1}\n',
+        '{"iteration": true}\n',
+        "\xff\n",
+    ):
+        (run / "metrics.jsonl").write_text(good + bad + good)
+        with pytest.raises(RunError, match=r"metrics.jsonl, line 2: expected"):
+            drawer(run)
+    (run / "metrics.jsonl").write_text(good + '{"iteration": 1, "reward": "high"}\n')
+    with pytest.raises(
+        RunError, match="iteration 1, reward: expected a number or null, got 'high'"
+    ):
+        drawer(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": "absent"}, "one of the keys"),
+        ({"interval": [0.1]}, "interval"),
+        ({"tasks": [1]}, "tasks"),
+        ({"tasks": {"colors": {"mean": "x"}}}, "task 'colors': expected a number or null, got 'x'"),
+        ({"tasks": {"colors": {"mean": 1, "images": 2.5}}}, "whole number of images"),
+    ],
+)
+def test_a_malformed_evaluation_is_named(run: Path, change: dict[str, Any], message: str) -> None:
+    lines(run / "eval.jsonl", [evaluated(0, 0.4), evaluated(40, 0.5) | change])
+    with pytest.raises(RunError, match=f"eval.jsonl, line 2: .*{message}"):
+        curves(run)
+
+
+def test_a_torn_last_line_is_left_out(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 45, "rew')
+    assert len(read_rows(run, "metrics.jsonl")) == 45
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    for drawer in (curves, html_report, lambda run: compare_curves([run])):
+        with pytest.raises(RunError, match="is not a run folder: expected metrics.jsonl"):
+            drawer(tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(RunError, match="nothing to draw yet"):
+        curves(tmp_path)
+
+
+# table and page
+
+
+def test_table_says_before_after_and_change() -> None:
+    before, after = (
+        evaluated(0, 0.4, colors=0.5, position=0.3),
+        evaluated(40, 0.7, colors=0.9, counting=0.2),
+    )
+    after["tasks"]["counting"]["interval"] = None
+    after["tasks"]["colors"]["images"] = 48
+    table = before_after_table({"before": before, "after": after})
+    cells = [
+        re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if not line.startswith("-")
+    ]
+    assert cells == [
+        ["task", "before", "after", "change", "images"],
+        ["colors", "0.500 [0.450, 0.550]", "0.900 [0.850, 0.950]", "+0.400", "24 / 48"],
+        ["position", "0.300 [0.250, 0.350]", "-", "-", "24 / -"],
+        ["counting", "-", "0.200", "-", "- / 24"],
+        ["all (strict)", "0.400 [0.380, 0.420]", "0.700 [0.680, 0.720]", "+0.300", "48 / 72"],
+    ]
+    assert len({len(line) for line in table.splitlines()}) == 1  # aligned: no ragged line
+
+
+def test_table_needs_two_evaluations_of_one_score() -> None:
+    row = evaluated(0, 0.4)
+    with pytest.raises(DataError, match="got no 'after'"):
+        before_after_table({"before": row})
+    with pytest.raises(DataError, match="got 'strict' and 'graded'"):
+        before_after_table({"before": row, "after": row | {"score": "graded", "graded": 1}})
+    unmoved = before_after_table({"before": row, "after": evaluated(9, 0.39999)})
+    assert "+0.000" in unmoved and "-0.000" not in unmoved
+
+
+class Page(HTMLParser):
+    """Collect tags, their links and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_escaped_and_self_contained(run: Path) -> None:
+    run = run.rename(run.with_name("<b>run & co"))
+    page, text = Page(), html_report(run)
+    page.feed(text)
+    assert "script" not in page.tags and "b" not in page.tags and "link" not in page.tags
+    assert (
+        "<script>alert(1)</script> & co" in page.text
+        and "<b>run & co" in page.text
+        and "<cpu>" in page.text
+    )
+    assert (
+        page.tags.count("details") == 1
+        and "0.900 [0.850, 0.950]" in page.text
+        and "0.400 → 0.700" in page.text
+    )
+    assert len(page.links) == 2 and all(
+        link.startswith("data:image/png;base64,") for link in page.links
+    )
+    images = [Image.open(io.BytesIO(base64.b64decode(link.split(",")[1]))) for link in page.links]
+    assert images[1].size == run_grid(run).size
+    assert "http" not in re.sub('http-equiv|base64,[^"]*', "", text)
+
+
+def test_page_of_a_run_without_samples_or_summary(run: Path) -> None:
+    (run / "summary.json").unlink()
+    for file in (run / "samples").iterdir():
+        file.unlink()
+    text = html_report(run)
+    assert text.count("<img") == 1 and "0.400 → 0.700" in text  # first and last line of eval.jsonl
+    (run / "summary.json").write_text('{"before": {}, "after": {}}')
+    with pytest.raises(RunError, match="summary.json: summary, 'before'"):
+        html_report(run)

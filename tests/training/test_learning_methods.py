@@ -1,0 +1,67 @@
+"""Every method's own axes, as configs/shapes has them, must raise a linear reward on a small linear
+field."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from toykit import toy
+
+from flowrl.config.load import load_config
+from flowrl.core.shipped_files import list_configs
+from flowrl.training.trainer import Trainer
+
+pytestmark = pytest.mark.learning
+ITERATIONS, SEEDS = 30, 4
+METHODS = [
+    name for name in list_configs() if name.startswith("shapes/") and name != "shapes/adv_grpo"
+]
+SETTING = [
+    "model={fn: toykit.linear, channels: 2}",
+    "image.height=8",
+    "image.width=8",
+    "train.prompts=4",
+]
+SETTING += ["train.ema=0", "eval.weights=current", "train.micro_batch=64", "train.rollout_batch=64"]
+SETTING += ["rewards={red: {fn: toykit.warmth}, strict: {fn: toykit.reddish, weight: 0}}"]
+
+
+def axes(name: str) -> list[str]:
+    """Return the overrides that put a config's axes on the toy."""
+    raw, config = load_config(name).to_dict(), load_config(name)
+    calls = ("plan", "transition", "credit", "aggregate", "segment", "select", "loss")
+    out = [f"{key}={json.dumps(raw[key])}" for key in calls if key in raw]
+    out += [
+        f"train.group={config.train.group}",
+        f"train.same_noise={str(config.train.same_noise).lower()}",
+    ]
+    return [*out, f"train.updates={config.train.updates}", f"train.order={config.train.order}"]
+
+
+def curve(folder: Path, name: str, seed: int) -> list[float]:
+    trainer = Trainer(toy(folder, *SETTING, *axes(name), f"seed={seed}", f"model.seed={seed}"))
+    rows = [trainer.step() for _ in range(ITERATIONS)]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert max(row["on_policy_gap"] for row in rows) < 1e-4
+    return [row["reward/red"] for row in rows]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_reward_rises(tmp_path: Path, name: str) -> None:
+    """Mean red minus mean green of images, moved into [0, 1]: the last 8 iterations against the
+    first 8.
+
+    Measured: +0.12 (dance_grpo) to +0.20 (g2rpo), 7 to 19 standard errors. False alarms: without a
+    signal the change is at most 0.03 (test_learning_toy.py's control, on this scale); with 4 seeds,
+    Student's t exceeds 4 by chance in 1.4 % of cases, and the change must be twice the control's
+    largest as well.
+    """
+    curves = [curve(tmp_path, name, seed) for seed in range(SEEDS)]
+    gains = [mean(c[-8:]) - mean(c[:8]) for c in curves]
+    errors = mean(gains) / (stdev(gains) / math.sqrt(SEEDS))
+    print(f"{name}: gain {mean(gains):.3f}, {errors:.1f} standard errors")
+    assert mean(gains) > 0.06 and errors > 4

@@ -1,0 +1,162 @@
+"""Methods that are no policy gradients on draws: each is one small function and a few lines of
+YAML."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+from toykit import write_toy
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError
+from flowrl.training.trainer import Trainer
+
+ITERATIONS, SEEDS = 30, 4
+SMALL = (
+    "model={fn: toykit.linear, channels: 2}",
+    "image={height: 8, width: 8}",
+    "train={iterations: 99, prompts: 4, group: 8, updates: 1, micro_batch: 64, threads: 1}",
+    "optimizer.lr=0.02",
+    # the sampler draws nothing after the initial noise
+    "plan={fn: full, steps: 4, noise_scale: 0.0}",
+)
+METHODS = {
+    "matching": (
+        "likelihood={fn: forward, draws: 2}",
+        "loss={fn: toymethods.matching}",
+    ),
+    "preference": (
+        "likelihood={fn: forward, draws: 2, shared: true}",
+        "credit={fn: best_worst}",
+        "segment={fn: prompt}",
+        "select={fn: nonzero}",
+        "loss={fn: toymethods.preference, beta: 5.0}",
+    ),
+    "prior": ("likelihood={fn: prior}", "loss={fn: toymethods.reinforce}"),
+    "prior_ppo": (
+        "likelihood={fn: prior, reads: text}",
+        "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
+        "train.updates=2",
+    ),
+    "negative_aware": (
+        "likelihood={fn: forward}",
+        "loss={fn: toymethods.negative_aware, beta: 1.0}",
+    ),
+    "forward_ppo": (
+        "likelihood={fn: forward, draws: 2, times: grid}",
+        "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
+        "train.updates=2",
+    ),
+}
+
+
+def config_of(folder: Path, name: str, *overrides: str) -> Config:
+    return load_config(
+        write_toy(folder), (*SMALL, *METHODS[name], *overrides), ("toykit", "toymethods")
+    )
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.params.items()}
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", METHODS)
+def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> None:
+    """Mean red minus mean green, in [-1, 1]: the last 8 iterations against the first 8.
+
+    False alarms: without a signal the change is at most 0.06 (test_learning_toy.py's control); with
+    4 seeds, Student's t exceeds 5 by chance in 0.8 % of cases.
+    """
+    gains = []
+    for seed in range(SEEDS):
+        trainer = Trainer(config_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}"))
+        rows = [trainer.step() for _ in range(ITERATIONS)]
+        assert all(math.isfinite(value) for row in rows for value in row.values())
+        curve = [row["reward/red"] for row in rows]
+        gains.append(mean(curve[-8:]) - mean(curve[:8]))
+    errors = mean(gains) / (stdev(gains) / math.sqrt(SEEDS))
+    print(f"{name}: gain {mean(gains):.3f}, {errors:.1f} standard errors")
+    assert mean(gains) > 0.12 and errors > 5
+
+
+def test_metrics_are_those_of_the_loss(tmp_path: Path) -> None:
+    """No ratio is asked for; every name that a loss gives has its mean."""
+    metrics = Trainer(config_of(tmp_path, "matching")).step()
+    assert metrics["error"] > 0 and "ratio" not in metrics and "on_policy_gap" not in metrics
+    assert metrics["trained"] == 4 * 8 * 2  # two draws of each image
+
+
+@pytest.mark.parametrize("name", ["matching", "negative_aware", "preference"])
+def test_calls_do_not_change_a_step(tmp_path: Path, name: str) -> None:
+    """Fresh noise belongs to a leaf, or to a prompt, and not to the network call it is in."""
+    made = []
+    for size in (64, 6):
+        trainer = Trainer(config_of(tmp_path, name, f"train.micro_batch={size}"))
+        trainer.step()
+        made.append(weights_of(trainer))
+    for key, value in made[0].items():
+        torch.testing.assert_close(made[1][key], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["forward_ppo", "prior_ppo"])
+def test_the_first_ratio_is_one(tmp_path: Path, name: str) -> None:
+    """The old log-prob of a forward likelihood is that of the weights that sampled, at the same
+    noise; of a prior it is the rollout's."""
+    metrics = Trainer(config_of(tmp_path, name)).step()
+    assert metrics["on_policy_gap"] < 1e-6 and metrics["ratio_std"] > 0
+
+
+def test_network_calls_are_counted(tmp_path: Path) -> None:
+    """4 prompts x 8 images x 4 steps, then per noised leaf 3, and 1 for each other weights; by
+    hand."""
+    sampled = 4 * 8 * 4
+    assert Trainer(config_of(tmp_path, "matching")).step()["nfe"] == sampled + 3 * 4 * 8 * 2
+    assert Trainer(config_of(tmp_path, "negative_aware")).step()["nfe"] == sampled + 4 * 4 * 8
+    assert Trainer(config_of(tmp_path, "preference")).step()["nfe"] == sampled + 4 * 4 * 2 * 2
+    assert Trainer(config_of(tmp_path, "prior")).step()["nfe"] == sampled
+
+
+@pytest.mark.parametrize("name", ["preference", "prior_ppo", "negative_aware"])
+def test_resume_is_bit_for_bit(tmp_path: Path, name: str) -> None:
+    """Own parameters, averages and copies of the weights come back; 2 + 2 iterations against 4."""
+    whole, first = (Trainer(config_of(tmp_path, name)) for _ in range(2))
+    metrics = [whole.step() for _ in range(4)]
+    again = [first.step() for _ in range(2)]
+    first.save(tmp_path / "middle")
+    second = Trainer(config_of(tmp_path, name, "model.seed=9"))
+    second.load(tmp_path / "middle")
+    again += [second.step() for _ in range(2)]
+    assert again == metrics
+    for key, value in weights_of(whole).items():
+        assert torch.equal(weights_of(second)[key], value)
+
+
+def test_a_prior_trains_the_noise_alone_and_is_sampled_with(tmp_path: Path) -> None:
+    """Also under the averaged weights: the noise that a rollout starts from is N(mean, 1)."""
+    trainer = Trainer(config_of(tmp_path, "prior"))
+    before, start = weights_of(trainer), trainer.sample([0, 1])
+    for _ in range(3):
+        trainer.step()
+    after = weights_of(trainer)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved == ["prior.mean"]
+    trainer.iteration = 0
+    shift = trainer.sample([0, 1]).x[:16] - start.x[:16]
+    torch.testing.assert_close(shift, after["prior.mean"].expand_as(shift))
+    with trainer.weights.using("ema"):
+        ema = trainer.sample([0, 1]).x[:16] - start.x[:16]
+    assert 0 < float(ema.abs().sum()) < float(shift.abs().sum())
+
+
+def test_what_cannot_be_trained_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    loading: Any = "model={fn: toykit.unloadable}"
+    with pytest.raises(ConfigError, match="train.same_noise"):
+        Trainer(config_of(tmp_path, "prior", loading, "train.same_noise=true"))
+    with pytest.raises(ConfigError, match="no step has noise"):
+        Trainer(config_of(tmp_path, "prior", loading, "likelihood={fn: reverse}"))

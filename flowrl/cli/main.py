@@ -89,14 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def command() -> int:
+    """Run the command of this process -> exit code; one of several processes ends here."""
+    code = main()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from flowrl.core.processes import end_process
+
+        end_process(code)
+    return code
+
+
 def _run(arguments: list[str]) -> int:
     """Run a command -> what it returns. Ends the process where a shell asks for a completion."""
-    command = typer.main.get_command(app)
+    group = typer.main.get_command(app)
     if "_FLOWRL_COMPLETE" in os.environ:
-        command.main(args=arguments, prog_name="flowrl")
+        group.main(args=arguments, prog_name="flowrl")
     try:
-        with command.make_context("flowrl", arguments) as context:
-            return command.invoke(context) or 0
+        with group.make_context("flowrl", arguments) as context:
+            return group.invoke(context) or 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code
 
@@ -107,4 +117,4 @@ def _fail(message: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -1,7 +1,7 @@
 """Train a toy config in one of several processes: ``python process.py FOLDER ITERATIONS RESULT
 [key=value ...]``.
 
-Started by tests/test_dist.py. Rank 0 writes the trained weights and metrics.
+Started by tests/core/test_processes.py. Rank 0 writes the trained weights and metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from toykit import toy
 
-from flowrl.core.processes import world
+from flowrl.core.processes import end_process, world
 from flowrl.training.trainer import Trainer
 
 if __name__ == "__main__":
@@ -34,3 +34,4 @@ if __name__ == "__main__":
             f"{result}.safetensors",
         )
         Path(f"{result}.json").write_text(json.dumps(rows))
+    end_process(0)

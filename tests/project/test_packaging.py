@@ -148,7 +148,7 @@ def test_a_run_with_nothing_but_the_wheel(site: Path, tmp_path: Path) -> None:
 
 def test_the_command_is_installed_and_binds_every_config(site: Path, tmp_path: Path) -> None:
     (scripts,) = site.glob("flowrl-*.dist-info/entry_points.txt")
-    assert "flowrl = flowrl.cli.main:main" in scripts.read_text()
+    assert "flowrl = flowrl.cli.main:command" in scripts.read_text()
     assert (
         run(site, tmp_path, "-c", "from flowrl.cli.main import main; main(['configs'])").split()
         == list_configs()

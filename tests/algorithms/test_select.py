@@ -160,34 +160,31 @@ def test_depth_pruning_schedule(iteration: int, low: int) -> None:
 
 
 def test_width_pruning_per_branch() -> None:
-    """16 branches of 10 trained draws (depths 10 to 19); half of each, its best, and all 42 draws
-    above are kept."""
+    """16 branches of 10 draws behind the split (depths 11 to 20); half of each, its best, and all
+    58 draws above are kept; depth 20 is never trained."""
     ro = branch_tree()
     choice = choose(ro)
     chosen = kept(width_pruning(choice, mode="per_branch", share=0.5))
-    assert len(chosen) == 42 + 16 * 5
     for leaf in ro.leaf.tolist():
-        branch = [v for v in path(ro, leaf)[1:] if ro.tree.step[v] >= 10]
+        branch = [v for v in path(ro, leaf) if ro.tree.step[v] > 10]
         best = sorted(branch, key=lambda v: -float(choice.advantage[v]))[:5]
-        assert len(branch) == 10 and {v for v in branch if v in chosen} == set(best)
-    assert [v for v in chosen if ro.tree.step[v] < 10] == [
-        v for v in draws(ro) if ro.tree.step[v] < 10
-    ]
+        assert len(branch) == 10 and {v for v in branch if v in chosen} == set(best) - {leaf}
+    above = [v for v in draws(ro) if ro.tree.step[v] <= 10]
+    assert len(above) == 58 and [v for v in chosen if ro.tree.step[v] <= 10] == above
 
 
-def test_width_pruning_extremes_per_tree() -> None:
-    """160 draws after the last split per tree: its 40 best and 40 worst stay. Trees are ranked by
-    themselves."""
+@pytest.mark.parametrize(("share", "best", "worst"), [(0.5, 80, 80), (0.01, 1, 2)])
+def test_width_pruning_extremes_over_all_trees(share: float, best: int, worst: int) -> None:
+    """2 trees with 160 draws each behind the last split: ``k = max(2, int(320 share))``, k // 2
+    best and the other worst of all."""
     ro = forest([2 if k in (0, 3, 6, 9) else 1 for k in range(20)], groups=[0, 1])
     weight = torch.randn(len(ro.x), generator=torch.Generator().manual_seed(3)) + 5 * ro.tree.group
-    chosen = kept(width_pruning(choose(ro, weight=weight), mode="extremes", share=0.25))
-    for nodes in by_root(ro, draws(ro)).values():
-        late = sorted((v for v in nodes if ro.tree.step[v] >= 10), key=lambda v: float(weight[v]))
-        assert len(late) == 160
-        assert {v for v in nodes if v in chosen} == {v for v in nodes if ro.tree.step[v] < 10} | {
-            *late[:40],
-            *late[-40:],
-        }
+    chosen = kept(width_pruning(choose(ro, weight=weight), mode="extremes", share=share))
+    late = [v for v in range(len(weight)) if ro.tree.std[v] > 0 and ro.tree.step[v] > 10]
+    late = sorted(late, key=lambda v: -float(weight[v]))
+    assert len(late) == 320
+    wanted = {*late[:best], *late[-worst:]} | {v for v in draws(ro) if ro.tree.step[v] <= 10}
+    assert set(chosen) == wanted & set(draws(ro))
 
 
 def test_equal_weights_keep_the_noisier_half_of_a_branch() -> None:
@@ -198,25 +195,20 @@ def test_equal_weights_keep_the_noisier_half_of_a_branch() -> None:
     assert [int(ro.tree.step[v]) for v in chosen] == [1, 2, 2, 3, 3]
 
 
-def test_draws_of_the_split_belong_to_the_branches() -> None:
-    """Splits at steps 0 and 1, one more step: 8 draws from step 1 on, of which the 2 best and 2
-    worst stay."""
-    ro = forest([2, 2, 1, 0])
-    weight = torch.arange(len(ro.x)).float()
-    chosen = kept(width_pruning(choose(ro, weight=weight), mode="extremes", share=0.25))
-    late = [v for v in draws(ro) if step_of(ro, v) >= 1]
-    assert len(late) == 8 and chosen == [1, 2, *late[:2], *late[-2:]]
+def test_the_published_tree_keeps_138_of_218_draws() -> None:
+    """58 up to the split and 5 of the 10 behind each of its 16 draws. Of equal advantages the
+    noisier 5, so all 138 are trained here too."""
+    ro = branch_tree()
+    weight = group_norm(torch.arange(16.0), ro.leaf, ro.tree)
+    assert len(kept(width_pruning(choose(ro, weight=weight), mode="per_branch", share=0.5))) == 138
 
 
-def test_each_draw_of_a_rake_is_a_branch() -> None:
-    """Two draws under the trunk nodes of steps 0 and 1: a branch has one draw, a part of it is
-    none."""
+def test_a_rake_has_no_draw_behind_its_last_split() -> None:
+    """Two draws under the trunk nodes of steps 0 and 1."""
     ro = rake()
     choice = choose(ro, weight=torch.arange(9.0))
-    assert kept(width_pruning(choice, mode="extremes", share=0.5)) == [1, 2, 6, 7]
-    assert kept(width_pruning(choice, mode="per_branch", share=1.0)) == [1, 2, 6, 7]
-    with pytest.raises(ConfigError, match="share=0.9 of 1 draws"):
-        width_pruning(choice, mode="per_branch", share=0.9)
+    with pytest.raises(ConfigError, match=r"behind the last split, step 1 \(counted from 0\)"):
+        width_pruning(choice, mode="per_branch", share=0.5)
     assert fixed(ro, sizes=[2]).tolist() == [
         -1,
         1,
@@ -378,6 +370,21 @@ def test_odds_are_means_over_the_chunk() -> None:
     assert first.mean().item() == pytest.approx(0.75, abs=0.035)
 
 
+@pytest.mark.parametrize(("change", "noisy"), [("sample", [0.8, 0.2]), ("batch", [0.5, 0.5])])
+def test_whose_change_weighs_a_chunk(change: Any, noisy: list[float]) -> None:
+    """2 x 2000 samples with rho 4 | 1 and 1 | 4 at two steps: the first chunk is drawn in 4/5 and
+    1/5 of them by their own change, in half by the batch's (each mean is 2.5) ± 5 errors."""
+    count = 2000
+    ro = forest([1, 1, 0], groups=[0] * 2 * count)
+    x = torch.tensor([[1.0, 5.0, 10.0, 10.0], [1.0, 2.0, 10.0, 10.0]])
+    mine = torch.arange(len(ro.x)) % (2 * count) // count
+    ro = ro._replace(x=x[mine, ro.tree.step][:, None])
+    choice = choose(ro, segment=fixed(ro, sizes=[1, 1]))
+    factor = chunks(choice, share=0.5, weighted="l1", change=change)
+    first = factor[torch.tensor(draws(ro))].reshape(2, 2, count)[0]
+    assert first.mean(1).tolist() == pytest.approx(noisy, abs=0.05)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(0.01, 9), min_size=1, max_size=6), st.data())
 def test_inclusion_by_enumerating_orders(odds: list[float], data: st.DataObject) -> None:
@@ -476,8 +483,8 @@ def test_generator_is_the_only_source_of_randomness() -> None:
         (lambda c: depth_pruning(c, first=2, size=1, stop=1, every=0), "every=0"),
         (lambda c: width_pruning(c, mode="per_branch", share=0.5), "a plan that forks"),
         (
-            lambda c: width_pruning(c, mode="extremes", share=0.6),
-            "at most 0.5, got 'extremes' with share=0.6",
+            lambda c: width_pruning(c, mode="extremes", share=1.6),
+            "at most 1, got 'extremes' with share=1.6",
         ),
         (lambda c: width_pruning(c, mode="best", share=0.5), "'best'"),  # type: ignore[arg-type]
         (lambda c: chunks(c, share=0.5), "needs a segment section"),
@@ -506,5 +513,3 @@ def test_correcting_many_chunks_is_refused() -> None:
     assert int((chunks(choice, share=0.5, weighted="l1") > 0).sum()) == 4
     with pytest.raises(ConfigError, match="up to 8 segments, got 9"):
         chunks(choice, share=0.5, weighted="l1", corrected=True)
-    with pytest.raises(ConfigError, match="share=0.3 of 3 draws"):
-        width_pruning(choose(forest([2, 1, 1, 0])), mode="per_branch", share=0.3)

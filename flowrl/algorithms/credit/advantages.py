@@ -57,9 +57,9 @@ def depth_norm(
 
     **Differs:** its code has ddof 1 and sets stds below 1e-6 to 0; flowrl takes `ddof` and adds
     `eps`. The code pools the nodes of one tree, flowrl those of the prompt. Nodes made by noise and
-    nodes made without (previews, clean ends) are never pooled. The code's alternative, a leaf's
-    advantage handed to all its ancestors, is `group_norm`; there a shared ancestor has the mean
-    over its leaves, once.
+    nodes made without (previews, clean ends) are never pooled. The code names another mode, a
+    leaf's advantage handed to all its ancestors, but as published that mode does not run;
+    `group_norm` is its idea, with the mean over the leaves at a shared ancestor.
 
     Raises: ConfigError for an unknown fusion; softmax without log_prob, or with a temperature that
     is not positive.

@@ -40,7 +40,8 @@ def turning_point(
     counts in no mean.
 
     **Differs:** the code balances within one GPU's batch, flowrl in the whole iteration. Its R_0
-    starts from other noise; plan comb starts from the sample's own. Its last draw may have std 0
+    starts from other noise; plan comb starts from the sample's own. Without `strict`, where R_w
+    equals R_(t-1) its turning point counts d_t, here 0. Its last draw may have std 0
     and then a KL of 0/0; here that is no draw. Its all-zero samples are filtered out; here they
     have advantage 0.
 

@@ -15,10 +15,12 @@ def window_start(
     stride: int,
     every: int,
     last: int,
+    steps: int,
     roll_back: bool,
     pace: Literal["constant", "linear", "exponential"] = "constant",
     hold: int = 13,
     decay: float = 0.1,
+    least: int = 1,
 ) -> int:
     """Say at which step the window starts: `start`, then `stride` further whenever its stay is over
     (2507.21802).
@@ -28,19 +30,19 @@ def window_start(
     at least 1 (MixGRPO's code):
 
     - constant: `every`;
-    - linear: `every` at `start`, 1 at `last`, on a line in between (the code goes from 10 to 1);
+    - linear: ``max(least, int(every (1 - p) + least p))`` with ``p = l / (steps - 2)``; `steps` are
+      the denoising steps (the code has 10 and 1 for `every` and `least`);
     - exponential: ``ceil(every exp(-decay max(0, l - hold)))``.
 
-    Reconstruction: of the linear pace only its two ends are known. That the line is one in l, that
-    a stay is rounded up, and that steps before `start`, reached after a roll-back, have `every`, is
-    ours.
+    **Differs:** the code goes back to `start`.
     """
     if stride == 0:
         return start
 
     def stay(at: int) -> int:
         if pace == "linear":
-            return every - (every - 1) * max(0, at - start) // max(1, last - start)
+            share = at / max(1, steps - 2)
+            return max(least, int(every * (1 - share) + least * share))
         if pace == "exponential":
             return max(1, math.ceil(every * math.exp(-decay * max(0, at - hold))))
         return every

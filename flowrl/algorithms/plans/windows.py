@@ -43,6 +43,7 @@ def sliding_window(
     pace: Literal["constant", "linear", "exponential"] = "constant",
     hold: int = 13,
     decay: float = 0.1,
+    least: int = 1,
     roll_back: bool = True,
     spare: int = 2,
 ) -> Plan:
@@ -51,14 +52,14 @@ def sliding_window(
 
     The last `spare` steps never get noise. Past the last possible start, the window goes back to
     step 0, or with `roll_back` off stays at the end. stride 0 freezes it (MixGRPO-Flash*). With
-    another `pace` the stay at step l shortens: "linear" from `every` at `start` to 1 at the last
-    start, "exponential" as ``ceil(every exp(-decay max(0, l - hold)))``. The paper's fourth
-    strategy, a random start in each iteration, is `random_window`.
+    another `pace` the stay at step l shortens: "linear" as ``max(least, int(every (1 - p) + least
+    p))`` with ``p = l / (steps - 2)``, "exponential" as ``ceil(every exp(-decay max(0, l -
+    hold)))``. The paper's fourth strategy, a random start in each iteration, is `random_window`.
 
     **Differs:** the MixGRPO code ends its window at ``min(start + size, steps - 2)``, so that it
     shrinks, down to no step at all, before it rolls back at ``start > steps - 2``; the paper stops
     at ``steps - size``. flowrl keeps the size and rolls back before the window would shrink;
-    ``spare=0, roll_back=False`` is the paper.
+    ``spare=0, roll_back=False`` is the paper. The code rolls back to `start`, flowrl to step 0.
 
     Raises: ConfigError if the window cannot lie inside the steps.
     """
@@ -70,11 +71,10 @@ def sliding_window(
             f"steps={steps} with the "
             f"last spare={spare} left without noise; it needs size >= 1 and 0 <= start <= {last}"
         )
-    if stride < 0 or every < 1 or not decay >= 0:
+    if stride < 0 or not 1 <= least <= every or not decay >= 0:
         raise ConfigError(
-            "plan sliding_window: needs stride >= 0, every >= 1 and decay >= 0, got "
-            f"stride={stride}, every={every}, "
-            f"decay={decay}"
+            "plan sliding_window: needs stride >= 0, every >= least >= 1 and decay >= 0, got "
+            f"stride={stride}, every={every}, {least=}, decay={decay}"
         )
     first = window_start(
         iteration,
@@ -86,6 +86,8 @@ def sliding_window(
         pace=pace,
         hold=hold,
         decay=decay,
+        least=least,
+        steps=steps,
     )
     return chain(steps, noise_scale, range(first, first + size))
 

@@ -41,8 +41,9 @@ def gdpo(scores: Scores, credit: Credit, *, eps: float = 1e-4) -> Mixed:
 
     GDPO (2601.05242, NVlabs/GDPO): ``s = sum_k w_k a_k`` with each a_k normalised in its group,
     which is `advantage_sum` with credit ``{fn: group_norm, ddof: 1}``. **Differs:** in the code a
-    missing score counts as the group's mean; here such an image gets advantage 0. A reward that is
-    constant in most groups inflates the others.
+    missing score is the reward 0 (`nan_to_num`), which moves its group's mean and std; here such an
+    image counts nowhere and gets advantage 0. A reward that is constant in most groups inflates the
+    others.
 
     Raises: ConfigError for a negative eps.
     """

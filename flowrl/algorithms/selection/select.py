@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.selection._change import (
+    changes,
     climb,
     drawn_at,
     rank_within,
@@ -59,7 +60,8 @@ def best_of_n(data: SelectInput, *, top: int, bottom: int) -> Tensor:
     whole group. A decision above a kept leaf is trained in full, also if others below it are not
     kept. Ties go by the order of the leaves, the earlier one counts as better. It needs a credit
     whose leaf advantages rise with the reward (`group_norm`); a leaf that was not scored has
-    advantage 0 and so stands in the middle.
+    advantage 0 and so stands in the middle. **Differs:** the code ranks the images of one process,
+    whatever their prompts; flowrl those of each prompt.
 
     Raises: ConfigError for negative numbers, none, or more than a prompt has leaves.
     """
@@ -83,7 +85,8 @@ def depth_pruning(
 
     The window moves 1 towards noise after each `every` iterations until it begins at `stop`.
     BranchGRPO (2509.06040) DepPru, its code: depths 15 to 18 of 20, every 30, stop 9. Sampling and
-    advantages stay as they are.
+    advantages stay as they are. **Differs:** the code counts iterations from 1, so its window moves
+    one iteration earlier.
 
     Raises: ConfigError unless 1 <= stop <= first < steps and size, every >= 1, or if no decision is
     left.
@@ -107,35 +110,39 @@ def depth_pruning(
 def width_pruning(
     data: SelectInput, *, mode: Literal["per_branch", "extremes"], share: float
 ) -> Tensor:
-    """Leave out part of the draws after the last split, by advantage -> factor [V], 0 or 1; earlier
-    draws all stay.
+    """Leave out part of the draws behind the last split, by advantage -> factor [V], 0 or 1; the
+    split's own draws and earlier ones all stay.
 
-    The last split is the deepest step at which a node has several draws below it; these draws begin
-    the branches. "per_branch": of each branch the ``int(n share)`` best; "extremes": of each tree
-    the ``int(n share)`` best and as many worst. BranchGRPO (2509.06040) WidPru modes 1 and 2, its
-    code: share 0.5 and 0.25. Draws of equal advantage go by their order, noisiest first: behind the
-    last split all of a branch have one advantage under `group_norm`, and nearly so under
-    `depth_norm`, so that "per_branch" mostly keeps its noisier part.
+    The last split is the deepest step at which a node has several draws below it. "per_branch":
+    behind each of its draws the ``max(1, int(n share))`` best of n; "extremes": of all n draws
+    behind it, of all trees, ``k = max(2, int(n share))``, the ``k // 2`` best and ``k - k // 2``
+    worst. BranchGRPO (2509.06040) WidPru modes 1 and 2, its code: share 0.5. As there, draws of the
+    last denoising step are counted and ranked with the others; flowrl never trains them. Draws of
+    equal advantage go by their order, noisiest first: behind the last split all of a branch have
+    one advantage under `group_norm`, and nearly so under `depth_norm`, so that "per_branch" mostly
+    keeps its noisier part.
 
-    Reconstruction: that the draws of the split itself belong to the branches, and the order of
-    equal advantages. **Differs:** its code also counts the draws of the last denoising step; flowrl
-    never trains those.
+    **Differs:** "extremes" ranks the trees of one process in the code, here those of the iteration.
+    If nothing is behind the last split, the code prunes nothing; here that is an error.
 
-    Raises: ConfigError for another mode, a plan that never splits, or a share outside (0, 1], for
-    "extremes" (0, 0.5], or one that leaves nothing.
+    Raises: ConfigError for another mode, a share outside (0, 1], a plan that never splits, or that
+    draws nothing behind its last split.
     """
-    if mode not in ("per_branch", "extremes") or (mode == "extremes" and share > 0.5):
+    if mode not in ("per_branch", "extremes") or not 0 < share <= 1:
         raise ConfigError(
-            'select width_pruning: mode must be "per_branch", or "extremes" with a share of at '
-            f"most 0.5, got {mode!r} with {share=}"
+            'select width_pruning: expected the mode "per_branch" or "extremes" and a share above '
+            f"0 and at most 1, got {mode!r} with {share=}"
         )
     mine = trained(data.rollout)
-    after, branch = _branches(data.rollout, mine)
-    family = branch if mode == "per_branch" else roots(data.rollout)[after]
-    rank, size = rank_within(-data.advantage[after], family)
-    count = _quota("width_pruning", size, share, "draws after the last split of a branch or tree")
-    kept = rank < count if mode == "per_branch" else (rank < count) | (rank >= size - count)
-    return mine.float().index_copy(0, after, kept.float())
+    behind, branch = _behind_last_split(data.rollout, mine)
+    if mode == "per_branch":
+        rank, size = rank_within(-data.advantage[behind], branch)
+        kept = rank < (size.double() * share).long().clamp_min(1)
+    else:
+        rank, size = rank_within(-data.advantage[behind], torch.zeros_like(branch))
+        count = max(2, int(len(behind) * share))
+        kept = (rank < count // 2) | (rank >= size - (count - count // 2))
+    return mine.float().index_copy(0, behind, kept.float()) * mine
 
 
 def noise_weight(data: SelectInput, *, power: float = 1.0) -> Tensor:
@@ -169,6 +176,7 @@ def chunks(
     *,
     share: float,
     weighted: Literal["none", "l1", "softmax"] = "none",
+    change: Literal["sample", "batch"] = "sample",
     corrected: bool = False,
 ) -> Tensor:
     """Train ``int(n share)`` of each sample's n segments, drawn at random without replacement ->
@@ -176,7 +184,8 @@ def chunks(
 
     Chunk-GRPO (2510.21583), its code: share 0.5, so 2 of 4. weighted "none": all alike; "l1",
     "softmax": one after the other with odds rho or exp(rho), rho the mean over the segment's draws
-    of the relative change of the latents (`segments.adaptive`, averaged over the batch). A sample
+    of the relative change of the latents. change "sample", the code: the segment's own; "batch",
+    ours: that of its steps averaged over the batch (`segments.adaptive`), with less noise. A sample
     is all that has one initial noise.
 
     Weighted draws train noisy steps more often, so they change the objective. corrected=True undoes
@@ -188,16 +197,17 @@ def chunks(
     or one that leaves a sample no segment, or too many segments to correct.
     """
     ro, mine = data.rollout, trained(data.rollout).nonzero().flatten()
-    if data.segment is None or weighted not in ("none", "l1", "softmax"):
+    known = weighted in ("none", "l1", "softmax") and change in ("sample", "batch")
+    if data.segment is None or not known:
         raise ConfigError(
             "select chunks: needs a segment section, such as segment: {fn: fixed, sizes: [2, 3, "
-            "4]}, and weighted "
-            f'"none", "l1" or "softmax"; got {"no" if data.segment is None else "a"} segment, '
-            f"{weighted=}"
+            '4]}, weighted "none", "l1" or "softmax" and change "sample" or "batch"; got '
+            f"{'no' if data.segment is None else 'a'} segment, {weighted=}, {change=}"
         )
     ids, index = torch.unique(data.segment[mine], return_inverse=True)
     family = torch.zeros_like(ids).scatter(0, index, roots(ro)[mine])
-    odds = _odds(ro, mine, index, len(ids), weighted)
+    rho = _change_of(ro, mine, change) if weighted != "none" else None
+    odds = _odds(rho, index, len(ids), weighted)
     rank, size = rank_within(
         -torch.log1p(-_uniform(data, len(ids))) / odds, family
     )  # a race of exponentials
@@ -212,19 +222,27 @@ def chunks(
     return _at(ro, mine, factor[index])
 
 
-def _odds(rollout: Rollout, mine: Tensor, index: Tensor, count: int, weighted: str) -> Tensor:
-    """Return the odds of each segment [C] float64, up to a common factor."""
-    if weighted == "none":
-        return torch.ones(count, dtype=torch.float64, device=mine.device)
-    rho = relative_change(rollout)[drawn_at(rollout.tree)[mine]]
+def _change_of(rollout: Rollout, mine: Tensor, change: str) -> Tensor:
+    """Return the relative change of the latents at draws [N], their own or their step's ->
+    [N] float64."""
+    if change == "batch":
+        return relative_change(rollout)[drawn_at(rollout.tree)[mine]]
+    return (changes(rollout) if rollout.change is None else rollout.change)[mine]
+
+
+def _odds(rho: Tensor | None, index: Tensor, count: int, weighted: str) -> Tensor:
+    """Return the odds of each segment [C] float64, up to a common factor, for the change rho [N] of
+    its draws."""
+    if rho is None:
+        return torch.ones(count, dtype=torch.float64, device=index.device)
     total = rho.new_zeros(2, count).index_add(1, index, torch.stack([rho, torch.ones_like(rho)]))
     mean = total[0] / total[1]
     return mean if weighted == "l1" else (mean - mean.max()).exp()
 
 
-def _branches(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
-    """List the trained draws at and after the last split -> nodes [N], and the branch that each is
-    in [N]."""
+def _behind_last_split(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """List the draws behind the last split, those of the last step too -> nodes [N], and for each
+    the draw of the split above it [N]."""
     tree, at = rollout.tree, drawn_at(rollout.tree)
     split = mine & (
         torch.bincount(tree.parent[mine], minlength=len(mine))[tree.parent.clamp_min(0)] > 1
@@ -237,8 +255,14 @@ def _branches(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
     last = at[split].max()
     node = torch.arange(len(mine), device=at.device)
     head = climb(torch.where(at > last, tree.parent, node), len(rollout.sigmas) - 1)
-    after = node[mine & (at >= last)]
-    return after, head[after]
+    behind = node[(tree.std > 0) & (at > last)]
+    if not len(behind):
+        raise ConfigError(
+            f"select width_pruning: nothing is drawn behind the last split, step {int(last)} "
+            "(counted from 0), so there is nothing to leave out; split earlier, or take out the "
+            "selection"
+        )
+    return behind, head[behind]
 
 
 def _quota(who: str, size: Tensor, share: float, what: str) -> Tensor:

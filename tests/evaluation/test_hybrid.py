@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from toykit import redness, toy
 
 import flowrl
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.cli.main import main
-from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import load_prompts
@@ -34,51 +33,51 @@ PROMPTS = ["a red dot", "a blue dot"]
 STEPS = 10
 
 
+def linear(*, moved: bool = False) -> LinearFlow:
+    model = LinearFlow(scale=0.3)
+    if moved:
+        move(model)
+    return model
+
+
+@torch.no_grad()
+def move(model: Any) -> None:
+    for p in model.trainable().values():
+        p.add_(0.3)
+
+
 def trained() -> tuple[LinearFlow, Weights]:
     """Return a model that was moved away from its base, and the base."""
-    model = LinearFlow(scale=0.3)
+    model = linear()
     base = Weights(model.trainable())
     base.snapshot("ref")
     move(model)
     return model, base
 
 
-@torch.no_grad()
-def move(model: LinearFlow, by: float = 0.3) -> None:
-    for p in model.trainable().values():
-        p.add_(by)
-
-
-def ode(model: LinearFlow, **options: Any) -> Tensor:
+def ode(model: LinearFlow, steps: int = STEPS, **options: Any) -> Tensor:
+    """Sample three images of each prompt by the engine -> latents [6, 3, 2, 2]."""
     keys = [generator(0, "sample", i) for i in range(2)]
-    fixed: dict[str, Any] = {
-        "sigmas": model.sigmas(STEPS, 16, 16),
-        "shape": (3, 2, 2),
-        "group_size": 3,
-        "generators": keys,
-    }
-    return sample_ode(model, model.encode(PROMPTS), **fixed, **options)
+    options |= {"shape": (3, 2, 2), "group_size": 3, "generators": keys}
+    return sample_ode(model, model.encode(PROMPTS), sigmas=model.sigmas(steps, 16, 16), **options)
 
 
-def by_hand(first: nn.Module, second: nn.Module, switch: int) -> Tensor:
-    """Sample with two models in turn: Euler steps from the documented noise."""
-    x = torch.cat([torch.randn(3, 3, 2, 2, generator=generator(0, "sample", i)) for i in range(2)])
-    cond = {"text": LinearFlow().encode(PROMPTS)["text"].repeat_interleave(3, 0)}
-    sigmas = LinearFlow().sigmas(STEPS, 16, 16)
+@torch.no_grad()
+def by_hand(
+    first: LinearFlow, switch: int, texts: list[str] = PROMPTS, count: int = 3, seed: int = 0
+) -> Tensor:
+    """Take Euler steps from the documented noise, from step `switch` on with a base model."""
+    keys = [generator(seed, "sample", i) for i in range(len(texts))]
+    x = torch.cat([torch.randn(count, 3, 2, 2, generator=key) for key in keys])
+    cond = {"text": first.encode(texts)["text"].repeat_interleave(count, 0)}
+    sigmas, base = first.sigmas(STEPS, 16, 16), linear()
     for k in range(STEPS):
-        with torch.no_grad():
-            v = (first if k < switch else second).velocity(x, sigmas[k].expand(6), cond)  # type: ignore[operator]
+        v = (first if k < switch else base).velocity(x, sigmas[k].expand(len(x)), cond)
         x = x - (sigmas[k] - sigmas[k + 1]) * v
     return x
 
 
-def moved() -> LinearFlow:
-    model = LinearFlow(scale=0.3)
-    move(model)
-    return model
-
-
-# ----------------------------------------------------------------------------------------- sampling
+# --------------------------------------------------------------------------------------- sampling
 
 
 @pytest.mark.parametrize(
@@ -88,19 +87,9 @@ def test_the_base_takes_the_last_steps(tuned: float, switch: int) -> None:
     """Two models in turn, written out here; `switch` is round(10 tuned)."""
     model, base = trained()
     got = ode(model, tuned=tuned, late=lambda: base.using("ref"))
-    assert torch.equal(got, by_hand(moved(), LinearFlow(scale=0.3), switch))
-    assert all(
-        torch.equal(p, q) for p, q in zip(model.parameters(), moved().parameters(), strict=True)
-    )  # put back
-
-
-def test_the_ends_are_the_two_models() -> None:
-    model, base = trained()
-    assert torch.equal(ode(model, tuned=1.0, late=lambda: base.using("ref")), ode(model))
-    assert torch.equal(
-        ode(model, tuned=0.0, late=lambda: base.using("ref")), ode(LinearFlow(scale=0.3))
-    )
-    assert not torch.equal(ode(model), ode(LinearFlow(scale=0.3)))
+    assert torch.equal(got, by_hand(linear(moved=True), switch))
+    for p, q in zip(model.parameters(), linear(moved=True).parameters(), strict=True):
+        assert torch.equal(p, q)  # put back
 
 
 def test_the_published_split_is_30_of_50_steps() -> None:
@@ -118,20 +107,7 @@ def test_the_published_split_is_30_of_50_steps() -> None:
         yield
         inside[0] = False
 
-    model = Watching()
-    options: dict[str, Any] = {
-        "shape": (3, 2, 2),
-        "group_size": 1,
-        "generators": [generator(0, "sample", i) for i in range(2)],
-    }
-    sample_ode(
-        model,
-        model.encode(PROMPTS),
-        sigmas=model.sigmas(50, 16, 16),
-        tuned=0.6,
-        late=late,
-        **options,
-    )
+    ode(Watching(), 50, tuned=0.6, late=late)
     assert seen == [False] * 30 + [True] * 20
 
 
@@ -145,14 +121,12 @@ def test_a_share_that_is_none(tuned: float, tmp_path: Path) -> None:
 
 
 def test_base_weights_that_are_missing() -> None:
-    with pytest.raises(
-        ConfigError, match="tuned=0.6 leaves steps to the base model, .*load_run returns"
-    ):
+    message = "tuned=0.6 leaves steps to the base model, .*load_run returns"
+    with pytest.raises(ConfigError, match=message):
         ode(LinearFlow(), tuned=0.6)
 
 
-# --------------------------------------------------------------------------------------------- runs
-
+# ------------------------------------------------------------------------------------------- runs
 
 HYBRID = ("eval.tuned=0.6", "eval.steps=10", "optimizer.lr=0.05")
 
@@ -170,111 +144,82 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
 
 
-def expected(config: Config, run: Path, switch: int) -> float:
-    """Sample and score by hand: the run's averaged weights up to step `switch`, then a new model ->
-    mean of all."""
-    tuned = LinearFlow(scale=0.3)
-    tuned.load_state_dict(checkpoint.load(run / "checkpoints" / "000004")[0]["ema"])
-    texts = load_prompts(config.prompts.test).texts
-    x = torch.cat(
-        [torch.randn(2, 3, 2, 2, generator=generator(1234, "sample", i)) for i in range(len(texts))]
-    )
-    cond = {"text": tuned.encode(texts)["text"].repeat_interleave(2, 0)}
-    sigmas = tuned.sigmas(10, 16, 16)
-    for k in range(10):
-        with torch.no_grad():
-            v = (tuned if k < switch else LinearFlow(scale=0.3)).velocity(
-                x, sigmas[k].expand(len(x)), cond
-            )
-        x = x - (sigmas[k] - sigmas[k + 1]) * v
-    images = round_8bit(tuned.decode(x))
+def redness_by_hand(home: Path, name: str, switch: int) -> float:
+    """Sample the test prompts with a run's averaged weights by hand -> mean of all scores."""
+    tuned = linear()
+    files = checkpoint.load(home / name / "checkpoints" / "000004")[0]
+    tuned.load_state_dict(files["ema"])
+    texts = load_prompts(toy(home, *HYBRID).prompts.test).texts
+    images = round_8bit(tuned.decode(by_hand(tuned, switch, texts, count=2, seed=1234)))
     return float((images[:, 0].mean((1, 2)) - images[:, 1].mean((1, 2))).mean())
 
 
 @pytest.mark.integration
 def test_a_run_is_judged_by_hybrid_inference(home: Path) -> None:
-    """Training is the same with and without; only evaluations and grids differ. The numbers are
-    sampled by hand."""
-    hybrid, plain = (rows(home / name) for name in ("hybrid", "plain"))
+    """Training is the same with and without; only evaluations and grids differ."""
+    hybrid, plain = rows(home / "hybrid"), rows(home / "plain")
     assert hybrid[0]["red"] == plain[0]["red"]  # before training there is one model only
-    config = toy(home, *HYBRID)
-    for row, run, switch in ((hybrid[-1], home / "hybrid", 6), (plain[-1], home / "plain", 10)):
-        assert row["rewards"]["red"] == pytest.approx(expected(config, run, switch), abs=1e-6)
+    for row, name, switch in ((hybrid[-1], "hybrid", 6), (plain[-1], "plain", 10)):
+        expected = redness_by_hand(home, name, switch)
+        assert row["rewards"]["red"] == pytest.approx(expected, abs=1e-6)
     assert abs(hybrid[-1]["red"] - plain[-1]["red"]) > 1e-3
     assert [row["setting"]["tuned"] for row in (hybrid[-1], plain[-1])] == [0.6, 1.0]
-    assert (home / "hybrid/metrics.jsonl").read_bytes() == (
-        home / "plain/metrics.jsonl"
-    ).read_bytes()
-    grids = [(home / name / "samples/000004.png").read_bytes() for name in ("hybrid", "plain")]
-    assert grids[0] != grids[1]
+    for file, equal in (("metrics.jsonl", True), ("samples/000004.png", False)):
+        one, two = ((home / name / file).read_bytes() for name in ("hybrid", "plain"))
+        assert (one == two) == equal, file
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("weights", ["ema", "current", "base"])
 def test_an_opened_run_keeps_its_base(home: Path, weights: str) -> None:
-    """`tuned` may also be set afterwards: a run without the key and one with it are evaluated
-    alike."""
+    """`tuned` may also be set afterwards: a run without the key and one with it are alike."""
     results = []
     for name in ("hybrid", "plain"):
-        run = load_run(
-            home / name, weights=weights, overrides=["eval.tuned=0.6"], plugins=("toykit",)
-        )
+        change = ["eval.tuned=0.6"]
+        run = load_run(home / name, weights=weights, overrides=change, plugins=("toykit",))
         results.append(evaluate(run.model, run.config, base=run.base))
         images = sample_all(run.model, run.config, PROMPTS, seed=0, base=run.base)
         assert images.shape == (2, 3, 16, 16)
+    logged = rows(home / "hybrid")[0 if weights == "base" else -1]
+    logged.pop("iteration")
     assert results[0] == results[1]
-    last = {
-        k: v
-        for k, v in rows(home / "hybrid")[0 if weights == "base" else -1].items()
-        if k != "iteration"
-    }
-    assert (results[0] == last) == (weights != "current")
+    assert (results[0] == logged) == (weights != "current")
 
 
 @pytest.mark.integration
-def test_the_ends_of_a_run(home: Path) -> None:
+@pytest.mark.parametrize(("tuned", "weights"), [(0, "base"), (1, "ema")])
+def test_the_ends_of_a_run(home: Path, tuned: int, weights: str) -> None:
     """tuned=0 is the base model and 1 the plain evaluation, apart from the setting."""
-    for tuned, weights in ((0, "base"), (1, "ema")):
-        run = load_run(home / "plain", overrides=[f"eval.tuned={tuned}"], plugins=("toykit",))
-        other = load_run(home / "plain", weights=weights, plugins=("toykit",))
-        got = evaluate(run.model, run.config, base=run.base)
-        want = evaluate(other.model, other.config)
-        assert got.pop("setting") == {**want.pop("setting"), "tuned": tuned} and got == want
-    assert run.base.names() == other.base.names() == []  # no copy that nobody needs
+    run = load_run(home / "plain", overrides=[f"eval.tuned={tuned}"], plugins=("toykit",))
+    other = load_run(home / "plain", weights=weights, plugins=("toykit",))
+    got, want = evaluate(run.model, run.config, base=run.base), evaluate(other.model, other.config)
+    assert got.pop("setting") == {**want.pop("setting"), "tuned": tuned} and got == want
+    assert other.base.names() == [] and (run.base.names() == []) == (tuned == 1)
 
 
 @pytest.mark.integration
-def test_without_the_base_nothing_is_made_up(home: Path) -> None:
+def test_python_and_the_command_give_what_the_run_gives(home: Path, tmp_path: Path) -> None:
+    """Of a run without the key: the hybrid run's own result. Of a config: its base model."""
+    # in Python, with a `late` of one's own; without the base nothing is made up
+    run = load_run(home / "hybrid", plugins=("toykit",))
+    size: dict[str, Any] = {"height": 16, "width": 16, "steps": 10, "images": 2, "seed": 1234}
+    own: dict[str, Any] = {"tuned": 0.6, "late": lambda: run.base.using("ref"), **size}
+    texts = load_prompts(run.config.prompts.test)
+    result = evaluate_prompts(run.model, texts, {"red": redness}, headline="red", **own)
+    assert result["red"] == rows(home / "hybrid")[-1]["red"]
     model, config, _ = flowrl.open_run(home / "hybrid", plugins=("toykit",))
     with pytest.raises(ConfigError, match=r"tuned=0.6 .*load_run"):
         flowrl.evaluate(model, config)
-
-
-@pytest.mark.integration
-def test_the_command(home: Path, tmp_path: Path) -> None:
-    """Of a run without the key: the hybrid run's own result. Of a config: its base model, hybrid or
-    not."""
+    # by the command
     report, options = tmp_path / "r.json", ["--set", "eval.tuned=0.6", "--plugin", "toykit"]
-    assert main(["eval", f"{home}/plain", *options, "--json", str(report)]) == 0
-    got = json.loads(report.read_text())
-    assert got["setting"]["tuned"] == 0.6 and got["red"] == rows(home / "hybrid")[-1]["red"]
-    more = ["--set", "eval.steps=10", "--json", str(report)]
-    assert main(["eval", f"{home}/toy.yaml", *options, *more]) == 0
-    assert json.loads(report.read_text())["red"] == rows(home / "hybrid")[0]["red"]
-    files = []
+    for place, more, at in (("plain", [], -1), ("toy.yaml", ["--set", "eval.steps=10"], 0)):
+        assert main(["eval", f"{home}/{place}", *options, *more, "--json", str(report)]) == 0
+        got = json.loads(report.read_text())
+        assert got["setting"]["tuned"] == 0.6 and got["red"] == rows(home / "hybrid")[at]["red"]
     for name, share in (("a", "0.6"), ("b", "1")):
-        files.append(tmp_path / f"{name}.png")
-        argv = [
-            "sample",
-            f"{home}/plain",
-            "a dot",
-            "--set",
-            f"eval.tuned={share}",
-            "--out",
-            str(files[-1]),
-        ]
-        assert main([*argv, "--plugin", "toykit"]) == 0
-    assert files[0].read_bytes() != files[1].read_bytes()
+        argv = f"sample {home}/plain dot --set eval.tuned={share} --out {tmp_path}/{name}.png"
+        assert main([*argv.split(), "--plugin", "toykit"]) == 0
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
 
 
 @pytest.mark.integration
@@ -282,21 +227,9 @@ def test_a_checkpoint_belongs_to_the_key(home: Path) -> None:
     """The base weights are in the checkpoint, so that a resumed run is judged as before."""
     folder = home / "hybrid/checkpoints/000004"
     trainer = Trainer(toy(home, *HYBRID))
-    move(trainer.model)  # type: ignore[arg-type]
+    move(trainer.model)
     trainer.load(folder)
-    ref, base = trainer.weights.state_dict()["ref"], LinearFlow(scale=0.3).trainable()
-    assert all(torch.equal(ref[name], value) for name, value in base.items())
+    ref = trainer.weights.state_dict()["ref"]
+    assert all(torch.equal(ref[name], value) for name, value in linear().trainable().items())
     with pytest.raises(CheckpointError, match=r"eval.tuned below 1 must be on or off"):
         Trainer(toy(home, *HYBRID[1:])).load(folder)
-
-
-@pytest.mark.integration
-def test_evaluation_is_the_same_in_python(home: Path) -> None:
-    """`evaluate_prompts` with a `late` of one's own gives what the run gives."""
-    config, run = toy(home, *HYBRID), load_run(home / "hybrid", plugins=("toykit",))
-    size: dict[str, Any] = {"height": 16, "width": 16, "steps": 10, "images": 2, "seed": 1234}
-    result = evaluate_prompts(
-        run.model, load_prompts(config.prompts.test), {"red": redness}, headline="red",
-        tuned=0.6, late=lambda: run.base.using("ref"), **size,
-    )  # fmt: skip
-    assert result["red"] == rows(home / "hybrid")[-1]["red"]

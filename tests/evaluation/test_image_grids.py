@@ -14,39 +14,37 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, pairs_figure, save_strip
-from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
-from flowrl.evaluation.suites.shapes.scene import render
+
+RED: Color = (255, 0, 0)
+BLUE: Color = (0, 0, 255)
 
 
 def test_grid_puts_prompts_down_and_columns_across() -> None:
-    colors: list[Color] = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    columns = {"before": plain(colors[0], colors[1]), "iter 20": plain(colors[2], colors[3])}
+    colors: list[Color] = [RED, (0, 255, 0), BLUE, (255, 255, 0)]
+    columns = {"before": plain(*colors[:2]), "iter 20": plain(*colors[2:])}
     grid = labelled_grid(columns, ["first", "second"], scale=12)
     boxes = [box(grid, color) for color in colors]
-    assert {size(b) for b in boxes} == {
-        (96, 96)
-    }  # 8 pixels x 12, every source pixel a clean square
+    assert {size(b) for b in boxes} == {(96, 96)}  # 8 pixels x 12, each a clean square
     assert boxes[0][0] == boxes[1][0] < boxes[2][0] == boxes[3][0]
     assert boxes[0][1] == boxes[2][1] < boxes[1][1] == boxes[3][1]
-    assert (
-        grid.getpixel((0, 0)) == grid.getpixel((grid.width - 1, grid.height - 1)) == (255, 255, 255)
-    )
-    for left, top, right, bottom in boxes[:2]:
+    corners = {grid.getpixel((0, 0)), grid.getpixel((grid.width - 1, grid.height - 1))}
+    assert corners == {(255, 255, 255)} and boxes[2][2] <= grid.width
+    for left, top, _, bottom in boxes[:2]:
         assert ink(grid, 0, top, left - 2, bottom)  # the prompt beside its row
-        assert right <= grid.width
-    assert ink(grid, boxes[0][0], 0, boxes[0][2], boxes[0][1] - 2)  # a header above each column
-    assert ink(grid, boxes[2][0], 0, boxes[2][2], boxes[2][1] - 2)
+    for left, top, right, _ in boxes[::2]:
+        assert ink(grid, left, 0, right, top - 2)  # a header above each column
 
 
 def test_grid_keeps_every_pixel_of_a_sample() -> None:
-    images = render(scenes_for(all_records()["colors"][:2], np.random.default_rng(0)))
+    """Random pixels behind a marked corner, found by it; each is a square of 2."""
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images[1, :, 0, 0] = 0
+    images[1, :, 0, 1:9] = torch.tensor([1.0, 0, 1])[:, None]
     grid = np.asarray(labelled_grid({"x": images}, ["a", "b"], scale=2))
     tile = (images[1] * 255).round().byte().permute(1, 2, 0).numpy().repeat(2, 0).repeat(2, 1)
-    windows = np.lib.stride_tricks.sliding_window_view(grid[..., 0], (128, 128))
-    tops, lefts = np.nonzero((windows[..., ::9, ::9] == tile[::9, ::9, 0]).all((-1, -2)))
-    assert any(
-        (grid[y : y + 128, x : x + 128] == tile).all() for y, x in zip(tops, lefts, strict=True)
-    )
+    ys, xs = np.nonzero((grid == (255, 0, 255)).all(-1))
+    y, x = ys.min(), xs.min() - 2
+    np.testing.assert_array_equal(grid[y : y + 128, x : x + 128], tile)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +66,15 @@ def test_headers_stand_in_the_given_order() -> None:
 
 
 def test_a_long_prompt_stays_within_its_row() -> None:
-    colors: list[Color] = [(255, 0, 0), (0, 0, 255)]
     for text in ("word " * 200, "x" * 900, "ä€ж " * 200):
-        grid = labelled_grid({"x": plain(*colors)}, [text, ""], scale=12)
-        first, second = (box(grid, color) for color in colors)
+        grid = labelled_grid({"x": plain(RED, BLUE)}, [text, ""], scale=12)
+        first, second = box(grid, RED), box(grid, BLUE)
         assert ink(grid, 0, first[1], first[0] - 2, first[3]) > 200
         assert ink(grid, 0, second[1], second[0] - 2, second[3]) == 0
         assert first[0] < 250  # 20 margin + 170 label + 16 gap, and no wider for longer texts
+
+
+TWO = plain((1, 1, 1), (2, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,8 @@ def test_a_long_prompt_stays_within_its_row() -> None:
     [
         ({}, "no images"),
         ({"x": plain((1, 1, 1))}, "2 prompts, got 1"),
-        ({"x": plain((1, 1, 1), (2, 2, 2)), "y": plain((1, 1, 1), (2, 2, 2), width=9)}, "one size"),
-        (
-            {"x": torch.full((2, 3, 8, 8), 1.01)},
-            r"column 'x': expected images in \[0, 1\].* to 1.01",
-        ),
+        ({"x": TWO, "y": plain((1, 1, 1), (2, 2, 2), width=9)}, "one size"),
+        ({"x": TWO + 1}, r"column 'x': expected images in \[0, 1\].* to 1.0"),
         ({"x": torch.full((2, 3, 8, 8), math.nan)}, "to nan"),
         ({"x": torch.zeros(2, 8, 8)}, r"\[P, 3, H, W\], got \[2, 8, 8\]"),
     ],
@@ -108,18 +105,16 @@ def test_pairs_run_down_a_block_then_to_the_next(count: int, blocks: int, shown:
         assert a[1] == b[1] == left[i % rows][1] and a[2] < b[0] < a[2] + 10
         assert a[0] == left[i - i % rows][0]
         assert ink(page, a[0], a[3] + 3, b[2], a[3] + 30)  # the prompt under the pair
-    assert len({a[0] for a in left}) == shown and [a[0] for a in left] == sorted(a[0] for a in left)
+    starts = [a[0] for a in left]
+    assert len(set(starts)) == shown and starts == sorted(starts)
     assert ink(page, 0, 0, page.width, 45)  # the title
 
 
 def test_strip_round_trip_and_atomic_write(tmp_path: Path) -> None:
-    images = (
-        torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5) / 255
-    )  # 120 values, all of them exact in 8 bits
-    path = tmp_path / "deep" / "000000.png"
+    """120 values, all of them exact in 8 bits."""
+    images, path = torch.arange(120).reshape(2, 3, 4, 5) / 255, tmp_path / "deep" / "000000.png"
     save_strip(images, path)
-    assert Image.open(path).size == (5, 8)
-    assert torch.equal(load_strip(path, 2), images)
+    assert Image.open(path).size == (5, 8) and torch.equal(load_strip(path, 2), images)
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"000000.png: expected images in \[0, 1\]"):
         save_strip(images + 1, path)

@@ -1,5 +1,4 @@
-"""The rewards of a run together: overlap, learned rewards, failures, missing scores, what is
-logged."""
+"""The rewards of a run together: overlap, learned rewards, failures, missing scores, the log."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from toykit import redness, toy
+from trainkit import files_of, same_files, trainer_for, weights_of
 
 from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunError
 from flowrl.core.types import RewardBatch
@@ -23,43 +23,30 @@ from flowrl.training.trainer import Trainer
 
 FOUR = ("train.prompts=4", "train.parts=4")
 TWO = "rewards.blue={fn: toykit.blueness, weight: 2.0}"
+APPRENTICE = "rewards.red={fn: toykit.apprentice}"
 
 
-def trainer_for(folder: Path, *overrides: str) -> Trainer:
-    return Trainer(toy(folder, *overrides))
+def identity(reward: Tensor, _leaf: Tensor, _tree: Any) -> Tensor:
+    """Give back the mixed rewards, so that a test sees them."""
+    return reward
 
 
-def state_of(trainer: Trainer, folder: Path) -> dict[str, Any]:
-    trainer.save(folder)
-    files, _ = checkpoint.load(folder)
-    return files
+# ---------------------------------------------------------------------------------------- overlap
 
 
-def equal(one: Any, two: Any) -> bool:
-    return one.keys() == two.keys() and all(
-        one[file].keys() == two[file].keys()
-        and all(torch.equal(one[file][k], two[file][k]) for k in one[file])
-        for file in one
-    )
-
-
-# ------------------------------------------------------------------------------------------ overlap
-
-
-@pytest.mark.parametrize("more", [(), ("rewards.red={fn: toykit.apprentice}",)])
+@pytest.mark.parametrize("more", [(), (APPRENTICE,)])
 def test_overlapped_scoring_changes_no_bit(tmp_path: Path, more: tuple[str, ...]) -> None:
     one = trainer_for(tmp_path, *FOUR, *more, "train.overlap=true")
     two = trainer_for(tmp_path, *FOUR, *more, "train.overlap=false")
     for _ in range(3):
         assert one.step() == two.step()
-    assert equal(state_of(one, tmp_path / "a"), state_of(two, tmp_path / "b"))
+    assert same_files(files_of(one, tmp_path / "a"), files_of(two, tmp_path / "b"))
 
 
 def test_images_are_scored_while_the_next_are_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first part's reward waits for the second part's sampling to begin: in the synchronous
-    order it never does."""
+    """The first part's reward waits until the second part's sampling has begun."""
     trainer = trainer_for(tmp_path, *FOUR)
     begun, sampled, seen = threading.Event(), collect_file.sample, []
 
@@ -80,45 +67,22 @@ def test_images_are_scored_while_the_next_are_sampled(
 
 def test_parts_sample_the_same_images(tmp_path: Path) -> None:
     """Noise belongs to prompts: how many are sampled at a time changes rounding at most."""
-    whole, parts = (
-        trainer_for(tmp_path, "train.prompts=4"),
-        trainer_for(tmp_path, "train.prompts=4", "train.parts=3"),
-    )
-    rows = [0, 1, 2, 3]
-    one, a, x = collect(whole, rows)
-    two, b, y = collect(parts, rows)
+    whole = trainer_for(tmp_path, "train.prompts=4")
+    parts = trainer_for(tmp_path, "train.prompts=4", "train.parts=3")
+    (one, a, x), (two, b, y) = (collect(trainer, [0, 1, 2, 3]) for trainer in (whole, parts))
     torch.testing.assert_close(one.x[one.leaf], two.x[two.leaf])
-    torch.testing.assert_close(a.images, b.images)
-    torch.testing.assert_close(x["red"], y["red"])
+    torch.testing.assert_close((a.images, x["red"]), (b.images, y["red"]))
     assert a.prompts == b.prompts and a.group.tolist() == b.group.tolist()
-    assert bool((two.tree.parent < torch.arange(len(two.tree.parent))).all())
-    assert torch.equal(two.tree.group[two.leaf], one.tree.group[one.leaf])
-    child = two.tree.parent >= 0
-    assert torch.equal(two.tree.group[child], two.tree.group[two.tree.parent[child]])
+    parent, group = two.tree.parent, two.tree.group
+    child = parent >= 0
+    assert bool((parent < torch.arange(len(parent))).all())
+    assert torch.equal(group[two.leaf], one.tree.group[one.leaf])
+    assert torch.equal(group[child], group[parent[child]])
 
 
-def test_a_failure_in_the_thread_is_the_same_error(tmp_path: Path) -> None:
-    """Two parts are scored, the third is not: the message names iteration and reward, and no weight
-    was changed."""
-    trainer = trainer_for(tmp_path, *FOUR, "rewards.red={fn: toykit.moody, calls: 2}")
-    before = {name: p.detach().clone() for name, p in trainer.params.items()}
-    with pytest.raises(
-        RewardError, match="iteration 0: reward 'red' failed with ConnectionError: gone away"
-    ):
-        trainer.step()
-    assert (
-        all(torch.equal(p, before[name]) for name, p in trainer.params.items())
-        and trainer.iteration == 0
-    )
+# ---------------------------------------------------- learned rewards and aggregators with a state
 
-
-# ----------------------------------------------------- learned rewards and aggregators with a state
-
-STATEFUL = (
-    "rewards.red={fn: toykit.apprentice}",
-    TWO,
-    "aggregate={fn: constrained, at_least: {blue: 0.9}}",
-)
+STATEFUL = (APPRENTICE, TWO, "aggregate={fn: constrained, at_least: {blue: 0.9}}")
 
 
 def test_resume_holds_learned_rewards_and_duals(tmp_path: Path) -> None:
@@ -131,26 +95,17 @@ def test_resume_holds_learned_rewards_and_duals(tmp_path: Path) -> None:
     second.load(tmp_path / "half")
     assert second.reward_set.learned_rewards()["red"].state_dict()["taste"] > 0
     second.step()
-    assert (
-        second.step() == expected
-        and expected["dual/blue"] > 0
-        and expected["learned/red/taste"] > 3
-    )
-    assert equal(state_of(whole, tmp_path / "a"), state_of(second, tmp_path / "b"))
-
-
-def test_a_checkpoint_of_other_rewards_is_refused(tmp_path: Path) -> None:
-    trainer_for(tmp_path, *STATEFUL).save(tmp_path / "half")
-    with pytest.raises(
-        CheckpointError,
-        match=r"reward states \['aggregate', 'reward-red'\], this config needs \[\]",
-    ):
+    assert second.step() == expected
+    assert expected["dual/blue"] > 0 and expected["learned/red/taste"] > 3
+    assert same_files(files_of(whole, tmp_path / "a"), files_of(second, tmp_path / "b"))
+    message = r"reward states \['aggregate', 'reward-red'\], this config needs \[\]"
+    with pytest.raises(CheckpointError, match=message):
         trainer_for(tmp_path).load(tmp_path / "half")
 
 
 def test_the_policy_waits_while_the_reward_learns_alone(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, "rewards.red={fn: toykit.apprentice, every: 2}")
-    before = {name: p.detach().clone() for name, p in trainer.params.items()}
+    before = weights_of(trainer)
     metrics = trainer.step()
     assert "ratio" not in metrics and metrics["learned/red/taste"] > 0
     assert all(torch.equal(p, before[name]) for name, p in trainer.params.items())
@@ -158,114 +113,110 @@ def test_the_policy_waits_while_the_reward_learns_alone(tmp_path: Path) -> None:
     assert not all(torch.equal(p, before[name]) for name, p in trainer.params.items())
 
 
-# ----------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------- failures
+
+
+def test_a_failure_in_the_thread_is_the_same_error(tmp_path: Path) -> None:
+    """Two parts are scored, the third is not; no weight was changed."""
+    trainer = trainer_for(tmp_path, *FOUR, "rewards.red={fn: toykit.moody, calls: 2}")
+    before = weights_of(trainer)
+    message = "iteration 0: reward 'red' failed with ConnectionError: gone away"
+    with pytest.raises(RewardError, match=message):
+        trainer.step()
+    assert all(torch.equal(p, before[name]) for name, p in trainer.params.items())
+    assert trainer.iteration == 0
 
 
 def test_a_failed_reward_stops_the_run_with_a_checkpoint_that_goes_on(tmp_path: Path) -> None:
-    """Calls: judging before training takes one; two iterations two more. The resumed run ends as an
-    unbroken one."""
-    options = (
-        "rewards.strict={fn: toykit.reddish, weight: 0}",
-        "eval.every=0",
-        "train.max_unscored=0",
-    )
+    """Judging before training takes one call, two iterations two more; then it ends unbroken."""
+    options = ("rewards.strict={fn: toykit.reddish, weight: 0}", "eval.every=0", "samples.every=0")
     broken = toy(tmp_path, "rewards.red={fn: toykit.moody, calls: 3}", *options)
-    with pytest.raises(
-        RewardError, match=r"(?s)iteration 2: reward 'red'.*gone away.*saved .*000002; go on with"
-    ):
+    message = r"(?s)iteration 2: reward 'red'.*gone away.*saved .*000002; go on with"
+    with pytest.raises(RewardError, match=message):
         train(broken, tmp_path / "run", quiet=True)
     assert checkpoint.latest(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "000002"
-    whole = toy(tmp_path, "rewards.red={fn: toykit.moody, calls: 99}", *options)
-    train(whole, tmp_path / "run", quiet=True, resume=True)
-    unbroken = Trainer(whole)
+    mended = toy(tmp_path, "rewards.red={fn: toykit.moody, calls: 99}", *options)
+    train(mended, tmp_path / "run", quiet=True, resume=True)
+    unbroken = Trainer(mended)
     for _ in range(4):
         unbroken.step()
     resumed, _ = checkpoint.load(tmp_path / "run" / "checkpoints" / "000004")
-    assert equal(resumed, state_of(unbroken, tmp_path / "whole"))
+    assert same_files(resumed, files_of(unbroken, tmp_path / "whole"))
 
 
-def test_a_reward_that_is_not_ready_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
-    config = toy(
-        tmp_path, "rewards.red={fn: toykit.moody, ready: false}", "model={fn: toykit.unloadable}"
-    )
-    with pytest.raises(RunError, match="the server is down"):
-        Trainer(config)
+NOISY = "{fn: noisy_forward, false_refusal: {ocr: 0.1}}"
 
 
-def test_impossible_mixes_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
-    never = "model={fn: toykit.unloadable}"
-    with pytest.raises(ConfigError, match="gated: above: there is no reward 'sharp'"):
-        Trainer(toy(tmp_path, never, "aggregate={fn: gated, above: {sharp: 0.5}}"))
-    with pytest.raises(ConfigError, match="clip: expected low < high"):
-        Trainer(toy(tmp_path, never, "rewards.red.transform={fn: clip, low: 2, high: 1}"))
-    with pytest.raises(ConfigError, match="tags without"):
-        noisy = "{fn: noisy_forward, false_refusal: {ocr: 0.1}}"
-        Trainer(
-            toy(tmp_path, never, f"rewards.strict.transform={noisy}", "rewards.strict.weight=1")
-        )
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (["rewards.red={fn: toykit.moody, ready: false}"], RunError, "the server is down"),
+        (
+            ["aggregate={fn: gated, above: {sharp: 0.5}}"],
+            ConfigError,
+            "gated: above: there is no reward 'sharp'",
+        ),
+        (
+            ["rewards.red.transform={fn: clip, low: 2, high: 1}"],
+            ConfigError,
+            "clip: expected low < high",
+        ),
+        (
+            [f"rewards.strict.transform={NOISY}", "rewards.strict.weight=1"],
+            ConfigError,
+            "tags without",
+        ),
+    ],
+)
+def test_what_cannot_be_is_found_before_the_model_is_loaded(
+    tmp_path: Path, changes: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        trainer_for(tmp_path, "model={fn: toykit.unloadable}", *changes)
 
 
-# ----------------------------------------------------------------------------------- missing scores
+# --------------------------------------------------------------------- missing scores, and the log
 
 
 @pytest.mark.parametrize("aggregate", ["weighted_sum", "advantage_sum", "gdpo"])
 def test_a_missing_score_counts_nowhere(tmp_path: Path, aggregate: str) -> None:
-    """One reward leaves image 0 out: its weight is 0, and the others' are as if it had not been
-    drawn."""
-    options = (TWO, f"aggregate.fn={aggregate}", "train.max_unscored=0.5")
-    trainer = trainer_for(tmp_path, *options)
-    _, batch, values = collect(trainer, [0, 1])
-    ro = collect(trainer, [0, 1])[0]
+    """One reward leaves image 0 out: the others' weights are as if it had not been drawn."""
+    changes = (TWO, f"aggregate.fn={aggregate}", "train.max_unscored=0.5")
+    trainer = trainer_for(tmp_path, *changes)
+    ro, batch, values = collect(trainer, [0, 1])
+    mix, credit = trainer.reward_set.advantages, trainer.method.credit
     values["red"][0] = math.nan
-    weight, metrics = trainer.reward_set.advantages(
-        values, batch, ro.leaf, ro.tree, trainer.method.credit
-    )
-    assert float(weight[ro.leaf[0]]) == 0 and all(
-        math.isfinite(value) for value in metrics.values()
-    )
-    keep = ro.leaf[1:]
-    fewer = RewardBatch(
-        batch.images[1:], batch.prompts[1:], batch.group[1:], batch.meta[1:], batch.sigma[1:]
-    )
+    weight, metrics = mix(values, batch, ro.leaf, ro.tree, credit)
+    assert float(weight[ro.leaf[0]]) == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+    fewer = batch._replace(**{name: field[1:] for name, field in batch._asdict().items()})
     rest = {name: row[1:] for name, row in values.items()}
-    expected, _ = trainer.reward_set.advantages(rest, fewer, keep, ro.tree, trainer.method.credit)
-    torch.testing.assert_close(weight[keep], expected[keep])
-
-
-# ----------------------------------------------------------------------------------- what is logged
+    expected, _ = mix(rest, fewer, ro.leaf[1:], ro.tree, credit)
+    torch.testing.assert_close(weight[ro.leaf[1:]], expected[ro.leaf[1:]])
 
 
 def test_shares_and_correlations(tmp_path: Path) -> None:
-    """By torch.cov and torch.corrcoef of the centred rows; the shares of what is added sum to
-    one."""
+    """By torch.cov and torch.corrcoef of the centred rows; shares of a sum add up to one."""
     trainer = trainer_for(tmp_path, TWO, "train.prompts=1", "train.group=8", "rewards.strict=null")
     ro, batch, values = collect(trainer, [0])
-    metrics = trainer.reward_set.advantages(values, batch, ro.leaf, ro.tree, trainer.method.credit)[
-        1
-    ]
+    mixed = trainer.reward_set.advantages(values, batch, ro.leaf, ro.tree, identity)
+    metrics = {name: pytest.approx(value, rel=1e-5) for name, value in mixed[1].items()}
     red, blue = values["red"].double(), 2 * values["blue"].double()
     cov = torch.cov(torch.stack([red, blue, red + blue]))
-    assert metrics["share/red"] == pytest.approx(float(cov[0, 2] / cov[2, 2]), rel=1e-5)
-    assert metrics["share/red"] + metrics["share/blue"] == pytest.approx(1.0)
-    assert metrics["corr/red/blue"] == pytest.approx(
-        float(torch.corrcoef(torch.stack([red, blue]))[0, 1]), rel=1e-5
-    )
-    assert metrics["reward/blue"] == pytest.approx(float(blue.mean() / 2), rel=1e-5)
-    assert metrics["reward"] == pytest.approx(float((red + blue).mean()), rel=1e-5)
+    assert float(cov[0, 2] / cov[2, 2]) == metrics["share/red"]
+    assert float(cov[1, 2] / cov[2, 2]) == metrics["share/blue"]
+    assert float(torch.corrcoef(torch.stack([red, blue]))[0, 1]) == metrics["corr/red/blue"]
+    assert float(blue.mean() / 2) == metrics["reward/blue"]
+    assert float((red + blue).mean()) == metrics["reward"]
 
 
 def test_transforms_act_on_what_is_learnt_and_not_on_what_is_logged(tmp_path: Path) -> None:
+    changed = "rewards.red.transform=[{fn: rank}, {fn: clip, high: 0.5}]"
     plain = trainer_for(tmp_path, "rewards.strict=null")
-    ranked = trainer_for(
-        tmp_path, "rewards.strict=null", "rewards.red.transform=[{fn: rank}, {fn: clip, high: 0.5}]"
-    )
+    ranked = trainer_for(tmp_path, "rewards.strict=null", changed)
     ro, batch, values = collect(plain, [0, 1])
-    raw, a = plain.reward_set.advantages(
-        values, batch, ro.leaf, ro.tree, lambda reward, leaf, tree: reward
-    )
-    got, b = ranked.reward_set.advantages(
-        values, batch, ro.leaf, ro.tree, lambda reward, leaf, tree: reward
-    )
+    raw, a = plain.reward_set.advantages(values, batch, ro.leaf, ro.tree, identity)
+    got, b = ranked.reward_set.advantages(values, batch, ro.leaf, ro.tree, identity)
     order = torch.cat([row.argsort().argsort() / 3 for row in raw.reshape(2, 4)])
     torch.testing.assert_close(got, order.clamp(max=0.5).to(got))
     assert a["reward/red"] == b["reward/red"]

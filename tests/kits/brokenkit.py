@@ -14,6 +14,11 @@ _right = shapes()
 _calls = torch.Generator().manual_seed(0)
 
 
+def red(batch: RewardBatch) -> Tensor:
+    """Score by the mean red: right."""
+    return batch.images[:, 0].mean((1, 2))
+
+
 def contrast(batch: RewardBatch) -> Tensor:
     """Score by the std of the pixels: right, sees no words, and a NaN stays one."""
     return batch.images.flatten(1).std(1)

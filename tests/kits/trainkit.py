@@ -1,0 +1,125 @@
+"""What the tests of training share: trainers of the toy, their gradients, and their checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from toykit import toy
+
+from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
+from flowrl.models.toy import LinearFlow
+from flowrl.training import checkpoint
+from flowrl.training.collect import collect
+from flowrl.training.trainer import Trainer
+
+KL = "kl={fn: transition_kl, beta: 0.1}"
+# 4 images from one root, 2 + 2 + 4 decisions of 1 + 2 + 2 states
+TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [0, 2], ode_last: 1}"
+ONE = ("train.updates=1", "train.max_grad_norm=.inf")
+
+
+def trainer_for(folder: Path, *overrides: str, model: FlowModel | None = None) -> Trainer:
+    """Return a trainer of the toy config with overrides."""
+    return Trainer(toy(folder, *overrides), model=model)
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Copy the trained weights."""
+    return {name: p.detach().clone() for name, p in trainer.params.items()}
+
+
+def unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
+    """Say whether the trained weights are still the same bits."""
+    return all(torch.equal(p, before[name]) for name, p in trainer.params.items())
+
+
+def shift(trainer: Trainer, by: float = 0.05) -> None:
+    """Move the trained weights away from those that training started from."""
+    with torch.no_grad():
+        for p in trainer.params.values():
+            p.add_(by)
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Join tensors into one row."""
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def gradients(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[dict[str, Tensor]], dict[str, float]]:
+    """Run one iteration whose optimizer only hands over the gradient of each step."""
+    got: list[dict[str, Tensor]] = []
+
+    def grab() -> None:
+        grads = {name: p.grad for name, p in trainer.params.items()}
+        got.append({name: grad.clone() for name, grad in grads.items() if grad is not None})
+
+    monkeypatch.setattr(trainer.optimizer, "step", grab)
+    metrics = trainer.step()
+    return got, metrics
+
+
+class Weighed(NamedTuple):
+    """A sampled and scored iteration, before anything is learnt."""
+
+    ro: Rollout
+    batch: RewardBatch
+    values: dict[str, Tensor]
+    weight: Tensor
+    metrics: dict[str, float]
+
+
+def weighed(trainer: Trainer, rows: list[int] | None = None) -> Weighed:
+    """Sample and score the rows of this iteration, and give each node its advantage."""
+    found = collect(trainer, trainer.rows() if rows is None else rows)
+    leaf, tree = found.rollout.leaf, found.rollout.tree
+    weight, metrics = trainer.reward_set.advantages(
+        found.values, found.batch, leaf, tree, trainer.method.credit
+    )
+    return Weighed(*found, weight, metrics)
+
+
+class Broken:
+    """Give back NaN at one denoising step: in one row while sampling, or in all in training."""
+
+    def __init__(self, model: LinearFlow, *, step: int, training: bool, row: int = 0) -> None:
+        self.model, self.training, self.row = model, training, row
+        self.sigma = model.sigmas(4, 16, 16)[step]
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        v = self.model.velocity(x, sigma, cond)
+        if torch.is_grad_enabled() != self.training:
+            return v
+        hit = sigma == self.sigma
+        if not self.training:
+            hit = hit & (torch.arange(len(x)) == self.row)
+        return torch.where(hit[:, None, None, None], v * math.nan, v)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def files_of(trainer: Trainer, folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Save a checkpoint -> the tensors of each of its files."""
+    trainer.save(folder)
+    return checkpoint.load(folder)[0]
+
+
+def same_files(one: dict[str, dict[str, Tensor]], two: dict[str, dict[str, Tensor]]) -> bool:
+    """Say whether two checkpoints hold the same bits and types under the same names."""
+    if one.keys() != two.keys():
+        return False
+    return all(_same(tensors, two[file]) for file, tensors in one.items())
+
+
+def _same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    pairs = [(tensor, two.get(name, torch.zeros(0))) for name, tensor in one.items()]
+    equal = [a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs]
+    return one.keys() == two.keys() and all(equal)

@@ -70,6 +70,19 @@ def tree(
     return grow.done()
 
 
+def by_hand(
+    parent: Sequence[int],
+    step: Sequence[int],
+    std: Sequence[float] | None = None,
+    group: Sequence[int] | None = None,
+) -> Tree:
+    """Make a tree of lists; without others every child is drawn, and all is one prompt's."""
+    above = torch.tensor(parent)
+    noise = (above >= 0).float() if std is None else torch.tensor(std)
+    prompt = torch.zeros_like(above) if group is None else torch.tensor(group)
+    return Tree(above, torch.tensor(step), noise, prompt)
+
+
 def chain(groups: int, size: int, steps: int, *, ode_last: int = 0) -> Forest:
     """Noise at every step but the last `ode_last`, no forks: one leaf per root."""
     return tree(groups, size, steps, ode_last=ode_last)
@@ -197,6 +210,12 @@ def random_comb(draw: Callable[..., Any]) -> tuple[Forest, dict[str, Any]]:
         "flat_end": flat_end,
     }
     return comb(**options), options
+
+
+def edges(nodes: Tree, seed: int) -> Tensor:
+    """Draw log-probs [V]; 0 on edges without noise, as in a rollout."""
+    drawn = 3 * torch.randn(len(nodes.std), generator=torch.Generator().manual_seed(seed))
+    return torch.where(nodes.std > 0, drawn, 0.0)
 
 
 def rewards(count: int, seed: int, *, kinds: int = 0, missing: float = 0.0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from flowrl.algorithms.likelihoods.reverse import reverse
 from flowrl.algorithms.nodes import decision_nodes
 from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.algorithms.transitions import dance_sde
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.types import Batch, Cond, FlowModel, Plan, Rollout, Transition
@@ -24,6 +26,9 @@ class Counting:
 
     def __init__(self, model: FlowModel) -> None:
         self.model, self.calls, self.nodes = model, 0, 0
+
+    def encode(self, prompts: list[str]) -> Cond:
+        return self.model.encode(prompts)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         self.calls, self.nodes = self.calls + 1, self.nodes + len(x)
@@ -52,20 +57,52 @@ def seeds(*numbers: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(n) for n in numbers]
 
 
+def sigmas_of(plan: Plan) -> Tensor:
+    """Return the sigmas of a plan on a linear grid of time shift 3."""
+    if plan.sigma_grid is None:
+        return linear_grid(len(plan.noise), 3.0)
+    return read_sigma_grid(linear_grid(plan.sigma_grid.steps, 3.0), plan.sigma_grid)
+
+
 def run(
     plan: Plan,
     transition: Transition = dance_sde,
     *,
-    model: FlowModel | None = None,
+    model: Any = None,
     **options: Any,
 ) -> Rollout:
+    """Sample two images of three prompts, of latents 3 x 2 x 2, or as the options say."""
     model = model or LinearFlow()
     prompts = options.pop("prompts", PROMPTS)
-    filled: dict[str, Any] = {"group_size": 2, "generators": seeds(*range(len(prompts)))} | options
-    sigmas = linear_grid(len(plan.noise), 3.0)
-    return rollout(
-        model, model.encode(prompts), plan, transition, sigmas=sigmas, shape=SHAPE, **filled
-    )
+    cond = options.pop("cond", None) or model.encode(prompts)
+    filled: dict[str, Any] = {
+        "group_size": 2,
+        "generators": seeds(*range(len(prompts))),
+        "sigmas": sigmas_of(plan),
+        "shape": SHAPE,
+        **options,
+    }
+    return rollout(model, cond, plan, transition, **filled)
+
+
+def counted(
+    plan: Plan, transition: Transition = dance_sde, **options: Any
+) -> tuple[Rollout, Counting]:
+    """Sample as `run` does, and count network calls and rows."""
+    counting = Counting(LinearFlow())
+    return run(plan, transition, model=counting, **options), counting
+
+
+def euler_walk(x: Tensor, places: Sequence[int], sigmas: Tensor, prompt: int) -> Tensor:
+    """Take Euler steps of one latent between places of a grid, written out."""
+    model = LinearFlow()
+    cond = {name: value[prompt : prompt + 1] for name, value in model.encode(PROMPTS).items()}
+    x = x[None]
+    for here, there in zip(places, places[1:], strict=False):
+        with torch.no_grad():
+            v = model.velocity(x, sigmas[here].expand(1), cond)
+        x = x + (sigmas[there] - sigmas[here]) * v
+    return x[0]
 
 
 def check_forest(ro: Rollout) -> None:

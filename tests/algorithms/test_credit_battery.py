@@ -130,7 +130,7 @@ def test_values_of_nodes_are_the_recursions(
     value = rewards(len(leaf), seed, missing=missing)
     mean = subtree_mean(value, leaf, nodes)
     fused = subtree_softmax(value, leaf, nodes, log_prob, temperature)
-    near = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
+    near: dict[str, Any] = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
     assert mean.tolist() == pytest.approx(mean_below(forest, value), **near)
     wanted = fused_below(forest, value, log_prob, temperature)
     assert fused.tolist() == pytest.approx(wanted, **near)

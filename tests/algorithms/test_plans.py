@@ -79,8 +79,8 @@ def test_random_window_is_the_same_everywhere() -> None:
 
 
 RAKE = rake(0, steps=10, noise_scale=0.7, branch=6)
-TWIG = {"steps": 10, "noise_scale": 0.7}
-FLASH = {"steps": 25, "noise_scale": 0.7, "size": 4}
+TWIG: dict[str, Any] = {"steps": 10, "noise_scale": 0.7}
+FLASH: dict[str, Any] = {"steps": 25, "noise_scale": 0.7, "size": 4}
 DEAD = full(0, steps=3, noise_scale=0.5, ode_last=2)._replace(
     branch=torch.tensor([3, 1, 1]), keep=torch.tensor([2, 1, 1]), tail=torch.tensor([1, 0, 0])
 )
@@ -134,15 +134,17 @@ def test_noise_of_a_window_tree_grows_with_depth_and_slides() -> None:
 
 def test_flash_star_never_slides() -> None:
     """Stride 0: the code's spared steps change nothing."""
+    star: dict[str, Any] = {"stride": 0, "ratio": 0.2, **FLASH}
     one, late, spared = (
-        flash_window(i, stride=0, ratio=0.2, **more, **FLASH)
-        for i, more in ((0, {}), (99, {}), (0, {"spare": 2}))
+        flash_window(0, **star),
+        flash_window(99, **star),
+        flash_window(0, spare=2, **star),
     )
     assert torch.equal(one.noise, late.noise) and torch.equal(one.noise, spared.noise)
 
 
-ONE = {"steps": 5, "noise_scale": 1}
-TEN = {"steps": 10, "noise_scale": 1}
+ONE: dict[str, Any] = {"steps": 5, "noise_scale": 1}
+TEN: dict[str, Any] = {"steps": 10, "noise_scale": 1}
 
 
 def plan_steps(**change: Any) -> Any:

@@ -213,8 +213,8 @@ def plans(draw: st.DrawFn) -> Plan:
         keep = draw(st.integers(0 if noise and not last else 1, branch))
         tail = draw(st.integers(0, 6)) if noise and keep else 0 if keep else size
         rows.append((noise, branch, keep, tail))
-    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
-    return Plan(*columns, baseline=draw(st.booleans()))
+    noises, branches, keeps, tails = (torch.tensor(row) for row in zip(*rows, strict=True))
+    return Plan(noises, branches, keeps, tails, baseline=draw(st.booleans()))
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from rolloutkit import decisions, run
 from torch import Tensor
 
+from flowrl.algorithms.plans.windows import full
+from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.types import Batch, Eval, LossInput
+from flowrl.models.toy import LinearFlow
 
 BATCH = ("x", "sigma", "sigma_next")
 EVAL = ("mean", "std", "v")
@@ -50,3 +55,44 @@ def on_tensors(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, dict[str
         return loss(loss_input(log_prob, old, advantage, **known), **rest)
 
     return called
+
+
+def policies(count: int = 12, spread: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw log-probs that differ by `spread`, the old ones, and advantages [count], in float64."""
+    generator = torch.Generator().manual_seed(0)
+    old, step, advantage = torch.randn(3, count, generator=generator, dtype=torch.float64)
+    return (old + spread * step).requires_grad_(), old, advantage
+
+
+def toy_batch() -> tuple[LinearFlow, Batch]:
+    """A small network, and the decisions of a rollout in float64, with random advantages."""
+    model = LinearFlow(scale=0.3).double()
+    plan = full(0, steps=4, noise_scale=0.7)
+    ro = run(plan, flow_sde, model=model, store_dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    return model, decisions(ro, torch.randn(len(ro.x), generator=generator, dtype=torch.float64))
+
+
+def moved(model: LinearFlow, by: float = 0.1) -> LinearFlow:
+    """Move all weights by random numbers."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(by * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+def check_gradient(value: Callable[[], Tensor], model: LinearFlow) -> None:
+    """Hold the gradient of every parameter against central differences, in float64."""
+    value().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and bool((p.grad != 0).any()), name
+        for i in range(p.numel()):
+            values = []
+            for h in (1e-6, -1e-6):
+                with torch.no_grad():
+                    p.view(-1)[i] += h
+                    values.append(float(value()))
+                    p.view(-1)[i] -= h
+            numeric = (values[0] - values[1]) / 2e-6
+            assert float(p.grad.view(-1)[i]) == pytest.approx(numeric, rel=1e-5, abs=1e-8), name

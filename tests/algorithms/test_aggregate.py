@@ -4,10 +4,12 @@ hand."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from forests import by_hand
 from torch import Tensor
 
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm
@@ -20,33 +22,19 @@ from flowrl.algorithms.reward_mix.aggregate import (
     weighted_sum,
 )
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Credit, Mixed, Scores, Tree
+from flowrl.core.types import Credit, Mixed, Scores
 
 NAN = math.nan
-
-
-def flat(groups: list[int]) -> Tree:
-    """Return roots that are their own leaves."""
-    size = len(groups)
-    return Tree(
-        torch.full((size,), -1),
-        torch.zeros(size, dtype=torch.int64),
-        torch.ones(size),
-        torch.tensor(groups),
-    )
 
 
 def scores(
     values: dict[str, list[float]], weights: list[float], groups: list[int] | None = None
 ) -> Scores:
+    """Give each reward its values [L] and weight; roots are their own leaves, of one prompt."""
     size = len(next(iter(values.values())))
-    rows = {name: torch.tensor(row, dtype=torch.float32) for name, row in values.items()}
-    return Scores(
-        rows,
-        dict(zip(values, weights, strict=True)),
-        torch.arange(size),
-        flat(groups or [0] * size),
-    )
+    rows = {name: torch.tensor(row) for name, row in values.items()}
+    tree = by_hand([-1] * size, [0] * size, [1.0] * size, groups or [0] * size)
+    return Scores(rows, dict(zip(values, weights, strict=True)), torch.arange(size), tree)
 
 
 def credit_of(s: Scores, **options: Any) -> Credit:
@@ -57,11 +45,8 @@ def same(reward: Tensor) -> Tensor:
     return reward
 
 
-def close(got: Mixed | Tensor, expected: list[float], atol: float = 2e-6) -> None:
-    weight = got.advantage if isinstance(got, Mixed) else got
-    torch.testing.assert_close(
-        weight.float(), torch.tensor(expected).float(), atol=atol, rtol=0, equal_nan=True
-    )
+def close(got: Mixed, expected: list[float]) -> None:
+    assert got.advantage.tolist() == pytest.approx(expected, abs=2e-6, nan_ok=True)
 
 
 TWO = {"a": [1.0, 0, 0, 1, 1, 0], "b": [10.0, 0, 5, 4, 4, 4]}
@@ -87,33 +72,26 @@ def test_with_one_reward_all_three_agree() -> None:
     """A group-normalised advantage has mean 0; whitening then divides by one number."""
     s = scores({"a": [0.1, 0.4, 0.7, 0.9]}, [1])
     credit = credit_of(s, eps=0.0, ddof=1)
-    close(advantage_sum(s, credit), weighted_sum(s, credit).advantage.tolist())
-    close(gdpo(s, credit, eps=0.0), weighted_sum(s, credit).advantage.tolist())
+    expected = weighted_sum(s, credit).advantage.tolist()
+    close(advantage_sum(s, credit), expected)
+    close(gdpo(s, credit, eps=0.0), expected)
 
 
-def test_weights_of_gdpo_are_relative_importances() -> None:
+@pytest.mark.parametrize(
+    ("aggregate", "alike"), [(advantage_sum, True), (gdpo, True), (weighted_sum, False)]
+)
+def test_weights_of_gdpo_are_relative_importances(aggregate: Any, alike: bool) -> None:
     """Scaling one reward by 1/1000 changes a sum of raw rewards, and no sum of advantages."""
     small = {**TWO, "b": [value / 1000 for value in TWO["b"]]}
-    one, two = scores(TWO, [1, 1], [0, 0, 0, 1, 1, 1]), scores(small, [1, 1], [0, 0, 0, 1, 1, 1])
-    credit = credit_of(one, eps=0.0)
-    for aggregate in (advantage_sum, gdpo):
-        torch.testing.assert_close(
-            aggregate(one, credit).advantage, aggregate(two, credit).advantage
-        )
-    assert not torch.allclose(
-        weighted_sum(one, credit).advantage, weighted_sum(two, credit).advantage, atol=0.1
-    )
+    one, two = (scores(rows, [1, 1], [0, 0, 0, 1, 1, 1]) for rows in (TWO, small))
+    found = [aggregate(s, credit_of(one, eps=0.0)).advantage for s in (one, two)]
+    assert torch.allclose(*found, atol=1e-5) == alike
 
 
 def test_gdpo_whitens_every_node_alike_and_leaves_unscored_ones_at_zero() -> None:
     """Two prompts: a root with two leaves each; the second leaf of the first prompt is not
     scored."""
-    tree = Tree(
-        torch.tensor([-1, -1, 0, 0, 1, 1]),
-        torch.tensor([0, 0, 1, 1, 1, 1]),
-        torch.tensor([0.0, 0, 1, 1, 1, 1]),
-        torch.tensor([0, 1, 0, 0, 1, 1]),
-    )
+    tree = by_hand([-1, -1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1], group=[0, 1, 0, 0, 1, 1])
     leaf = torch.tensor([2, 3, 4, 5])
     rows = {"a": torch.tensor([1.0, NAN, 3.0, 1.0]), "b": torch.tensor([0.0, NAN, 5.0, 9.0])}
     s = Scores(rows, {"a": 1.0, "b": 0.5}, leaf, tree)
@@ -154,22 +132,18 @@ def test_gates_open_in_order_of_priority() -> None:
 
 def test_a_soft_gate_is_a_sigmoid_and_hardens() -> None:
     s = scores({"a": [0.7, 0.2], "b": [1.0, 1.0]}, [0, 1])
-    close(
-        gated(s, same, above={"a": 0.5}, softness=0.1),
-        [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(3))],
-    )
-    close(
-        gated(s, same, above={"a": 0.5}, softness=1e-3),
-        gated(s, same, above={"a": 0.5}).advantage.tolist(),
-    )
+    expected = [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(3))]
+    close(gated(s, same, above={"a": 0.5}, softness=0.1), expected)
+    hard = gated(s, same, above={"a": 0.5}).advantage.tolist()
+    close(gated(s, same, above={"a": 0.5}, softness=1e-3), hard)
 
 
 def test_a_gate_that_was_not_scored_is_neither_open_nor_shut() -> None:
     s = scores({"a": [1.0, NAN, 0.0, 1.0], "b": [1.0, 2.0, 3.0, 4.0]}, [0, 1])
     mixed = gated(s, credit_of(s), above={"a": 0.5})
     known = torch.tensor([1.0, 0.0, 4.0]).double()
-    expected = (known - known.mean()) / (known.std(correction=0) + 1e-4)
-    close(mixed, [expected[0].item(), 0.0, expected[1].item(), expected[2].item()])
+    first, *rest = ((known - known.mean()) / (known.std(correction=0) + 1e-4)).tolist()
+    close(mixed, [first, 0.0, *rest])
 
 
 def test_duals_rise_while_a_constraint_is_missed_and_fall_after() -> None:
@@ -208,16 +182,18 @@ def test_duals_find_the_best_of_a_problem_whose_answer_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "part"),
+    ("aggregate", "options", "part"),
     [
-        (lambda s: gated(s, same, above={"quality": 1.0}), "no reward 'quality' .there is: a, b"),
-        (lambda s: gated(s, same, above={"a": 1.0}, softness=-1.0), "softness >= 0"),
-        (lambda s: gdpo(s, same, eps=-1.0), "eps >= 0"),
-        (lambda s: constrained(at_least={"z": 1.0})(s, same), "no reward 'z'"),
-        (lambda s: constrained(at_least={}), "at_least"),
-        (lambda s: constrained(at_least={"a": 1.0}, lr=0.0), "lr > 0"),
+        (gated, {"above": {"quality": 1.0}}, "no reward 'quality' .there is: a, b"),
+        (gated, {"above": {"a": 1.0}, "softness": -1.0}, "softness >= 0"),
+        (gdpo, {"eps": -1.0}, "eps >= 0"),
+        (constrained, {"at_least": {"z": 1.0}}, "no reward 'z'"),
+        (constrained, {"at_least": {}}, "at_least"),
+        (constrained, {"at_least": {"a": 1.0}, "lr": 0.0}, "lr > 0"),
     ],
 )
-def test_mistakes_name_what_is_wrong(call: Any, part: str) -> None:
+def test_mistakes_name_what_is_wrong(aggregate: Any, options: Any, part: str) -> None:
+    s = scores(TWO, [1, 1])
     with pytest.raises(ConfigError, match=part):
-        call(scores(TWO, [1, 1]))
+        made = aggregate(**options) if aggregate is constrained else partial(aggregate, **options)
+        made(s, same)

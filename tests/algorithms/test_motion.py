@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from flowrl.algorithms.plans._motion import window_start
 
 Pace = Literal["constant", "linear", "exponential"]
-MIX: dict[str, Any] = {
-    "start": 0,
-    "stride": 1,
-    "last": 19,
-    "steps": 25,
-    "roll_back": True,
-}  # 25 steps, size 4, the last two spared
+# 25 steps, size 4, the last two spared
+MIX: dict[str, Any] = {"start": 0, "stride": 1, "last": 19, "steps": 25, "roll_back": True}
 
 
 def starts(count: int, **options: Any) -> list[int]:
@@ -82,12 +77,8 @@ def test_every_pace_against_a_counter(start: int, stride: int, last: int, roll_b
         "exponential": [math.ceil(10 * math.exp(-0.1 * max(0, at - 13))) for at in range(last + 1)],
     }
     for pace, tau in taus.items():
-        options: dict[str, Any] = {
-            "start": start,
-            "stride": stride,
-            "last": last,
-            "roll_back": roll_back,
-        }
+        options: dict[str, Any] = {"start": start, "stride": stride, "last": last}
+        options["roll_back"] = roll_back
         wanted = slow(400, tau, **options)
         assert starts(400, every=10, pace=pace, steps=last + 4, **options) == wanted, pace
 

@@ -31,7 +31,6 @@ from docskit import (
     section,
     slug,
     spans,
-    tables,
 )
 
 import flowrl
@@ -47,11 +46,12 @@ TOPS = "assets|configs|docs|flowrl|rewards|scripts|tests"
 MADE_UP = ("CONTRIBUTING.md", "CHANGELOG.md")  # names files and keys that are made up, or gone
 
 KERNELS = {"euler_maruyama", "coefficient_preserving"}  # what the transitions are made of
+every_page = pytest.mark.parametrize("name", sorted(PAGES))
 
 # ---------------------------------------------------------------------------------- links and files
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@every_page
 def test_links_anchors_and_files_exist(name: str) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(PAGES[name])):
@@ -76,7 +76,7 @@ def test_the_readme_links_every_page() -> None:
     assert {*linked} == {*PAGES} - {"README.md"}
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@every_page
 def test_prose_has_at_most_100_columns(name: str) -> None:
     lines = prose(PAGES[name]).splitlines()
     long = [line for line in lines if len(line) > 100 and not line.startswith(("|", "!["))]
@@ -86,7 +86,7 @@ def test_prose_has_at_most_100_columns(name: str) -> None:
 # ----------------------------------------------------------------------------------------- commands
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@every_page
 def test_commands_parse_and_their_configs_bind(name: str) -> None:
     for words in commands(PAGES[name]):
         if words[:2] == ["bash", "scripts/quickstart.sh"]:
@@ -107,7 +107,7 @@ def test_commands_parse_and_their_configs_bind(name: str) -> None:
             assert words[:2] in (["pip", "install"], ["vllm", "serve"]), words
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@every_page
 def test_commands_in_the_text_exist(name: str) -> None:
     for span in spans(prose(PAGES[name])):
         words = span.split()
@@ -136,7 +136,7 @@ def test_errors_are_as_shown() -> None:
 # -------------------------------------------------------------------------------------- Python code
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
+@every_page
 def test_python_and_yaml_blocks_are_valid(name: str) -> None:
     for code in blocks(PAGES[name], "python"):
         for node in ast.walk(ast.parse(code, name)):
@@ -205,78 +205,7 @@ def test_the_axes_in_the_readme() -> None:
     assert axes == {}
 
 
-# ---------------------------------------------------------------------------- methods and benchmark
-
-METHOD_PAGES = sorted(name for name in PAGES if name.startswith("docs/methods/"))
-
-
-KNOBS = ("plan", "credit", "segment", "select", "loss")  # sections whose keys a page must all have
-
-
-def calls(config: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the calls of a section, or the section itself: none, one, or several."""
-    there: Any = config.get(key) or []
-    if key == "rewards":
-        return [call for call in there.values() if call["weight"] != 0]
-    return there if isinstance(there, list) else [there]
-
-
-def columns(page: str, *first: str) -> list[tuple[dict[str, Any], list[tuple[str, str]]]]:
-    """Return (resolved config, its (first cell, own cell) of each row) for every column of a shapes
-    config in the tables whose first column is named so."""
-    found = []
-    for head, *table in [table for name in first for table in tables(PAGES[page], name)]:
-        for i, cell in enumerate(head):
-            if match := re.fullmatch(r"`(shapes/\w+)`", cell):
-                config = load_config(match[1]).to_dict()
-                found.append((config, [(row[0], row[i]) for row in table]))
-    return found
-
-
-@pytest.mark.parametrize("name", METHOD_PAGES)
-def test_the_knobs_of_a_method_page_are_its_configs(name: str) -> None:
-    """A value in code is the config's; an empty cell says that the config has no such key; all
-    arguments that make the method are there."""
-    for config, cells in columns(name, "key", "knob"):
-        keys = [(spans(first)[0], cell) for first, cell in cells]
-        assert [key for key, cell in keys if not holds(config, key, cell)] == [], config["name"]
-    for config, cells in columns(name, "key"):
-        known = {spans(first)[0] for first, _ in cells} | {f"{part}.fn" for part in KNOBS}
-        mine = {f"{part}.{arg}" for part in KNOBS for call in calls(config, part) for arg in call}
-        assert sorted(mine - known) == [], config["name"]
-
-
-@pytest.mark.parametrize("name", METHOD_PAGES)
-def test_the_axes_of_a_method_page_are_its_configs(name: str) -> None:
-    """A column names every function of its config; arguments in code, as `a: 1, b: 2`, are those of
-    a config of the page."""
-    found = columns(name, "axis")
-    known = offered().keys() - {"model", "optimizer", "transform"}
-    page = [config for config, _ in columns(name, "axis", "key")]
-    used = [call for config in page for key in known for call in calls(config, key)]
-    for config, cells in found:
-        named = " ".join(cell for _, cell in cells)
-        mine = {call["fn"] for key in known for call in calls(config, key)} - {"weighted_sum"}
-        missing = [fn for fn in mine if not re.search(rf"\b{fn}\b", named)]
-        assert missing == [] or name.endswith("adv_grpo.md"), config["name"]
-        for span in [span for _, cell in cells for span in spans(cell)]:
-            for key, value in arguments(span).items():
-                assert any(call.get(key) == value for call in used), (config["name"], span)
-
-
-def arguments(span: str) -> dict[str, Any]:
-    """Read `a: 1, b: 2` as arguments; a whole call or anything else has none."""
-    plain = re.match(r"\w+: (?!\{)", span)
-    return yaml.safe_load(f"{{{span}}}") if plain else {}
-
-
-def holds(config: dict[str, Any], key: str, cell: str) -> bool:
-    """Say whether a cell is what a config has under a dotted key."""
-    head, _, tail = key.partition(".")
-    values = [call[tail] for call in calls(config, head) if tail in call]
-    if not cell:
-        return values == []
-    return not spans(cell) or yaml.safe_load(spans(cell)[0]) in values
+# -------------------------------------------------------------------------------- the benchmark
 
 
 def test_counts_of_prompts() -> None:

@@ -17,11 +17,7 @@ from flowrl.core.shipped_files import list_configs
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = (
-    "training",
-    "results",
-    "figures",
-)  # of assets/: resume files, measured runs and images for the docs
+LEFT_OUT = ("training", "results", "figures")  # of assets/: no run needs them
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +49,18 @@ def run(site: Path, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def data(kind: str) -> dict[str, bytes]:
-    """Return the files of configs/ or assets/ that are meant to be shipped."""
-    files = [file for file in (ROOT / kind).rglob("*") if file.is_file()]
-    parts = {file.relative_to(ROOT).as_posix(): file for file in files}
-    return {
-        name: file.read_bytes()
-        for name, file in parts.items()
-        if not set(name.split("/")) & set(LEFT_OUT)
-    }
+def data(folder: Path, kind: str) -> dict[str, bytes]:
+    """Return the files of configs/ or assets/ that are meant to be shipped, by path."""
+    files = [file for file in (folder / kind).rglob("*") if file.is_file()]
+    parts = {file.relative_to(folder).as_posix(): file for file in files}
+    meant = [name for name in parts if not set(name.split("/")) & set(LEFT_OUT)]
+    return {name: parts[name].read_bytes() for name in meant}
 
 
 @pytest.mark.parametrize("kind", ["configs", "assets"])
 def test_the_data_is_whole(site: Path, kind: str) -> None:
-    expected = data(kind)
+    expected, shipped = data(ROOT, kind), data(site / "flowrl/_data", kind)
     assert expected, f"{kind}/ of the checkout is empty"
-    found = {
-        f.relative_to(site / "flowrl/_data").as_posix(): f
-        for f in (site / "flowrl/_data" / kind).rglob("*")
-    }
-    shipped = {name: file.read_bytes() for name, file in found.items() if file.is_file()}
     assert sorted(shipped) == sorted(expected)
     assert [name for name in expected if shipped[name] != expected[name]] == []
 
@@ -101,22 +89,6 @@ def test_the_code_is_whole_and_nothing_else_is_there(site: Path, wheel: Path) ->
     assert wheel.stat().st_size < 100e6  # the largest file that PyPI takes
 
 
-def test_the_installed_package_finds_its_data(site: Path, tmp_path: Path) -> None:
-    code = (
-        "from flowrl.core.shipped_files import list_configs, resource; import flowrl; "
-        "print(flowrl.__file__);"
-        "print(resource('configs')); print(resource('assets')); print(*list_configs())"
-    )
-    lines = run(site, tmp_path, "-c", code).splitlines()
-    home = site / "flowrl"
-    assert lines[:3] == [
-        str(home / "__init__.py"),
-        str(home / "_data/configs"),
-        str(home / "_data/assets"),
-    ]
-    assert lines[3].split() == list_configs() != []
-
-
 def test_the_assets_that_configs_name_are_shipped(site: Path) -> None:
     named = set()
     for file in (site / "flowrl/_data/configs").rglob("*.yaml"):
@@ -129,32 +101,35 @@ def test_the_assets_that_configs_name_are_shipped(site: Path) -> None:
     assert [name for name in sorted(named) if not (site / "flowrl/_data" / name).exists()] == []
 
 
-def test_a_run_with_nothing_but_the_wheel(site: Path, tmp_path: Path) -> None:
-    """The shipped config in a folder without a checkout, only made smaller."""
+INSTALLED = """
+import json, sys
+import flowrl
+from flowrl.cli.main import main
+from flowrl.config.load import load_config
+from flowrl.core.shipped_files import list_configs, resource
+for name in list_configs():
+    load_config(name)
+places = [flowrl.__file__, *(str(resource(kind)) for kind in ("configs", "assets"))]
+print(json.dumps([places, list_configs()]))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_what_is_installed_finds_its_data_binds_every_config_and_trains(
+    site: Path, tmp_path: Path
+) -> None:
+    """One process in a folder without a checkout: the shipped config, only made smaller."""
     small = [
-        "train.iterations=1",
-        "train.prompts=2",
-        "train.group=2",
-        "plan.branch=2",
-        "plan.steps=2",
-        "plan.high=1",
+        *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2"),
+        *("plan.steps=2", "plan.high=1", "eval.steps=1", "eval.images=1", "eval.every=0"),
+        "samples.prompts=1",
     ]
-    small += ["eval.steps=1", "eval.images=1", "eval.every=0", "samples.prompts=1"]
-    code = "import sys; from flowrl.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    run(site, tmp_path, "-c", code, "train", "shapes/flow_grpo", *small, "--quiet")
+    said = run(site, tmp_path, "-c", INSTALLED, "train", "shapes/flow_grpo", *small, "--quiet")
+    places, configs = json.loads(said.splitlines()[0])
+    home = site / "flowrl"
+    assert places == [str(home / name) for name in ("__init__.py", "_data/configs", "_data/assets")]
+    assert configs == list_configs() != []
     (summary,) = tmp_path.glob("runs/*/summary.json")
     assert {"before", "after", "gain"} <= json.loads(summary.read_text()).keys()
-
-
-def test_the_command_is_installed_and_binds_every_config(site: Path, tmp_path: Path) -> None:
     (scripts,) = site.glob("flowrl-*.dist-info/entry_points.txt")
     assert "flowrl = flowrl.cli.main:command" in scripts.read_text()
-    assert (
-        run(site, tmp_path, "-c", "from flowrl.cli.main import main; main(['configs'])").split()
-        == list_configs()
-    )
-    code = (
-        "import sys; from flowrl.config.load import load_config; "
-        "[load_config(name) for name in sys.argv[1:]]"
-    )
-    assert run(site, tmp_path, "-c", code, *list_configs()) == ""

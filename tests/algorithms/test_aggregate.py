@@ -84,8 +84,9 @@ def test_weights_of_gdpo_are_relative_importances(aggregate: Any, alike: bool) -
     """Scaling one reward by 1/1000 changes a sum of raw rewards, and no sum of advantages."""
     small = {**TWO, "b": [value / 1000 for value in TWO["b"]]}
     one, two = (scores(rows, [1, 1], [0, 0, 0, 1, 1, 1]) for rows in (TWO, small))
-    found = [aggregate(s, credit_of(one, eps=0.0)).advantage for s in (one, two)]
-    assert torch.allclose(*found, atol=1e-5) == alike
+    credit = credit_of(one, eps=0.0)
+    first, second = (aggregate(s, credit).advantage for s in (one, two))
+    assert torch.allclose(first, second, atol=1e-5) == alike
 
 
 def test_gdpo_whitens_every_node_alike_and_leaves_unscored_ones_at_zero() -> None:

@@ -5,28 +5,35 @@
 
 Writes assets/results/faults.json: for each claim the fault, whether a test failed, which one and
 after how many seconds. A fault that no test notices, or that cannot be put in because the code has
-changed, makes the command fail.
+changed, makes the command fail. With `--only` the rows of the other claims stay as they were.
+
+Libraries are imported once: each fault is tried in a fork of this process, which imports the
+spoiled copy. So a fault takes as long as its tests do.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from flowrl.core.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".yaml")
+LIBRARIES = ("diffusers", "hypothesis.strategies", "safetensors.torch", "torch", "typer")
 COPIED = ("flowrl", "rewards", "configs", "assets", "scripts", "tests", "pyproject.toml")
 
 
@@ -41,19 +48,35 @@ def spoil(folder: Path, fault: dict[str, str]) -> None:
     file.write_text(text.replace(fault["old"], fault["new"]), encoding="utf-8")
 
 
+def run_tests(folder: Path, paths: str, log: Path) -> None:
+    """Run pytest on the copy until the first failure, in a process of its own."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("flowrl", "rewards"):
+            del sys.modules[name]
+    own = (str(ROOT), str(Path(__file__).parent))
+    sys.path[:] = [str(folder), *(path for path in sys.path if path not in own)]
+    os.environ["PYTHONPATH"] = str(folder)
+    os.chdir(folder)
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    options = ["-x", "-q", "--no-header", "--tb=no", "-rfE", "-p", "no:xdist"]
+    sys.exit(int(pytest.main([*options, *paths.split()])))
+
+
 def test(folder: Path, paths: str) -> dict[str, Any]:
-    """Run pytest until the first failure -> whether one failed, its name and the seconds."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-rfE"]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
+    """Fork a process for the tests -> whether one failed, its name and the seconds."""
+    log = folder.parent / "log"
     began = time.perf_counter()
-    done = subprocess.run(
-        [*command, *paths.split()], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    process = get_context("fork").Process(target=run_tests, args=(folder, paths, log))
+    process.start()
+    process.join()
+    said = log.read_text(encoding="utf-8")
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     return {
-        "caught": done.returncode == 1,
+        "caught": process.exitcode == 1,
         "by": named[1] if named else None,
-        "exit": done.returncode,
+        "exit": process.exitcode,
         "seconds": round(time.perf_counter() - began, 1),
     }
 
@@ -78,22 +101,31 @@ def main() -> None:
     args = parser.parse_args()
     faults = yaml.safe_load(FAULTS.read_text(encoding="utf-8"))
     wanted = [f for f in faults if not args.only or any(word in f["claim"] for word in args.only)]
-    results = []
+    known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    found = {row["claim"]: row for row in known.get("results", [])}
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in LIBRARIES:
+        import_module(name)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "flowrl"
         folder.mkdir()
         copy(folder)
         for fault in wanted:
             spoil(folder, fault)
-            found = test(folder, fault["tests"])
+            row = {**fault, **test(folder, fault["tests"])}
             shutil.copy(ROOT / fault["file"], folder / fault["file"])
-            results.append({**fault, **found})
-            verdict = "caught" if found["caught"] else "MISSED"
-            print(f"{verdict}  {fault['claim']}  ({found['by']}, {found['seconds']} s)", flush=True)
-    missed = [row["claim"] for row in results if not row["caught"]]
-    if not args.only:
-        write_json(args.out, {"faults": len(results), "missed": missed, "results": results})
+            verdict = "caught" if row["caught"] else "MISSED"
+            print(f"{verdict}  {row['claim']}  ({row['by']}, {row['seconds']} s)", flush=True)
+            found[row["claim"]] = row
+            write(args.out, [found[f["claim"]] for f in faults if f["claim"] in found])
+    missed = [f["claim"] for f in wanted if not found[f["claim"]]["caught"]]
     sys.exit(f"missed: {missed}" if missed else 0)
+
+
+def write(out: Path, results: list[dict[str, Any]]) -> None:
+    """Write what is known, after every fault, so that a run that was cut off is not lost."""
+    missed = [row["claim"] for row in results if not row["caught"]]
+    write_json(out, {"faults": len(results), "missed": missed, "results": results})
 
 
 if __name__ == "__main__":

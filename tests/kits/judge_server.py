@@ -15,7 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
+
+from flowrl.core.types import RewardBatch
+from rewards.vlm import vlm
+
+LEVELS = [200, 40, 120, 80, 160]  # of grey images; JPEG keeps a flat image to a level or so
 
 
 class Seen(NamedTuple):
@@ -42,25 +49,16 @@ class Act(NamedTuple):
 
 def says(text: str | None, top: dict[str, float] | None = None, **act: Any) -> Act:
     """Answer as a chat completion does, with the first token's log-probs if there are any."""
-    choice: dict[str, Any] = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": "stop",
-    }
+    message = {"role": "assistant", "content": text}
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop"}
     if top is not None:
         rows = [
             {"token": token, "logprob": lp, "bytes": list(token.encode())}
             for token, lp in top.items()
         ]
         choice["logprobs"] = {"content": [{**rows[0], "top_logprobs": rows}]}
-    reply = {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "judge",
-        "choices": [choice],
-    }
-    return Act(json.dumps(reply).encode(), **act)
+    reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "judge"}
+    return Act(json.dumps({**reply, "choices": [choice]}).encode(), **act)
 
 
 def brightness(image: np.ndarray) -> int:
@@ -157,3 +155,45 @@ def serving(act: Callable[[Seen], Act]) -> Iterator[Server]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def grey(levels: list[int], size: int = 16) -> Tensor:
+    """Return flat images of the given levels."""
+    values = torch.tensor(levels, dtype=torch.float32) / 255
+    return values[:, None, None, None].expand(-1, 3, size, size)
+
+
+def batch_of(
+    images: Tensor, prompts: list[str] | None = None, group: list[int] | None = None
+) -> RewardBatch:
+    """Return images of one prompt, or of several."""
+    count = len(images)
+    words, groups = prompts or ["a cat"] * count, torch.tensor(group or [0] * count)
+    return RewardBatch(images, words, groups, [{}] * count, torch.zeros(count))
+
+
+def judge(server: Server, **options: Any) -> vlm:
+    """Return a client that rates by points and does not wait long between tries."""
+    given = {"url": server.url, "backoff": 0.01, "timeout": 20.0, "template": "point"}
+    return vlm(**{**given, **options})
+
+
+def rates_brightness(seen: Seen) -> Act:
+    """Rate an image 1 to 5 by its brightness."""
+    return says(f"cat (animal): 1\nFinal Score: {1 + 4 * brightness(seen.images[0]) / 255:.3f}")
+
+
+def expected_points(levels: list[int]) -> Tensor:
+    """Return what `rates_brightness` makes of images."""
+    return torch.tensor([(1 + 4 * level / 255) / 5 for level in levels])
+
+
+def prefers_bright(seen: Seen) -> Act:
+    """Say that the brighter image is better."""
+    a, b = map(brightness, seen.images)
+    return says(f"I see two cats.\nImage {1 if a > b else 2} is better.")
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """Compare scores; a level of JPEG is .0031."""
+    torch.testing.assert_close(got, expected, atol=0.005, rtol=0)

@@ -3,6 +3,8 @@ it is told to."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
@@ -19,15 +21,18 @@ from typing import Any
 
 import torch
 import uvicorn
+from PIL import Image
 from torch import Tensor
 
 from flowrl.core.types import Reward, RewardBatch
+from rewards.remote import remote
 from rewards.remote.http import make_app
 from rewards.remote.read_request import Limits
 from rewards.remote.request_queue import RequestQueue
 from rewards.remote.server import UVICORN
 
 TESTS = Path(__file__).parents[1]
+WAIT = 60.0  # seconds that a test waits at most before it fails
 
 
 def random_images(count: int, size: int = 4, seed: int = 0) -> Tensor:
@@ -42,6 +47,41 @@ def batch_of(images: Tensor, *, group: list[int] | None = None) -> RewardBatch:
     prompts = [f"prompt {g}" for g in groups]
     meta: list[dict[str, Any]] = [{"row": row} for row in range(len(images))]
     return RewardBatch(images, prompts, torch.tensor(groups), meta, torch.zeros(len(images)))
+
+
+def png(image: Tensor) -> str:
+    """Write an image [3, H, W] with Pillow -> base64."""
+    file = io.BytesIO()
+    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def data_of(images: Tensor, /, **changes: Any) -> dict[str, Any]:
+    """Return a request to score images, with further keys or others."""
+    return {"images": [png(image) for image in images], "prompts": ["p"] * len(images)} | changes
+
+
+class Held:
+    """Score by the first value of each image; the first call waits for `go`; keep every call."""
+
+    def __init__(self) -> None:
+        self.go, self.reached, self.seen = threading.Event(), threading.Event(), list[RewardBatch]()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        self.seen.append(batch)
+        self.reached.set()
+        assert self.go.wait(WAIT)
+        return batch.images[:, 0, 0, 0]
+
+
+SIX = batch_of(random_images(6), group=[0, 0, 1, 1, 2, 2])
+RIGHT = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+"""What a scripted server says of SIX: each image's row in quarters."""
+
+
+def fast(*urls: str, **options: Any) -> remote:
+    """Return a client that does not wait long between tries."""
+    return remote(urls=list(urls), **{"backoff": 0.001, **options})
 
 
 @contextmanager
@@ -121,14 +161,10 @@ class Scripted:
     asked."""
 
     def __init__(self, *script: Reply) -> None:
-        self.script, self.asked, self.headers = (
-            list(script),
-            list[dict[str, Any]](),
-            list[dict[str, str]](),
-        )
-        self.health: bytes | tuple[int, bytes] | None = json.dumps(
-            {"rewards": ["it"], "limits": {}}
-        ).encode()
+        self.script = list(script)
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.health: bytes | tuple[int, bytes] | None = b'{"rewards": ["it"], "limits": {}}'
         self._lock = threading.Lock()
         outer = self
 
@@ -148,9 +184,7 @@ class Scripted:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def __enter__(self) -> Scripted:
         return self

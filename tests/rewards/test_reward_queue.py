@@ -1,0 +1,143 @@
+"""The queue of a reward server: which requests are joined, and what each of them gets back."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import CancelledError, Future
+from contextlib import closing
+
+import pytest
+import torch
+from serving import WAIT, Held
+from torch import Tensor
+from toykit import redness
+
+from flowrl.core.errors import RunError
+from flowrl.core.types import RewardBatch
+from rewards.remote.request_queue import Answer, RequestQueue, ScoreRequest, join
+
+
+def request(
+    *values: int, group: list[int] | None = None, size: int = 2, name: str = "it"
+) -> ScoreRequest:
+    """Ask about plain images of the given grey levels."""
+    pixels = torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, size, size)
+    groups = torch.tensor(group or list(range(len(values))))
+    words = [f"grey {value}" for value in values]
+    meta = [{"v": value} for value in values]
+    return ScoreRequest(pixels, words, groups, meta, torch.zeros(len(values)), (name,))
+
+
+def after_the_first(
+    queue: RequestQueue, held: Held, *requests: ScoreRequest
+) -> list[Future[Answer]]:
+    """Queue requests while the worker is busy with another one, then let it go on."""
+    first = queue.submit(request(0))
+    assert held.reached.wait(WAIT)
+    futures = [queue.submit(one) for one in requests]
+    held.go.set()
+    assert first.result(WAIT) == {"it": [0.0]}
+    return futures
+
+
+def levels(*values: int) -> list[float]:
+    """Return grey levels as a reward sees them."""
+    return (torch.tensor(values, dtype=torch.uint8).float() / 255).tolist()
+
+
+def test_requests_are_joined_up_to_the_batch_size() -> None:
+    """3 + 3 fit into 8 and a third 3 does not: calls of 1, 6, 6 and 3 images."""
+    held, starts = Held(), (10, 20, 30, 40, 50)
+    with closing(RequestQueue({"it": held}, batch=8, max_wait_s=0)) as queue:
+        requests = [request(k, k + 1, k + 2) for k in starts]
+        futures = after_the_first(queue, held, *requests)
+        for k, future in zip(starts, futures, strict=True):
+            assert future.result(WAIT) == {"it": levels(k, k + 1, k + 2)}
+    assert [len(batch.prompts) for batch in held.seen] == [1, 6, 6, 3]
+    joined, values = held.seen[1], (10, 11, 12, 20, 21, 22)
+    assert joined.prompts == [f"grey {v}" for v in values]
+    assert joined.meta == [{"v": v} for v in values]
+    assert (queue.counts.images, queue.counts.batches, queue.counts.failures) == (16, 4, 0)
+
+
+def test_a_full_batch_does_not_wait_and_closing_does_not_either() -> None:
+    """With an hour to wait, answers come as the batch is full, or as the queue closes."""
+    queue = RequestQueue({"it": redness}, batch=4, max_wait_s=3600)
+    full = [queue.submit(request(1, 2)) for _ in range(2)]
+    assert [future.result(WAIT) for future in full] == [{"it": [0.0, 0.0]}] * 2
+    large = queue.submit(request(*range(9)))  # never split, so it is a batch of its own
+    assert large.result(WAIT) == {"it": [0.0] * 9}
+    left = queue.submit(request(1))
+    assert queue.waiting() == (1, 1)
+    queue.close()
+    assert left.result(0) == {"it": [0.0]} and queue.counts.batches == 3
+    with pytest.raises(RunError, match="shutting down"):
+        queue.submit(request(1))
+
+
+def test_what_does_not_fit_together_is_not_joined() -> None:
+    held = Held()
+    others = [request(1), request(2, size=3), request(3, name="red"), request(4)]
+    with closing(RequestQueue({"it": held, "red": redness}, max_wait_s=0)) as queue:
+        answers = [f.result(WAIT) for f in after_the_first(queue, held, *others)]
+    assert answers == [{"it": levels(1)}, {"it": levels(2)}, {"red": [0.0]}, {"it": levels(4)}]
+    assert [b.prompts for b in held.seen] == [["grey 0"], ["grey 1", "grey 4"], ["grey 2"]]
+
+
+def brighter(batch: RewardBatch) -> Tensor:
+    """Return each image's share of images of its group that it is brighter than."""
+    level = batch.images.mean((1, 2, 3))
+    same = batch.group[:, None] == batch.group[None]
+    return ((level[:, None] > level[None]) & same).float().sum(1) / same.sum(1)
+
+
+def test_groups_of_different_requests_stay_apart() -> None:
+    """Both clients call their groups 7 and 3; expected numbers are counted by hand."""
+    one, two = request(1, 2, 9, 4, group=[7, 7, 3, 3]), request(8, 5, 6, group=[3, 7, 7])
+    assert join([one, two]).group.tolist() == [1, 1, 0, 0, 2, 3, 3]
+    with closing(RequestQueue({"it": brighter}, batch=7, max_wait_s=3600)) as queue:
+        futures = [queue.submit(one), queue.submit(two)]
+        assert [f.result(WAIT)["it"] for f in futures] == [[0, 0.5, 0.5, 0], [0, 0, 0.5]]
+    assert queue.counts.batches == 1
+
+
+def test_one_bad_image_fails_one_request() -> None:
+    def fragile(batch: RewardBatch) -> Tensor:
+        if (batch.images == 1).any():
+            raise ValueError("too bright")
+        return redness(batch)
+
+    with closing(RequestQueue({"it": fragile}, batch=3, max_wait_s=3600)) as queue:
+        good, bad, other = (queue.submit(request(v)) for v in (1, 255, 2))
+        assert good.result(WAIT) == other.result(WAIT) == {"it": [0.0]}
+        with pytest.raises(ValueError, match="too bright"):
+            bad.result(WAIT)
+    assert (queue.counts.failures, queue.counts.images) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(3), r"expected 2 numbers.*\[3\]"),
+        (torch.zeros(2, 1), r"\[2, 1\]"),
+        (torch.tensor([0, -math.inf]), "infinity"),
+    ],
+)
+def test_a_score_that_is_none_is_a_failure(values: Tensor, message: str) -> None:
+    queue = RequestQueue({"it": lambda batch: values}, max_wait_s=0)
+    with closing(queue), pytest.raises(RunError, match=message):
+        queue.submit(request(1, 2)).result(WAIT)
+
+
+def test_a_cancelled_request_is_not_scored() -> None:
+    held = Held()
+    with closing(RequestQueue({"it": held}, batch=1, max_wait_s=0)) as queue:
+        first = queue.submit(request(0))
+        assert held.reached.wait(WAIT)
+        gone, kept = queue.submit(request(1)), queue.submit(request(2))
+        assert gone.cancel()
+        held.go.set()
+        assert first.result(WAIT) and kept.result(WAIT)
+        with pytest.raises(CancelledError):
+            gone.result(0)
+    assert [batch.prompts for batch in held.seen] == [["grey 0"], ["grey 2"]]

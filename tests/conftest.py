@@ -13,6 +13,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapterkit import Folders
 
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
@@ -41,3 +43,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     from adapterkit import Folders  # only where it is asked for: it imports diffusers
 
     return Folders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, toy.yaml and `whole`, one finished run of 4 iterations."""
+    from runkit import make_home  # only where it is asked for: it imports all of flowrl
+
+    return make_home(tmp_path_factory.mktemp("home"))

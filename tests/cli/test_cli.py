@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 import yaml
 from PIL import Image
 from tiny import tiny_sd3
-from toykit import write_toy
 
 from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
@@ -25,16 +23,6 @@ from flowrl.runs.target import free_folder
 pytestmark = pytest.mark.integration
 TOY = ["--plugin", "toykit"]
 Failing = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with prompts, toy.yaml and one finished run of 2 iterations."""
-    folder = tmp_path_factory.mktemp("home")
-    write_toy(folder)
-    options = ["train.iterations=2", "--run", f"{folder}/run", "--quiet", *TOY]
-    assert main(["train", f"{folder}/toy.yaml", *options]) == 0
-    return folder
 
 
 @pytest.fixture
@@ -129,7 +117,10 @@ def test_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dry_run_prints_the_plan_and_trains_nothing(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Overrides may stand before and after options; what is printed is a config that loads."""
     monkeypatch.chdir(tmp_path)
@@ -144,11 +135,6 @@ def test_dry_run_prints_the_plan_and_trains_nothing(
         "to 8" in out
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_train_writes_a_run(home: Path) -> None:
-    assert json.loads((home / "run" / "summary.json").read_text())["iterations"] == 2
-    assert yaml.safe_load((home / "run" / "config.yaml").read_text())["train"]["iterations"] == 2
 
 
 def test_progress_goes_to_stderr(
@@ -173,12 +159,12 @@ def test_default_folders_are_numbered(tmp_path: Path) -> None:
 def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a run and its checkpoint: its own last evaluation again. Of a config: the base model, the
     run's first."""
-    rows = (home / "run" / "eval.jsonl").read_text().splitlines()
+    rows = (home / "whole" / "eval.jsonl").read_text().splitlines()
     before, after = map(json.loads, rows)
     report = tmp_path / "report.json"
     for target, want, said in (
-        (home / "run", after, "run at iteration 2"),
-        (home / "run" / "checkpoints" / "000002", after, "000002 at iteration 2"),
+        (home / "whole", after, "whole at iteration 4"),
+        (home / "whole" / "checkpoints" / "000004", after, "000004 at iteration 4"),
         (home / "toy.yaml", before, "the base model"),
     ):
         assert main(["eval", str(target), "--json", str(report), *TOY]) == 0
@@ -196,7 +182,7 @@ def test_eval_options_and_json_alone(
     options = ["--images", "1", "--steps", "2", "--seed", "5", "--weights", "current"]
     (tmp_path / "p.txt").write_text("a dot\n")
     prompts = ["--set", "eval.batch=3", "--prompts", f"{tmp_path}/p.txt"]
-    assert main(["eval", f"{home}/run", *options, *prompts, "--json", "-", *TOY]) == 0
+    assert main(["eval", f"{home}/whole", *options, *prompts, "--json", "-", *TOY]) == 0
     setting = json.loads(capsys.readouterr().out)["setting"]
     want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
     assert setting == {**want, "prompts": "p", "guidance": None}
@@ -206,12 +192,12 @@ def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "new" / "s.png"
     prompts = ["a red dot", "a dot"]
     options = ["--images", "3", "--out", str(out), *TOY]
-    assert main(["sample", f"{home}/run", *prompts, *options]) == 0
-    assert f"6 images of {home}/run at iteration 2: {out}" in capsys.readouterr().out
+    assert main(["sample", f"{home}/whole", *prompts, *options]) == 0
+    assert f"6 images of {home}/whole at iteration 4: {out}" in capsys.readouterr().out
     with Image.open(out) as image:  # three columns, two rows of at least 96 pixels
         assert image.width > 3 * 96 and image.height > 2 * 96
-    assert main(["grid", f"{home}/run", "--out", str(tmp_path / "g.png")]) == 0
-    assert (tmp_path / "g.png").read_bytes() == (home / "run" / "grid.png").read_bytes()
+    assert main(["grid", f"{home}/whole", "--out", str(tmp_path / "g.png")]) == 0
+    assert (tmp_path / "g.png").read_bytes() == (home / "whole" / "grid.png").read_bytes()
 
 
 def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,98 +210,65 @@ def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 # ---------------------------------------------------------------- one clear message and exit code 2
 
-
-def test_wrong_configs(home: Path, failing: Failing) -> None:
-    toy = home / "toy.yaml"
-    assert "did you mean 'shapes/flow_grpo'" in failing("train", "shapes/flow_grpoo")
-    assert "did you mean 'shapes/flow_grpo'" in failing("configs", "shapes/flow_grpoo")
-    assert "methods' is no shipped config" in failing("configs", "methods")
-    assert "leave out the name" in failing("configs", "shapes/vgpo", "--json", "-")
-    assert "expected a config, such as shapes/flow_grpo" in failing("train")
-    assert "--plugin toykit" in failing("train", toy)
-    message = failing("train", toy, "optimizer.lr=fast", *TOY)
-    assert "override 'optimizer.lr=fast': optimizer.lr: expected a finite number" in message
-    message = failing("train", toy, "train.updates=99", "--run", home / "no", *TOY)
-    assert "train.updates=99" in message
-    message = failing("train", toy, "model.fn=nosuchkit.m", "--plugin", "nosuchkit")
-    assert "cannot import nosuchkit" in message
-    message = failing("bench", toy, "--iterations", "0", *TOY)
-    assert "bench: expected at least 1 iteration, got 0" in message
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [["optimizer.lr=1"], ["--seed", "1"], ["--dry-run"], ["--run", "x"], ["--quiet", "seed=1"]],
-)
-def test_resume_takes_nothing_else(home: Path, failing: Failing, extra: list[str]) -> None:
-    assert "leave out" in failing("train", "--resume", home / "run", *extra, *TOY)
-
-
-def test_folders_that_do_not_fit(home: Path, tmp_path: Path, failing: Failing) -> None:
-    config = home / "toy.yaml"
-    assert "holds a run already" in failing("train", config, "--run", home / "run", *TOY)
-    (tmp_path / "file").touch()  # a file where a folder is needed fails for root, too
-    inside = tmp_path / "file" / "run"
-    assert "cannot write to the run folder" in failing("train", config, "--run", inside, *TOY)
-    assert "expected a run folder with config.yaml" in failing("train", "--resume", tmp_path, *TOY)
-    shutil.copy(home / "run" / "config.yaml", tmp_path)
-    assert "no whole checkpoint to resume from" in failing("train", "--resume", tmp_path, *TOY)
-    assert "no whole checkpoint" in failing("eval", tmp_path, *TOY)
-    assert "there is no such checkpoint" in failing("eval", home / "run", "--iteration", "7", *TOY)
-    assert "holds no samples" in failing("grid", tmp_path)
-    assert "no such folder" in failing("grid", tmp_path / "nowhere")
-    assert "at least 1" in failing("sample", home / "run", "a dot", "--images", "0", *TOY)
-    page = tmp_path / "file" / "s.png"
-    assert "cannot write" in failing("sample", home / "run", "a dot", "--out", page, *TOY)
+KIT = " --plugin toykit"
+MISTAKES = [
+    # configs
+    ("train shapes/flow_grpoo", "did you mean 'shapes/flow_grpo'"),
+    ("configs shapes/flow_grpoo", "did you mean 'shapes/flow_grpo'"),
+    ("configs methods", "methods' is no shipped config"),
+    ("configs shapes/vgpo --json -", "leave out the name"),
+    ("train", "expected a config, such as shapes/flow_grpo"),
+    ("train {home}/toy.yaml", "--plugin toykit"),
+    ("bench {home}/toy.yaml --iterations 0" + KIT, "bench: expected at least 1 iteration, got 0"),
+    # runs: a resume takes nothing else
+    ("train --resume {home}/whole optimizer.lr=1" + KIT, "leave out"),
+    ("train --resume {home}/whole --seed 1" + KIT, "leave out"),
+    ("train --resume {home}/whole --dry-run" + KIT, "leave out"),
+    ("train --resume {home}/whole --run x" + KIT, "leave out"),
+    ("train --resume {home}/whole --quiet seed=1" + KIT, "leave out"),
+    ("train --resume {tmp}" + KIT, "expected a run folder with config.yaml"),
+    ("eval {home}/whole --iteration 7" + KIT, "there is no such checkpoint"),
+    ("eval {home}/whole --prompts {tmp}/gone.txt" + KIT, "cannot find '{tmp}/gone.txt'"),
+    ("grid {tmp}/nowhere", "no such folder"),
+    ("sample {home}/whole dot --images 0" + KIT, "at least 1"),
+    # a file where a folder is needed fails for root, too
+    ("sample {home}/whole dot --out {home}/toy.yaml/s.png" + KIT, "cannot write"),
+]
 
 
-def test_a_checkpoint_of_another_model(home: Path, tmp_path: Path, failing: Failing) -> None:
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    text = (run / "config.yaml").read_text()
-    assert "channels: 3" in text
-    (run / "config.yaml").write_text(text.replace("channels: 3", "channels: 4"))
-    assert "trainable parameters do not fit this model" in failing("train", "--resume", run, *TOY)
-    assert "trainable parameters do not fit this model" in failing("eval", run, *TOY)
-
-
-def test_missing_files(home: Path, tmp_path: Path, failing: Failing) -> None:
-    options = ["prompts.train=no/such.txt", "--run", tmp_path / "r", *TOY]
-    message = failing("train", home / "toy.yaml", *options)
-    assert "cannot find 'no/such.txt'; looked for" in message
-    message = failing("eval", home / "run", "--prompts", tmp_path / "gone.txt", *TOY)
-    assert f"cannot find '{tmp_path}/gone.txt'" in message
-
-
-def test_broken_model_folders(home: Path, tmp_path: Path, failing: Failing) -> None:
-    model = tiny_sd3(tmp_path / "model", layers=1)
-    weights = model / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    options = [f"model={{fn: sd3, path: {model}}}", "--run", tmp_path / "run", *TOY]
-    message = failing("train", home / "toy.yaml", *options)
-    assert "diffusion_pytorch_model.safetensors: corrupt or truncated" in message
-    assert not (tmp_path / "run" / "config.yaml").exists()
-    # a bare folder takes its settings from a shipped config
-    assert "corrupt or truncated" in failing("eval", model)
-    (tmp_path / "run").mkdir(exist_ok=True)
-    assert "no model_index.json in it" in failing("sample", tmp_path / "run", "a dot")
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_a_mistake_is_one_clear_message(
+    home: Path, tmp_path: Path, failing: Failing, line: str, message: str
+) -> None:
+    places = {"home": home, "tmp": tmp_path}
+    assert message.format(**places) in failing(*line.format(**places).split())
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("line", "message"),
     [
-        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
-        (["train", "x.yaml", "--quit"], "No such option: --quit (Possible options: --quiet)"),
-        (["train", "x.yaml", "--quiet", "fast"], "expected KEY=VALUE, got fast"),
-        (["train", "x.yaml", "--seed", "one"], "Invalid value for '--seed'"),
-        (["eval", "run", "--weights", "emma"], "Invalid value for '--weights'"),
-        (["eval", "run", "--set", "eval.images"], "expected KEY=VALUE, got eval.images"),
-        (["grid", "run", "a=b"], "Got unexpected extra argument(s) (a=b)"),
-        (["grid"], "Missing argument 'RUN'"),
+        ("trian", "No such command 'trian'. Did you mean 'train'?"),
+        ("train x.yaml --quit", "No such option: --quit (Possible options: --quiet)"),
+        ("train x.yaml --quiet fast", "expected KEY=VALUE, got fast"),
+        ("train x.yaml --seed one", "Invalid value for '--seed'"),
+        ("eval run --weights emma", "Invalid value for '--weights'"),
+        ("eval run --set eval.images", "expected KEY=VALUE, got eval.images"),
+        ("grid run a=b", "Got unexpected extra argument(s) (a=b)"),
+        ("grid", "Missing argument 'RUN'"),
     ],
 )
-def test_what_no_command_takes(failing: Failing, argv: list[str], message: str) -> None:
-    said = failing(*argv)
+def test_what_no_command_takes(failing: Failing, line: str, message: str) -> None:
+    said = failing(*line.split())
     assert message in said and "--help` lists the arguments" in said
+
+
+def test_folders_of_models_that_are_broken(tmp_path: Path, failing: Failing) -> None:
+    """A bare folder of a model takes its settings from a shipped config."""
+    weights = tiny_sd3(tmp_path, layers=1) / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert f"{weights.name}: corrupt or truncated" in failing("eval", tmp_path)
+    (tmp_path / "model_index.json").unlink()
+    assert "no model_index.json in it" in failing("sample", tmp_path, "a dot")
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

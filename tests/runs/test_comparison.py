@@ -38,27 +38,12 @@ def test_the_interval_is_students(values: list[float]) -> None:
     assert mean == pytest.approx(np.mean(values)) and (low, high) == pytest.approx(expected)
 
 
-def test_the_interval_by_hand() -> None:
-    """1, 2, 3: mean 2, std 1, t of 2 degrees of freedom 4.302653 -> half width 4.302653 / sqrt
-    3."""
-    assert student([1, 2, 3]) == pytest.approx(
-        (2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-6
-    )
-    for values in ([0.3], [0.3, 0.3, 0.3]):
-        mean, low, high = student(values)
-        assert mean == pytest.approx(0.3) and math.isnan(low) and math.isnan(high)
+@pytest.mark.parametrize("values", [[0.3], [0.3, 0.3, 0.3]])
+def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
+    mean, low, high = student(values)
+    assert mean == pytest.approx(0.3) and math.isnan(low) and math.isnan(high)
     with pytest.raises(DataError, match="at least one value"):
         student([])
-
-
-def test_two_samples_alone_are_students_test() -> None:
-    """Against scipy, of unequal sizes."""
-    a, b = [0.42, 0.45, 0.47], [0.31, 0.40, 0.36, 0.33]
-    assert (
-        t_test(a, b, *pooled([a, b]))
-        == pytest.approx(stats.ttest_ind(a, b).pvalue)
-        == t_test(b, a, *pooled([a, b]))
-    )
 
 
 def test_the_pooled_test_is_a_contrast_of_least_squares() -> None:
@@ -96,29 +81,17 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_holm_keeps_the_family_wise_error() -> None:
-    """Without any effect 5 % of families of 6 tests hold a false alarm: 300 of 6000, give or take 5
-    stds of 17."""
-    p = np.random.default_rng(0).uniform(size=(6000, 6))
-    alarms = sum(min(holm(list(family))) < 0.05 for family in p)
-    assert 215 < alarms < 385
-    assert (p.min(axis=1) < 0.05).sum() > 1000  # uncorrected: 26 %
-
-
 def test_what_a_t_test_can_detect() -> None:
     """Cohen (1988): 64 per group find half a std with a power of 0.80 at 5 %; and 3 per group by
     simulation."""
     assert detectable(64, 0.05, 126) == pytest.approx(0.5, abs=0.002)
     rng = np.random.default_rng(1)
-    for configs in (2, 15):
-        d = detectable(3, 0.05 / 3, 2 * configs)
-        scores = rng.normal(0, 1, (2000, configs, 3))
-        scores[:, 0] += d
-        found = [
-            t_test(list(one[0]), list(one[1]), *pooled([list(c) for c in one])) < 0.05 / 3
-            for one in scores
-        ]
-        assert np.mean(found) == pytest.approx(0.8, abs=0.036)  # 4 standard errors
+    scores = rng.normal(0, 1, (2000, 15, 3))
+    scores[:, 0] += detectable(3, 0.05 / 3, 2 * 15)
+    found = []
+    for one in scores.tolist():
+        found.append(t_test(one[0], one[1], *pooled(one)) < 0.05 / 3)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.036)  # 4 standard errors
     assert math.isnan(detectable(1, 0.05, 4))
 
 
@@ -229,32 +202,24 @@ def test_the_table() -> None:
     )
     rows = {cells[0]: cells for cells in table(r)}
     assert list(rows) == ["method", "top", "low", "dead", "base model"]
+    starred = table(result(config("a", [0.5, 0.51, 0.52])))[1]  # its interval excludes 0
+    assert starred[4].endswith("*")
     half = stats.t.ppf(0.975, 1) * np.std([50, 52], ddof=1) / math.sqrt(2)
     assert rows["top"][2:4] == ["3, 1 failed", f"51.0 ± {half:.1f}"]
     assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
     assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
     text = terminal(r)
-    assert (
-        "Failed: x-dead, seed 0, after 10 iterations: a | NaN" in text and "strict % at (a)" in text
-    )
+    assert "Failed: x-dead, seed 0, after 10 iterations: a | NaN" in text
+    assert "strict % at (a)" in text
     assert "largest overshoot 4.0% at (a) and 0.0% at (b)" in text  # 104 of 100, 40 of 40
     assert task_table(r, "nfe")[0] == ["method", "even", "odd one"]
     assert task_table(r, "nfe")[1][1].startswith("41.0 ±")
 
 
-def test_a_star_means_that_the_interval_excludes_zero() -> None:
-    rows = {
-        cells[0]: cells[4]
-        for cells in table(result(config("a", [0.5, 0.51, 0.52]), config("b", [0.1, 0.5])))
-    }
-    assert rows["a"].endswith("*") and not rows["b"].endswith("*")
-
-
 def test_the_clock_the_load_and_other_machines_are_said() -> None:
     r = result(config("a", [0.5, 0.6]))
-    assert "after 40 seconds of training" in notes(r)[0] and not any(
-        "Processes" in line for line in notes(r)
-    )
+    assert "after 40 seconds of training" in notes(r)[0]
+    assert not any("Processes" in line for line in notes(r))
     r["budgets"]["clock"], r["environments"] = "processor", [{}, {}]
     r["configs"][0]["seeds"][0]["load"], r["configs"][0]["seeds"][1]["load"] = 0.5, 3.25
     assert "after 40 processor seconds of training" in notes(r)[0]
@@ -273,9 +238,8 @@ def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
     p = stats.ttest_ind([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]).pvalue
     assert rows[1] == ["1 a", "", f"{p:.3f}*"] and rows[2] == ["2 b", "-30.0", ""]
     said = next(line for line in notes(r) if line.startswith("Pairs at (a)"))
-    assert (
-        f"about {100 * detectable(3, 0.05, 4) * 0.01:.1f} apart" in said and "1 of 1 differ" in said
-    )
+    assert f"about {100 * detectable(3, 0.05, 4) * 0.01:.1f} apart" in said
+    assert "1 of 1 differ" in said
     assert "pooled over all configs, 1.0;" in said
     text = markdown(r, ["figures/gains.png"])
     assert "| 2 b | -30.0 |  |" in text and "![figures/gains.png](figures/gains.png)" in text
@@ -286,7 +250,6 @@ def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
 @pytest.mark.parametrize(
     "configs",
     [
-        [config("a", [0.4, 0.6])],
         [config("a", [0.4])],
         [config("x-a", [0.4, 0.6]), config("x-b", [], "NaN"), config("x-c", [0.5, 0.6], "NaN")],
         [config("a", [], "NaN")],

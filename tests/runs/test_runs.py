@@ -10,20 +10,18 @@ import signal
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from runkit import config_for, rows
 from torch import Tensor
-from toykit import redness, toy
+from toykit import toy
 
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError, DataError, RunError
-from flowrl.core.prompts import load_prompts
 from flowrl.core.types import Cond
-from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.models.toy import LinearFlow
-from flowrl.runs.evaluate import evaluate, grid_prompts, sample_all
+from flowrl.runs.evaluate import evaluate
 from flowrl.runs.open import open_run
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.runs.train import describe, train
@@ -31,21 +29,8 @@ from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
-KL = "kl={fn: transition_kl, beta: 0.1}"
 EXACT = ["metrics.jsonl", "eval.jsonl", "config.yaml", "checkpoints/000004/*"]
 EXACT += ["grid.png", "samples/*.png", "samples/prompts.json"]
-
-
-def config_for(folder: Path, *overrides: str) -> Config:
-    return toy(folder, KL, "train.warmup=3", *overrides)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with prompts, config and one finished, uninterrupted run of 4 iterations."""
-    folder = tmp_path_factory.mktemp("home")
-    train(config_for(folder), folder / "whole", quiet=True)
-    return folder
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
@@ -65,13 +50,8 @@ def assert_same_run(run: Path, other: Path) -> None:
     for pattern in EXACT:
         names = sorted(file.relative_to(other) for file in other.glob(pattern))
         assert names and names == sorted(file.relative_to(run) for file in run.glob(pattern))
-        assert [
-            name for name in names if (run / name).read_bytes() != (other / name).read_bytes()
-        ] == []
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+        for name in names:
+            assert (run / name).read_bytes() == (other / name).read_bytes(), name
 
 
 # ------------------------------------------------------------------------------------------ one run
@@ -85,10 +65,8 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     assert [row["iteration"] for row in evals] == [0, 4]  # every: 0 means before and after
     summary = json.loads((run / "summary.json").read_text())
     assert summary["before"] == evals[0] and summary["after"] == evals[1]
-    assert (
-        summary["gain"] == pytest.approx(evals[1]["red"] - evals[0]["red"])
-        and abs(summary["gain"]) > 1e-4
-    )
+    assert summary["gain"] == pytest.approx(evals[1]["red"] - evals[0]["red"])
+    assert abs(summary["gain"]) > 1e-4
     strips = [f"{iteration:06d}.png" for iteration in (0, 2, 4)]
     assert sorted(file.name for file in (run / "samples").glob("*.png")) == strips
     assert sorted(folder.name for folder in (run / "checkpoints").iterdir()) == ["000002", "000004"]
@@ -102,9 +80,8 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     keys |= {f"{name}/step{k}" for name in ("ratio_std", "clip_frac") for k in range(3)}
     for row in rows(run / "metrics.jsonl"):
         assert row.keys() == keys and all(map(math.isfinite, row.values()))
-        assert (
-            row["accuracy"] == row["reward/red"] == row["reward"]
-        )  # headline and only reward with a weight
+        # the headline, and the only reward with a weight
+        assert row["accuracy"] == row["reward/red"] == row["reward"]
 
 
 def test_stopped_and_resumed_is_uninterrupted(
@@ -114,21 +91,17 @@ def test_stopped_and_resumed_is_uninterrupted(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_in(patch, 2)
-        with pytest.raises(
-            Interrupted,
-            match=f"after iteration 3, saved .*000003; .*--resume {run} --plugin toykit",
-        ):
+        said = f"after iteration 3, saved .*000003; .*--resume {run} --plugin toykit"
+        with pytest.raises(Interrupted, match=said):
             train(config_for(home), run, quiet=True)
     assert len(rows(run / "metrics.jsonl")) == 3 and not (run / "summary.json").exists()
     torch.manual_seed(1)
     summary = train(load_config(run / "config.yaml", (), ("toykit",)), run, resume=True, quiet=True)
     shutil.rmtree(run / "checkpoints" / "000003")
     assert_same_run(run, home / "whole")
-    timeless = ("seconds", "finished")
     whole = json.loads((home / "whole" / "summary.json").read_text())
-    assert {k: v for k, v in summary.items() if k not in timeless} == {
-        k: v for k, v in whole.items() if k not in timeless
-    }
+    clock = {key: summary[key] for key in ("seconds", "finished")}
+    assert summary == whole | clock
 
 
 def test_stopped_in_the_last_iteration_is_finished(
@@ -146,10 +119,7 @@ def test_a_torn_newest_checkpoint_falls_back(home: Path, tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="skipping a checkpoint: .*000004.*torn"):
         train(config_for(home), run, resume=True, quiet=True)
     assert_same_run(run, home / "whole")
-
-
-def test_resuming_a_finished_run_changes_nothing(home: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(home / "whole", tmp_path / "run"))
+    # it is finished now: to resume it again changes nothing, and warns of nothing
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         train(config_for(home), run, resume=True, quiet=True)
@@ -174,9 +144,8 @@ def test_a_crash_leaves_the_last_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(LinearFlow, "velocity", breaking)
         patch.setattr(Trainer, "step", stepping)
-        with pytest.raises(
-            RunError, match="iteration 3, optimizer step 1: ratio is not finite at denoising step"
-        ):
+        said = "iteration 3, optimizer step 1: ratio is not finite at denoising step"
+        with pytest.raises(RunError, match=said):
             train(config_for(home), tmp_path / "run", quiet=True)
     found = checkpoint.latest(tmp_path / "run")
     assert found is not None and found.name == "000002"
@@ -187,14 +156,9 @@ def test_a_crash_leaves_the_last_checkpoint(
 def test_schedules_and_weights(home: Path, tmp_path: Path) -> None:
     """Evaluate every 2, save every 1 and keep 1; evaluations are those of the current weights,
     measured again."""
-    options = (
-        "eval.every=2",
-        "checkpoint.every=1",
-        "checkpoint.keep=1",
-        "samples.every=0",
-        "eval.weights=current",
-    )
-    config = toy(home, *options, "train.ema=0", "plan.noise_scale=0.3")
+    options = ["eval.every=2", "checkpoint.every=1", "checkpoint.keep=1", "samples.every=0"]
+    options += ["eval.weights=current", "train.ema=0", "plan.noise_scale=0.3"]
+    config = toy(home, *options)
     train(config, tmp_path / "run", quiet=True)
     evals = rows(tmp_path / "run" / "eval.jsonl")
     assert [row["iteration"] for row in evals] == [0, 2, 4]
@@ -219,26 +183,21 @@ def test_headline_and_describe(home: Path) -> None:
 
 def test_folders_that_do_not_fit(home: Path, tmp_path: Path) -> None:
     before = (home / "whole" / "metrics.jsonl").read_bytes()
-    with pytest.raises(
-        RunError, match="whole holds a run already: resume it with --resume, or name another"
-    ):
+    taken = "whole holds a run already: resume it with --resume, or name another"
+    with pytest.raises(RunError, match=taken):
         train(config_for(home), home / "whole", quiet=True)
     assert (home / "whole" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(CheckpointError, match="none: no whole checkpoint to resume from"):
         train(config_for(home), tmp_path / "none", resume=True, quiet=True)
     (tmp_path / "file").write_text("")  # a file where a folder is needed fails for root, too
-    with pytest.raises(
-        RunError, match="cannot write to the run folder .*file/run: Not a directory"
-    ):
+    closed = "cannot write to the run folder .*file/run: Not a directory"
+    with pytest.raises(RunError, match=closed):
         train(config_for(home), tmp_path / "file" / "run", quiet=True)
 
 
 def test_a_config_that_does_not_work_leaves_the_folder_free(home: Path, tmp_path: Path) -> None:
-    for wrong, kind in (
-        ("prompts.train=nowhere.txt", ConfigError),
-        ("train.updates=99", ConfigError),
-    ):
-        with pytest.raises(kind, match=r"nowhere.txt|train.updates=99"):
+    for wrong in ("prompts.train=nowhere.txt", "train.updates=99"):
+        with pytest.raises(ConfigError, match=wrong.removeprefix("prompts.train=")):
             train(config_for(home, wrong), tmp_path / "run", quiet=True)
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(DataError, match="expected at least one prompt"):
@@ -250,87 +209,12 @@ def test_a_config_that_does_not_work_leaves_the_folder_free(home: Path, tmp_path
 
 def test_a_checkpoint_of_another_model(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "whole", tmp_path / "run"))
-    with pytest.raises(
-        CheckpointError, match="000004: 3 of 3 trainable parameters do not fit .*another model"
-    ):
+    other = "000004: 3 of 3 trainable parameters do not fit .*another model"
+    with pytest.raises(CheckpointError, match=other):
         train(config_for(home, "model.channels=5"), run, resume=True, quiet=True)
     with pytest.raises(CheckpointError, match=r"this config needs \['ema'\]"):
         train(toy(home), run, resume=True, quiet=True)
     assert_same_run(run, home / "whole")
-
-
-# ------------------------------------------------------------------------------------ opening a run
-
-
-def opened(path: Path, **options: Any) -> tuple[dict[str, Tensor], int]:
-    model, _, iteration = open_run(path, plugins=("toykit",), **options)
-    return {name: p.detach() for name, p in model.trainable().items()}, iteration
-
-
-def test_open_run(home: Path) -> None:
-    """Oracle: the tensors in the checkpoint's own files."""
-    run = home / "whole"
-    for folder, options, at in (
-        (run, {}, 4),
-        (run, {"iteration": 2}, 2),
-        (run / "checkpoints" / "000002", {}, 2),
-        (run / "checkpoints" / "000002", {"iteration": 4}, 2),  # a checkpoint names itself
-    ):
-        files, _ = checkpoint.load(checkpoint.checkpoint_folder(run, at))
-        for weights in (None, "ema", "current", "ref"):
-            got, iteration = opened(folder, weights=weights, **options)  # type: ignore[arg-type]
-            want = files[weights or "ema"]
-            assert iteration == at and all(torch.equal(got[name], want[name]) for name in want)
-    base, iteration = opened(run, weights="base")
-    assert iteration == 0 and all(
-        torch.equal(base[k], v) for k, v in LinearFlow(scale=0.3).trainable().items()
-    )
-
-
-def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
-    model, config, _ = open_run(home / "whole", plugins=("toykit",))
-    result = evaluate(model, config)
-    assert {"iteration": 4, **result} == rows(home / "whole" / "eval.jsonl")[-1]
-    prompts = load_prompts(config.prompts.test)
-    size = {"height": 16, "width": 16, "steps": 4, "images": 2, "seed": 1234}
-    alone = evaluate_prompts(model, prompts, {"red": redness}, headline="red", **size)  # type: ignore[arg-type]
-    assert alone["red"] == result["red"]
-    changed = open_run(home / "whole", overrides=("eval.images=5",), plugins=("toykit",))[1]
-    assert changed.eval.images == 5
-
-
-def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a run folder with config.yaml"):
-        open_run(tmp_path)
-    with pytest.raises(ConfigError, match="--plugin toykit"):
-        open_run(home / "whole")
-    with pytest.raises(CheckpointError, match="000003: there is no such checkpoint"):
-        opened(home / "whole", iteration=3)
-    shutil.copy(home / "whole" / "config.yaml", tmp_path)
-    with pytest.raises(CheckpointError, match="there is no whole checkpoint yet"):
-        opened(tmp_path)
-
-
-def test_grids_show_the_same_noise(home: Path) -> None:
-    """The strip of iteration 4 is the EMA's image of the grid's prompts with the grid's seed."""
-    from flowrl.evaluation.image_grids import load_strip
-
-    model, config, _ = open_run(home / "whole", plugins=("toykit",))
-    texts = json.loads((home / "whole" / "samples" / "prompts.json").read_text())["prompts"]
-    assert len(texts) == 2
-    images = sample_all(model, config, texts, seed=config.samples.seed)
-    assert torch.equal(load_strip(home / "whole" / "samples" / "000004.png", 2), images)
-    assert not torch.equal(load_strip(home / "whole" / "samples" / "000000.png", 2), images)
-
-
-def test_grid_prompts_take_turns() -> None:
-    records = [{"tag": tag} for tag in "aaaaaabbbc"]
-    for count in range(1, 13):
-        picked = grid_prompts(records, count)
-        assert len(picked) == len(set(picked)) == min(count, 10) and set(picked) <= set(range(10))
-        assert {records[i]["tag"] for i in picked} == set("abc"[: min(count, 3)])
-    assert grid_prompts(records, 3) == [0, 6, 9]
-    assert grid_prompts([{}] * 8, 4) == [0, 2, 4, 6]  # without tags: evenly spread
 
 
 # ------------------------------------------------------------------------------------------ signals

@@ -1,0 +1,28 @@
+"""One finished run of the toy config, for the tests of what is done with runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from toykit import toy
+
+from flowrl.config.load import Config
+from flowrl.runs.train import train
+
+
+def config_for(folder: Path, *overrides: str) -> Config:
+    """Return the config of the run."""
+    return toy(folder, "kl={fn: transition_kl, beta: 0.1}", "train.warmup=3", *overrides)
+
+
+def make_home(folder: Path) -> Path:
+    """Write prompts, toy.yaml and `whole`, an uninterrupted run of 4 iterations."""
+    train(config_for(folder), folder / "whole", quiet=True)
+    return folder
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -1,0 +1,246 @@
+"""`flowrl compare`: the search for learning rates, what is refused, and what is reported."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparekit import COST, SMALL, plan, tick
+from PIL import Image
+
+from flowrl.cli.main import main
+from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.evaluation.image_grids import load_strip
+from flowrl.runs.compare import compare as compare_module
+from flowrl.runs.compare.budgets import Budgets
+from flowrl.runs.compare.compare import Comparison, Search, TimeLeft
+from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.report import sample_grid
+from flowrl.runs.compare.result_file import read
+from flowrl.runs.evaluate import sample_all
+from flowrl.runs.folder import read_rows
+from flowrl.runs.open import open_run
+from flowrl.runs.stop import StopSignal
+
+pytestmark = pytest.mark.integration
+RAISE = "takes 104 .* 0.5 s, more than a budget of "
+
+
+@pytest.fixture(autouse=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    tick(monkeypatch)
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": ()}, "at least 1 config and 1 seed, got 1 and 0"),
+        ({"configs": ()}, "at least 1 config and 1 seed, got 0 and 1"),
+        ({"seeds": (1, 0, 1)}, "seed 1 comes twice"),
+        ({"budgets": Budgets(0, 1, 1)}, "budgets above 0 .* got --nfe 0, --seconds 1, --points 1"),
+        ({"budgets": Budgets(1, 0, 1)}, "--seconds 0"),
+        ({"budgets": Budgets(1000, 9, 0)}, "--points 0"),
+        ({"budgets": Budgets(math.nan, 9, 1)}, "--nfe nan"),
+        ({"budgets": Budgets(31, 9, 1)}, "iteration of toy-a samples with 32 network eval.*, .*31"),
+        (
+            {"budgets": Budgets(60, 9, 1), "search": Search((1.0,))},
+            "samples with 32 .*60 x --search-share 0.5",
+        ),
+        ({"budgets": Budgets(103, 9, 1)}, RAISE + "103 network evaluations; raise --nfe"),
+        ({"budgets": Budgets(500, 0.4, 1)}, RAISE + "0.4 seconds; raise --seconds"),
+        ({"search": Search((1.0, 1.0))}, "different --lr-search factors above 0"),
+        ({"search": Search((0.0,))}, "factors above 0"),
+        ({"search": Search((1.0,), share=1.5)}, r"--search-share in \(0, 1\]"),
+        ({"search": Search((1.0,), seed=0)}, "--search-seed 0 is one of --seeds"),
+        ({"configs": ("nowhere/none",)}, "nowhere/none"),
+    ],
+)
+def test_bad_input(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(plan(tmp_path)._replace(**changes), quiet=True)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "runs" / "toy-a" / "seed0").exists()
+
+
+def test_configs_that_cannot_be_compared(tmp_path: Path) -> None:
+    what = plan(tmp_path, "toy-a", "toy-b")
+    text = Path(what.configs[1]).read_text()
+    with pytest.raises(ConfigError, match="config name 'toy-a' comes twice"):
+        compare(what._replace(configs=(what.configs[0],) * 2), quiet=True)
+    for old, new, key in (
+        ("scale: 0.3", "scale: 0.4", r"model.scale \(0.3 and 0.4\)"),
+        ("test.jsonl", "train.jsonl", "prompts.test"),
+        ("steps: 4, images: 2", "steps: 4, images: 2, seed: 5", r"eval.seed \(1234 and 5\)"),
+        ("height: 16", "height: 8", "image.height"),
+        ("toykit.reddish", "toykit.redness", "rewards.strict.fn"),
+        ("threads: 1", "threads: 2", "train.threads"),
+    ):
+        Path(what.configs[1]).write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=f"differ in what must be equal: {key}"):
+            compare(what, quiet=True)
+
+
+def test_a_plan_that_fails_after_the_config_s_own_iterations_is_found_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    """Runs end by budget; the window of one step reaches the last one, where cps has no noise, at
+    iteration 30 of 4."""
+    late = "plan={fn: sliding_window, steps: 4, noise_scale: 0.5, size: 1, start: 1, stride: 2, "
+    late += "every: 30, spare: 0}"
+    overrides = (*SMALL, late, "transition={fn: cps}", "train.iterations=4")
+    with pytest.raises(ConfigError, match="iteration 30: .*the only noise is on step 3"):
+        compare(plan(tmp_path, overrides=overrides), quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"kind": "other", "format": 1}', '{"kind": "flowrl comparison", "format": 9}'],
+)
+def test_another_file_is_no_result(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(DataError, match="r.json"):
+        read(tmp_path / "r.json")
+
+
+# ------------------------------------------------------------------------------------------- search
+
+
+def test_the_search_is_the_same_for_all_and_sees_no_held_out_image(tmp_path: Path) -> None:
+    """Half of 2.5 iterations' evaluations are used up after 2; the best training score of each
+    config's tries wins."""
+    what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9))
+    result = compare(what, quiet=True)
+    stated = {"factors": [0.5, 3.0], "seed": 9, "share": 0.5, "nfe": 130.0}
+    assert result["settings"]["search"] == stated
+    for entry in result["configs"]:
+        own = {"toy-a": 0.01, "toy-b": 0.005}[entry["name"]]
+        tried = entry["search"]["tried"]
+        assert [row["lr"] for row in tried] == pytest.approx([own * 0.5, own * 3])
+        assert [(row["iterations"], row["nfe"]) for row in tried] == [(2, 2 * COST)] * 2
+        for row in tried:
+            folder = tmp_path / "runs" / entry["name"] / f"search-x{row['factor']:g}"
+            # a quarter of two iterations is the last
+            assert read_rows(folder, "metrics.jsonl")[-1]["accuracy"] == row["score"]
+            assert not (folder / "eval.jsonl").exists()
+        chosen = [row["score"] for row in tried if row["lr"] == entry["lr"]]
+        assert entry["lr"] == entry["search"]["chosen_lr"] == entry["seeds"][0]["lr"]
+        assert max(chosen) == max(row["score"] for row in tried)
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        ({0.5: 0.3, 1: 0.2, 2: 0.1}, 0.5),
+        ({0.5: 0.3, 1: 0.3, 2: 0.3}, 1),
+        ({0.5: None, 1: 0.1, 2: 0.2}, 2),
+        ({0.5: None, 1: None, 2: None}, 1),
+    ],
+)
+def test_which_rate_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[float, float | None], chosen: float
+) -> None:
+    """The best score; of equal ones the nearest to the config's own; none that failed; its own if
+    all failed."""
+
+    def spend(config: Any, folder: Path, *_: Any, **__: Any) -> dict[str, Any]:
+        score = found[float(folder.name.removeprefix("search-x"))]
+        used = {"iterations": 1, "nfe": 1.0, "seconds": 1.0, "lr": config.lr}
+        failed = "NaN" if score is None else None
+        return {**used, "failed": failed, "last_quarter": {"accuracy": score}}
+
+    monkeypatch.setattr(compare_module, "spend", spend)
+    what = plan(tmp_path, search=Search((0.5, 1.0, 2.0)))
+    config = load_config(what.configs[0], (), what.plugins)
+    with StopSignal() as stop:
+        runs = compare_module._Runs(what, [config], stop, True)
+        stated, lr = runs.search(what.configs[0], config)
+    assert lr == pytest.approx(0.01 * chosen) and stated is not None and stated["chosen_lr"] == lr
+
+
+# ------------------------------------------------------------------------------------------- report
+
+
+def command(what: Comparison, *more: str) -> list[str]:
+    """Write a comparison as a command line."""
+    b = what.budgets
+    words = ["compare", *what.configs, "--seeds", *map(str, what.seeds)]
+    words += f"--nfe {b.nfe} --seconds {b.seconds} --points {b.points} --plugin toykit".split()
+    words += ["--set", *what.overrides, "--runs", str(what.runs), "--out", str(what.out)]
+    return [*words, *more]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two configs; progress with the time left; then tables and figures again, from the result file
+    alone."""
+    what = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1))
+    assert main(command(what, "--figures", str(tmp_path / "figures"))) == 0
+    out, err = capsys.readouterr()
+    assert "strict % at (a)" in out and "base model" in out and "Pairs at (a)" in out
+    assert err.count("held out after") == 2 * 2 * 3
+    assert "min left" in err and "used % 100" in err and "acc " in err
+    drawn = {file.name for file in (tmp_path / "figures").iterdir()}
+    kinds = ("gains", "nfe", "seconds", "training", "samples")
+    assert drawn == {f"result-{kind}.png" for kind in kinds}
+    text = what.out.with_suffix(".md").read_text()
+    assert "](../figures/result-samples.png)" in text
+    shutil.rmtree(tmp_path / "figures")
+    shutil.rmtree(tmp_path / "runs")
+    alone = ["compare", "--report-only", "--out", str(what.out), "--runs", str(what.runs)]
+    assert main(alone) == 0
+    assert capsys.readouterr().out.split("\n\n")[0] == out.split("\n\n")[0]
+    found = {file.name for file in what.out.parent.glob("*.png")}
+    assert found == drawn - {"result-samples.png"}
+    assert main([*alone, what.configs[0]]) == 2 and main(["compare"]) == 2
+    said = capsys.readouterr().err
+    assert "leave out the configs" in said and "expected configs" in said
+
+
+def test_the_grid_has_a_column_per_config(tmp_path: Path) -> None:
+    what = plan(tmp_path, "toy-a", "toy-b")
+    result = compare(what, quiet=True)
+    one = sample_grid({**result, "configs": result["configs"][:1]}, what.runs)
+    two = sample_grid(result, what.runs)
+    assert isinstance(one, Image.Image) and isinstance(two, Image.Image)
+    assert two.height == one.height and two.width > one.width
+    assert sample_grid({**result, "base": {}}, what.runs) is None  # of another comparison
+    model, config, _ = open_run(what.runs / "toy-a" / "seed0", weights="base", plugins=("toykit",))
+    drawn = json.loads((what.runs / "base" / "prompts.json").read_text())
+    expected = sample_all(model, config, drawn, seed=config.samples.seed)
+    assert torch.equal(load_strip(what.runs / "base" / "samples.png", 2), expected)
+
+
+@pytest.mark.parametrize(("busy", "said"), [(1.9, False), (2.1, True)])
+def test_a_busy_machine_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], busy: float, said: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(compare_module, "load", lambda: busy)
+    compare_module._warn_of_load(False)
+    assert ("2.1 processes on average want the 4 processors" in capsys.readouterr().err) is said
+
+
+def test_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs of 1, the first taken up at a quarter: half a run took a minute, so 2.25 runs take
+    4.5 minutes."""
+    now = itertools.chain([0.0], itertools.repeat(60.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    pace = TimeLeft(3)
+    pace.start(1)
+    assert math.isnan(pace(0.25))
+    assert pace(0.75) == pytest.approx(2.25 / 0.5)
+    pace.finish()
+    pace.start(1)
+    pace(0.0)
+    assert pace(0.25) == pytest.approx(1.75 / (0.75 + 0.25))

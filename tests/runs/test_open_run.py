@@ -1,0 +1,94 @@
+"""Runs that are opened again: their weights, their evaluation, their grid of images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runkit import rows
+from torch import Tensor
+from toykit import redness
+
+from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.held_out import evaluate_prompts
+from flowrl.evaluation.image_grids import load_strip
+from flowrl.models.toy import LinearFlow
+from flowrl.runs.evaluate import evaluate, grid_prompts, sample_all
+from flowrl.runs.open import open_run
+from flowrl.training import checkpoint
+
+pytestmark = pytest.mark.integration
+
+
+def opened(path: Path, **options: Any) -> tuple[dict[str, Tensor], int]:
+    model, _, iteration = open_run(path, plugins=("toykit",), **options)
+    return {name: p.detach() for name, p in model.trainable().items()}, iteration
+
+
+def test_open_run(home: Path) -> None:
+    """Oracle: the tensors in the checkpoint's own files."""
+    run = home / "whole"
+    for folder, options, at in (
+        (run, {}, 4),
+        (run, {"iteration": 2}, 2),
+        (run / "checkpoints" / "000002", {}, 2),
+        (run / "checkpoints" / "000002", {"iteration": 4}, 2),  # a checkpoint names itself
+    ):
+        files, _ = checkpoint.load(checkpoint.checkpoint_folder(run, at))
+        for weights in (None, "ema", "current", "ref"):
+            got, iteration = opened(folder, weights=weights, **options)  # type: ignore[arg-type]
+            want = files[weights or "ema"]
+            assert iteration == at and all(torch.equal(got[name], want[name]) for name in want)
+    base, iteration = opened(run, weights="base")
+    assert iteration == 0 and all(
+        torch.equal(base[k], v) for k, v in LinearFlow(scale=0.3).trainable().items()
+    )
+
+
+def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
+    model, config, _ = open_run(home / "whole", plugins=("toykit",))
+    result = evaluate(model, config)
+    assert {"iteration": 4, **result} == rows(home / "whole" / "eval.jsonl")[-1]
+    prompts = load_prompts(config.prompts.test)
+    size = {"height": 16, "width": 16, "steps": 4, "images": 2, "seed": 1234}
+    alone = evaluate_prompts(model, prompts, {"red": redness}, headline="red", **size)  # type: ignore[arg-type]
+    assert alone["red"] == result["red"]
+    changed = open_run(home / "whole", overrides=("eval.images=5",), plugins=("toykit",))[1]
+    assert changed.eval.images == 5
+
+
+def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected a run folder with config.yaml"):
+        open_run(tmp_path)
+    with pytest.raises(ConfigError, match="--plugin toykit"):
+        open_run(home / "whole")
+    with pytest.raises(CheckpointError, match="000003: there is no such checkpoint"):
+        opened(home / "whole", iteration=3)
+    shutil.copy(home / "whole" / "config.yaml", tmp_path)
+    with pytest.raises(CheckpointError, match="there is no whole checkpoint yet"):
+        opened(tmp_path)
+
+
+def test_grids_show_the_same_noise(home: Path) -> None:
+    """The strip of iteration 4 is the EMA's image of the grid's prompts with the grid's seed."""
+    model, config, _ = open_run(home / "whole", plugins=("toykit",))
+    texts = json.loads((home / "whole" / "samples" / "prompts.json").read_text())["prompts"]
+    assert len(texts) == 2
+    images = sample_all(model, config, texts, seed=config.samples.seed)
+    assert torch.equal(load_strip(home / "whole" / "samples" / "000004.png", 2), images)
+    assert not torch.equal(load_strip(home / "whole" / "samples" / "000000.png", 2), images)
+
+
+def test_grid_prompts_take_turns() -> None:
+    records = [{"tag": tag} for tag in "aaaaaabbbc"]
+    for count in range(1, 13):
+        picked = grid_prompts(records, count)
+        assert len(picked) == len(set(picked)) == min(count, 10) and set(picked) <= set(range(10))
+        assert {records[i]["tag"] for i in picked} == set("abc"[: min(count, 3)])
+    assert grid_prompts(records, 3) == [0, 6, 9]
+    assert grid_prompts([{}] * 8, 4) == [0, 2, 4, 6]  # without tags: evenly spread

@@ -1,3 +1,5 @@
+"""Prompt files: what is read, what is refused, and which prompts an iteration gets."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -37,23 +39,18 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_formats(tmp_path: Path, name: str, content: str) -> None:
-    path = write(tmp_path, name, content)
+    path, texts = write(tmp_path, name, content), ["a cat", 'a dög, "big"']
     found = load_prompts(path)
-    assert (
-        found.texts == ["a cat", 'a dög, "big"'] == [record["prompt"] for record in found.records]
-    )
+    assert found.texts == texts == [record["prompt"] for record in found.records]
     assert (found.name, found.path, len(found)) == ("p", str(path), 2)
 
 
 def test_records_keep_everything(tmp_path: Path) -> None:
     [record] = load_prompts(write(tmp_path, "g.jsonl", GENEVAL)).records
-    assert (
-        record["include"] == [{"class": "circle", "count": 2, "color": "red"}]
-        and record["tag"] == "counting"
-    )
-    assert load_prompts(write(tmp_path, "g.csv", "caption,tag\nx,y\n")).records == [
-        {"caption": "x", "tag": "y", "prompt": "x"}
-    ]
+    assert record["include"] == [{"class": "circle", "count": 2, "color": "red"}]
+    assert record["tag"] == "counting"
+    [record] = load_prompts(write(tmp_path, "g.csv", "caption,tag\nx,y\n")).records
+    assert record == {"caption": "x", "tag": "y", "prompt": "x"}
 
 
 def test_line_separator_inside_a_text_is_no_new_line(tmp_path: Path) -> None:
@@ -73,39 +70,6 @@ def test_line_separator_inside_a_text_is_no_new_line(tmp_path: Path) -> None:
         ("x", "x", ["'no ending'"]),
         ("u.txt", b"ok\nbad \xff\n", ["u.txt, line 2", "UTF-8", "0xff"]),
         ("u.txt", "a cat".encode("utf-16"), ["line 1", "UTF-16"]),
-        (
-            "j.jsonl",
-            '{"prompt": "a"}\n\n{"prompt": }\n',
-            ["j.jsonl, line 3, column 12", "expected JSON"],
-        ),
-        ("j.jsonl", '{"prompt": "a"}\n"b"\n', ["line 2", "expected an object", "got a text"]),
-        ("j.jsonl", '{"text": "a"}\n', ["line 1", 'expected the key "prompt"', "'text'"]),
-        ("j.jsonl", "{}\n", ["line 1", "an empty object"]),
-        ("j.jsonl", '{"prompt": " "}\n', ["line 1", "not empty"]),
-        ("j.jsonl", '{"prompt": 3}\n', ["line 1", "got 3"]),
-        ("j.jsonl", '{"prompt": "\\ud800"}\n', ["surrogate"]),
-        ("j.jsonl", "[" * 100_000, ["nested too deeply"]),
-        ("j.jsonl", '{"prompt": "a", "tag": 1}\n', ['"tag"', "got 1"]),
-        (
-            "j.jsonl",
-            '{"prompt": "a", "include": {}}\n',
-            ["line 1, include", "expected a list", "an object"],
-        ),
-        (
-            "j.jsonl",
-            '{"prompt": "a", "include": [{"count": 1}]}\n',
-            ["include, entry 1", '"class"'],
-        ),
-        (
-            "j.jsonl",
-            '{"prompt": "a", "exclude": [{"class": "x", "count": 0}]}\n',
-            ["exclude, entry 1", ">= 1"],
-        ),
-        (
-            "j.jsonl",
-            '{"prompt": "a", "include": [{"class": "x", "count": true}]}\n',
-            ["whole number", "True"],
-        ),
         ("l.json", '{"prompt": "a"}', ["expected a list", "an object"]),
         ("l.json", '["a", 3]', ["entry 2", "a number"]),
         ("l.json", '["a",\n"b"', ["line 2", "expected JSON"]),
@@ -120,11 +84,37 @@ def test_line_separator_inside_a_text_is_no_new_line(tmp_path: Path) -> None:
 def test_errors_name_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, parts: list[str]
 ) -> None:
-    path = write(tmp_path, name, content)
+    refused(write(tmp_path, name, content), parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ('{"prompt": "a"}\n\n{"prompt": }', ["line 3, column 12", "expected JSON"]),
+        ('{"prompt": "a"}\n"b"', ["line 2", "expected an object", "got a text"]),
+        ('{"text": "a"}', ["line 1", 'expected the key "prompt"', "'text'"]),
+        ("{}", ["line 1", "an empty object"]),
+        ('{"prompt": " "}', ["line 1", "not empty"]),
+        ('{"prompt": 3}', ["line 1", "got 3"]),
+        ('{"prompt": "\\ud800"}', ["surrogate"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ('{"prompt": "a", "tag": 1}', ['"tag"', "got 1"]),
+        ('{"prompt": "a", "include": {}}', ["1, include", "expected a list", "an object"]),
+        ('{"prompt": "a", "include": [{"count": 1}]}', ["include, entry 1", '"class"']),
+        ('{"prompt": "a", "exclude": [{"class": "x", "count": 0}]}', ["exclude, entry 1", ">= 1"]),
+        ('{"prompt": "a", "include": [{"class": "x", "count": true}]}', ["whole number", "True"]),
+    ],
+)
+def test_errors_name_the_line_of_a_record(tmp_path: Path, line: str, parts: list[str]) -> None:
+    refused(write(tmp_path, "j.jsonl", line + "\n"), parts)
+
+
+def refused(path: Path, parts: list[str]) -> None:
+    """Expect an error that names the file and says all parts."""
     with pytest.raises(DataError) as caught:
         load_prompts(path)
     message = str(caught.value)
-    assert str(path) in message and [part for part in parts if part not in message] == [], message
+    assert [part for part in (str(path), *parts) if part not in message] == [], message
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
@@ -140,15 +130,15 @@ def numbered(size: int) -> PromptSet:
     return PromptSet(texts, [{"prompt": text} for text in texts], "n", "n.txt")
 
 
+def deal(size: int, count: int, seed: int, iteration: int) -> list[int]:
+    return batch_for(numbered(size), seed=seed, iteration=iteration, count=count)
+
+
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**63 - 1), st.integers(1, 4))
 def test_every_prompt_once_per_epoch(size: int, count: int, seed: int, epochs: int) -> None:
-    prompts = numbered(size)
-    iterations = -(-epochs * size // count)
-    stream = [
-        i
-        for n in range(iterations)
-        for i in batch_for(prompts, seed=seed, iteration=n, count=count)
-    ]
+    stream: list[int] = []
+    for n in range(-(-epochs * size // count)):
+        stream += deal(size, count, seed, n)
     for epoch in range(epochs):
         assert sorted(stream[epoch * size : (epoch + 1) * size]) == list(range(size))
 
@@ -157,29 +147,25 @@ def test_every_prompt_once_per_epoch(size: int, count: int, seed: int, epochs: i
 def test_batch_is_a_function_of_its_arguments(
     size: int, count: int, seed: int, iteration: int
 ) -> None:
-    once = batch_for(numbered(size), seed=seed, iteration=iteration, count=count)
-    batch_for(numbered(size + 1), seed=seed + 1, iteration=iteration + 7, count=count)
-    assert batch_for(numbered(size), seed=seed, iteration=iteration, count=count) == once
+    once = deal(size, count, seed, iteration)
+    deal(size + 1, count, seed + 1, iteration + 7)
+    assert deal(size, count, seed, iteration) == once
     counts = Counter(once).values()
     assert len(once) == count and (size * 2 < count or max(counts) <= 2 + count // size)
 
 
 def test_order_differs_between_epochs_and_seeds_and_is_pinned() -> None:
-    prompts = numbered(8)
-    epochs = [batch_for(prompts, seed=0, iteration=n, count=8) for n in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert batch_for(prompts, seed=1, iteration=0, count=8) != epochs[0]
+    epochs = [deal(8, 8, 0, n) for n in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] and deal(8, 8, 1, 0) != epochs[0]
     # Recorded from the first version: a later one must deal the same prompts, or runs could not be
     # resumed.
     assert epochs[0] == [7, 0, 1, 5, 3, 4, 2, 6]
 
 
 def test_first_place_is_uniform() -> None:
-    # 2000 draws from 5: each count is Binomial(2000, 1/5), mean 400, standard deviation 17.9; 5
-    # deviations are allowed.
-    firsts = Counter(
-        batch_for(numbered(5), seed=seed, iteration=0, count=1)[0] for seed in range(2000)
-    )
+    """2000 draws from 5: each count is Binomial(2000, 1/5), mean 400, standard deviation 17.9; 5
+    deviations are allowed."""
+    firsts = Counter(deal(5, 1, seed, 0)[0] for seed in range(2000))
     assert all(abs(firsts[n] - 400) < 90 for n in range(5))
 
 
@@ -208,8 +194,7 @@ def test_records_are_shown_to_the_rewards_before_anything_is_sampled(
 ) -> None:
     (tmp_path / name).write_text(text)
     prompts = load_prompts(tmp_path / name)
-    check_records(
-        prompts, {"other": lambda batch: batch.images.mean()}
-    )  # not every reward reads records
+    # not every reward reads records
+    check_records(prompts, {"other": lambda batch: batch.images.mean()})
     with pytest.raises(DataError, match=message):
         check_records(prompts, {"shapes": shapes()})

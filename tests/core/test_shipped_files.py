@@ -1,3 +1,5 @@
+"""Where configs and assets are found: working folder, checkout, wheel."""
+
 from __future__ import annotations
 
 from pathlib import Path

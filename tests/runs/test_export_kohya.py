@@ -10,17 +10,14 @@ by one rule: ``lora_unet_`` and the name of the weight in the reference checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from diffusers import (
-    FluxPipeline,
-    FluxTransformer2DModel,
-    SD3Transformer2DModel,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
-    UNet2DConditionModel,
 )
 from diffusers.loaders.single_file_utils import (
     convert_flux_transformer_checkpoint_to_diffusers,
@@ -30,63 +27,28 @@ from diffusers.utils import convert_unet_state_dict_to_peft
 from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
+from flowrl.cost.architecture import Architecture, build
+from flowrl.cost.released_models import RELEASED
 from flowrl.runs.export.kohya import Layer, fuse, kohya_weights
 
-RANK, SCALE, INPUTS = (
-    4,
-    3.0,
-    5,
-)  # rank divisible by 4: diffusers then sees that four stacked adapters are separate
-FLUX_ROWS = {
-    "proj_mlp": 12288,
-    "to_q": 3072,
-    "to_k": 3072,
-    "to_v": 3072,
-}  # diffusers' reader has these in its code
+RANK, SCALE, INPUTS = 4, 3.0, 5
+FLUX_ROWS = {"proj_mlp": 12288, "to_q": 3072, "to_k": 3072, "to_v": 3072}
+"""Those of single blocks; diffusers' converter has them in its code."""
 
 
-def sd35_medium() -> nn.Module:
-    """Return SD3.5 Medium by its published config, without weights."""
-    with torch.device("meta"):
-        return SD3Transformer2DModel(
-            sample_size=128,
-            num_layers=24,
-            num_attention_heads=24,
-            caption_projection_dim=1536,
-            dual_attention_layers=tuple(range(13)),
-            qk_norm="rms_norm",
-            pos_embed_max_size=384,
-        )
+RELEASED_AS = {
+    "sd3": ("stabilityai/stable-diffusion-3.5-medium", "transformer"),
+    "flux": ("black-forest-labs/FLUX.1-dev", "transformer"),
+    "sd15": ("stable-diffusion-v1-5/stable-diffusion-v1-5", "unet"),
+    "sdxl": ("stabilityai/stable-diffusion-xl-base-1.0", "unet"),
+}
 
 
-def flux_dev() -> nn.Module:
-    """Return FLUX.1-dev by its published config, without weights."""
-    with torch.device("meta"):
-        return FluxTransformer2DModel(guidance_embeds=True)
-
-
-def unet15() -> nn.Module:
-    """Return Stable Diffusion 1.5's UNet by its published config, without weights."""
-    with torch.device("meta"):
-        return UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
-
-
-def unetxl() -> nn.Module:
-    """Return SDXL's UNet by its published config, without weights."""
-    with torch.device("meta"):
-        return UNet2DConditionModel(
-            sample_size=128,
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-        )
+@cache
+def released(name: str) -> nn.Module:
+    """Return a released network by its published config, without weights."""
+    path, part = RELEASED_AS[name]
+    return build(Architecture(path, RELEASED[path], known=True), part)
 
 
 def linear(network: nn.Module) -> list[str]:
@@ -96,12 +58,11 @@ def linear(network: nn.Module) -> list[str]:
 def adapters(names: list[str], rows: Callable[[str], int]) -> dict[str, Layer]:
     """Draw an adapter for each layer; only the number of rows is the real one, where it matters."""
     draw = torch.Generator().manual_seed(0)
-    return {
-        name: Layer(
-            torch.randn(RANK, INPUTS, generator=draw), torch.randn(rows(name), RANK, generator=draw)
-        )
-        for name in names
-    }
+    layers = {}
+    for name in names:
+        down = torch.randn(RANK, INPUTS, generator=draw)
+        layers[name] = Layer(down, torch.randn(rows(name), RANK, generator=draw))
+    return layers
 
 
 def exported(
@@ -131,9 +92,8 @@ class Reference(dict[str, Tensor]):
     def __init__(
         self, lora: dict[str, Tensor], hints: list[str], rows: Callable[[str], int]
     ) -> None:
-        super().__init__(
-            {hint: torch.zeros(6, INPUTS) for hint in hints}
-        )  # converters count blocks by names
+        # converters count blocks by names
+        super().__init__({hint: torch.zeros(6, INPUTS) for hint in hints})
         self.lora, self.rows, self.asked = lora, rows, set[str]()
 
     def pop(self, key: str, *_: Any) -> Tensor:  # type: ignore[override]
@@ -176,61 +136,39 @@ def test_fused_adapters_move_the_stacked_weight_alike() -> None:
 # -------------------------------------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize(
-    ("make", "names", "keys"),
-    [
-        (
-            sd35_medium,
-            [
-                f"transformer_blocks.0.attn.{n}"
-                for n in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj")
-            ],
-            ["joint_blocks_0_x_block_attn_qkv", "joint_blocks_0_x_block_attn_proj"]
-            + ["joint_blocks_0_context_block_attn_qkv"],
+UNET_KEYS = {
+    "sd15": {
+        "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0": (
+            "down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_out_0"
         ),
-        (
-            flux_dev,
-            [
-                "transformer_blocks.18.attn.to_v",
-                "single_transformer_blocks.37.attn.to_q",
-                "proj_out",
-            ],
-            ["double_blocks_18_img_attn_qkv", "single_blocks_37_linear1", "final_layer_linear"],
+    },
+    "sdxl": {
+        "down_blocks.1.attentions.0.transformer_blocks.1.attn2.to_k": (
+            "input_blocks_4_1_transformer_blocks_1_attn2_to_k"
         ),
-        (
-            unet15,
-            ["down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0"],
-            ["down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_out_0"],
+        "mid_block.attentions.0.transformer_blocks.9.attn1.to_q": (
+            "middle_block_1_transformer_blocks_9_attn1_to_q"
         ),
-        (
-            unetxl,
-            [
-                "down_blocks.1.attentions.0.transformer_blocks.1.attn2.to_k",
-                "mid_block.attentions.0.transformer_blocks.9.attn1.to_q",
-                "up_blocks.0.attentions.2.proj_in",
-                "up_blocks.2.resnets.1.time_emb_proj",
-            ],
-            [
-                "input_blocks_4_1_transformer_blocks_1_attn2_to_k",
-                "middle_block_1_transformer_blocks_9_attn1_to_q",
-            ]
-            + ["output_blocks_2_1_proj_in", "output_blocks_7_0_emb_layers_1"],
-        ),
-    ],
-)
-def test_keys(make: Callable[[], nn.Module], names: list[str], keys: list[str]) -> None:
-    """Written down from the published layouts: SD3's and FLUX's reference code, diffusers' UNet,
-    SDXL's sgm UNet."""
-    found = exported(make(), adapters(names, six), six)
+        "up_blocks.0.attentions.2.proj_in": "output_blocks_2_1_proj_in",
+        "up_blocks.2.resnets.1.time_emb_proj": "output_blocks_7_0_emb_layers_1",
+    },
+}
+
+
+@pytest.mark.parametrize("model", UNET_KEYS)
+def test_keys_of_unets(model: str) -> None:
+    """Written down from the published layouts: diffusers' UNet, and SDXL's sgm UNet."""
+    names = UNET_KEYS[model]
+    found = exported(released(model), adapters([*names], six), six)
     parts = ("lora_down.weight", "lora_up.weight", "alpha")
-    assert sorted(found) == sorted(f"lora_unet_{key}.{part}" for key in keys for part in parts)
+    assert set(found) == {f"lora_unet_{key}.{part}" for key in names.values() for part in parts}
 
 
 def test_what_a_fused_key_holds() -> None:
     """q and v trained, k not: rank 2 r, zeros for k, and alpha / rank is the scale of each."""
     names = [f"transformer_blocks.3.attn.{name}" for name in ("to_q", "to_v")]
     layers = adapters(names, six)
-    found = exported(flux_dev(), layers, six)
+    found = exported(released("flux"), layers, six)
     key = "lora_unet_double_blocks_3_img_attn_qkv"
     down, up, alpha = (
         found[f"{key}.{part}"] for part in ("lora_down.weight", "lora_up.weight", "alpha")
@@ -241,30 +179,30 @@ def test_what_a_fused_key_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "convert", "hints"),
+    ("model", "convert", "hints"),
     [
         (
-            sd35_medium,
+            "sd3",
             convert_sd3_transformer_checkpoint_to_diffusers,
             [f"joint_blocks.{i}.x_block.attn2.ln_q.weight" for i in range(13)]
             + ["joint_blocks.23.", "context_embedder.weight"],
         ),
         (
-            flux_dev,
+            "flux",
             convert_flux_transformer_checkpoint_to_diffusers,
             ["double_blocks.18.", "single_blocks.37.", "guidance_in.in_layer.weight"],
         ),
     ],
 )
 def test_every_linear_layer_of_the_reference_checkpoint(
-    make: Callable[[], nn.Module], convert: Callable[..., dict[str, Tensor]], hints: list[str]
+    model: str, convert: Callable[..., dict[str, Tensor]], hints: list[str]
 ) -> None:
     """Moving the reference checkpoint by the file, then converting it with diffusers, moves each
     weight as it should.
 
     Swapped halves and stacked q, k, v are thereby diffusers' own. No key of the file is left over.
     """
-    network = make()
+    network = released(model)
     names = linear(network)
     layers = adapters(names, flux_rows)
     lora = exported(network, layers, flux_rows)
@@ -273,45 +211,23 @@ def test_every_linear_layer_of_the_reference_checkpoint(
     assert checkpoint.asked == stems(lora)
     for name, layer in layers.items():
         torch.testing.assert_close(converted[f"{name}.weight"], moved(layer), rtol=0, atol=1e-4)
-    assert len(names) > 300 and all(
-        float(moved(layer).abs().max()) > 1 for layer in layers.values()
-    )
-
-
-def test_diffusers_reads_every_block_of_flux() -> None:
-    """FluxPipeline.lora_state_dict gives back each layer's product, of all 57 blocks; it folds the
-    scale in.
-
-    Left out: what is outside of the blocks, where diffusers forgets its own prefix, or alpha.
-    """
-    network = flux_dev()
-    names = [name for name in linear(network) if "transformer_blocks." in name]
-    layers = adapters(names, flux_rows)
-    found = FluxPipeline.lora_state_dict(exported(network, layers, flux_rows))
-    assert len(found) == 2 * len(names) == 2 * (19 * 14 + 38 * 6)
-    for name, layer in layers.items():
-        down, up = (found[f"transformer.{name}.lora_{side}.weight"] for side in "AB")
-        torch.testing.assert_close(up @ down, moved(layer), rtol=0, atol=1e-4)
-        assert len(down) == RANK
+        assert float(moved(layer).abs().max()) > 1
+    assert len(names) > 300
 
 
 @pytest.mark.parametrize(
-    ("make", "pipeline"), [(unet15, StableDiffusionPipeline), (unetxl, StableDiffusionXLPipeline)]
+    ("model", "pipeline"), [("sd15", StableDiffusionPipeline), ("sdxl", StableDiffusionXLPipeline)]
 )
-def test_diffusers_reads_every_linear_layer_of_the_unets(
-    make: Callable[[], nn.Module], pipeline: Any
-) -> None:
+def test_diffusers_reads_every_linear_layer_of_the_unets(model: str, pipeline: Any) -> None:
     """lora_state_dict of the pipeline gives back names, matrices and alpha: attention,
     feed-forward, time, size."""
-    network = make()
+    network = released(model)
     names = linear(network)
     layers = adapters(names, six)
-    raw, alphas = pipeline.lora_state_dict(
-        exported(network, layers, six), unet_config=network.config
-    )
-    found = convert_unet_state_dict_to_peft(
-        {key.removeprefix("unet."): value for key, value in raw.items()}
-    )
+    file = exported(network, layers, six)
+    raw, alphas = pipeline.lora_state_dict(file, unet_config=network.config)
+    bare = {key.removeprefix("unet."): value for key, value in raw.items()}
+    found = convert_unet_state_dict_to_peft(bare)
     for name, layer in layers.items():
         assert torch.equal(found[f"{name}.lora_A.weight"], layer.down)
         assert torch.equal(found[f"{name}.lora_B.weight"], layer.up)
@@ -319,16 +235,16 @@ def test_diffusers_reads_every_linear_layer_of_the_unets(
     assert set(alphas.values()) == {SCALE * RANK}
 
 
-def test_unknown_networks_and_layers() -> None:
-    layer = adapters(["brand_new"], six)
-    with pytest.raises(
-        ModelError, match="no key is known for the layer 'brand_new' of a FluxTransformer2DModel"
-    ):
-        exported(flux_dev(), layer, six)
-    with pytest.raises(
-        ModelError,
-        match="no keys are known for a PixArtTransformer2DModel, only for SD3Transformer",
-    ):
-        kohya_weights(layer, network="PixArtTransformer2DModel", config={}, scale=1.0, rows=six)
-    with pytest.raises(ModelError, match="no key is known for the layer 'encoder_hid_proj'"):
-        exported(unetxl(), adapters(["encoder_hid_proj"], six), six)
+@pytest.mark.parametrize(("model", "name"), [("flux", "brand_new"), ("sdxl", "encoder_hid_proj")])
+def test_unknown_layers(model: str, name: str) -> None:
+    network = released(model)
+    words = f"no key is known for the layer '{name}' of a {type(network).__name__}"
+    with pytest.raises(ModelError, match=words):
+        exported(network, adapters([name], six), six)
+
+
+def test_unknown_networks() -> None:
+    words = "no keys are known for a PixArtTransformer2DModel, only for SD3Transformer"
+    layers = adapters(["brand_new"], six)
+    with pytest.raises(ModelError, match=words):
+        kohya_weights(layers, network="PixArtTransformer2DModel", config={}, scale=1.0, rows=six)

@@ -1,9 +1,10 @@
+"""What a run writes while it trains: metrics, timing, progress, events."""
+
 from __future__ import annotations
 
 import builtins
-import errno
 import json
-import os
+import math
 import sys
 import time
 from pathlib import Path
@@ -27,11 +28,8 @@ def run(folder: Path, start: int, stop: int, resume: int | None = None) -> None:
         for iteration in range(start, stop):
             with logger.phase("rollout"):
                 pass
-            logger.log(
-                iteration,
-                {"reward": iteration / 3, "approx_kl": torch.tensor(iteration * 0.1)},
-                images=4,
-            )
+            kl = torch.tensor(iteration * 0.1)
+            logger.log(iteration, {"reward": iteration / 3, "approx_kl": kl}, images=4)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -40,26 +38,12 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 def test_numbers_are_written_exactly_and_nan_as_null(tmp_path: Path) -> None:
     third = torch.tensor(1 / 3)
+    numbers = {"a": 0.1 + 0.2, "t": third, "n": numpy.int64(3)}
     with plain(tmp_path) as logger:
-        logger.log(
-            0,
-            {
-                "a": 0.1 + 0.2,
-                "t": third,
-                "nan": float("nan"),
-                "inf": torch.tensor(-torch.inf),
-                "n": numpy.int64(3),
-            },
-        )
+        logger.log(0, {**numbers, "nan": math.nan, "inf": torch.tensor(-torch.inf)})
     [row] = rows(tmp_path / "metrics.jsonl")
-    assert row == {
-        "iteration": 0,
-        "a": 0.1 + 0.2,
-        "t": third.item(),
-        "nan": None,
-        "inf": None,
-        "n": 3,
-    }
+    read = {"a": 0.1 + 0.2, "t": third.item(), "n": 3, "nan": None, "inf": None}
+    assert row == {"iteration": 0, **read}
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"iteration": 5, "rew', b"\xff\xfe"])
@@ -71,18 +55,10 @@ def test_resumed_metrics_equal_uninterrupted(tmp_path: Path, torn: bytes) -> Non
     run(tmp_path / "parts", 3, 6, resume=3)
     whole, parts = (tmp_path / name / "metrics.jsonl" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes() and len(rows(whole)) == 6
-    assert [row["iteration"] for row in rows(tmp_path / "parts" / "timing.jsonl")] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
-    assert {item.name for item in (tmp_path / "parts").iterdir()} == {
-        "metrics.jsonl",
-        "timing.jsonl",
-    }
+    timing = rows(tmp_path / "parts" / "timing.jsonl")
+    assert [row["iteration"] for row in timing] == [*range(6)]
+    files = {item.name for item in (tmp_path / "parts").iterdir()}
+    assert files == {"metrics.jsonl", "timing.jsonl"}
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
@@ -104,19 +80,10 @@ def test_lost_metrics_are_a_warning(tmp_path: Path) -> None:
         plain(tmp_path, resume_from_iteration=4).close()
 
 
-def test_unwritable_folder_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to the run folder"):
         plain(tmp_path / "file")
-    logger = plain(tmp_path / "run")
-
-    class Full:
-        def write(self, text: str) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setitem(logger._files, "metrics.jsonl", Full())
-    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device"):
-        logger.log(0, {})
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file on a full disk")
@@ -144,20 +111,23 @@ def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
     assert "rollout" not in second and second["images_per_s"] is None
 
 
-def test_plain_progress_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with RunLogger(tmp_path, tensorboard=False, total=3) as logger:
-        with logger.phase("rollout"):
-            pass
-        logger.log(
-            0, {"reward": 0.25, "accuracy": 0.5, "ratio": 1.0, "approx_kl": float("nan")}, images=8
-        )
+def test_plain_progress_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 s of evaluation, which the time left does not count, and 2 s of work in the first of 4
+    iterations: 3 x 2 s are left."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    values = {"reward": 0.25, "accuracy": 0.5, "ratio": 1.0, "approx_kl": math.nan}
+    with RunLogger(tmp_path, tensorboard=False, total=4) as logger:
+        for name, seconds in (("eval", 10), ("rollout", 2)):
+            with logger.phase(name):
+                clock[0] += seconds
+        logger.log(0, values, images=8)
     out, err = capsys.readouterr()
-    assert out == ""
-    assert (
-        err.startswith("iteration 1/3  reward 0.25  acc 0.5  ratio 1  ")
-        and " img/s  ETA 0:00:00  [rollout" in err
-    )
-    assert "kl" not in err and err.count("\n") == 1
+    assert out == "" and "kl" not in err and err.count("\n") == 1
+    assert err.startswith("iteration 1/4  reward 0.25  acc 0.5  ratio 1  ")
+    assert " img/s  ETA 0:00:06  [eval" in err and "rollout" in err
 
 
 def test_bar_on_a_terminal(
@@ -184,15 +154,11 @@ def test_tensorboard_scalars_and_purge_on_resume(tmp_path: Path) -> None:
     for resume, iterations in ((None, (0, 1, 2)), (1, (1,))):
         with RunLogger(tmp_path, resume, quiet=True) as logger:
             for iteration in iterations:
-                logger.log(
-                    iteration,
-                    {"reward": iteration + 0.5, "nan": float("nan"), "word": "x"},
-                    images=1,
-                )
+                values = {"reward": iteration + 0.5, "nan": math.nan, "word": "x"}
+                logger.log(iteration, values, images=1)
             logger.image("grid", torch.zeros(3, 4, 4), 0)
-        time.sleep(
-            1.01
-        )  # files are read in the order of their names: the second, then a count that sorts as text
+        # files are read in the order of their names: the second, then a count that sorts as text
+        time.sleep(1.01)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward")] == [(0, 0.5), (1, 1.5)]
@@ -214,18 +180,3 @@ def test_missing_tensorboard_is_said_once(
     for name in ("a", "b"):
         RunLogger(tmp_path / name).close()
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
-
-
-def test_the_time_left_counts_no_evaluation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """10 s of evaluation and 2 s of work in the first of 4 iterations: 3 x 2 s are left."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    with RunLogger(tmp_path, tensorboard=False, total=4) as log:
-        with log.phase("eval"):
-            clock[0] += 10
-        with log.phase("train"):
-            clock[0] += 2
-        log.log(0, {"reward": 1.0})
-    assert "ETA 0:00:06 " in capsys.readouterr().err

@@ -27,16 +27,17 @@ from flowrl.runs.report.run_grid import run_grid
 
 
 def evaluated(iteration: int, mean: float, **tasks: float) -> dict[str, Any]:
-    scores = {
-        name: {"mean": m, "interval": [m - 0.05, m + 0.05], "images": 24}
-        for name, m in tasks.items()
-    }
-    return {
-        "iteration": iteration,
-        "score": "strict",
-        "strict": mean,
-        "interval": [mean - 0.02, mean + 0.02],
-    } | {"tasks": scores}
+    """Make up a row of eval.jsonl."""
+    scores = {}
+    for name, m in tasks.items():
+        scores[name] = {"mean": m, "interval": [m - 0.05, m + 0.05], "images": 24}
+    interval = [mean - 0.02, mean + 0.02]
+    head = {"iteration": iteration, "score": "strict", "strict": mean, "interval": interval}
+    return {**head, "tasks": scores}
+
+
+BEFORE = evaluated(0, 0.4, colors=0.5, position=0.3)
+AFTER = evaluated(40, 0.7, colors=0.9, position=0.5)
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -44,32 +45,25 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make_run(folder: Path, *, iterations: int = 45, shift: float = 0.0, samples: int = 3) -> Path:
-    (folder / "samples").mkdir(parents=True)
+    """Make up a run: its logs, its summary and the strips of its grid."""
+    strips = folder / "samples"
+    strips.mkdir(parents=True)
     (folder / "config.yaml").write_text("seed: 0\nnote: '<script>alert(1)</script> & co'\n")
     timing = {"rollout": 2.0, "update": 1.0, "total": 3.5, "images_per_s": 9}
     metrics = []
     for i in range(iterations):
         kl = 1e-5 if i else None
-        metrics.append(
-            {"iteration": i, "reward": i / 100 + shift, "approx_kl": kl, "grad_norm": 0.5}
-        )
+        reward = i / 100 + shift
+        metrics.append({"iteration": i, "reward": reward, "approx_kl": kl, "grad_norm": 0.5})
     lines(folder / "metrics.jsonl", metrics)
     lines(folder / "timing.jsonl", [{"iteration": i, **timing} for i in range(iterations)])
-    evals = [
-        evaluated(0, 0.4, colors=0.5, position=0.3),
-        evaluated(40, 0.7, colors=0.9, position=0.5),
-    ]
-    lines(folder / "eval.jsonl", evals)
-    (folder / "summary.json").write_text(
-        json.dumps({"before": evals[0], "after": evals[1], "device": "<cpu>"})
-    )
-    for i in range(samples):
-        save_strip(
-            plain((i * 20, 250, 1), (i * 20, 250, 2)), folder / "samples" / f"{i * 20:06d}.png"
-        )
-    (folder / "samples" / "prompts.json").write_text(
-        json.dumps({"prompts": ["a", "b"], "height": 8, "width": 8})
-    )
+    lines(folder / "eval.jsonl", [BEFORE, AFTER])
+    summary = {"before": BEFORE, "after": AFTER, "device": "<cpu>"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for i in range(0, 20 * samples, 20):
+        save_strip(plain((i, 250, 1), (i, 250, 2)), strips / f"{i:06d}.png")
+    record = {"prompts": ["a", "b"], "height": 8, "width": 8}
+    (strips / "prompts.json").write_text(json.dumps(record))
     return folder
 
 
@@ -99,9 +93,8 @@ def test_run_grid_says_what_is_missing(run: Path, tmp_path: Path) -> None:
         run_grid(tmp_path / "nowhere")
     record = run / "samples" / "prompts.json"
     record.write_text(json.dumps({"prompts": ["a", "b"], "height": 16, "width": 8}))
-    with pytest.raises(
-        RunError, match=r"000000.png: expected 2 images of height and width \(16, 8\)"
-    ):
+    size = r"000000.png: expected 2 images of height and width \(16, 8\)"
+    with pytest.raises(RunError, match=size):
         run_grid(run)
     for text in ("{", "{}", '{"prompts": [1], "height": 8, "width": 8}'):
         record.write_text(text)
@@ -118,20 +111,15 @@ def test_run_grid_says_what_is_missing(run: Path, tmp_path: Path) -> None:
 
 def test_curves_draw_what_was_measured_and_skip_the_rest(run: Path) -> None:
     drawn = panels(curves(run))
-    assert list(drawn) == [
-        "Held-out prompts",
-        "Training reward",
-        "Policy change per iteration",
-        "Gradient norm",
-        "Time per iteration",
-    ]  # no ratio_std in the metrics
+    # no ratio_std in the metrics
+    kinds = ["Policy change per iteration", "Gradient norm", "Time per iteration"]
+    assert list(drawn) == ["Held-out prompts", "Training reward", *kinds]
     raw, smooth = drawn["Training reward"].get_lines()
     np.testing.assert_allclose(np.asarray(raw.get_ydata()), np.arange(45) / 100)
     # 45 // 20 = 2, made odd: a window of 3. The centred mean of a straight line is the line, but
     # for both ends.
-    np.testing.assert_allclose(
-        np.asarray(smooth.get_ydata()), [0.005, *np.arange(1, 44) / 100, 0.435]
-    )
+    ends = [0.005, *np.arange(1, 44) / 100, 0.435]
+    np.testing.assert_allclose(np.asarray(smooth.get_ydata()), ends)
     held = drawn["Held-out prompts"]
     np.testing.assert_allclose(np.asarray(held.get_lines()[-1].get_xydata()), [[0, 0.4], [40, 0.7]])
     whiskers = [np.asarray(segment)[:, 1] for segment in held.collections[0].get_segments()]  # type: ignore[attr-defined]
@@ -140,10 +128,8 @@ def test_curves_draw_what_was_measured_and_skip_the_rest(run: Path) -> None:
     # total 3.5 s, of which rollout and update are 3 s
     texts = [text.get_text() for text in drawn["Time per iteration"].texts]
     assert texts == ["rollout 2 s", "update 1 s", "other 0.5 s"]
-    assert [drawn["Training reward"].get_xlabel(), drawn["Time per iteration"].get_ylabel()] == [
-        "iteration",
-        "seconds",
-    ]
+    assert drawn["Training reward"].get_xlabel() == "iteration"
+    assert drawn["Time per iteration"].get_ylabel() == "seconds"
 
 
 def test_end_labels_do_not_overlap(run: Path) -> None:
@@ -187,20 +173,14 @@ def test_compare_draws_each_seed_and_their_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("drawer", [curves, html_report, lambda run: compare_curves([run])])
 def test_a_malformed_line_is_named(run: Path, drawer: Any) -> None:
     good = '{"iteration": 0, "reward": 1}\n'
-    for bad in (
-        '{"iteration": 1, "rew\n',
-        "[1]\n",
-        '{"reward": 1}\n',
-        '{"iteration": true}\n',
-        "\xff\n",
-    ):
+    torn = '{"iteration": 1, "rew\n'
+    for bad in (torn, "[1]\n", '{"reward": 1}\n', '{"iteration": true}\n', "\xff\n"):
         (run / "metrics.jsonl").write_text(good + bad + good)
         with pytest.raises(RunError, match=r"metrics.jsonl, line 2: expected"):
             drawer(run)
     (run / "metrics.jsonl").write_text(good + '{"iteration": 1, "reward": "high"}\n')
-    with pytest.raises(
-        RunError, match="iteration 1, reward: expected a number or null, got 'high'"
-    ):
+    words = "iteration 1, reward: expected a number or null, got 'high'"
+    with pytest.raises(RunError, match=words):
         drawer(run)
 
 
@@ -239,16 +219,12 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_table_says_before_after_and_change() -> None:
-    before, after = (
-        evaluated(0, 0.4, colors=0.5, position=0.3),
-        evaluated(40, 0.7, colors=0.9, counting=0.2),
-    )
+    before, after = BEFORE, evaluated(40, 0.7, colors=0.9, counting=0.2)
     after["tasks"]["counting"]["interval"] = None
     after["tasks"]["colors"]["images"] = 48
     table = before_after_table({"before": before, "after": after})
-    cells = [
-        re.split(r"\s{2,}", line.strip()) for line in table.splitlines() if not line.startswith("-")
-    ]
+    written = [line for line in table.splitlines() if not line.startswith("-")]
+    cells = [re.split(r"\s{2,}", line.strip()) for line in written]
     assert cells == [
         ["task", "before", "after", "change", "images"],
         ["colors", "0.500 [0.450, 0.550]", "0.900 [0.850, 0.950]", "+0.400", "24 / 48"],
@@ -280,9 +256,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [
-            value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")
-        ]
+        places = ("src", "href", "srcset", "data")
+        self.links += [value or "" for name, value in attrs if name in places]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -292,20 +267,12 @@ def test_page_is_escaped_and_self_contained(run: Path) -> None:
     run = run.rename(run.with_name("<b>run & co"))
     page, text = Page(), html_report(run)
     page.feed(text)
-    assert "script" not in page.tags and "b" not in page.tags and "link" not in page.tags
-    assert (
-        "<script>alert(1)</script> & co" in page.text
-        and "<b>run & co" in page.text
-        and "<cpu>" in page.text
-    )
-    assert (
-        page.tags.count("details") == 1
-        and "0.900 [0.850, 0.950]" in page.text
-        and "0.400 → 0.700" in page.text
-    )
-    assert len(page.links) == 2 and all(
-        link.startswith("data:image/png;base64,") for link in page.links
-    )
+    assert {"script", "b", "link"}.isdisjoint(page.tags) and page.tags.count("details") == 1
+    for text_of_run in ("<script>alert(1)</script> & co", "<b>run & co", "<cpu>"):
+        assert text_of_run in page.text
+    assert "0.900 [0.850, 0.950]" in page.text and "0.400 → 0.700" in page.text
+    assert len(page.links) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
     images = [Image.open(io.BytesIO(base64.b64decode(link.split(",")[1]))) for link in page.links]
     assert images[1].size == run_grid(run).size
     assert "http" not in re.sub('http-equiv|base64,[^"]*', "", text)

@@ -43,15 +43,22 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
     """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or
     "strict" 0 or 1.
 
+    "graded_angle" differs from "graded" in what a relation pays: the cosine to the asked direction
+    over 0.5, up to 1, and nothing for perpendicular or opposite. "graded" pays (cosine + 1) / 1.5,
+    up to 1, so 2/3 for perpendicular.
+
     Records and strict verdict are GenEval's (Ghosh et al. 2023);
     flowrl/evaluation/suites/shapes/checker.py says what differs. Images are rounded to 8 bits
     first, so that a tensor and its PNG score the same. An image without a valid GenEval record,
     with NaN or of the wrong size is a DataError, never a made-up score.
     """
 
-    def __init__(self, *, mode: Literal["graded", "strict"] = "graded") -> None:
-        if mode not in ("graded", "strict"):
-            raise ConfigError(f'rewards.shapes: `mode` must be "graded" or "strict"; got {mode!r}.')
+    def __init__(self, *, mode: Literal["graded", "graded_angle", "strict"] = "graded") -> None:
+        if mode not in ("graded", "graded_angle", "strict"):
+            raise ConfigError(
+                'rewards.shapes: `mode` must be "graded", "graded_angle" or "strict"; got '
+                f"{mode!r}."
+            )
         self.mode = mode
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
@@ -67,5 +74,5 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
                 "GenEval's JSONL schema."
             )
         verdict = _judge(batch)
-        score = verdict.strict if self.mode == "strict" else verdict.graded
+        score: Tensor = getattr(verdict, self.mode)
         return score.to(batch.images.device, torch.float32)

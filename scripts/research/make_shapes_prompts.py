@@ -1,17 +1,27 @@
-"""Write the prompt lists of the shapes benchmark: assets/shapes/train.jsonl and test.jsonl, in
-GenEval's schema."""
+"""Write the prompt lists of the shapes benchmark, in GenEval's schema.
+
+`train.jsonl` and `test.jsonl` are what the shipped results were made with. The folder `disjoint`
+has lists without a scene in two of them: train, validation and test, the same of the harder tier
+(`hard-`), and `ood.jsonl`, which is out of distribution.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.evaluation.suites.shapes.prompts import split_records
+from flowrl.evaluation.suites.shapes.lists import Lists, benchmark_lists, hard_lists, ood_list
+from flowrl.evaluation.suites.shapes.prompts import Record, split_records
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Write all lists."""
+    # the command line
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("assets/shapes"))
     parser.add_argument(
         "--per-task", type=int, default=24, help="test prompts of each task, at most"
@@ -21,18 +31,29 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, records in zip(
-        ("train", "test"), split_records(args.per_task, args.train_per_task, args.seed), strict=True
-    ):
-        (args.out / f"{name}.jsonl").write_text(
-            "".join(json.dumps(r) + "\n" for r in records), encoding="utf-8"
-        )
-        held = sum(r["held_out"] for r in records)
-        print(
-            f"{args.out / name}.jsonl: {len(records)} prompts, {held} of them with held-out "
-            "combinations"
-        )
+    # the two lists, then the disjoint ones
+    both = split_records(args.per_task, args.train_per_task, args.seed)
+    for name, records in zip(("train", "test"), both, strict=True):
+        write(args.out / f"{name}.jsonl", records)
+    for name, records in disjoint(args.seed).items():
+        write(args.out / "disjoint" / f"{name}.jsonl", records)
+
+
+def disjoint(seed: int) -> dict[str, list[Record]]:
+    """Make the disjoint lists by the names of their files."""
+    found = {}
+    for prefix, lists in (("", benchmark_lists(seed)), ("hard-", hard_lists(seed))):
+        for name, records in zip(Lists._fields, lists, strict=True):
+            found[prefix + name] = records
+    return {**found, "ood": ood_list(seed)}
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Write a prompt list, and say what is in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    held = sum(record["held_out"] for record in records)
+    print(f"{path}: {len(records)} prompts, {held} of them with held-out combinations")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ import random
 from typing import Any
 
 import torch
-from captions import AXES
 from common import CHANNELS, GRID, TOKENS
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 from transformer import velocity_and_middle
 from transformers import CLIPTokenizer
 
-from flowrl.evaluation.suites.shapes.checker import check, offsets
-from flowrl.evaluation.suites.shapes.detect import Detections, detect
+from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records, split_records
-from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
+from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 
 STACK = 128
 """Images that are made together."""
@@ -103,41 +101,6 @@ def _scores(images: Tensor, records: list[Record]) -> dict[str, Any]:
         task[name] = strict[rows].mean().item()
     out: dict[str, Any] = {"": sum(task.values()) / len(task)}
     out |= {f".{name}": round(value, 3) for name, value in task.items()}
-    for name in ("position", "color_attr"):
-        out[f".{name}_order"] = word_order(images, records, name)
+    for name in ORDER_TASKS:
+        out[f".{name}_order"] = list(word_order(images, records, name))
     return out
-
-
-def word_order(images: Tensor, records: list[Record], task: str) -> list[int]:
-    """Count asked, opposite, neither among a task's images with exactly the two right shapes."""
-    # objects of the task's images
-    rows = [i for i, record in enumerate(records) if record["tag"] == task]
-    found, counts = detect(images[rows]), [0, 0, 0]
-    for i, row in enumerate(rows):
-        # the two right shapes
-        entries = records[row]["include"]
-        wanted = [CLASSES.index(entry["class"]) for entry in entries]
-        shapes = found.shape[i, :2].tolist()
-        if found.number[i] != 2 or sorted(shapes) != sorted(wanted):
-            continue
-        # their order
-        slots = [shapes.index(shape) for shape in wanted]
-        read = _order_of_places if task == "position" else _order_of_colors
-        counts[read(found, i, slots, entries)] += 1
-    return counts
-
-
-def _order_of_places(found: Detections, i: int, slots: list[int], entries: list[Record]) -> int:
-    """Say of image i whether its objects stand as asked (0), the other way (1) or neither (2)."""
-    first, second = slots
-    axis = AXES[RELATIONS.index(entries[1]["position"][0])]
-    offset = offsets(found.box[i, [second]], found.box[i, [first]])[0, 0]
-    along = float(offset @ axis)
-    return 0 if along > 0.5 else 1 if along < -0.5 else 2
-
-
-def _order_of_colors(found: Detections, i: int, slots: list[int], entries: list[Record]) -> int:
-    """Say of image i whether its colours are as asked (0), swapped (1) or neither (2)."""
-    seen = found.color[i, slots].tolist()
-    asked = [list(COLORS).index(entry["color"]) for entry in entries]
-    return 0 if seen == asked else 1 if seen == asked[::-1] else 2

@@ -41,6 +41,8 @@ class Verdict(NamedTuple):
     position_ok: Tensor  # [N] bool, ... in the right relation
     exclude_ok: Tensor  # [N] bool, no exclude entry is reached
     clean: Tensor  # [N] bool, nothing unreadable, plain background
+    # [N] float32, as graded, but a relation is paid by its angle: 0 from perpendicular to opposite
+    graded_angle: Tensor
 
 
 def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
@@ -59,22 +61,23 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
     """Judge detections by valid records: N of each -> Verdict."""
     # each image by its own record
     clean = cleanliness(found)
-    flags, soft = np.ones((len(records), 4), bool), np.zeros(len(records), np.float32)
+    flags, soft = np.ones((len(records), 4), bool), np.zeros((2, len(records)), np.float32)
     for i, record in enumerate(records):
         k = int(found.number[i])
         shape, color, box = found.shape[i, :k], found.color[i, :k], found.box[i, :k]
         flags[i] = rules(record, shape, color, box)
-        soft[i] = _credit(record, found.match[i, :k], found.tint[i, :k], box)
+        soft[:, i] = _credit(record, found.match[i, :k], found.tint[i, :k], box)
     # what cannot be read costs
     unread = (found.area * (1 - found.match.max(-1) * found.purity)).sum(1) + found.clutter
     soft = soft * found.plain / (1 + unread / 256)
     # graded is 1 only where strict
     strict = clean & flags.all(1)
-    graded = np.where(strict, 1.0, 0.95 * soft).astype(np.float32)
+    graded, graded_angle = np.where(strict, 1.0, 0.95 * soft).astype(np.float32)
     count_ok, color_ok, position_ok, exclude_ok = torch.from_numpy(flags.copy()).unbind(1)
     return Verdict(
         strict=torch.from_numpy(strict),
         graded=torch.from_numpy(graded),
+        graded_angle=torch.from_numpy(graded_angle),
         count_ok=count_ok,
         color_ok=color_ok,
         position_ok=position_ok,
@@ -102,11 +105,17 @@ def rules(
     """
     count_ok = color_ok = position_ok = True
     groups: list[np.ndarray | None] = []
+    shared = shared_classes(record)
     for entry in record["include"]:
         # the most confident objects of the class
         mine = np.flatnonzero(shape == CLASSES.index(entry["class"]))[: entry["count"]]
+        # a class that comes twice: enough of it, and of it those of the colour
+        if entry["class"] in shared:
+            whole = np.flatnonzero(shape == CLASSES.index(entry["class"]))
+            count_ok &= len(whole) >= shared[entry["class"]]
+            mine = whole[color[whole] == _COLOR_NAMES.index(entry["color"])][: entry["count"]]
         matched = len(mine) >= entry["count"]
-        count_ok &= matched
+        count_ok &= matched or entry["class"] in shared
         # then their colour
         if "color" in entry:
             named = _COLOR_NAMES.index(entry["color"])
@@ -124,6 +133,16 @@ def rules(
     for entry in record.get("exclude", []):
         exclude_ok &= bool((shape == CLASSES.index(entry["class"])).sum() < entry["count"])
     return count_ok, color_ok, position_ok, exclude_ok
+
+
+def shared_classes(record: dict[str, Any]) -> dict[str, int]:
+    """Return the classes that several include entries name, each with all of its objects."""
+    named = [entry["class"] for entry in record["include"]]
+    total = dict.fromkeys([name for name in named if named.count(name) > 1], 0)
+    for entry in record["include"]:
+        if entry["class"] in total:
+            total[entry["class"]] += entry["count"]
+    return total
 
 
 def _stands(box: np.ndarray, reference: np.ndarray, relation: str) -> bool:
@@ -147,9 +166,11 @@ def offsets(box: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return shrunk / np.maximum(np.linalg.norm(offset, axis=-1, keepdims=True), 1e-9)
 
 
-def _credit(record: dict[str, Any], match: np.ndarray, tint: np.ndarray, box: np.ndarray) -> float:
+def _credit(
+    record: dict[str, Any], match: np.ndarray, tint: np.ndarray, box: np.ndarray
+) -> tuple[float, float]:
     """Average the soft credits of the include entries, lowered by what the exclude entries forbid:
-    -> [0, 1].
+    -> [0, 1] for both ways to pay a relation.
 
     GenEval's partial credit as Flow-GRPO trains on it (1 - |n - found| / n, then colour, then
     position), with soft membership in place of yes and no.
@@ -158,32 +179,55 @@ def _credit(record: dict[str, Any], match: np.ndarray, tint: np.ndarray, box: np
     each credit stays in [0, 1] and forbidden objects cost.
     """
     credits: list[float] = []
+    places: list[tuple[float, float]] = []
     counts: list[float] = []
+    shared = shared_classes(record)
     for entry in record["include"]:
         # as many as asked for
         member = match[:, CLASSES.index(entry["class"])].astype(np.float64)
+        asked = shared.get(entry["class"], entry["count"])
         total = float(member.sum())
-        counts.append(max(0.0, 1 - abs(entry["count"] - total) / entry["count"]))
+        counts.append(max(0.0, 1 - abs(asked - total) / asked))
         credits.append(counts[-1])
         # of the right colour
         if "color" in entry:
             right = float(member @ tint[:, _COLOR_NAMES.index(entry["color"])])
-            credits.append(counts[-1] * right / max(total, 1e-6))
+            if entry["class"] in shared:
+                share = max(0.0, 1 - abs(entry["count"] - right) / entry["count"])
+            else:
+                share = right / max(total, 1e-6)
+            credits.append(counts[-1] * share)
         # in relation: 0.5 and more along the axis, -1 is opposite
         if "position" in entry:
             relation, reference = entry["position"]
-            other = match[:, CLASSES.index(record["include"][reference]["class"])]
+            pair = _members(entry, shared, match, tint)[:, None]
+            pair = pair * _members(record["include"][reference], shared, match, tint)
+            pair = pair * (1 - np.eye(len(pair)))
             along = offsets(box, box) @ _AXIS[RELATIONS.index(relation)]
-            pair = member[:, None] * other * (1 - np.eye(len(other)))
-            total = float((pair * np.clip((along + 1) / 1.5, 0, 1)).sum())
-            place = total / max(float(pair.sum()), 1e-6)
-            credits.append(counts[-1] * counts[reference] * place)
+            both = counts[-1] * counts[reference] / max(float(pair.sum()), 1e-6)
+            paid = (np.clip((along + 1) / 1.5, 0, 1), np.clip(along / 0.5, 0, 1))
+            places.append(
+                (both * float((pair * paid[0]).sum()), both * float((pair * paid[1]).sum()))
+            )
     # forbidden objects cost
     found = match.sum(0)
     extra = 0.0
     for entry in record.get("exclude", []):
         extra += max(0.0, float(found[CLASSES.index(entry["class"])]) - entry["count"] + 1)
-    return float(np.mean(credits) * np.exp(-extra / 2))
+    kept = float(np.exp(-extra / 2))
+    lenient, angle = ([*credits, *(place[way] for place in places)] for way in (0, 1))
+    return float(np.mean(lenient)) * kept, float(np.mean(angle)) * kept
+
+
+def _members(
+    entry: dict[str, Any], shared: dict[str, int], match: np.ndarray, tint: np.ndarray
+) -> np.ndarray:
+    """Say how much each object is one of an entry's: -> [K]; by colour too where entries share
+    the class."""
+    member = match[:, CLASSES.index(entry["class"])].astype(np.float64)
+    if entry["class"] in shared:
+        member = member * tint[:, _COLOR_NAMES.index(entry["color"])]
+    return member
 
 
 def validate(record: Any, where: str) -> None:
@@ -205,6 +249,14 @@ def validate(record: Any, where: str) -> None:
         _validate_entry(entry, f"{where}, include[{index}]", known, index)
     for index, entry in enumerate(record.get("exclude", [])):
         _validate_entry(entry, f"{where}, exclude[{index}]", {"class", "count"}, 0)
+    # a class that comes twice is told apart by colours
+    for name in shared_classes(record):
+        colors = [entry.get("color") for entry in include if entry["class"] == name]
+        if None in colors or len(set(colors)) < len(colors):
+            raise DataError(
+                f"{where}: include entries of one class need a colour each, all different; got "
+                f"{colors} for {name!r}."
+            )
 
 
 def _validate_entry(entry: Any, where: str, known: set[str], index: int) -> None:

@@ -25,6 +25,7 @@ from flowrl.evaluation.suites.shapes.scene import (
     MAX_OBJECTS,
     RELATIONS,
     Scenes,
+    Standing,
     layout,
 )
 
@@ -59,21 +60,24 @@ def _held_attribute(first: tuple[str, str], second: tuple[str, str]) -> bool:
     return (names.index(a[1]) + 2 * names.index(b[1]) + CLASSES.index(a[0])) % 4 == 0
 
 
-def _entry(
+def entry(
     shape: str, count: int = 1, color: str | None = None, position: tuple[str, int] | None = None
 ) -> Record:
-    entry: Record = {"class": shape, "count": count}
+    """Return what a record asks for of one class; `position` is a relation and the place of the
+    entry that it is to."""
+    made: Record = {"class": shape, "count": count}
     if color is not None:
-        entry["color"] = color
+        made["color"] = color
     if position is not None:
-        entry["position"] = list(position)
-    return entry
+        made["position"] = list(position)
+    return made
 
 
-def _record(tag: str, include: list[Record], prompt: str, held_out: bool) -> Record:
+def make_record(tag: str, include: list[Record], prompt: str, held_out: bool) -> Record:
+    """Return a GenEval record that excludes everything that it does not include."""
     wanted = dict.fromkeys(CLASSES, 0)
-    for entry in include:
-        wanted[entry["class"]] += entry["count"]
+    for wish in include:
+        wanted[wish["class"]] += wish["count"]
     exclude = [{"class": shape, "count": number + 1} for shape, number in wanted.items()]
     return {
         "tag": tag,
@@ -94,7 +98,7 @@ def _single() -> list[Record]:
         "there is a {}",
     )
     return [
-        _record("single_object", [_entry(s)], p.format(s), False)
+        make_record("single_object", [entry(s)], p.format(s), False)
         for s in CLASSES
         for p in phrasings
     ]
@@ -103,15 +107,16 @@ def _single() -> list[Record]:
 def _pair() -> list[Record]:
     phrasings = ("a {} and a {}", "a photo of a {} and a {}", "a picture of a {} and a {}")
     return [
-        _record(
-            "two_object", [_entry(a), _entry(b)], p.format(a, b), frozenset({a, b}) in HELD_PAIRS
+        make_record(
+            "two_object", [entry(a), entry(b)], p.format(a, b), frozenset({a, b}) in HELD_PAIRS
         )
         for a, b in itertools.permutations(CLASSES, 2)
         for p in phrasings
     ]
 
 
-def _plural(shape: str) -> str:
+def plural(shape: str) -> str:
+    """Return the plural of a class."""
     return shape + ("es" if shape.endswith("s") else "s")
 
 
@@ -119,8 +124,8 @@ def _count() -> list[Record]:
     phrasings = ("{} {}", "a photo of {} {}", "a picture of {} {}", "there are {} {}")
     out = []
     for s, (n, word), p in itertools.product(CLASSES, NUMBERS.items(), phrasings):
-        text = p.format(word, _plural(s))
-        out.append(_record("counting", [_entry(s, n)], text, (s, n) in HELD_COUNTS))
+        text = p.format(word, plural(s))
+        out.append(make_record("counting", [entry(s, n)], text, (s, n) in HELD_COUNTS))
     return out
 
 
@@ -129,7 +134,7 @@ def _colors() -> list[Record]:
     out = []
     for s, c, p in itertools.product(CLASSES, COLORS, phrasings):
         held = (s, c) in HELD_COLORED
-        out.append(_record("colors", [_entry(s, color=c)], p.format(c, s), held))
+        out.append(make_record("colors", [entry(s, color=c)], p.format(c, s), held))
     return out
 
 
@@ -144,9 +149,11 @@ def _position() -> list[Record]:
     # then tie
     out = []
     for (a, b), r in itertools.product(itertools.permutations(CLASSES, 2), RELATIONS):
-        include = [_entry(b), _entry(a, position=(r, 0))]
+        include = [entry(b), entry(a, position=(r, 0))]
         for p in phrasings[r]:
-            out.append(_record("position", include, p.format(a, b), (a, r, b) in HELD_POSITIONS))
+            out.append(
+                make_record("position", include, p.format(a, b), (a, r, b) in HELD_POSITIONS)
+            )
     return out
 
 
@@ -157,9 +164,9 @@ def _attribute() -> list[Record]:
             prompt = f"a {c} {a} and a {d} {b}"
             if (len(out) // 2) % 2:
                 prompt = f"a photo of {prompt}"
-            include = [_entry(a, color=c), _entry(b, color=d)]
+            include = [entry(a, color=c), entry(b, color=d)]
             held = _held_attribute((a, c), (b, d))
-            out.append(_record("color_attr", include, prompt, held))
+            out.append(make_record("color_attr", include, prompt, held))
     return out
 
 
@@ -211,32 +218,51 @@ def _free_colors(rng: np.random.Generator, shape: np.ndarray, held_out: np.ndarr
     return score.argmax(-1)
 
 
+def objects_of(record: Record) -> int:
+    """Count the objects that a record asks for."""
+    return int(sum(wish["count"] for wish in record["include"]))
+
+
+def _slots(include: Sequence[Record]) -> tuple[list[list[int]], list[Standing]]:
+    """Deal slots out to include entries -> each entry's slots, and who stands how to whom."""
+    # an object that stands in a relation comes before the one that it stands to
+    order = range(len(include))
+    if len(include) == 2 and "position" in include[1]:
+        order = order[::-1]
+    slots: list[list[int]] = [[] for _ in include]
+    first = 0
+    for i in order:
+        slots[i] = list(range(first, first + include[i]["count"]))
+        first += include[i]["count"]
+    # every object of an entry stands so to every object of the other
+    stands: list[Standing] = []
+    for i, wish in enumerate(include):
+        if "position" in wish:
+            relation, other = RELATIONS.index(wish["position"][0]), wish["position"][1]
+            pairs = itertools.product(slots[i], slots[other])
+            stands += [(a, b, relation) for a, b in pairs]
+    return slots, stands
+
+
 def scenes_for(records: Sequence[Record], rng: np.random.Generator) -> Scenes:
     """Draw one scene true to each record; what the prompt leaves open is random."""
     # what the records say
-    n = len(records)
-    shape, color = np.zeros((n, MAX_OBJECTS), np.int64), np.full((n, MAX_OBJECTS), -1, np.int64)
-    count, relation = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    n, most = len(records), max([MAX_OBJECTS, *map(objects_of, records)])
+    shape, color = np.zeros((n, most), np.int64), np.full((n, most), -1, np.int64)
+    count = np.array([objects_of(record) for record in records], np.int64)
+    related: list[list[Standing]] = []
     names = list(COLORS)
     for i, record in enumerate(records):
-        include = record["include"]
-        if len(include) == 2 and "position" in include[1]:
-            relation[i] = RELATIONS.index(include[1]["position"][0])
-            include = include[::-1]  # the object that stands in the relation takes slot 0
-        slot = 0
-        for entry in include:
-            for _ in range(entry["count"]):
-                shape[i, slot] = CLASSES.index(entry["class"])
-                if "color" in entry:
-                    color[i, slot] = names.index(entry["color"])
-                slot += 1
-        count[i] = slot
+        slots, stands = _slots(record["include"])
+        related.append(stands)
+        for wish, places in zip(record["include"], slots, strict=True):
+            shape[i, places] = CLASSES.index(wish["class"])
+            if "color" in wish:
+                color[i, places] = names.index(wish["color"])
     # the rest by chance
     held = np.array([bool(r.get("held_out", False)) for r in records])
-    free = _free_colors(rng, shape.reshape(-1), np.repeat(held, MAX_OBJECTS)).reshape(
-        n, MAX_OBJECTS
-    )
+    free = _free_colors(rng, shape.reshape(-1), np.repeat(held, most)).reshape(n, most)
     color = np.where(color < 0, free, color)
-    center, radius = layout(rng, count, relation)
+    center, radius = layout(rng, count, related)
     background = rng.uniform(0.88, 1.0, n).astype(np.float32)
     return Scenes(count, shape, color, center, radius, background)

@@ -1,0 +1,190 @@
+"""Disjoint prompt lists, harder prompts, and what the checker says of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scriptkit import script_module
+
+from flowrl.core.errors import DataError
+from flowrl.core.types import RewardBatch
+from flowrl.evaluation.suites.shapes.checker import check, judge, validate
+from flowrl.evaluation.suites.shapes.detect import Detections, detect
+from flowrl.evaluation.suites.shapes.lists import scene_key
+from flowrl.evaluation.suites.shapes.prompts import all_records, entry, make_record, scenes_for
+from flowrl.evaluation.suites.shapes.scene import CLASSES, Scenes, render
+from flowrl.evaluation.suites.shapes.word_order import word_order
+from rewards.shapes import shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = script_module("make_shapes_prompts").disjoint(0)
+
+
+def test_the_lists_are_disjoint_by_scene_and_by_prompt() -> None:
+    # one key by hand: a mirrored relation is the same scene, another reference is not
+    one, mirrored, other = (
+        make_record("", [entry(b), entry(a, position=(relation, 0))], "", False)
+        for a, relation, b in (
+            ("circle", "left of", "square"),
+            ("square", "right of", "circle"),
+            ("circle", "right of", "square"),
+        )
+    )
+    assert scene_key(one) == scene_key(mirrored) != scene_key(other)
+    # prompts of all lists; scenes of those that could leak into training or choosing
+    for (a, some), (b, more) in itertools.combinations(LISTS.items(), 2):
+        assert not {r["prompt"] for r in some} & {r["prompt"] for r in more}, (a, b)
+        if {a, b} == {"test", "ood"}:
+            continue  # test scenes in other words
+        left, right = (
+            {scene_key(r) for r in rs if r["tag"] != "single_object"} for rs in (some, more)
+        )
+        # the four scenes of single objects are in every list, in other words
+        assert not {key for key in left & right if len(key[0]) > 1 or key[0][0][1:] != (1, "")}
+
+
+def test_the_lists_hold_what_they_say() -> None:
+    known = {r["prompt"] for records in all_records().values() for r in records}
+    words = {word for prompt in known for word in prompt.split()}
+    for name, records in LISTS.items():
+        # the files, the words of the vocabulary, and texts of at most 18 tokens
+        lines = (ROOT / "assets/shapes/disjoint" / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == records
+        used = {word for record in records for word in record["prompt"].split()}
+        assert used <= words, used - words
+        assert max(len(record["prompt"].split()) for record in records) <= 18
+        # held-out combinations are nowhere but where they are tested
+        held = any(record["held_out"] for record in records)
+        assert held == (name in ("test", "ood")), name
+        # prompts of the benchmark, or new ones
+        old = {record["prompt"] for record in records} & known
+        assert len(old) == (len(records) if name in ("train", "validation", "test") else 0), name
+
+
+def test_true_scenes_of_every_list_pass_and_others_fail() -> None:
+    records = [r for name in ("hard-train", "ood") for r in LISTS[name][::9]]
+    rng = np.random.default_rng(0)
+    images = render(scenes_for(records, rng))
+    for record in records:
+        validate(record, "here")
+    verdict = check(images, records)
+    # the truth is what was drawn; small triangles and crosses are read right in most of the images
+    assert verdict.strict.float().mean() > 0.98
+    # the next record asks for another scene, mostly of the same task
+    shifted = [*records[1:], records[0]]
+    other = [scene_key(a) != scene_key(b) for a, b in zip(records, shifted, strict=True)]
+    assert not check(images, shifted).strict[np.array(other)].any()
+
+
+def _scene(*things: tuple[str, int, float, float]) -> Detections:
+    """Read a rendered scene of (class, colour number, x, y), all of radius 8."""
+    return detect(_image(*things))
+
+
+def _image(*things: tuple[str, int, float, float]) -> torch.Tensor:
+    """Render a scene -> [1, 3, 64, 64]."""
+    shape, color = np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
+    center, radius = np.full((1, 4, 2), 32, np.float32), np.full((1, 4), 8, np.float32)
+    for slot, (name, tint, x, y) in enumerate(things):
+        shape[0, slot], color[0, slot], center[0, slot] = CLASSES.index(name), tint, (x, y)
+    grey = np.full(1, 0.95, np.float32)
+    return render(Scenes(np.array([len(things)]), shape, color, center, radius, grey))
+
+
+PAIR = make_record(
+    "same_class",
+    [entry("circle", color="blue"), entry("circle", color="red", position=("left of", 0))],
+    "a red circle left of a blue circle",
+    False,
+)
+RED, BLUE = 0, 2  # numbers of COLORS
+
+
+@pytest.mark.parametrize(
+    ("things", "flags"),
+    [
+        ([("circle", RED, 14, 32), ("circle", BLUE, 50, 32)], (True, True, True, True)),
+        ([("circle", BLUE, 14, 32), ("circle", RED, 50, 32)], (True, True, False, True)),
+        ([("circle", RED, 14, 32), ("circle", RED, 50, 32)], (True, False, False, True)),
+        ([("circle", RED, 14, 32)], (False, False, False, True)),
+        (
+            [("circle", RED, 14, 32), ("circle", BLUE, 50, 32), ("circle", RED, 14, 52)],
+            (True, True, True, False),
+        ),
+    ],
+    ids=["asked", "swapped", "both red", "one", "one more"],
+)
+def test_two_of_a_class_are_told_apart_by_colour(things: Any, flags: tuple[bool, ...]) -> None:
+    # count, colour, position, exclude: from the rules, by hand
+    verdict = judge(_scene(*things), [PAIR])
+    found = (verdict.count_ok, verdict.color_ok, verdict.position_ok, verdict.exclude_ok)
+    assert tuple(bool(flag[0]) for flag in found) == flags
+    assert bool(verdict.strict[0]) == all(flags) == (float(verdict.graded[0]) == 1)
+
+
+@pytest.mark.parametrize("colors", [(None, None), ("red", None), ("red", "red")])
+def test_two_of_a_class_need_different_colours(colors: tuple[str | None, ...]) -> None:
+    record = {"include": [entry("circle", color=color) for color in colors]}
+    with pytest.raises(DataError, match="colour each"):
+        validate(record, "line 3")
+
+
+@pytest.mark.parametrize("degrees", [0, 50, 65, 75, 90, 120, 180])
+def test_a_relation_is_paid_by_its_angle(degrees: int) -> None:
+    # the square stands 30 pixels from the circle, `degrees` off the asked direction
+    turn = math.radians(degrees)
+    dx, dy = -30 * math.cos(turn), 30 * math.sin(turn)
+    found = _scene(
+        ("square", RED, 32 + dx / 2, 32 + dy / 2), ("circle", BLUE, 32 - dx / 2, 32 - dy / 2)
+    )
+    record = make_record(
+        "position", [entry("circle"), entry("square", position=("left of", 0))], "", False
+    )
+    verdict = judge(found, [record])
+    # closed form: GenEval takes a tenth of both extents off each axis (a square of radius 8 is
+    # 0.88 as wide as a circle); the mean of three credits, two of them full
+    margin = 0.1 * (16 + 0.88 * 16)
+    along = math.copysign(max(abs(dx) - margin, 0), -dx) / 30
+    for score, place in ((verdict.graded_angle, along / 0.5), (verdict.graded, (along + 1) / 1.5)):
+        paid = (2 + min(1.0, max(0.0, place))) / 3
+        assert float(score[0]) == pytest.approx(1.0 if along > 0.5 else 0.95 * paid, abs=0.01)
+    if degrees >= 90:
+        assert float(verdict.graded_angle[0]) == pytest.approx(0.95 * 2 / 3, abs=0.001)
+
+
+def test_the_reward_has_the_angle_as_a_mode() -> None:
+    records = LISTS["hard-train"][::30]
+    images = render(scenes_for(records, np.random.default_rng(1)))
+    shifted = [*records[1:], records[0]]
+    batch = RewardBatch(
+        images, [""] * len(images), torch.arange(len(images)), shifted, torch.zeros(1)
+    )
+    expected = check(images, shifted)
+    assert torch.equal(shapes(mode="graded_angle")(batch), expected.graded_angle)
+    assert (expected.graded_angle <= expected.graded + 1e-6).all()
+
+
+def test_word_order_is_counted_by_hand() -> None:
+    # one image each: as asked, the other way, perpendicular, and with another shape
+    position = make_record(
+        "position", [entry("square"), entry("cross", position=("left of", 0))], "", False
+    )
+    pair = [("cross", RED, 14, 32), ("square", BLUE, 50, 32)]
+    ways = [pair, [("square", BLUE, 14, 32), ("cross", RED, 50, 32)]]
+    ways += [[("cross", RED, 32, 14), ("square", BLUE, 32, 50)]]
+    ways += [[("circle", RED, 14, 32), ("square", BLUE, 50, 32)]]
+    colored = [entry("cross", color="red"), entry("square", color="blue")]
+    colors = make_record("color_attr", colored, "", False)
+    swapped = [("cross", BLUE, 14, 32), ("square", RED, 50, 32)]
+    third = [("cross", RED, 14, 32), ("square", 1, 50, 32)]
+    images = torch.cat([_image(*things) for things in (*ways, pair, swapped, third)])
+    records = [position] * 4 + [colors] * 3
+    assert word_order(images, records, "position") == (1, 1, 1)
+    assert word_order(images, records, "color_attr") == (1, 1, 1)

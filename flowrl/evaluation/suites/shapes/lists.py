@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.evaluation.suites.shapes.harder import (
     combinations,
@@ -41,7 +41,7 @@ class Lists(NamedTuple):
     test: list[Record]
 
 
-def scene_key(record: Record) -> tuple[Hashable, ...]:
+def scene_key(record: Record) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return what a record asks for, however it is said: equal for all wordings of a scene."""
     things = []
     for wish in record["include"]:
@@ -92,7 +92,7 @@ def ood_list(seed: int = 0) -> list[Record]:
     """
     rng = random.Random(seed)
     # test scenes in other words, each scene once
-    said = {}
+    said: dict[tuple[str, Hashable], Record] = {}
     for record in benchmark_lists(seed).test:
         if not record["held_out"]:
             said.setdefault((record["tag"], scene_key(record)), rephrased(record))

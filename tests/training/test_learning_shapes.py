@@ -15,7 +15,7 @@ from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
-ITERATIONS, SEEDS = 24, 2
+ITERATIONS = 24
 
 
 def colors(name: str, folder: Path) -> Path:
@@ -40,12 +40,12 @@ def strict(trainer: Trainer) -> float:
     return float(result["strict"])
 
 
-def gain(folder: Path, seed: int, *options: str) -> float:
+def gain(folder: Path, seed: int) -> float:
     """Train for a minute -> the change of strict accuracy on 24 held-out prompts, 16 images
     each."""
     files = [f"prompts.{name}={colors(name, folder)}" for name in ("train", "test")]
     sizes = ["train.prompts=12", "train.group=16", "train.ema=0", "eval.weights=current"]
-    trainer = Trainer(load_config("shapes/flow_grpo", [*files, *sizes, *options, f"seed={seed}"]))
+    trainer = Trainer(load_config("shapes/flow_grpo", [*files, *sizes, f"seed={seed}"]))
     before = strict(trainer)
     for _ in range(ITERATIONS):
         trainer.step()
@@ -56,11 +56,11 @@ def test_colors_are_learnt(tmp_path: Path) -> None:
     """Effect: with seeds 0 to 3 the gains were .294, .276, .161 and .216 of 384 images each: mean
     .237, std .06.
 
-    Without learning, the difference of two such accuracies near .25 has a standard error of .031,
-    the mean of two .022: it passes .10 by chance 3 times in a million. The seeds are fixed, so on
-    one machine the outcome is too. On another one, by the spread of those four, a sound run fails
-    with probability 6e-4.
+    Without learning, the difference of two such accuracies near .25 has a standard error of .031:
+    it passes .10 by chance 6 times in ten thousand. The seed is fixed, so on one machine the
+    outcome is too. On another one, by the spread of those four, a sound run fails with
+    probability 1 %.
     """
-    gains = [gain(tmp_path, seed) for seed in range(SEEDS)]
-    print(f"gains {gains}")
-    assert min(gains) > 0 and sum(gains) / len(gains) > 0.10
+    found = gain(tmp_path, seed=0)
+    print(f"gain {found}")
+    assert found > 0.10

@@ -1,18 +1,17 @@
-"""Methods that are no policy gradients on draws: each is one small function and a few lines of
-YAML."""
+"""Methods that are no policy gradients on draws: each is a small function and a few lines."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import pytest
 import torch
 from toykit import write_toy
+from trainkit import unchanged, weights_of
 
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.training.trainer import Trainer
 
@@ -25,11 +24,9 @@ SMALL = (
     # the sampler draws nothing after the initial noise
     "plan={fn: full, steps: 4, noise_scale: 0.0}",
 )
-METHODS = {
-    "matching": (
-        "likelihood={fn: forward, draws: 2}",
-        "loss={fn: toymethods.matching}",
-    ),
+CLIP = "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}"
+METHODS: dict[str, tuple[str, ...]] = {
+    "matching": ("likelihood={fn: forward, draws: 2}", "loss={fn: toymethods.matching}"),
     "preference": (
         "likelihood={fn: forward, draws: 2, shared: true}",
         "credit={fn: best_worst}",
@@ -38,31 +35,18 @@ METHODS = {
         "loss={fn: toymethods.preference, beta: 5.0}",
     ),
     "prior": ("likelihood={fn: prior}", "loss={fn: toymethods.reinforce}"),
-    "prior_ppo": (
-        "likelihood={fn: prior, reads: text}",
-        "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
-        "train.updates=2",
-    ),
+    "prior_ppo": ("likelihood={fn: prior, reads: text}", CLIP, "train.updates=2"),
     "negative_aware": (
         "likelihood={fn: forward}",
         "loss={fn: toymethods.negative_aware, beta: 1.0}",
     ),
-    "forward_ppo": (
-        "likelihood={fn: forward, draws: 2, times: grid}",
-        "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
-        "train.updates=2",
-    ),
+    "forward_ppo": ("likelihood={fn: forward, draws: 2, times: grid}", CLIP, "train.updates=2"),
 }
 
 
-def config_of(folder: Path, name: str, *overrides: str) -> Config:
-    return load_config(
-        write_toy(folder), (*SMALL, *METHODS[name], *overrides), ("toykit", "toymethods")
-    )
-
-
-def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.params.items()}
+def trainer_of(folder: Path, name: str, *overrides: str) -> Trainer:
+    changes = (*SMALL, *METHODS[name], *overrides)
+    return Trainer(load_config(write_toy(folder), changes, ("toykit", "toymethods")))
 
 
 @pytest.mark.learning
@@ -75,7 +59,7 @@ def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> No
     """
     gains = []
     for seed in range(SEEDS):
-        trainer = Trainer(config_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}"))
+        trainer = trainer_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}")
         rows = [trainer.step() for _ in range(ITERATIONS)]
         assert all(math.isfinite(value) for row in rows for value in row.values())
         curve = [row["reward/red"] for row in rows]
@@ -85,11 +69,19 @@ def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> No
     assert mean(gains) > 0.12 and errors > 5
 
 
-def test_metrics_are_those_of_the_loss(tmp_path: Path) -> None:
-    """No ratio is asked for; every name that a loss gives has its mean."""
-    metrics = Trainer(config_of(tmp_path, "matching")).step()
-    assert metrics["error"] > 0 and "ratio" not in metrics and "on_policy_gap" not in metrics
-    assert metrics["trained"] == 4 * 8 * 2  # two draws of each image
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [("matching", 3 * 64), ("negative_aware", 4 * 32), ("preference", 4 * 16), ("prior", 0)],
+)
+def test_metrics_and_network_calls_are_those_of_the_method(
+    tmp_path: Path, name: str, trained: int
+) -> None:
+    """4 prompts x 8 images x 4 steps, then per noised leaf 3, and 1 for each other weights."""
+    metrics = trainer_of(tmp_path, name).step()
+    assert metrics["nfe"] == 4 * 8 * 4 + trained
+    if name == "matching":  # two draws of each image; no ratio is asked for
+        assert metrics["error"] > 0 and metrics["trained"] == 4 * 8 * 2
+        assert "ratio" not in metrics and "on_policy_gap" not in metrics
 
 
 @pytest.mark.parametrize("name", ["matching", "negative_aware", "preference"])
@@ -97,66 +89,57 @@ def test_calls_do_not_change_a_step(tmp_path: Path, name: str) -> None:
     """Fresh noise belongs to a leaf, or to a prompt, and not to the network call it is in."""
     made = []
     for size in (64, 6):
-        trainer = Trainer(config_of(tmp_path, name, f"train.micro_batch={size}"))
+        trainer = trainer_of(tmp_path, name, f"train.micro_batch={size}")
         trainer.step()
         made.append(weights_of(trainer))
-    for key, value in made[0].items():
-        torch.testing.assert_close(made[1][key], value, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(*made, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["forward_ppo", "prior_ppo"])
 def test_the_first_ratio_is_one(tmp_path: Path, name: str) -> None:
-    """The old log-prob of a forward likelihood is that of the weights that sampled, at the same
-    noise; of a prior it is the rollout's."""
-    metrics = Trainer(config_of(tmp_path, name)).step()
+    """Forward: the old log-prob is that of the weights that sampled; prior: the rollout's."""
+    metrics = trainer_of(tmp_path, name).step()
     assert metrics["on_policy_gap"] < 1e-6 and metrics["ratio_std"] > 0
-
-
-def test_network_calls_are_counted(tmp_path: Path) -> None:
-    """4 prompts x 8 images x 4 steps, then per noised leaf 3, and 1 for each other weights; by
-    hand."""
-    sampled = 4 * 8 * 4
-    assert Trainer(config_of(tmp_path, "matching")).step()["nfe"] == sampled + 3 * 4 * 8 * 2
-    assert Trainer(config_of(tmp_path, "negative_aware")).step()["nfe"] == sampled + 4 * 4 * 8
-    assert Trainer(config_of(tmp_path, "preference")).step()["nfe"] == sampled + 4 * 4 * 2 * 2
-    assert Trainer(config_of(tmp_path, "prior")).step()["nfe"] == sampled
 
 
 @pytest.mark.parametrize("name", ["preference", "prior_ppo", "negative_aware"])
 def test_resume_is_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Own parameters, averages and copies of the weights come back; 2 + 2 iterations against 4."""
-    whole, first = (Trainer(config_of(tmp_path, name)) for _ in range(2))
+    whole, first = (trainer_of(tmp_path, name) for _ in range(2))
     metrics = [whole.step() for _ in range(4)]
     again = [first.step() for _ in range(2)]
     first.save(tmp_path / "middle")
-    second = Trainer(config_of(tmp_path, name, "model.seed=9"))
+    second = trainer_of(tmp_path, name, "model.seed=9")
     second.load(tmp_path / "middle")
-    again += [second.step() for _ in range(2)]
-    assert again == metrics
-    for key, value in weights_of(whole).items():
-        assert torch.equal(weights_of(second)[key], value)
+    assert again + [second.step() for _ in range(2)] == metrics
+    assert unchanged(second, weights_of(whole))
 
 
 def test_a_prior_trains_the_noise_alone_and_is_sampled_with(tmp_path: Path) -> None:
     """Also under the averaged weights: the noise that a rollout starts from is N(mean, 1)."""
-    trainer = Trainer(config_of(tmp_path, "prior"))
-    before, start = weights_of(trainer), trainer.sample([0, 1])
+    trainer = trainer_of(tmp_path, "prior")
+    before, start = weights_of(trainer), trainer.sample([0, 1]).x[:16]
     for _ in range(3):
         trainer.step()
     after = weights_of(trainer)
-    moved = [name for name in before if not torch.equal(before[name], after[name])]
-    assert moved == ["prior.mean"]
+    assert [k for k in before if not torch.equal(before[k], after[k])] == ["prior.mean"]
     trainer.iteration = 0
-    shift = trainer.sample([0, 1]).x[:16] - start.x[:16]
+    shift = trainer.sample([0, 1]).x[:16] - start
     torch.testing.assert_close(shift, after["prior.mean"].expand_as(shift))
     with trainer.weights.using("ema"):
-        ema = trainer.sample([0, 1]).x[:16] - start.x[:16]
+        ema = trainer.sample([0, 1]).x[:16] - start
     assert 0 < float(ema.abs().sum()) < float(shift.abs().sum())
 
 
-def test_what_cannot_be_trained_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
-    loading: Any = "model={fn: toykit.unloadable}"
-    with pytest.raises(ConfigError, match="train.same_noise"):
-        Trainer(config_of(tmp_path, "prior", loading, "train.same_noise=true"))
-    with pytest.raises(ConfigError, match="no step has noise"):
-        Trainer(config_of(tmp_path, "prior", loading, "likelihood={fn: reverse}"))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train.same_noise=true", "train.same_noise"),
+        ("likelihood={fn: reverse}", "no step has noise"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_the_model_is_loaded(
+    tmp_path: Path, change: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer_of(tmp_path, "prior", "model={fn: toykit.unloadable}", change)

@@ -47,7 +47,8 @@ def run(rewards: dict[str, Reward] | None = None, **options: Any) -> dict[str, A
 
 def drawn(texts: list[str] = TEXTS, **options: Any) -> tuple[list[int], Tensor]:
     parts = list(sample(LinearFlow(scale=0.3), texts, **{**SIZE, "images": 3, **options}))
-    return [i for index, _ in parts for i in index], torch.cat([images for _, images in parts])
+    places, images = zip(*parts, strict=True)
+    return sum(places, []), torch.cat(images)
 
 
 def redder() -> Tensor:

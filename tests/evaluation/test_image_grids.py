@@ -99,7 +99,8 @@ def test_pairs_run_down_a_block_then_to_the_next(count: int, blocks: int, shown:
     after: list[Color] = [(0, i, 255) for i in range(count)]
     texts = [f"prompt {i}" for i in range(count)]
     page = pairs_figure(plain(*before), plain(*after), texts, title="A title", blocks=blocks)
-    left, right = [box(page, color) for color in before], [box(page, color) for color in after]
+    left = [box(page, color) for color in before]
+    right = [box(page, color) for color in after]
     rows = -(-count // shown)
     for i, (a, b) in enumerate(zip(left, right, strict=True)):
         assert a[1] == b[1] == left[i % rows][1] and a[2] < b[0] < a[2] + 10

@@ -51,7 +51,8 @@ def test_noise_has_its_std_and_stays_in_range() -> None:
 def test_wrong_prompts_of_the_rendered_scenes_are_wrong() -> None:
     """Judged by the benchmark's checker: each scene is true to its own record alone."""
     items = rendered(64)
-    images, records = torch.stack([s.load() for s in items]), [s.record for s in items]
+    images = torch.stack([scene.load() for scene in items])
+    records = [scene.record for scene in items]
     others = strangers([record["prompt"] for record in records])
     assert check(images, records).strict.all()
     assert not check(images, [records[j or 0] for j in others]).strict.any()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +10,14 @@ from typing import Any
 
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline
-from modelkit import edit
+from modelkit import edit, noise
 from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from torch import Tensor
 
+from flowrl.algorithms.plans.windows import full
+from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.transitions import cps
+from flowrl.core.types import Rollout
 from flowrl.models.flux import flux, pack
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
@@ -53,6 +56,8 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "sd3": tiny_sd3,
     "sd3.5": partial(tiny_sd3, t5=True, dual=True, seed=1),
     "sd3 dynamic": partial(tiny_sd3, dynamic_shift=True, seed=2),
+    "sd3 long": partial(tiny_sd3, layers=4, dual=True),
+    "sd3 short": partial(tiny_sd3, layers=1),
     "flux": tiny_flux,
     "flux schnell": partial(tiny_flux, guidance_embeds=False, seed=1),
     "flux shifts": partial(tiny_flux, seed=2, **SHIFTS),
@@ -135,11 +140,31 @@ def diffusers_images(
     ).images
 
 
-def first_latent(x: Tensor, sigmas: Tensor) -> Tensor:
-    """Turn the pipeline's noise into x at the first level: below sigma 1 its std on the flow path
-    is another; see flow_from_vp."""
-    first = float(sigmas[0])
-    return x * math.hypot(1 - first, first)
+def seeds(count: int) -> list[torch.Generator]:
+    """Return a generator for each of `count` prompts."""
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def sampled(model: Any, *, steps: int = 4, size: tuple[int, int] = (32, 32), **how: Any) -> Rollout:
+    """Roll out two images of each of two prompts, with noise on every step, in calls of four."""
+    return rollout(
+        model,
+        model.encode(PROMPTS[:2]),
+        full(0, steps=steps, noise_scale=how.get("noise_scale", 0.7)),
+        how.get("transition", cps),
+        sigmas=model.sigmas(steps, *size),
+        shape=model.latent_shape(*size),
+        group_size=2,
+        generators=seeds(2),
+        micro_batch=4,
+    )
+
+
+def velocity(model: Any, count: int = 2, height: int = 32, width: int = 32) -> Tensor:
+    """Ask for the velocity of `count` latents, the second half at a later noise level."""
+    x, sigmas = noise(model, count, height, width), model.sigmas(4, height, width)
+    cond = model.encode([PROMPTS[i % 2] for i in range(count)])
+    return model.velocity(x, sigmas[1 + torch.arange(count) * 2 // count], cond)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -147,7 +172,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).norm() / expected.norm()).detach())
 
 
-def weights_of(model: Any) -> list[torch.nn.Module]:
+def parts_of(model: Any) -> list[torch.nn.Module]:
     """Return the networks of a model's pipeline."""
     parts = model.pipeline().components.values()
     return [part for part in parts if isinstance(part, torch.nn.Module)]

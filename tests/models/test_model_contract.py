@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from adapterkit import PROMPTS, Folders, adapter_of, diffusers_images, first_latent
+from adapterkit import PROMPTS, Folders, adapter_of, diffusers_images, seeds
 from modelkit import euler, noise, perturb
 
+from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.errors import DataError
 from flowrl.core.noise_path import vp_from_flow
 from flowrl.core.types import FlowModel
+from flowrl.models.flux import pack
 
 SIZE = (64, 48)
 
@@ -115,8 +117,7 @@ def test_without_noise_latents_and_images_are_the_pipelines(
     size: tuple[int, int],
     count: int,
 ) -> None:
-    """Diffusers' own output from the same noise, to 1e-5 in float32, with weights that training has
-    moved.
+    """The engine's draw of the noise; to 1e-5 in float32, with weights that training has moved.
 
     Latents of a UNet that predicts noise: to 1e-5 of their std. Random weights take no noise away,
     so that DDIM's x0 = (x - s eps) / alpha grows latents to about 1 / alpha, 14 times a trained
@@ -124,8 +125,10 @@ def test_without_noise_latents_and_images_are_the_pipelines(
     """
     model, prompts = folders.load(name, **options), PROMPTS[:count]
     perturb(model, 0.05)
-    x, sigmas = noise(model, count, *size), model.sigmas(steps, *size)
-    end = euler(model, first_latent(x, sigmas), sigmas, prompts)
+    shape, sigmas = model.latent_shape(*size), model.sigmas(steps, *size)
+    x = torch.cat([torch.randn((1, *shape), generator=key) for key in seeds(count)])
+    drawn: dict[str, Any] = {"shape": shape, "group_size": 1, "generators": seeds(count)}
+    end = sample_ode(model, model.encode(prompts), sigmas=sigmas, **drawn)
 
     # latents
     unet = adapter_of(name) in ("sd15", "sdxl")
@@ -134,7 +137,7 @@ def test_without_noise_latents_and_images_are_the_pipelines(
     if adapter_of(name) == "flux":
         theirs = model.pipeline()._unpack_latents(theirs, *size, 8)
     assert (theirs - x).abs().mean() > 1e-3  # the network moved something: no copy of x
-    unit = max(1.0, float(theirs.std())) if name in ("sd15", "sdxl") else 1.0
+    unit = max(1.0, float(theirs.std())) if unet else 1.0
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * unit)
 
     # images
@@ -143,6 +146,60 @@ def test_without_noise_latents_and_images_are_the_pipelines(
     assert images.min() >= 0 and images.max() <= 1 and images.std() > 0.01
     expected = diffusers_images(folders[name], model, x, prompts, steps=steps)
     torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sd3.5", {"guidance": 4.5}), ("flux", {}), ("flux schnell", {})]
+)
+def test_equal_seeds_and_texts_give_the_pipelines_bits(
+    folders: Folders, name: str, options: dict[str, Any]
+) -> None:
+    """The pipeline draws its noise itself; a batch of texts may differ in the last bit."""
+    model, size = folders.load(name, **options), {"height": 64, "width": 48}
+    perturb(model)
+    cond, sigmas, shape = model.encode(PROMPTS), model.sigmas(8, *SIZE), model.latent_shape(*SIZE)
+    ours = sample_ode(model, cond, sigmas=sigmas, shape=shape, group_size=1, generators=seeds(3))
+    pipeline, call = model.pipeline(), {"guidance_scale": options.get("guidance", 3.5)}
+    for sign in ("", "negative_") if model.guided else ("",):
+        call |= {f"{sign}prompt_embeds": cond[f"{sign}embeds"]}
+        call |= {f"{sign}pooled_prompt_embeds": cond[f"{sign}pooled"]}
+    pipeline.set_progress_bar_config(disable=True)
+    call |= {"num_inference_steps": 8, "generator": seeds(3), "output_type": "latent"}
+    theirs = pipeline(**size, **call).images
+    assert torch.equal(pack(ours) if adapter_of(name) == "flux" else ours, theirs)
+
+
+TIMES: list[tuple[str, dict[str, Any]]] = [
+    ("sd3", {}),
+    ("sd3 dynamic", {}),
+    ("flux", {}),
+    ("flux", {"tune": "full"}),
+    ("flux", {"dtype": "bfloat16"}),
+    ("flux", {"dtype": "bfloat16", "tune": "full"}),
+    ("flux", {"dtype": "float16", "tune": "none"}),
+    ("sd15", {}),
+    ("sd15 zero", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TIMES)
+def test_the_network_is_asked_for_the_pipelines_times(
+    folders: Folders, name: str, options: dict[str, Any]
+) -> None:
+    """What reaches the time embedding, to the bit, in 28 steps; rollout and training share it."""
+    model, seen = folders.load(name, **options), []
+    embed = "time_proj" if adapter_of(name) == "sd15" else "time_text_embed"
+    layer = model.network.get_submodule(embed)
+    hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    x, sigmas = noise(model, 2, 32, 32), model.sigmas(28, 32, 32)
+    euler(model, x, sigmas, PROMPTS[:2])
+    ours, theirs = torch.stack(seen), seen
+    seen.clear()
+    with torch.autocast("cpu", model.dtype, enabled=model.autocast):
+        diffusers_images(folders[name], model, x.to(model.dtype), PROMPTS[:2], steps=28)
+    hook.remove()
+    assert len(ours) == 28 and torch.equal(ours, torch.stack(theirs))
+    assert ours.dtype == theirs[0].dtype
 
 
 def test_text_is_encoded_once_and_row_by_row(

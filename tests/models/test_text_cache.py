@@ -12,102 +12,73 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders, load_folder
 from modelkit import edit
-from runtimekit import ADAPTERS, PROMPTS, load, make_folders
 from safetensors.torch import load_file, save_file
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models import text_cache
 from flowrl.models.text_cache import TextCache
 
-FNS = list(ADAPTERS)
-GUIDED: dict[str, dict[str, Any]] = {fn: {"guidance": 3.0} for fn in ("sd3", "sd15", "sdxl")}
-GUIDED["flux"] = {"true_cfg_scale": 3.0}
+ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_folders(tmp_path_factory.mktemp("models"))
+def cached(folders: Folders, fn: str, cache: Path, **options: Any) -> Any:
+    return folders.load(name_of(fn), runtime={"cache": str(cache)}, **options)
 
 
-def cached(folders: dict[str, Path], fn: str, cache: Path, **options: Any) -> Any:
-    return load(folders, fn, runtime={"cache": str(cache)}, **options)
+def name_of(fn: str) -> str:
+    return "sd3.5" if fn == "sd3" else fn  # which has T5
 
 
 def files(cache: Path) -> set[Path]:
     return set(cache.glob("??/*.safetensors"))
 
 
-# -------------------------------------------------------------- the same bits, without the encoders
+def encoders(model: Any) -> dict[str, Any]:
+    """Return the text encoders of a model, without having those loaded that are not."""
+    parts = model._tuned.pipeline.components
+    return {name: part for name, part in parts.items() if name.startswith("text_encoder")}
 
 
-@pytest.mark.parametrize("fn", FNS)
+# ------------------------------------------------------------ the same bits, without the encoders
+
+
+@pytest.mark.parametrize("fn", ADAPTERS)
 def test_a_hit_is_bit_for_bit_and_needs_no_encoder(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fn: str
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fn: str
 ) -> None:
-    options = GUIDED[fn] | {"dtype": "bfloat16"}
-    expected = load(folders, fn, **options).encode(PROMPTS)
-    first = cached(folders, fn, tmp_path, **options).encode(PROMPTS)
-    texts = 2 if fn == "sdxl" else 3  # SDXL's negative prompt is no text here, but zeros
-    assert len(files(tmp_path)) == texts
-    for kind in (
-        transformers.CLIPTextModel,
-        transformers.CLIPTextModelWithProjection,
-        transformers.T5EncoderModel,
-    ):
-        monkeypatch.setattr(kind, "from_pretrained", lambda *_args, **_options: 1 / 0)
-        monkeypatch.setattr(kind, "forward", lambda *_args, **_options: 1 / 0)
+    """Encoders are loaded at the first miss, frozen, and are those of a model without a cache."""
+    options: dict[str, Any] = GUIDED[fn] | {"dtype": "bfloat16"}
+    plain, model = folders.load(name_of(fn), **options), cached(folders, fn, tmp_path, **options)
+    assert encoders(model) and set(encoders(model).values()) == {None}
+    expected, first = plain.encode(PROMPTS), model.encode(PROMPTS)
+    assert len(files(tmp_path)) == (3 if fn == "sdxl" else 4)  # SDXL's negative: zeros, no text
+    for name, part in encoders(model).items():
+        own, twin = list(part.parameters()), list(encoders(plain)[name].parameters())
+        assert not part.training and not any(param.requires_grad for param in own)
+        assert all(torch.equal(a, b) for a, b in zip(own, twin, strict=True))
+    for kind in ENCODERS:
+        for method in ("from_pretrained", "forward"):
+            monkeypatch.setattr(getattr(transformers, kind), method, lambda *_, **__: 1 / 0)
     again = cached(folders, fn, tmp_path, **options)
     found = again.encode(PROMPTS[::-1])
     assert set(expected) == set(first) == set(found)
     for name, rows in expected.items():
-        assert (
-            rows.dtype == torch.bfloat16
-            and torch.equal(rows, first[name])
-            and torch.equal(rows, found[name].flip(0))
-        )
+        assert rows.dtype == torch.bfloat16 and torch.equal(rows, first[name])
+        assert torch.equal(rows, found[name].flip(0))
     with pytest.raises(ModelError, match="could not be loaded: ZeroDivisionError"):
         again.encode(["a prompt that nobody has asked for"])
 
 
-@pytest.mark.parametrize("fn", FNS)
-def test_encoders_are_loaded_at_the_first_miss(
-    folders: dict[str, Path], tmp_path: Path, fn: str
-) -> None:
-    model, plain = cached(folders, fn, tmp_path), load(folders, fn)
-    parts = model._tuned.pipeline.components
-    encoders = [name for name in plain.pipeline().components if name.startswith("text_encoder")]
-    assert encoders and all(parts[name] is None for name in encoders)
-    expected = plain.encode(PROMPTS)
-    found = model.encode(PROMPTS)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    parts = model._tuned.pipeline.components
-    for name in encoders:
-        twin = plain.pipeline().components[name]
-        assert (
-            not any(param.requires_grad for param in parts[name].parameters())
-            and not parts[name].training
-        )
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(parts[name].parameters(), twin.parameters(), strict=True)
-        )
-
-
-def test_the_pipeline_that_is_handed_out_is_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_pipeline_that_is_handed_out_is_whole(folders: Folders, tmp_path: Path) -> None:
     pipeline = cached(folders, "sd3", tmp_path, tune="none").pipeline()
     pipeline.set_progress_bar_config(disable=True)
-    assert pipeline(
-        "a cat", height=32, width=32, num_inference_steps=1, output_type="pt"
-    ).images.shape == (
-        1,
-        3,
-        32,
-        32,
-    )
+    how = {"height": 32, "width": 32, "num_inference_steps": 1, "output_type": "pt"}
+    assert pipeline("a cat", **how).images.shape == (1, 3, 32, 32)
 
 
-# ------------------------------------------------------------------------------ what the name knows
+# ---------------------------------------------------------------------------- what the name knows
 
 
 def change_weights(folder: Path) -> None:
@@ -116,10 +87,6 @@ def change_weights(folder: Path) -> None:
     name = sorted(tensors)[-1]
     tensors[name].view(-1)[-1] += 1e-3  # one number of one tensor; the file keeps its size
     save_file(tensors, file, metadata={"format": "pt"})
-
-
-def add_to_tokenizer(folder: Path) -> None:
-    edit("tokenizer_2/tokenizer_config.json", note="another")(folder)
 
 
 @pytest.mark.parametrize(
@@ -133,28 +100,28 @@ def add_to_tokenizer(folder: Path) -> None:
         ({"t5": False}, None, False),
         ({"dtype": "bfloat16"}, None, False),
         ({}, change_weights, False),
-        ({}, add_to_tokenizer, False),
+        ({}, edit("tokenizer_2/tokenizer_config.json", note="another"), False),
         ({}, edit("text_encoder_3/config.json", layer_norm_epsilon=1e-3), False),
     ],
 )
 def test_what_the_embeddings_depend_on(
-    folders: dict[str, Path],
+    folders: Folders,
     tmp_path: Path,
     options: dict[str, Any],
     damage: Callable[[Path], None] | None,
     hit: bool,
 ) -> None:
-    cache, copy = tmp_path / "cache", Path(shutil.copytree(folders["sd3"], tmp_path / "sd3"))
+    cache, copy = tmp_path / "cache", Path(shutil.copytree(folders["sd3.5"], tmp_path / "sd3"))
     cached(folders, "sd3", cache).encode(PROMPTS[:1])
     if damage:
         damage(copy)
     before = files(cache)
-    cached({"sd3": copy}, "sd3", cache, **options).encode(PROMPTS[:1])
+    load_folder("sd3", copy, runtime={"cache": str(cache)}, **options).encode(PROMPTS[:1])
     assert (files(cache) == before) == hit and len(before) == 1
 
 
 def test_versions_of_the_libraries_count(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: Any
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cache() -> TextCache:
         return TextCache(tmp_path, parts=[folders["sd15"] / "tokenizer"], settings={})
@@ -165,7 +132,7 @@ def test_versions_of_the_libraries_count(
     assert cache().get("x") is None
 
 
-# -------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------ files
 
 
 @pytest.fixture
@@ -188,29 +155,26 @@ def test_every_dtype_and_shape_comes_back(store: TextCache) -> None:
         assert found[name].dtype == rows.dtype and torch.equal(found[name], rows)
 
 
-def flip(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    lambda data: data[:-3],
+    lambda data: b"",
+    lambda data: b"x" * len(data),
+    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+]
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-3], lambda _: b"", lambda data: b"x" * len(data), flip]
-)
-def test_a_damaged_file_is_encoded_again_with_a_warning(
-    folders: dict[str, Path], tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_file_is_encoded_again_with_a_warning(folders: Folders, tmp_path: Path) -> None:
     first = cached(folders, "sd15", tmp_path).encode(PROMPTS[:1])
     (file,) = files(tmp_path)
     whole = file.read_bytes()
-    file.write_bytes(damage(whole))
-    with pytest.warns(
-        UserWarning,
-        match=rf"{file.name} is damaged \(.*; the prompt 'a red square' is encoded again",
-    ):
-        again = cached(folders, "sd15", tmp_path).encode(PROMPTS[:1])
-    assert torch.equal(first["embeds"], again["embeds"])
-    assert torch.equal(
-        load_file(file)["embeds"], first["embeds"][0]
-    ) and file.stat().st_size == len(whole)
+    said = rf"{file.name} is damaged \(.*; the prompt 'a red square' is encoded again"
+    for damage in DAMAGES:
+        file.write_bytes(damage(whole))
+        with pytest.warns(UserWarning, match=said):
+            again = cached(folders, "sd15", tmp_path).encode(PROMPTS[:1])
+        assert torch.equal(first["embeds"], again["embeds"])
+        assert torch.equal(load_file(file)["embeds"], first["embeds"][0])
+        assert file.stat().st_size == len(whole)
 
 
 def test_no_half_file_has_the_final_name(store: TextCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,12 +198,11 @@ def test_writers_and_readers_at_once(tmp_path: Path) -> None:
 
     def work() -> None:
         store = TextCache(tmp_path, parts=[], settings={})
-        for _ in range(5):
-            for prompt, row in rows.items():
-                store.put(prompt, {"embeds": row})
-                found = store.get(prompt)
-                if found is None or not torch.equal(found["embeds"], row):
-                    wrong.append(prompt)
+        for prompt, row in [*rows.items()] * 5:
+            store.put(prompt, {"embeds": row})
+            found = store.get(prompt)
+            if found is None or not torch.equal(found["embeds"], row):
+                wrong.append(prompt)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -252,7 +215,6 @@ def test_writers_and_readers_at_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        ConfigError, match=r"runtime.cache: .*file/cache cannot be a folder: Not a directory"
-    ):
+    message = r"runtime.cache: .*file/cache cannot be a folder: Not a directory"
+    with pytest.raises(ConfigError, match=message):
         TextCache(tmp_path / "file/cache", parts=[], settings={})

@@ -35,25 +35,23 @@ def levels() -> np.ndarray:
 
 def test_levels_are_those_of_the_published_betas() -> None:
     table = schedule().sigma
-    np.testing.assert_allclose(
-        table.numpy(), levels(), rtol=0, atol=2e-6
-    )  # the scheduler multiplies in float32
+    # the scheduler multiplies in float32
+    np.testing.assert_allclose(table.numpy(), levels(), rtol=0, atol=2e-6)
     assert table.dtype == torch.float32
     assert (float(table[0]), float(table[-1])) == pytest.approx((0.028341, 0.935958), abs=1e-6)
+
+
+TRAILING = {"timestep_spacing": "trailing"}
+ONE = {"set_alpha_to_one": True}
 
 
 @pytest.mark.parametrize(
     ("changes", "steps", "timesteps", "end"),
     [  # the formulas of 2305.08891 table 2
         ({}, 4, [751, 501, 251, 1], 0),
-        ({"steps_offset": 0, "set_alpha_to_one": True}, 3, [666, 333, 0], None),
-        ({"timestep_spacing": "trailing"}, 4, [999, 749, 499, 249], 0),
-        (
-            {"timestep_spacing": "trailing", "set_alpha_to_one": True},
-            7,
-            [999, 856, 713, 570, 428, 285, 142],
-            None,
-        ),
+        (ONE | {"steps_offset": 0}, 3, [666, 333, 0], None),
+        (TRAILING, 4, [999, 749, 499, 249], 0),
+        (TRAILING | ONE, 7, [999, 856, 713, 570, 428, 285, 142], None),
     ],
 )
 def test_grid_is_that_of_the_timesteps(
@@ -65,29 +63,23 @@ def test_grid_is_that_of_the_timesteps(
     np.testing.assert_allclose(grid.numpy(), expected, rtol=0, atol=2e-6)
 
 
-def test_zero_terminal_snr_starts_at_one() -> None:
-    zero = schedule(
-        rescale_betas_zero_snr=True, timestep_spacing="trailing", prediction_type="v_prediction"
-    )
+def test_the_ends_of_a_grid() -> None:
+    v = {"rescale_betas_zero_snr": True, "prediction_type": "v_prediction"}
+    zero = schedule(**TRAILING, **v)  # zero terminal SNR starts at one
     assert zero.grid(5)[0] == 1 and zero.sigma[998] < 1
+    with pytest.raises(ConfigError, match="steps: expected 1 to 1000"):
+        schedule().grid(1001)
 
 
 def test_every_level_finds_its_timestep() -> None:
     model = schedule()
     t = torch.arange(1000)
-    for sigma in (
-        model.sigma,
-        torch.nextafter(model.sigma, torch.tensor(2.0)),
-        model.sigma.double(),
-        model.sigma - 5e-7,
-    ):
+    next_to = torch.nextafter(model.sigma, torch.tensor(2.0))
+    for sigma in (model.sigma, next_to, model.sigma.double(), model.sigma - 5e-7):
         found, known = model.timesteps(sigma)
         assert torch.equal(found, t) and bool(known.all())
-    for wrong in (
-        model.sigma + 1e-5,
-        (model.sigma[1:] + model.sigma[:-1]) / 2,
-        torch.tensor([0.0, 1.0, torch.nan]),
-    ):
+    between = (model.sigma[1:] + model.sigma[:-1]) / 2
+    for wrong in (model.sigma + 1e-5, between, torch.tensor([0.0, 1.0, torch.nan])):
         assert not bool(model.timesteps(wrong)[1].any())
 
 
@@ -99,12 +91,8 @@ def test_velocity_is_the_noise_minus_the_data(prediction: str) -> None:
     torch.manual_seed(0)
     x0, eps = torch.randn(2, 6, 3, dtype=torch.float64)
     degrees = torch.tensor([1.0, 20, 45, 70, 86, 90], dtype=torch.float64).deg2rad()
-    if prediction == "epsilon":
-        x0, eps, degrees = (
-            x0[:-1],
-            eps[:-1],
-            degrees[:-1],
-        )  # where alpha is 0, noise says nothing of the data
+    if prediction == "epsilon":  # where alpha is 0, noise says nothing of the data
+        x0, eps, degrees = x0[:-1], eps[:-1], degrees[:-1]
     alpha, s = degrees.cos(), degrees.sin()
     x_vp = alpha[:, None] * x0 + s[:, None] * eps
     out = eps if prediction == "epsilon" else alpha[:, None] * eps - s[:, None] * x0
@@ -136,34 +124,19 @@ def test_the_euler_step_is_ddims(prediction: str, one: bool) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-def test_clip_sample_is_off_unless_it_was_asked_for() -> None:
-    """DDIMScheduler's default, true, would clip latents at 1; a file of Euler's or an old one does
-    not speak of it."""
-    for scheduler in (
-        EulerDiscreteScheduler(**EULER, timestep_spacing="leading"),
-        DDPMScheduler(**EULER),
-    ):
+def test_schedulers_of_other_classes_become_ddims() -> None:
+    """DDIMScheduler's own default would clip latents at 1; other files do not speak of it."""
+    leading = EulerDiscreteScheduler(**EULER, timestep_spacing="leading")
+    for scheduler in (leading, DDPMScheduler(**EULER)):
         assert ddim_scheduler(scheduler, "model", None).config.clip_sample is False
-    with pytest.raises(ModelError, match="clip_sample and thresholding must be false"):
-        ddim_scheduler(DDPMScheduler(**EULER, clip_sample=True), "model", None)
-
-
-def test_spacing_overrides() -> None:
-    scheduler = EulerDiscreteScheduler(**EULER, timestep_spacing="linspace")
-    with pytest.raises(ModelError, match="timestep_spacing 'linspace'"):
-        ddim_scheduler(scheduler, "model", None)
-    assert ddim_scheduler(scheduler, "model", "trailing").config.timestep_spacing == "trailing"
-
-
-def test_unknown_betas() -> None:
-    scheduler = DDIMScheduler(**NOISE, clip_sample=False)
-    scheduler.register_to_config(beta_schedule="laplace")
-    with pytest.raises(
-        ModelError, match=r"model: scheduler/scheduler_config.json: laplace is not implemented"
+    linspace = EulerDiscreteScheduler(**EULER, timestep_spacing="linspace")
+    assert ddim_scheduler(linspace, "model", "trailing").config.timestep_spacing == "trailing"
+    laplace = DDIMScheduler(**NOISE, clip_sample=False)
+    laplace.register_to_config(beta_schedule="laplace")
+    for scheduler, message in (
+        (DDPMScheduler(**EULER, clip_sample=True), "clip_sample and thresholding must be false"),
+        (linspace, "timestep_spacing 'linspace'"),
+        (laplace, "model: scheduler/scheduler_config.json: laplace is not implemented"),
     ):
-        ddim_scheduler(scheduler, "model", None)
-
-
-def test_more_steps_than_timesteps() -> None:
-    with pytest.raises(ConfigError, match="steps: expected 1 to 1000"):
-        schedule().grid(1001)
+        with pytest.raises(ModelError, match=message):
+            ddim_scheduler(scheduler, "model", None)

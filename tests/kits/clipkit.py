@@ -15,6 +15,7 @@ from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
+from torchvision.transforms import functional as vision
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
 from flowrl.core.types import RewardBatch
@@ -27,30 +28,17 @@ PROMPTS = [
     "",
     "naïve Ünïcode 日本",
 ]
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def add_architecture(
     folder: Path, name: str, *, width: int = 32, dimensions: int = 24, quick_gelu: bool = False
 ) -> str:
     """Make open_clip know a CLIP of two layers per tower under `name`."""
-    config = {
-        "embed_dim": dimensions,
-        "quick_gelu": quick_gelu,
-        "vision_cfg": {
-            "image_size": 224,
-            "layers": 2,
-            "width": width,
-            "head_width": 16,
-            "patch_size": 56,
-        },
-        "text_cfg": {
-            "context_length": 77,
-            "vocab_size": 49408,
-            "width": width,
-            "heads": 2,
-            "layers": 2,
-        },
-    }
+    vision = {"image_size": 224, "layers": 2, "width": width, "head_width": 16, "patch_size": 56}
+    text = {"context_length": 77, "vocab_size": 49408, "width": width, "heads": 2, "layers": 2}
+    config = {"embed_dim": dimensions, "vision_cfg": vision, "text_cfg": text}
+    config["quick_gelu"] = quick_gelu
     (folder / f"{name}.json").write_text(json.dumps(config))
     open_clip.add_model_config(folder / f"{name}.json")
     return name
@@ -65,15 +53,14 @@ def tiny_open_clip(name: str, *, seed: int = 0) -> Any:
         with torch.no_grad():
             for value in model.parameters():
                 value.add_(0.1 * torch.randn_like(value))
-            model.logit_scale.fill_(4.6052)
+            model.logit_scale.fill_(4.4)  # PickScore learns it: not ln 100
     return model
 
 
 def save_open_clip(model: Any, file: Path) -> Path:
     """Save the weights as safetensors."""
-    save_file(
-        {name: value.detach().contiguous() for name, value in model.state_dict().items()}, file
-    )
+    state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    save_file(state, file)
     return file
 
 
@@ -94,20 +81,15 @@ def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
         "ln_final": "text_model.final_layer_norm",
     }
     out = {new: state[old] for old, new in names.items()}
-    out |= {
-        f"{new}.{part}": state[f"{old}.{part}"]
-        for old, new in norms.items()
-        for part in ("weight", "bias")
-    }
+    for old, new in norms.items():
+        out |= {f"{new}.{part}": state[f"{old}.{part}"] for part in ("weight", "bias")}
     out["visual_projection.weight"] = state["visual.proj"].T.contiguous()
     out["text_projection.weight"] = state["text_projection"].T.contiguous()
-    for old, new in {
-        "visual.transformer.resblocks": "vision_model",
-        "transformer.resblocks": "text_model",
-    }.items():
+    towers = {"visual.transformer": "vision_model", "transformer": "text_model"}
+    for old, new in towers.items():
         for name, value in state.items():
-            if name.startswith(f"{old}."):
-                layer, _, rest = name.removeprefix(f"{old}.").partition(".")
+            if name.startswith(f"{old}.resblocks."):
+                layer, _, rest = name.removeprefix(f"{old}.resblocks.").partition(".")
                 out |= _block(f"{new}.encoder.layers.{layer}", rest, value)
     return out
 
@@ -137,12 +119,8 @@ def save_transformers(model: Any, folder: Path, *, quick_gelu: bool = False) -> 
         "hidden_act": "quick_gelu" if quick_gelu else "gelu",
         "projection_dim": dimensions,
     }
-    text = tower | {
-        "vocab_size": 49408,
-        "bos_token_id": 49406,
-        "eos_token_id": 49407,
-        "pad_token_id": 49407,
-    }
+    text = tower | {"vocab_size": 49408, "bos_token_id": 49406}
+    text |= {"eos_token_id": 49407, "pad_token_id": 49407}
     vision = tower | {"image_size": 224, "patch_size": 56}
     twin = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=dimensions))
     twin.load_state_dict(state)
@@ -178,7 +156,23 @@ def pil(image: Tensor) -> Image.Image:
     return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
 
 
-def batch_of(images: Tensor, prompts: list[str]) -> RewardBatch:
-    """Make a batch as the loop hands it to a reward."""
+def batch_of(images: Tensor, prompts: list[str], **records: list[Any]) -> RewardBatch:
+    """Make a batch as the loop hands it to a reward, with further columns in its records."""
     n = len(images)
-    return RewardBatch(images, prompts, torch.arange(n), [{} for _ in range(n)], torch.zeros(n))
+    meta: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+    for name, values in records.items():
+        for record, value in zip(meta, values, strict=True):
+            record[name] = value
+    return RewardBatch(images, prompts, torch.arange(n), meta, torch.zeros(n))
+
+
+def public_pixels(image: Tensor, antialias: bool) -> Tensor:
+    """Do what HPSv2's code does: long side to 224 as floats, pad around the centre, normalise."""
+    pixels = vision.to_tensor(pil(image))
+    height, width = pixels.shape[1:]
+    scale = 224 / float(max(height, width))
+    size = [round(height * scale), round(width * scale)]
+    pixels = vision.resize(pixels, size, vision.InterpolationMode.BICUBIC, antialias=antialias)
+    top, left = (224 - size[0]) // 2, (224 - size[1]) // 2
+    pixels = vision.pad(pixels, [left, top, 224 - size[1] - left, 224 - size[0] - top], fill=0)
+    return vision.normalize(pixels, MEAN, STD)

@@ -14,6 +14,7 @@ from transformers import Dinov2Config, Dinov2Model
 
 from flowrl.core.types import RewardBatch
 
+TINY: Any = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 # ImageNet's, from torchvision's docs
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
@@ -21,14 +22,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 def save_dinov2(folder: Path, *, scale: float = 1.0) -> str:
     """Save a random Dinov2Model whose features are `scale` times those of scale 1."""
     torch.manual_seed(3)
-    config = Dinov2Config(
-        image_size=42,
-        patch_size=14,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        mlp_ratio=2,
-    )
+    config = Dinov2Config(image_size=42, patch_size=14, mlp_ratio=2, **TINY)
     network = Dinov2Model(config)
     with torch.no_grad():
         for p in network.parameters():

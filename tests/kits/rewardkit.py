@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rewards._backbones import clip
+
+if TYPE_CHECKING:
+    from scorerkit import Weights
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,3 +23,11 @@ def _tokenizers_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clip, "_load_part", cache(clip._load_part))
         yield
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """Tiny networks of all scorers, saved once for all tests."""
+    from scorerkit import Weights  # only where it is asked for: it imports the libraries
+
+    return Weights(tmp_path_factory.mktemp("weights"))

@@ -1,13 +1,15 @@
-"""Every scorer of rewards/ with tiny random weights: for the tests of what all have in common."""
+"""Tiny random networks in the layouts of the public files, and every scorer of rewards/ on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from blipkit import Public, save_image_reward
 from clipkit import (
     PROMPTS,
     add_architecture,
@@ -28,12 +30,89 @@ from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
 from rewards.clip import clip
 from rewards.dino import dino
-from rewards.hpsv2 import hpsv2
+from rewards.hpsv2 import FILES, hpsv2
 from rewards.image_reward import image_reward
 from rewards.jpeg import jpeg
 from rewards.ocr import ocr
 from rewards.pickscore import pickscore
 from rewards.shapes import shapes
+
+
+class Clip:
+    """One random CLIP in the layouts of open_clip and of transformers."""
+
+    def __init__(self, folder: Path, name: str, *, seed: int = 0, **architecture: Any) -> None:
+        folder.mkdir()
+        self.quick = bool(architecture.get("quick_gelu"))
+        self.architecture = add_architecture(folder, name, **architecture)
+        self.model = tiny_open_clip(name, seed=seed)
+        self.file = save_open_clip(self.model, folder / "open_clip_model.safetensors")
+        self.open_clip: dict[str, Any] = {"path": str(self.file), "backend": "open_clip"}
+        self.open_clip["architecture"] = name
+
+    @cached_property
+    def folder(self) -> Path:
+        return save_transformers(self.model, self.file.parent / "hf", quick_gelu=self.quick)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"path": str(self.folder), "processor": str(self.folder)}
+
+
+class Weights:
+    """All networks, each saved when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+
+    @cached_property
+    def clip(self) -> Clip:
+        return Clip(self.root / "clip", "tiny-clip")
+
+    @cached_property
+    def quick(self) -> Clip:
+        return Clip(self.root / "quick", "tiny-quick", seed=3, quick_gelu=True)
+
+    @cached_property
+    def wide(self) -> Clip:
+        return Clip(self.root / "wide", "tiny-wide", dimensions=768, quick_gelu=True)
+
+    @cached_property
+    def hps(self) -> dict[str, Any]:
+        """Both versions in the published container; the older is `clip`, the newer `quick`."""
+        folder = self.root / "hps"
+        folder.mkdir()
+        for name, kit in zip(FILES.values(), (self.clip, self.quick), strict=True):
+            torch.save({"state_dict": kit.model.state_dict()}, folder / name)
+        return {"path": str(folder), "architecture": self.clip.architecture}
+
+    @cached_property
+    def mlp(self) -> dict[str, Tensor]:
+        """Weights of about the published size."""
+        state, generator = layered().state_dict(), torch.Generator().manual_seed(0)
+        for name, value in state.items():
+            noise = torch.randn(value.shape, generator=generator)
+            state[name] = noise * 1.8 / value.shape[-1] ** 0.5 if value.dim() > 1 else noise
+        return state
+
+    @cached_property
+    def aesthetic(self) -> dict[str, Any]:
+        torch.save(self.mlp, self.wide.file.parent / FILE)
+        given = {"clip": str(self.wide.file), "architecture": self.wide.architecture}
+        return {"path": str(self.wide.file.parent), "verify": False, **given}
+
+    @cached_property
+    def public_blip(self) -> Public:
+        (self.root / "blip").mkdir()
+        return save_image_reward(self.root / "blip")
+
+    @cached_property
+    def image_reward(self) -> dict[str, Any]:
+        return {"path": str(self.public_blip.file), "tokenizer": str(self.public_blip.tokenizer)}
+
+    @cached_property
+    def dino(self) -> str:
+        return save_dinov2(self.root / "dino")
 
 
 class Scorer(NamedTuple):
@@ -42,7 +121,8 @@ class Scorer(NamedTuple):
     make: Callable[..., Any]  # takes further arguments of the reward
     images: Tensor  # [6, 3, H, W], in steps of 8 bits
     meta: list[dict[str, Any]]  # one record for each, with its prompt
-    slack: float  # how much company, order and batch size may change a score
+    slack: float = 0.0  # how much company, order and batch size may change a score
+    half: float = 0.0  # how much bfloat16 may
 
     def batch(self, rows: list[int] | None = None, images: Tensor | None = None) -> RewardBatch:
         """Return some of the images, or others in their place."""
@@ -58,92 +138,68 @@ def words(prompts: list[str] | None = None, **more: Any) -> list[dict[str, Any]]
     return [{"prompt": prompt, **more} for prompt in prompts or PROMPTS]
 
 
-def clip_open(folder: Path) -> Scorer:
-    name = add_architecture(folder, "battery-clip")
-    file = save_open_clip(tiny_open_clip(name), folder / "open_clip_model.safetensors")
-    given: dict[str, Any] = {"path": str(file), "backend": "open_clip", "architecture": name}
-    return Scorer(lambda **more: clip(**given, **more), random_images(6), words(), 2e-6)
+def clip_open(weights: Weights) -> Scorer:
+    given = weights.clip.open_clip
+    return Scorer(lambda **more: clip(**given, **more), random_images(6), words(), 2e-6, 0.03)
 
 
-def clip_transformers(folder: Path) -> Scorer:
-    model = tiny_open_clip(add_architecture(folder, "battery-hf"))
-    path = str(save_transformers(model, folder / "hf"))
-    return Scorer(lambda **more: clip(path=path, **more), random_images(6), words(), 2e-6)
+def clip_transformers(weights: Weights) -> Scorer:
+    path = str(weights.clip.folder)
+    return Scorer(lambda **more: clip(path=path, **more), random_images(6), words(), 2e-6, 0.03)
 
 
-def pick(folder: Path) -> Scorer:
-    model = tiny_open_clip(add_architecture(folder, "battery-pick"), seed=1)
-    path = str(save_transformers(model, folder / "hf"))
-    images = random_images(6, 300, 227)
-    given: dict[str, Any] = {"path": path, "processor": path}
-    return Scorer(lambda **more: pickscore(**given, **more), images, words(), 2e-4)
+def pick(weights: Weights) -> Scorer:
+    given, images = weights.clip.parts, random_images(6, 300, 227)
+    return Scorer(lambda **more: pickscore(**given, **more), images, words(), 2e-4, 2.5)
 
 
-def adversarial_pick(folder: Path) -> Scorer:
-    model = tiny_open_clip(add_architecture(folder, "battery-adv"), seed=2)
-    path = str(save_transformers(model, folder / "hf"))
-    given: dict[str, Any] = {"path": path, "processor": path}
-    images = random_images(6, 60, 50)
-    return Scorer(lambda **more: adversarial_pickscore(**given, **more), images, words(), 1e-5)
+def adversarial_pick(weights: Weights) -> Scorer:
+    given, images = weights.clip.parts, random_images(6, 60, 50)
+    return Scorer(lambda **more: adversarial_pickscore(**given, **more), images, words(), 1e-5, 0.1)
 
 
-def hps(folder: Path) -> Scorer:
-    name = add_architecture(folder, "battery-hps")
-    weights = {"state_dict": tiny_open_clip(name, seed=3).state_dict()}
-    torch.save(weights, folder / "HPS_v2.1_compressed.pt")
-    given: dict[str, Any] = {"path": str(folder), "architecture": name}
-    return Scorer(lambda **more: hpsv2(**given, **more), random_images(6), words(), 2e-6)
+def hps(weights: Weights) -> Scorer:
+    given = weights.hps
+    return Scorer(lambda **more: hpsv2(**given, **more), random_images(6), words(), 2e-6, 0.03)
 
 
-def pretty(folder: Path) -> Scorer:
-    name = add_architecture(folder, "battery-aesthetic", dimensions=768, quick_gelu=True)
-    towers = save_open_clip(tiny_open_clip(name, seed=4), folder / "open_clip_model.safetensors")
-    torch.manual_seed(0)
-    torch.save(layered().state_dict(), folder / FILE)
-    given: dict[str, Any] = {
-        "path": str(folder),
-        "clip": str(towers),
-        "architecture": name,
-        "verify": False,
-    }
-    return Scorer(lambda **more: aesthetic(**given, **more), random_images(6), words(), 2e-5)
+def pretty(weights: Weights) -> Scorer:
+    given, images = weights.aesthetic, random_images(6, 300, 227)
+    return Scorer(lambda **more: aesthetic(**given, **more), images, words(), 2e-5, 0.1)
 
 
-def human(folder: Path) -> Scorer:
-    from blipkit import save_image_reward
-
-    public = save_image_reward(folder)
-    given: dict[str, Any] = {"path": str(public.file), "tokenizer": str(public.tokenizer)}
+def human(weights: Weights) -> Scorer:
+    given, images = weights.image_reward, random_images(6, 240, 301)
     prompts = ["a red circle", "a blue square", "Red circles", "a square", "a blue circle", ""]
-    images = random_images(6, 240, 301)
-    return Scorer(lambda **more: image_reward(**given, **more), images, words(prompts), 1e-5)
+    return Scorer(lambda **more: image_reward(**given, **more), images, words(prompts), 1e-5, 0.5)
 
 
-def likeness(folder: Path) -> Scorer:
-    path, images = save_dinov2(folder / "net"), random_images(8, 40, 52)
+def likeness(weights: Weights) -> Scorer:
+    path, images, files = weights.dino, random_images(8, 40, 52), []
     for index in (6, 7):
-        pil(images[index]).save(folder / f"{index}.png")
-    meta = words(references=[str(folder / "6.png"), str(folder / "7.png")])
-    return Scorer(lambda **more: dino(path=path, **more), images[:6], meta, 1e-6)
+        files.append(str(weights.root / f"{index}.png"))
+        pil(images[index]).save(files[-1])
+    meta = words(references=files)
+    return Scorer(lambda **more: dino(path=path, **more), images[:6], meta, 1e-6, 0.03)
 
 
-def head(folder: Path) -> Scorer:
-    path, images = save_dinov2(folder / "net"), random_images(6, 42, 42)
-    return Scorer(lambda **more: adversarial(path=path, **more), images, words(), 1e-6)
+def head(weights: Weights) -> Scorer:
+    path, images = weights.dino, random_images(6, 42, 42)
+    return Scorer(lambda **more: adversarial(path=path, **more), images, words(), 1e-6, 0.03)
 
 
-def files(folder: Path) -> Scorer:
-    return Scorer(jpeg, random_images(6, 48, 64), words(), 0.0)
+def files(weights: Weights) -> Scorer:
+    return Scorer(jpeg, random_images(6, 48, 64), words())
 
 
-def scenes(folder: Path) -> Scorer:
+def scenes(weights: Weights) -> Scorer:
     records = [record for task in all_records().values() for record in task[::40]][:6]
     images = render(scenes_for(records, np.random.default_rng(0)))
     rough = images + 0.15 * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
-    return Scorer(shapes, (rough.clamp(0, 1) * 255).round() / 255, records, 0.0)
+    return Scorer(shapes, (rough.clamp(0, 1) * 255).round() / 255, records)
 
 
-def reading(folder: Path) -> Scorer:
+def reading(weights: Weights) -> Scorer:
     """Read as many letters as the image is bright, by an engine of the kit's own."""
 
     def make(**more: Any) -> ocr:
@@ -151,10 +207,10 @@ def reading(folder: Path) -> Scorer:
         scorer._read = lambda image: "x" * (int(np.asarray(image).mean()) % 17)
         return scorer
 
-    return Scorer(make, random_images(6), words(['a sign "xxxxxxxxxxxxxxxxx"'] * 6), 0.0)
+    return Scorer(make, random_images(6), words(['a sign "xxxxxxxxxxxxxxxxx"'] * 6))
 
 
-SCORERS: dict[str, Callable[[Path], Scorer]] = {
+SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "clip, open_clip": clip_open,
     "clip, transformers": clip_transformers,
     "pickscore": pick,
@@ -168,5 +224,4 @@ SCORERS: dict[str, Callable[[Path], Scorer]] = {
     "shapes": scenes,
     "ocr": reading,
 }
-"""{name: how it is made in a folder of its own}. Rewards behind a server judge no image themselves;
-win_rate asks another reward."""
+"""Rewards behind a server judge no image themselves; win_rate asks another reward."""

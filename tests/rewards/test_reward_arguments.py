@@ -7,14 +7,65 @@ import math
 from typing import Any
 
 import pytest
+from scorerkit import Weights
 
 from flowrl.core.errors import ConfigError
 
 URL = "expected one like http"
 LOCAL = ["http://localhost:1"]
 ACS = {"template": "acs", "alignment": 0.0, "coherence": 0.0}
+GEL = {"backend": "open_clip", "architecture": "ViT-L-14-quickgel"}
 # reward -> rows of (arguments, what the message says)
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "clip": [
+        ({"backend": "jax"}, "transformers, open_clip"),
+        ({"architecture": "ViT-L-14"}, "belong to backend 'open_clip'"),
+        ({"resize": "squash"}, "belong to backend 'open_clip'"),
+        ({"backend": "open_clip", "resize": "longest"}, "shortest, squash"),
+        (GEL, "did you mean 'ViT-L-14-quickgelu'"),
+        ({"backend": "open_clip", "architecture": "ViT-B-16-SigLIP"}, "no plain CLIP"),
+        ({"backend": "open_clip", "architecture": "RN50"}, "no plain CLIP"),
+        ({"scale": 0.0}, "scale: expected a finite number above 0"),
+        ({"divide": math.inf}, "divide"),
+    ],
+    "pickscore": [({"divide": 0.0}, "divide"), ({"scale": -1.0}, "scale")],
+    "hpsv2": [({"version": "v3"}, "version"), ({"architecture": "ViT-H-15"}, "architecture")],
+    "jpeg": [
+        ({"goal": "small"}, "goal"),
+        ({"quality": 0}, "quality"),
+        ({"quality": 101}, "quality"),
+        ({"scale": 0.0}, "scale"),
+        ({"scale": -500.0}, "scale"),
+        ({"scale": math.inf}, "scale"),
+        ({"scale": math.nan}, "scale"),
+    ],
+    "ocr": [
+        ({"confidence": -0.1}, "confidence"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"threads": -1}, "threads"),
+    ],
+    "shapes": [({"mode": "lenient"}, "lenient")],
+    "dino": [
+        ({"size": 519}, "patch size 14, got 519"),
+        ({"mode": "mean"}, "mean"),
+        ({"cache_mb": -1}, "cache_mb"),
+    ],
+    "adversarial": [
+        ({"patches": 0}, "patches"),
+        ({"d_steps": 0}, "d_steps"),
+        ({"policy_every": 0}, "policy_every"),
+        ({"hidden": 0}, "hidden"),
+        ({"cls_weight": 1.5}, "cls_weight"),
+        ({"lr": 0.0}, "lr"),
+    ],
+    "adversarial_pickscore": [
+        ({"tune_layers": 0}, "tune_layers"),
+        ({"tune_layers": 3}, "tune_layers"),
+        ({"lr": 0.0}, "lr"),
+        ({"divide": -1.0}, "divide"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+    "win_rate": [({"judge": {"fn": "jpeg"}, "max_pairs": 0}, "max_pairs")],
     "remote": [
         ({"urls": []}, "urls: expected one address or more"),
         ({"urls": ["http://a", "http://a/"]}, "each once"),
@@ -63,8 +114,12 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_named(name: str) -> None:
+def test_wrong_arguments_are_named(name: str, weights: Weights) -> None:
     needed: dict[str, dict[str, Any]] = {"remote": {"urls": LOCAL}}
+    if name in ("dino", "adversarial"):
+        needed[name] = {"path": weights.dino}
+    if name == "adversarial_pickscore":
+        needed[name] = weights.clip.parts
     reward = getattr(importlib.import_module(f"rewards.{name}"), name)
     for arguments, message in WRONG[name]:
         with pytest.raises(ConfigError) as error:

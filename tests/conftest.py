@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapterkit import Folders
+    from exportkit import ExportedRun
 
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
@@ -51,3 +52,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from runkit import make_home  # only where it is asked for: it imports all of flowrl
 
     return make_home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportedRun:
+    """A tiny SD3 that was trained for two iterations, and exported in all formats."""
+    from exportkit import exported_run
+
+    return exported_run(tmp_path_factory.mktemp("exported"))

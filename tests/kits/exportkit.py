@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +22,15 @@ from modelkit import edit, perturb
 from PIL import Image
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from torch import Tensor
+from toykit import toy
 
+from flowrl.cli.main import main
 from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
-from flowrl.runs.export.export import TrainedPart, trained_part
+from flowrl.runs.export.export import FORMATS, TrainedPart, trained_part
+from flowrl.runs.train import train
 
 LORA: dict[str, Any] = {"rank": 4, "alpha": 14.0}  # the update is scaled by 3.5
 UNET = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "time_embedding.linear_1"]
@@ -126,3 +131,26 @@ def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any
     want = np.asarray(model.pipeline()(prompt, height=32, width=32, **options).images[0])
     assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
     assert np.array_equal(np.asarray(Image.open("image.png")), want)
+
+
+class ExportedRun(NamedTuple):
+    """A trained run, and the folder that the command wrote from it."""
+
+    folder: Path
+    out: Path
+    said: str
+
+
+def exported_run(home: Path) -> ExportedRun:
+    """Train SD3 for two iterations and export all formats, by the command."""
+    base = tiny_sd3(home / "base", t5=True)
+    model = f"model={{fn: sd3, path: {base}, lora: {{rank: 4, alpha: 14}}, max_sequence_length: 8}}"
+    small = ["train.iterations=2", "train.group=2", "eval.images=1", "eval.steps=2"]
+    moved = ["train.ema=0.5", "eval.weights=ema", "optimizer.lr=0.05", "checkpoint.every=1"]
+    config = toy(home, model, "image={height: 32, width: 32}", *small, *moved)
+    train(config, home / "run", quiet=True)
+    out, said = home / "new" / "tiny-red", io.StringIO()
+    argv = ["export", str(home / "run"), "--out", str(out), "--plugin", "toykit"]
+    with contextlib.redirect_stdout(said):
+        assert main([*argv, *(word for name in FORMATS for word in ("--format", name))]) == 0
+    return ExportedRun(home / "run", out, said.getvalue())

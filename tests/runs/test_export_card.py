@@ -1,0 +1,168 @@
+"""The model card of an export, and its code, which is run for every pipeline and format."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exportkit import KINDS, ExportedRun, assert_code_draws
+from huggingface_hub import ModelCard
+from modelkit import perturb
+from toykit import toy
+
+from flowrl.runs.export.export import FORMATS, export, trained_part
+from flowrl.runs.export.usage import CardFacts, shown, usage
+from flowrl.runs.open import open_run
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
+
+# ----------------------------------------------------------------------------------------- the card
+
+
+def test_the_front_matter_is_what_a_hub_reads(exported: ExportedRun, tmp_path: Path) -> None:
+    """Read by huggingface_hub. A base model in a folder is not made up; --base-model names it."""
+    text = (exported.out / "README.md").read_text()
+    data = ModelCard(text).data.to_dict()
+    assert (data["library_name"], data["license"]) == ("diffusers", "other")
+    assert "base_model" not in data and "\n# base_model: " in text
+    assert {"flowrl", "lora", "text-to-image"} <= set(data["tags"])
+    assert data["pipeline_tag"] == "text-to-image"
+    out = tmp_path / "x"
+    export(exported.folder, out, formats=["peft"], base_model="some/base", plugins=["toykit"])
+    data = ModelCard.load(out / "README.md").data.to_dict()
+    assert data["base_model"] == "some/base" and data["base_model_relation"] == "adapter"
+    adapter = json.loads((out / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == "some/base"
+
+
+def test_the_card_tells_the_results(exported: ExportedRun) -> None:
+    """Before and after with the intervals of eval.jsonl; rewards, prompts and the image."""
+    text = (exported.out / "README.md").read_text()
+    rows = [json.loads(line) for line in (exported.folder / "eval.jsonl").read_text().splitlines()]
+    for name in ("even", "odd"):
+        cells = [row["tasks"][name] for row in rows]
+        told = [f"{c['mean']:.3f} [{c['interval'][0]:.3f}, {c['interval'][1]:.3f}]" for c in cells]
+        assert f"| {name} | {told[0]} | {told[1]} |" in text
+    assert f"| **all (red)** | {rows[0]['red']:.3f} [{rows[0]['interval'][0]:.3f}, " in text
+    assert "| `red` | `toykit.redness` | 1 |" in text and "0 (only measured)" in text
+    assert "| training | `train.jsonl` | 6 |" in text and "(grid.png)" in text
+    assert "rank 4, alpha 14, on `attn.add_k_proj`" in text and "moving average (ema)" in text
+    assert "not known: the config has none of the names of flowrl's" in text
+    assert "2 of 2, each of 2 prompts x 2 images" in text
+
+
+def test_no_place_of_the_machine_is_told(exported: ExportedRun) -> None:
+    """No path of the run, the base model or the prompts in any text file."""
+    places = [str(exported.folder.parent), str(ROOT), str(Path.home()), os.uname().nodename]
+    for file in exported.out.rglob("*"):
+        if file.suffix in (".md", ".json", ".txt"):
+            text = file.read_text(encoding="utf-8")
+            assert [place for place in places if len(place) > 1 and place in text] == [], file
+    text = (exported.out / "README.md").read_text()
+    assert not re.search(r"(^|[\s`'\"(])/\w", text) and "path: base" in text
+
+
+def test_the_code_of_the_card_runs(
+    exported: ExportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From a folder in which base model and export lie, it draws the image that the run's own
+    pipeline draws."""
+    (tmp_path / "tiny-red").symlink_to(exported.out)
+    (tmp_path / "base").symlink_to(exported.folder.parent / "base")
+    monkeypatch.chdir(tmp_path)
+    model = open_run(exported.folder, plugins=["toykit"])[0]
+    options = {"num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 8}
+    assert_code_draws(ModelCard.load("tiny-red/README.md").text, model, "a teal dot", options)
+
+
+# ----------------------------------------------------------------------------------------- its code
+
+
+CODE: dict[str, tuple[str, dict[str, Any]]] = {
+    "sd3": (
+        "guidance: 3.0, negative_prompt: blue, max_sequence_length: 8, t5: false",
+        {"guidance_scale": 3.0, "negative_prompt": "blue", "max_sequence_length": 8},
+    ),
+    "flux": (
+        "guidance: 2.0, true_cfg_scale: 3.0, negative_prompt: blue, max_sequence_length: 8",
+        {
+            "guidance_scale": 2.0,
+            "true_cfg_scale": 3.0,
+            "negative_prompt": "blue",
+            "max_sequence_length": 8,
+        },
+    ),
+    "sd15": (
+        "guidance: 3.0, guidance_rescale: 0.5, spacing: trailing",
+        {"guidance_scale": 3.0, "guidance_rescale": 0.5},
+    ),
+    "sdxl": (
+        "guidance: 3.0, original_size: [64, 48], crop: [0, 8]",
+        {"guidance_scale": 3.0, "original_size": (64, 48), "crops_coords_top_left": (0, 8)},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "lora") for name in KINDS] + [("sdxl", form) for form in ("peft", "kohya", "merged")],
+)
+def test_the_code_for_each_pipeline_and_format(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It passes on what the run chose: guidance, negative prompt, sizes, spacing, a text encoder
+    left out."""
+    base, (chosen, options) = KINDS[name].folder(tmp_path / "base"), CODE[name]
+    config = toy(
+        tmp_path, f"model={{fn: {name}, path: {base}, {chosen}}}", "image={height: 32, width: 32}"
+    )
+    model = config.call("model")()
+    perturb(model, 0.02)
+    trained = trained_part(model, name="toy")
+    (tmp_path / "out").mkdir()
+    FORMATS[form](trained, tmp_path / "out")
+    facts = CardFacts(
+        config=config,
+        run=tmp_path,
+        iteration=4,
+        weights="current",
+        folder="out",
+        formats=[form],
+        pipeline=trained.pipeline,
+        network=trained.network,
+        numbers=1,
+        lora=trained.lora,
+        base="",
+        kohya="toy-kohya.safetensors",
+    )
+    monkeypatch.chdir(tmp_path)
+    options = {"num_inference_steps": config.eval.steps, **options}
+    assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
+
+
+def test_what_a_card_shows_of_a_config() -> None:
+    """File names in place of paths of a machine, no addresses; hub ids, shipped files and all else
+    as they are."""
+    given = {
+        "path": "/home/me/models/big/",
+        "other": ["~/x.txt", "../y/z.json", "C:\\data\\p.csv", "https://10.0.0.1:8000/v1"],
+        "kept": [
+            "owner/name",
+            "assets/shapes/train.jsonl",
+            "a red circle / a dot",
+            "",
+            3,
+            None,
+            True,
+        ],
+    }
+    assert shown(given) == {
+        "path": "big",
+        "other": ["x.txt", "z.json", "p.csv", "(address left out)"],
+        "kept": given["kept"],
+    }

@@ -3,7 +3,9 @@ are as sampled."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ from toykit import toy
 from flowrl.cli.main import main
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.core.types import FlowModel
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.memory import MemoryPart, kept
 from flowrl.training.rehearsal import check_plan, cost_of, is_guided
@@ -38,65 +39,46 @@ def numbers(part: MemoryPart) -> int:
 
 MODELS: dict[str, tuple[Callable[..., Path], str]] = {
     "sd3": (tiny_sd3, "fn: sd3, lora: {rank: 3}"),
-    "sd3 with T5 and guidance": (
-        lambda path: tiny_sd3(path, t5=True),
+    "sd3, T5 and guidance": (
+        partial(tiny_sd3, t5=True),
         "fn: sd3, guidance: 2.0, max_sequence_length: 5",
     ),
-    "sd3 without its T5": (
-        lambda path: tiny_sd3(path, t5=True),
-        "fn: sd3, t5: false, dtype: bfloat16",
-    ),
-    "sd3 with second attention": (lambda path: tiny_sd3(path, dual=True), "fn: sd3, tune: full"),
+    "sd3 without its T5": (partial(tiny_sd3, t5=True), "fn: sd3, t5: false, dtype: bfloat16"),
+    "sd3, second attention": (partial(tiny_sd3, dual=True), "fn: sd3, tune: full"),
     "flux": (tiny_flux, "fn: flux, dtype: bfloat16, max_sequence_length: 7"),
-    "flux in full": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16"),
-    "flux in some layers": (
+    "flux, some layers": (
         tiny_flux,
         "fn: flux, tune: full, dtype: bfloat16, layers: [attn.to_q, context_embedder]",
     ),
-    "flux with true guidance": (tiny_flux, "fn: flux, true_cfg_scale: 2.0, guidance: 3.5"),
+    "flux, true guidance": (tiny_flux, "fn: flux, true_cfg_scale: 2.0, guidance: 3.5"),
     "sd15": (tiny_sd15, "fn: sd15, guidance: 5.0"),
     "sdxl": (tiny_sdxl, "fn: sdxl, tune: full"),
 }
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Config, Any]:
-    """Return a config and its model, loaded; its folder has lost its weights by then."""
-    folder = tmp_path_factory.mktemp("model")
-    build, options = MODELS[request.param]
-    build(folder / "weights")
-    config = model_config(folder, f"{{{options}, path: {folder}/weights, device: cpu}}")
-    model = config.call("model")()
-    for file in (folder / "weights").rglob("*.safetensors"):
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_counted_is_what_the_adapter_makes(tmp_path: Path, name: str) -> None:
+    """Oracle: the loaded model. Its parameters by dtype and by whether they are trained, its latent
+    shape and its conditioning; the folder has lost its weights when they are counted."""
+    build, options = MODELS[name]
+    build(tmp_path / "weights")
+    config = model_config(tmp_path, f"{{{options}, path: {tmp_path}/weights, device: cpu}}")
+    model: Any = config.call("model")()
+    for file in (tmp_path / "weights").rglob("*.safetensors"):
         file.unlink()
-    return config, model
-
-
-def test_weights_are_counted_without_being_there(pair: tuple[Config, Any]) -> None:
-    """Oracle: the parameters of the loaded pipeline, by dtype and by whether they are trained."""
-    config, model = pair
-    found = parts(config)
+    found, forecast = parts(config), check_plan(config)
+    # weights
     components = model.pipeline().components
     network = components.pop("transformer" if "transformer" in components else "unet")
-    trained = sum(p.numel() for p in model.trainable().values())
     frozen = [p for p in network.parameters() if not p.requires_grad]
-    others = [
-        p for part in components.values() if isinstance(part, nn.Module) for p in part.parameters()
-    ]
-    assert numbers(found["trained weights"]) == trained > 0
-    assert found["trained weights"].bytes == sum(p.nbytes for p in model.trainable().values())
+    others = [part for part in components.values() if isinstance(part, nn.Module)]
+    trained = model.trainable().values()
+    assert numbers(found["trained weights"]) == sum(p.numel() for p in trained) > 0
+    assert found["trained weights"].bytes == sum(p.nbytes for p in trained)
     assert found["frozen weights"].bytes == sum(p.nbytes for p in frozen)
-    assert found["VAE, text encoders"].bytes == sum(p.nbytes for p in others)
-
-
-def test_latents_and_conditioning_are_as_the_adapter_makes_them(
-    pair: tuple[Config, FlowModel],
-) -> None:
-    """Oracle: `latent_shape` and `encode` of the loaded model."""
-    config, model = pair
-    found, forecast = parts(config), check_plan(config)
+    beside = sum(p.nbytes for part in others for p in part.parameters())
+    assert found["VAE, text encoders"].bytes == beside
+    # latents and conditioning
     shape = model.latent_shape(config.image.height, config.image.width)
     assert found["latents"].bytes == forecast.nodes * prod(shape) * 4
     cond = model.encode(["a red dot"] * config.train.prompts)
@@ -149,21 +131,15 @@ def test_a_model_and_prompts_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The plan is printed all the same; sizes of the latents come from the released models."""
-    argv = [
-        "train",
-        str(toy(tmp_path).source),
-        f"model={{fn: flux, path: {HUB}, dtype: bfloat16}}",
-        "--plugin",
-        "toykit",
-    ]
-    argv += ["image={height: 720, width: 720}", "prompts.train=no/such.txt", "--dry-run"]
+    argv = ["train", str(toy(tmp_path).source), "--dry-run", "--plugin", "toykit"]
+    argv += [f"model={{fn: flux, path: {HUB}, dtype: bfloat16}}", "prompts.train=no/such.txt"]
+    argv += ["image={height: 720, width: 720}"]
     assert main(argv) == 0
     out, error = capsys.readouterr()
     assert error == ""
     assert f"the weights of {HUB} are not on this machine: parameters not counted" in out
-    assert (
-        "prompts    no/such.txt is not here: put your own file there, or set prompts.train" in out
-    )
+    missing = "no/such.txt is not here: put your own file there, or set prompts.train"
+    assert f"prompts    {missing}" in out
     assert "prompts    6 held out" in out
     assert "2 prompts x 4 images = 8 images from 8 initial noises, 4 steps" in out
     assert "nodes x 16 x 90 x 90 x 4 bytes" in out  # FLUX: 16 channels, an eighth of 720 pixels
@@ -181,29 +157,22 @@ def test_a_model_and_prompts_that_are_not_here(
 )
 def test_released_models(tmp_path: Path, fn: str, shape: str, conditioning: str) -> None:
     """The published shapes at 512 pixels."""
-    found = parts(
-        toy(tmp_path, f"model={{fn: {fn}, path: {HUB}}}", "image={height: 512, width: 512}")
-    )
-    assert f" x {shape} x 4 bytes" in found["latents"].what and found[
-        "prompt conditioning"
-    ].what.startswith(conditioning)
-    assert "trained weights" not in found
+    model = f"model={{fn: {fn}, path: {HUB}}}"
+    found = parts(toy(tmp_path, model, "image={height: 512, width: 512}"))
+    assert f" x {shape} x 4 bytes" in found["latents"].what and "trained weights" not in found
+    assert found["prompt conditioning"].what.startswith(conditioning)
 
 
 def test_the_calls_line(tmp_path: Path) -> None:
     """8 images in 4 steps = 32 calls; 24 states, 3 calls each, or 4 with a KL."""
     text = dry_run(toy(tmp_path))
-    assert (
-        "calls      104 of the network per iteration" in text
-        and "32 while sampling, 72 while training" in text
-    )
+    assert "calls      104 of the network per iteration" in text
+    assert "32 while sampling, 72 while training" in text
     assert "13.0 per image" in text and "select " not in text
-    text = dry_run(
-        toy(tmp_path, "kl={fn: transition_kl, beta: 0.1}", "select={fn: fraction, share: 0.67}")
-    )
-    assert (
-        "select     16 of 24 decisions are trained, from 16 states" in text
-    )  # int(3 x 0.67) of each sample's 3
+    kl, share = "kl={fn: transition_kl, beta: 0.1}", "select={fn: fraction, share: 0.67}"
+    text = dry_run(toy(tmp_path, kl, share))
+    # int(3 x 0.67) of each sample's 3
+    assert "select     16 of 24 decisions are trained, from 16 states" in text
     assert "96 of the network" in text and "3 per state and 1 of the KL's reference" in text
 
 
@@ -224,18 +193,19 @@ def test_guidance_by_two_branches(tmp_path: Path) -> None:
 def test_models_that_do_not_fit(tmp_path: Path) -> None:
     """Found in the folder's JSON files and the config alone."""
     folder = tiny_sd3(tmp_path / "m")
-    with pytest.raises(ModelError, match="no linear layer is named 'attn.to_z'"):
-        dry_run(
-            model_config(tmp_path, f"{{fn: sd3, path: {folder}, lora: {{targets: [attn.to_z]}}}}")
-        )
-    with pytest.raises(ConfigError, match="lora.rank: expected .*1, got 0"):
-        dry_run(model_config(tmp_path, f"{{fn: sd3, path: {HUB}, lora: {{rank: 0}}}}"))
-    with pytest.raises(ModelError, match="no model at"):
-        dry_run(model_config(tmp_path, "{fn: sd3, path: assets/nowhere}"))
-    (folder / "transformer" / "config.json").write_text("{")
-    with pytest.raises(
-        ModelError, match="config.json: expected the JSON file of a diffusers pipeline"
+    unet = tiny_sd15(tmp_path / "unet")
+    (tmp_path / "broken" / "transformer").mkdir(parents=True)
+    shutil.copy(folder / "model_index.json", tmp_path / "broken")
+    (tmp_path / "broken" / "transformer" / "config.json").write_text("{")
+    form = "config.json: expected the JSON file of a diffusers pipeline"
+    part = "model_index.json: expected a part named 'transformer'"
+    targets, none = f"path: {folder}, lora: {{targets: [attn.to_z]}}", "lora: {rank: 0}"
+    for model, kind, words in (
+        (f"fn: sd3, {targets}", ModelError, "no linear layer is named 'attn.to_z'"),
+        (f"fn: sd3, path: {HUB}, {none}", ConfigError, "lora.rank: expected .*1, got 0"),
+        ("fn: sd3, path: assets/nowhere", ModelError, "no model at"),
+        (f"fn: sd3, path: {tmp_path}/broken", ModelError, form),
+        (f"fn: flux, path: {unet}", ModelError, part),
     ):
-        dry_run(model_config(tmp_path, f"{{fn: sd3, path: {folder}}}"))
-    with pytest.raises(ModelError, match="model_index.json: expected a part named 'transformer'"):
-        dry_run(model_config(tmp_path, f"{{fn: flux, path: {tiny_sd15(tmp_path / 'unet')}}}"))
+        with pytest.raises(kind, match=words):
+            dry_run(model_config(tmp_path, f"{{{model}}}"))

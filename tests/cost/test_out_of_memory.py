@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from estimatekit import phases
 from tiny import tiny_sd3
 from torch import Tensor
 from toykit import toy, write_toy
@@ -67,10 +68,8 @@ def message(folder: Path, model: LinearFlow, *overrides: str) -> str:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    return all(
-        (one / name).read_bytes() == (other / name).read_bytes()
-        for name in ("metrics.jsonl", "eval.jsonl")
-    )
+    names = ("metrics.jsonl", "eval.jsonl")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize("how", [full, truly_full])
@@ -85,11 +84,8 @@ def test_in_training(tmp_path: Path, how: Callable[[], None]) -> None:
     newest = checkpoint.latest(tmp_path / "run")
     assert newest is not None and newest.name == "000001"
     assert "out of memory while training: " in said and "lower train.micro_batch (now 8)" in said
-    assert (
-        f"stopped in iteration 1; set it in {tmp_path}/run/config.yaml; {newest} is whole; go on "
-        "with: " in said
-    )
-    assert f"flowrl train --resume {tmp_path}/run --plugin toykit" in said
+    where = f"stopped in iteration 1; set it in {tmp_path}/run/config.yaml; {newest} is whole; "
+    assert f"{where}go on with: flowrl train --resume {tmp_path}/run --plugin toykit" in said
     assert "no estimate: latents and parameters of the model toykit.linear are not counted" in said
     run(tmp_path, None, resume=True)
     run(tmp_path / "whole", None)
@@ -99,13 +95,10 @@ def test_in_training(tmp_path: Path, how: Callable[[], None]) -> None:
 def test_in_sampling_the_policy_is_saved(tmp_path: Path) -> None:
     """Two calls without a gradient after those that iteration 0 ends with: in iteration 1."""
     rare = ("checkpoint.every=0", "samples.every=0")
-    said = message(
-        tmp_path, Failing(graded=False, at=calls_before_training(tmp_path, *rare) + 2), *rare
-    )
-    assert (
-        "out of memory while sampling: CUDA out of memory" in said
-        and "lower train.rollout_batch (now 8)" in said
-    )
+    before = calls_before_training(tmp_path, *rare)
+    said = message(tmp_path, Failing(graded=False, at=before + 2), *rare)
+    assert "out of memory while sampling: CUDA out of memory" in said
+    assert "lower train.rollout_batch (now 8)" in said
     assert f"saved {tmp_path}/run/checkpoints/000001; go on with: flowrl train --resume" in said
     run(tmp_path, None, *rare, resume=True)
     run(tmp_path / "whole", None, *rare)
@@ -135,10 +128,8 @@ def test_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 def test_in_an_evaluation(tmp_path: Path) -> None:
     said = message(tmp_path, Failing(graded=False, at=1), "eval.batch=6")
-    assert (
-        "out of memory while judging held-out images: " in said
-        and "lower eval.batch (now 6)" in said
-    )
+    assert "out of memory while judging held-out images: " in said
+    assert "lower eval.batch (now 6)" in said
     assert f"saved {tmp_path}/run/checkpoints/000000" in said
     run(tmp_path, None, "eval.batch=2", resume=True)
     assert (tmp_path / "run" / "summary.json").exists()
@@ -158,14 +149,12 @@ def test_what_counts_as_out_of_memory() -> None:
     """Texts as PyTorch 2 raises them; the CPU's comes from its allocator."""
     with pytest.raises(RuntimeError) as error:
         truly_full()
-    found = [error.value, torch.OutOfMemoryError(GPU), MemoryError(), RuntimeError(f"{GPU}")]
-    found.append(
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    )
-    assert [is_out_of_memory(each) for each in found] == [True] * len(found)
-    assert not is_out_of_memory(RuntimeError("expected scalar type Half")) and not is_out_of_memory(
-        ValueError(GPU)
-    )
+    blas = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    found = [error.value, torch.OutOfMemoryError(GPU), MemoryError(), RuntimeError(GPU)]
+    for each in (*found, RuntimeError(blas)):
+        assert is_out_of_memory(each), each
+    for other in (RuntimeError("expected scalar type Half"), ValueError(GPU)):
+        assert not is_out_of_memory(other), other
 
 
 def test_the_estimate_is_that_of_the_config(tmp_path: Path) -> None:
@@ -173,21 +162,14 @@ def test_the_estimate_is_that_of_the_config(tmp_path: Path) -> None:
     model = f"{{fn: sd3, path: {tiny_sd3(tmp_path / 'm')}, tune: full}}"
     config = toy(tmp_path / "toy", f"model={model}", "image={height: 64, width: 64}")
     said = explain(torch.OutOfMemoryError(GPU), config, "train")
-    there = next(phase for phase in estimate(config).phases if phase.name == "training")
-    assert (
-        f"the estimate for training: {size(there.bytes)}, of which {size(there.kept)} are kept"
-        in said
-    )
-    assert (
-        "lower train.micro_batch (now 8); or turn on model.runtime.checkpointing; or turn on"
-        in said
-    )
-    assert "tune by LoRA" in said and len(said.splitlines()) == 3
-    assert (
-        "lower model.decode_batch (now 64); or turn on model.runtime.offload; or tune by LoRA "
-        "(model.tune); or raise "
-        "train.parts (now 1)" in explain(MemoryError(), config, "decode")
-    )
+    there = phases(estimate(config))["training"]
+    counted = f"{size(there.bytes)}, of which {size(there.kept)} are kept"
+    assert f"the estimate for training: {counted}" in said and len(said.splitlines()) == 3
+    assert "lower train.micro_batch (now 8); or turn on model.runtime.checkpointing; " in said
+    assert "tune by LoRA" in said
+    less = "lower model.decode_batch (now 64); or turn on model.runtime.offload; or tune by LoRA "
+    less += "(model.tune); or raise train.parts (now 1)"
+    assert less in explain(MemoryError(), config, "decode")
     assert "\nuse a smaller model" in explain(MemoryError(), toy(tmp_path / "toy"), "load")
 
 
@@ -206,11 +188,8 @@ def test_commands(
     before = sorted(tmp_path.rglob("*"))
     assert main([command, str(config), *words, "--plugin", "toykit"]) == 2
     error = capsys.readouterr().err
-    assert (
-        "out of memory while" in error
-        and "lower eval.batch (now 256)" in error
-        and "Traceback" not in error
-    )
+    assert "out of memory while" in error and "lower eval.batch (now 256)" in error
+    assert "Traceback" not in error
     assert sorted(tmp_path.rglob("*")) == before
 
 

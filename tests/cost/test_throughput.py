@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from flowrl.cost.throughput import PhaseWatch, measure, stand_in, table
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = {
     "sd3": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
     "flux": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16, max_sequence_length: 16"),
@@ -81,26 +79,24 @@ def test_a_random_model_has_the_real_one_s_shapes(tmp_path: Path, name: str) -> 
     config = model_config(tmp_path, f"{{{options}, path: {tmp_path}/weights, device: cpu}}")
     real, made = config.call("model")(), random_model(config, vae=True)
     adapter: Any = made.adapter  # type: ignore[attr-defined]
-    weights = (
-        {n: (p.shape, p.dtype, p.requires_grad) for n, p in m.named_parameters()}
-        for m in (real.transformer, adapter.transformer)
-    )
-    assert next(weights) == next(weights)
-    prompts = ["a red dot", "a blue dot"]
-    shapes = [
-        {k: (v.shape, v.dtype) for k, v in model.encode(prompts).items()} for model in (real, made)
-    ]
-    assert shapes[0] == shapes[1]
+    networks = []
+    for network in (real.transformer, adapter.transformer):
+        named = network.named_parameters()
+        networks.append({n: (p.shape, p.dtype, p.requires_grad) for n, p in named})
+    assert networks[0] == networks[1]
+    conditioning = []
+    for model in (real, made):
+        cond = model.encode(["a red dot", "a blue dot"])
+        conditioning.append({name: (v.shape, v.dtype) for name, v in cond.items()})
+    assert conditioning[0] == conditioning[1]
     latent = made.latent_shape(64, 48)
-    assert latent == real.latent_shape(64, 48) and torch.equal(
-        made.sigmas(5, 64, 48), real.sigmas(5, 64, 48)
-    )
+    assert latent == real.latent_shape(64, 48)
+    assert torch.equal(made.sigmas(5, 64, 48), real.sigmas(5, 64, 48))
     x0 = torch.randn(3, *latent)
     for model in (made, random_model(config)):  # with and without a VAE
         images = model.decode(x0)
-        assert (
-            images.shape == (3, 3, 64, 48) and 0 <= float(images.min()) <= float(images.max()) <= 1
-        )
+        assert images.shape == (3, 3, 64, 48)
+        assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 
 def test_weights_are_drawn_from_the_seed(tmp_path: Path) -> None:
@@ -139,11 +135,10 @@ def test_released_models_are_made_at_real_size(
     config = stand_in(load_config(name, ["model.lora={rank: 1, alpha: 1}"]))
     adapter: Any = random_model(config, vae=True).adapter  # type: ignore[attr-defined]
     weights = {n: p for n, p in adapter.transformer.named_parameters() if "lora_" not in n}
-    assert sum(p.numel() for p in weights.values()) == pytest.approx(billions * 1e9, rel=0.005)
+    vae = adapter.pipeline().vae.parameters()
     assert {p.dtype for p in weights.values()} == {torch.bfloat16}
-    assert sum(p.numel() for p in adapter.pipeline().vae.parameters()) == pytest.approx(
-        83.8e6, rel=0.005
-    )
+    counts = [sum(p.numel() for p in weights.values()), sum(p.numel() for p in vae)]
+    assert counts == pytest.approx([billions * 1e9, 83.8e6], rel=0.005)
     assert list(config.rewards) == ["chance"] and check_plan(config).work.images == 48 * 24
 
 
@@ -158,21 +153,18 @@ def test_share_of_the_peak() -> None:
 def test_devices_are_told_apart_by_their_whole_name() -> None:
     """Names as torch.cuda.get_device_name gives them; a laptop's chip of the same number is another
     one."""
-    known = [
-        "NVIDIA A100-SXM4-80GB",
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA A100 80GB PCIe",
-        "NVIDIA L4",
-        "NVIDIA L40S",
-    ]
-    assert [peak_flops(name) for name in known] == [312e12, 312e12, 312e12, 121e12, 362.05e12]
-    for name in (
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA H100 PCIe MIG 1g.10gb",
-        "NVIDIA L40",
-        "Tesla T4",
-    ):
-        assert peak_flops(name) is None
+    known = {
+        "NVIDIA A100-SXM4-80GB": 312e12,
+        "NVIDIA A100-PCIE-40GB": 312e12,
+        "NVIDIA A100 80GB PCIe": 312e12,
+        "NVIDIA L4": 121e12,
+        "NVIDIA L40S": 362.05e12,
+        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "NVIDIA H100 PCIe MIG 1g.10gb": None,
+        "NVIDIA L40": None,
+        "Tesla T4": None,
+    }
+    assert {name: peak_flops(name) for name in known} == known
     assert all(50 < peak < 1000 for peak in PEAKS.values())
 
 
@@ -218,10 +210,9 @@ def test_what_waits_is_one_error(tmp_path: Path) -> None:
 
         return switch
 
-    with pytest.raises(
-        RunError, match="makes the host wait for the device: called a synchronizing CUDA operation"
-    ):
-        check_sync(trainer, switch=failing("called a synchronizing CUDA operation"))
+    words = "called a synchronizing CUDA operation"
+    with pytest.raises(RunError, match=f"makes the host wait for the device: {words}"):
+        check_sync(trainer, switch=failing(words))
     assert modes[-1] == "default" and trainer.model is model
     with pytest.raises(RuntimeError, match="shapes"):
         check_sync(trainer, switch=failing("shapes"))
@@ -250,47 +241,27 @@ def test_phases_that_come_twice_add_up() -> None:
     for _ in range(2):
         with watch.phase("rollout"):
             pass
-    assert (
-        watch.seconds["rollout"] > 0 == watch.seconds["train"]
-        and (watch.memory == {}) != torch.cuda.is_available()
-    )
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    return script_module("performance")
+    assert watch.seconds["rollout"] > 0 == watch.seconds["train"]
+    assert (watch.memory == {}) != torch.cuda.is_available()
 
 
 def test_the_command(
-    tmp_path: Path,
-    script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It writes performance-<model>.json; a mistake is one line and code 2."""
+    script = script_module("performance")
     tiny(tmp_path, "sd3")
-    text = (
-        (tmp_path / "toy" / "toy.yaml")
-        .read_text()
-        .replace("toykit.redness", "jpeg")
-        .replace("toykit.reddish", "jpeg")
-    )
+    text = (tmp_path / "toy" / "toy.yaml").read_text()
+    text = text.replace("toykit.redness", "jpeg").replace("toykit.reddish", "jpeg")
     (tmp_path / "it.yaml").write_text(text)
     model = f"model={{fn: sd3, path: {tmp_path}/weights, device: cpu}}"
     monkeypatch.setattr(script, "RESULTS", tmp_path)
-    argv = [
-        "performance.py",
-        f"{tmp_path}/it.yaml",
-        model,
-        "image={height: 64, width: 64}",
-        "--iterations",
-        "1",
-    ]
-    monkeypatch.setattr("sys.argv", argv)
+    argv = ["performance.py", f"{tmp_path}/it.yaml", model, "image={height: 64, width: 64}"]
+    monkeypatch.setattr("sys.argv", [*argv, "--iterations", "1"])
     assert script.main() == 0
     result = json.loads((tmp_path / "performance-weights.json").read_text())
     assert result["model"] == f"{tmp_path}/weights" and result["iterations"] == 1
     assert f"{tmp_path}/performance-weights.json" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", [*argv, "--sync-check"])
+    monkeypatch.setattr("sys.argv", [*argv, "--iterations", "1", "--sync-check"])
     if not torch.cuda.is_available():
         assert script.main() == 2 and "performance: --sync-check: needs" in capsys.readouterr().err

@@ -9,6 +9,9 @@ from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from toykit import toy
 
 from flowrl.config.load import Config
+from flowrl.cost.estimate import Estimate, Phase
+from flowrl.cost.memory import kept
+from flowrl.training.rehearsal import check_plan
 
 MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "sd3, LoRA, guidance": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
@@ -36,3 +39,13 @@ def made(folder: Path, name: str, runtime: str = "{}") -> Config:
     return model_config(
         folder, f"{{{options}, path: {folder}/weights, device: cpu, runtime: {runtime}}}"
     )
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """Return the bytes of each part that is kept, by name."""
+    return {part.name: part.bytes for part in kept(config, check_plan(config))[0]}
+
+
+def phases(found: Estimate) -> dict[str, Phase]:
+    """Return the phases of an estimate by name."""
+    return {phase.name: phase for phase in found.phases}

@@ -1,0 +1,75 @@
+"""Whether a config fits a card, and what helps if it does not: each number that is printed is the
+estimate of the changed config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from estimatekit import made, phases
+
+from flowrl.config.load import Config
+from flowrl.core.tables import size
+from flowrl.cost.estimate import Estimate, estimate, phase
+from flowrl.cost.fit_card import GIB, RESERVE, change, remedies, verdict
+from flowrl.training.rehearsal import check_plan
+
+
+def needs(config: Config, name: str, key: str, value: Any) -> int:
+    """Return the bytes of a phase of a changed config."""
+    return phase(change(config, key, value), name, check_plan(config)).bytes
+
+
+def said(found: Estimate, name: str, limit: float) -> list[str]:
+    """Return the verdict on one phase alone, for a card of `limit` bytes beside the reserve."""
+    alone = found._replace(phases=[phases(found)[name]])
+    return verdict(alone, gigabytes=(limit + RESERVE) / GIB)
+
+
+def test_the_verdict_names_the_largest_batch_that_fits(tmp_path: Path) -> None:
+    """On a card between what batches of 3 and of 4 need."""
+    config = made(tmp_path, "sd3, full, deep")
+    three, four = (needs(config, "training", "train.micro_batch", n) for n in (3, 4))
+    saving = needs(config, "training", "model.runtime.checkpointing", True)
+    limit = (three + four) // 2
+    assert saving <= limit
+    found = estimate(config)
+    worst = phases(found)["training"]
+    ways = dict(remedies(config, found.forecast, worst, limit))
+    assert ways["lower train.micro_batch to 3"].bytes == three
+    assert ways["turn on model.runtime.checkpointing"].bytes == saving
+    head, *rest = said(found, "training", limit)
+    largest = f"GB card: no, the largest phase is training with {size(worst.bytes)}; "
+    assert head.endswith(
+        f"{largest}lower train.micro_batch to 3 ({size(three)}) or turn on "
+        f"model.runtime.checkpointing ({size(saving)})"
+    )
+    assert rest == ["(1.0 GiB of the card are set aside for the CUDA context and libraries)"]
+    fits = "fits a 80 GB card: yes; the largest phase is training with "
+    assert verdict(found, gigabytes=80)[0].startswith(fits)
+
+
+def test_the_largest_batch_where_memory_bends(tmp_path: Path) -> None:
+    """Decoding one image at a time, the copies of all images decide; many at a time, the VAE:
+    the batch found fits, and one image more does not."""
+    config = change(made(tmp_path, "sd3, full"), "train.group", 20)
+    key = "model.decode_batch"
+    one, two, twenty, forty = (needs(config, "decode", key, n) for n in (1, 2, 20, 40))
+    assert one == two < twenty < forty
+    limit, forecast = (twenty + forty) // 2, check_plan(config)
+    ((words, then),) = remedies(config, forecast, phase(config, "decode", forecast), limit)
+    batch = int(words.removeprefix(f"lower {key} to ").split()[0])
+    assert then.bytes <= limit < needs(config, "decode", key, batch + 1)
+
+
+def test_where_no_batch_is_small_enough(tmp_path: Path) -> None:
+    """A phase without a batch, between what it needs with 8-bit moments and without: the bytes of
+    the changed config. Below both: what comes nearest, and that it is not enough."""
+    config = change(made(tmp_path, "sd3, full"), "model.runtime.offload", True)
+    found, name = estimate(config), "optimizer step"
+    worst = phases(found)[name]
+    less = needs(config, name, "optimizer.fn", "adamw8bit")
+    head = said(found, name, (worst.bytes + less) / 2)[0]
+    assert f"; no batch size is enough: {size(worst.kept)} are kept in any case (" in head
+    assert "; what helps: " in head and f"optimizer.fn=adamw8bit ({size(less)})" in head
+    assert said(found, name, 1000)[0].endswith("), which is not enough")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from rolloutkit import Counting, decisions, run, score_draws, take
+from torch import Tensor
 from torch.distributions import Normal
 
+from flowrl.algorithms.likelihoods.forward import forward
 from flowrl.algorithms.plans.windows import fork, full
-from flowrl.algorithms.transitions import cps, dance_sde
+from flowrl.algorithms.transitions import cps, dance_sde, euler
+from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch
 from flowrl.models.toy import LinearFlow
 
@@ -51,6 +55,25 @@ def test_latents_kept_in_half_and_networks_in_half_are_on_policy_in_float32() ->
         ev = score_draws(model, batch, dance_sde)
         assert batch.x.dtype == store and ev.log_prob.dtype == ev.mean.dtype == torch.float32
         assert torch.equal(ev.log_prob, batch.old_log_prob)
+
+
+@pytest.mark.parametrize("times", ["uniform", "logit_normal", "grid"])
+def test_forward_noises_images_on_the_straight_path_and_matches_its_velocity(times: Any) -> None:
+    """Closed form: with v = target one Euler step lands on the image, and an error
+    of 1/2 has the log-prob -1/4."""
+    ro = run(full(0, steps=4, noise_scale=0.0))
+    score, streams = forward(draws=3, times=times), NodeStreams(ro.tree.group, 5)
+    batch = score.batch(ro, torch.zeros(len(ro.x)), ro.leaf, streams)
+    assert batch.node.tolist() == ro.leaf.repeat_interleave(3).tolist()
+    clean = euler(batch.x, batch.target, batch.sigma, torch.zeros_like(batch.sigma))
+    torch.testing.assert_close(clean, ro.x[batch.node], atol=1e-5, rtol=1e-5)
+
+    class Exact(LinearFlow):
+        def velocity(self, x: Tensor, sigma: Tensor, cond: Any) -> Tensor:
+            return batch.target + 0.5
+
+    log_prob = score.evaluate(Exact(), batch, dance_sde).log_prob
+    assert log_prob.tolist() == pytest.approx([-0.25] * len(batch.x), abs=1e-6)
 
 
 def test_siblings_share_one_network_row_and_nothing_else_changes() -> None:

@@ -88,11 +88,19 @@ ReportOnly = Annotated[
     typer.Option("--report-only", help="train nothing; tables and figures from --out again"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+Factorial = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DESIGN.yaml",
+        help="a factorial experiment: cells of a design in place of configs, for --nfe each",
+    ),
+]
 
 
 def compare(
     configs: Configs,
     *,
+    factorial: Factorial = None,
     seeds: Seeds,
     nfe: Nfe = 60000,
     seconds: Seconds = 90,
@@ -120,8 +128,28 @@ def compare(
     from flowrl.runs.compare.report import report, saved_result
     from flowrl.runs.compare.tables import terminal
 
-    # a result, made or read
+    # another experiment
     options.quiet_libraries()
+    if factorial is not None:
+        if configs or lr_search:
+            raise ConfigError(
+                "--factorial takes its config and rates from the design: leave out others"
+            )
+        files = _factorial(
+            factorial,
+            seeds,
+            nfe,
+            changes,
+            plugin,
+            runs,
+            out,
+            figures or out.parent,
+            report_only,
+            quiet,
+        )
+        print("\n".join(map(str, files)))
+        return
+    # a result, made or read
     if report_only and configs:
         raise ConfigError("--report-only reads --out alone: leave out the configs")
     if report_only:
@@ -148,3 +176,33 @@ def compare(
     files = report(result, out, figures or out.parent, runs)
     if json != STDOUT:
         print("\n".join(map(str, files)))
+
+
+def _factorial(
+    design: Path,
+    seeds: list[int],
+    nfe: float,
+    changes: list[str],
+    plugins: list[str],
+    runs: Path,
+    out: Path,
+    figures: Path,
+    report_only: bool,
+    quiet: bool,
+) -> list[Path]:
+    """Run or read a factorial experiment, print its effects -> the files of its report."""
+    from flowrl.core.tables import terminal_width, text_table
+    from flowrl.runs.compare import factorial as module
+    from flowrl.runs.compare.effects import effect_rows
+
+    if report_only:
+        result = module.read_factorial(out)
+    else:
+        what = module.Experiment(
+            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins)
+        )
+        result = module.run_factorial(what, quiet=quiet)
+    if result["effects"]:
+        print(text_table(effect_rows(result), width=terminal_width()))
+    print("\n".join(module.factorial_notes(result)))
+    return module.write_report(result, out, figures)

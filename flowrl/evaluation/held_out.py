@@ -21,7 +21,17 @@ from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.evaluation.reward_set import ask
 from flowrl.evaluation.statistics import summarize
 
-REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
+REPORT_KEYS = {
+    "score",
+    "interval",
+    "images",
+    "tasks",
+    "seen",
+    "held_out",
+    "rewards",
+    "setting",
+    "outcomes",
+}
 """Keys of an evaluation's report that a headline reward cannot be named like."""
 
 
@@ -124,6 +134,7 @@ def evaluate_prompts(
     late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     world: World | None = None,
+    outcomes: bool = False,
 ) -> dict[str, Any]:
     """Sample `images` images of every prompt, as `sample` does, and score them.
 
@@ -133,7 +144,8 @@ def evaluate_prompts(
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}},
     ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
     the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
-    else; overall, the tasks' intervals combined.
+    else; overall, the tasks' intervals combined. With `outcomes` also the headline's score of every
+    image, a list per prompt.
 
     Raises RunError if an image could not be scored: an evaluation with holes is no evaluation;
     ConfigError for a headline reward that is named like a key of the report.
@@ -171,6 +183,11 @@ def evaluate_prompts(
     # the report
     report = _report(headline, scores[headline], [prompts.records[i] for i in rows])
     report["rewards"] = {name: values.mean().item() for name, values in scores.items()}
+    if outcomes:
+        each: list[list[float]] = [[] for _ in prompts.texts]
+        for row, value in zip(rows, scores[headline].tolist(), strict=True):
+            each[row].append(value)
+        report["outcomes"] = each
     guidance = getattr(model, "guidance", None)
     report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
     return report

@@ -26,8 +26,10 @@ def evaluate(
     trainer: Trainer | None = None,
     base: Weights | None = None,
     progress: Any = None,
+    outcomes: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a model on the held-out prompts as a config's `eval` section says.
+    """Evaluate a model on the held-out prompts as a config's `eval` section says; with `outcomes`
+    the report has the score of every image.
 
     With ``eval.tuned`` below 1 the last steps are taken with the weights from before training: the
     snapshot "ref" of the trainer, or of `base`, which `load_run` gives. Raises ConfigError if it is
@@ -55,6 +57,7 @@ def evaluate(
         late=_late(c, base),
         progress=progress,
         world=trainer.world if trainer else None,
+        outcomes=outcomes,
     )
 
 

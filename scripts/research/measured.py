@@ -216,19 +216,39 @@ def between(text: str, start: str, end: str, parts: list[str]) -> str:
 
 
 def claims(result: Result) -> str:
-    """Show for each claim the differences in points and p after Holm's correction."""
+    """Show for each claim the differences in points and p after Holm's correction.
+
+    There is no verdict where the loser ran at a smaller share of its own learning rate than the
+    winner: the rate may have made the difference.
+    """
     lines = ["| published | here | difference | p |", "|---|---|---|---|"]
     for claim in CLAIMS:
-        differences, chances = [], []
+        differences, chances, unfair = [], [], []
         for label, one, other, budget in claim.pairs:
             tested = result["pairs"][budget]
             i, j = (tested["names"].index(f"shapes-{name}") for name in (one, other))
             differences.append(label + points(tested["difference"][i][j]).replace("-", "−"))
             p = tested["p_holm"][i][j]
             chances.append(f"{p:.2f}" if p >= 0.005 else "<0.01")
-        cells = (claim.published, claim.here, "; ".join(differences), "; ".join(chances))
+            loser, winner = (one, other) if tested["difference"][i][j] < 0 else (other, one)
+            if rate_share(result, loser) < rate_share(result, winner):
+                unfair.append(loser)
+        here = claim.here
+        if unfair:
+            names = " and ".join(dict.fromkeys(unfair))
+            here = f"~~{here}~~ no verdict: {names} ran at half its learning rate"
+        cells = (claim.published, here, "; ".join(differences), "; ".join(chances))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def rate_share(result: Result, name: str) -> float:
+    """Return the learning rate of a config over its own one."""
+    for config in result["configs"]:
+        if config["name"] == f"shapes-{name}":
+            own = config["search"]["own_lr"] if config["search"] else config["lr"]
+            return float(config["lr"] / own)
+    return 1.0
 
 
 def header(text: str, result: Result | None, name: str) -> str:

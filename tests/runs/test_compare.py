@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from comparekit import (
     COST,
@@ -24,9 +25,11 @@ from comparekit import (
 )
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.evaluation.crossed import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.result_file import read
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import read_rows
@@ -84,7 +87,14 @@ def test_accounts_are_exact(whole: Whole) -> None:
         (3, 3 * COST, 3 * STEP, [2], ["nfe"]),
         (5, 5 * COST, 5 * STEP, [], ["seconds"]),
     ]
-    assert run["at"] == {"nfe": run["curve"][1], "seconds": run["curve"][2]}
+    ends = {"nfe": run["curve"][1], "seconds": run["curve"][2]}
+    for budget, row in run["at"].items():
+        assert {key: row[key] for key in row if key != "outcomes"} == ends[budget]
+        # the outcomes of every image average to the score: prompts, then tasks
+        each = np.array(unpacked(row["outcomes"])).mean(1)
+        assert each @ weights_of(whole.result["base"]["tags"]) == pytest.approx(
+            row["score"], abs=1e-5
+        )
     metrics = read_rows(whole.what.runs / "toy-a" / "seed0", "metrics.jsonl")
     assert [row["nfe"] for row in metrics] == [COST] * 5
     assert run["trajectory"]["nfe"] == [COST * (i + 1) for i in range(5)]

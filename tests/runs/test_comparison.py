@@ -12,63 +12,101 @@ import pytest
 from comparisonkit import BASE, config, result
 from scipy import stats
 
-from flowrl.core.errors import DataError
+from flowrl.evaluation.crossed import crossed
+from flowrl.runs.compare.error_model import (
+    ErrorModel,
+    error_model,
+    improvement,
+    iqm,
+    iqm_interval,
+)
 from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
+from flowrl.runs.compare.outcomes import packed
 from flowrl.runs.compare.summary import (
     detectable,
     holm,
     labels,
     mean_curve,
-    pairs,
-    pooled,
-    student,
     summary,
-    t_test,
 )
 from flowrl.runs.compare.tables import markdown, notes, pair_table, table, task_table, terminal
 
 # --------------------------------------------------------------------------------------- statistics
 
 
+def _scored(**scores: list[float]) -> ErrorModel:
+    """Make the error model of configs with these scores, one per seed."""
+    return error_model([config(name, some) for name, some in scores.items()], BASE, "nfe")
+
+
 @pytest.mark.parametrize("values", [[0.1, 0.4, 0.3], [1.0, 2.0], [-5.0, 3.0, 3.5, 8.0, 1.0]])
-def test_the_interval_is_students(values: list[float]) -> None:
+def test_the_interval_of_one_config_is_students(values: list[float]) -> None:
     """Against scipy's interval of the t distribution with n - 1 degrees of freedom."""
-    mean, low, high = student(values)
-    expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
-    assert mean == pytest.approx(np.mean(values)) and (low, high) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("values", [[0.3], [0.3, 0.3, 0.3]])
-def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
-    mean, low, high = student(values)
-    assert mean == pytest.approx(0.3) and math.isnan(low) and math.isnan(high)
-    with pytest.raises(DataError, match="at least one value"):
-        student([])
-
-
-def test_the_pooled_test_is_a_contrast_of_least_squares() -> None:
-    """Oracle: regress all scores on a dummy per config; its residual variance and covariance give t
-    and freedom."""
-    samples = [[0.42, 0.45, 0.47], [0.31, 0.40], [0.2, 0.28, 0.22, 0.25], [0.5]]
-    design = np.array(
-        [[float(i == j) for j in range(4)] for i, sample in enumerate(samples) for _ in sample]
+    mean, error = _scored(a=values).score("a")
+    low, high = stats.t.interval(
+        0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values)
     )
-    scores = np.concatenate(samples)
+    assert mean == pytest.approx(np.mean(values)) and error.half() == pytest.approx(
+        (high - low) / 2
+    )
+
+
+def test_the_pooled_error_is_a_contrast_of_least_squares() -> None:
+    """Oracle: regress all scores on a dummy per config; its residual variance and covariance give t
+    and freedom. Intervals and pairs have the same error."""
+    samples = {"a": [0.42, 0.45, 0.47], "b": [0.31, 0.40], "c": [0.2, 0.28, 0.22, 0.25], "d": [0.5]}
+    design = np.array(
+        [[float(i == j) for j in range(4)] for i, s in enumerate(samples.values()) for _ in s]
+    )
+    scores = np.concatenate(list(samples.values()))
     fitted, squares, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - rank
-    contrast = np.array([1.0, 0.0, -1.0, 0.0])
-    variance = contrast @ np.linalg.inv(design.T @ design) @ contrast * squares[0] / freedom
-    expected = 2 * stats.t.sf(abs(contrast @ fitted) / math.sqrt(variance), freedom)
-    pool = pooled(samples)
-    assert pool[0] == pytest.approx(squares[0] / freedom) and pool[1] == freedom
-    assert t_test(samples[0], samples[2], *pooled(samples)) == pytest.approx(expected)
+    model = _scored(**samples)
+    for contrast, (value, error) in (
+        (np.array([1.0, 0.0, -1.0, 0.0]), model.difference("a", "c")),
+        (np.array([0.0, 1.0, 0.0, 0.0]), model.score("b")),
+    ):
+        variance = contrast @ np.linalg.inv(design.T @ design) @ contrast * squares[0] / freedom
+        expected = 2 * stats.t.sf(abs(contrast @ fitted) / math.sqrt(variance), freedom)
+        assert error.freedom == freedom and error.p(value) == pytest.approx(expected)
+    assert model.spread() == pytest.approx(math.sqrt(squares[0] / freedom))
+    assert math.isnan(model.difference("a", "d")[1].half())  # one seed alone
 
 
-@pytest.mark.parametrize(
-    ("a", "b"), [([0.1], [0.2, 0.3]), ([0.1, 0.1], [0.2, 0.2]), ([], []), ([0.1], [0.2])]
-)
-def test_without_a_spread_there_is_no_test(a: list[float], b: list[float]) -> None:
-    assert math.isnan(t_test(a, b, *pooled([a, b])))
+def test_equal_scores_alone_have_no_interval() -> None:
+    assert math.isnan(_scored(a=[0.3, 0.3, 0.3]).score("a")[1].half())
+    assert math.isnan(_scored(a=[0.3]).score("a")[1].half())
+
+
+def test_with_outcomes_the_error_is_of_seeds_and_prompts() -> None:
+    """Against `crossed`, which has tests of its own: a gain is a mean of differences per prompt."""
+    rng, tags = np.random.default_rng(0), ["even"] * 3 + ["odd_one"] * 4
+    base = {**BASE, "tags": tags, "outcomes": packed(rng.integers(0, 2, (7, 4)).tolist())}
+    mine, values = config("a", [0.4, 0.5, 0.6]), []
+    for run in mine["seeds"]:
+        verdicts = rng.integers(0, 2, (7, 4))
+        values.append(verdicts.mean(1))
+        run["at"]["nfe"] = {**run["at"]["nfe"], "outcomes": packed(verdicts.tolist())}
+    model = error_model([mine], base, "nfe")
+    assert model.prompts and not error_model([mine], BASE, "nfe").prompts
+    expected = crossed(np.array(values) - model.base, tags)
+    gain, error = model.gain("a")
+    assert [gain - error.half(), gain + error.half()] == pytest.approx(expected["interval"])
+    task, error = model.gain("a", "even")
+    assert task + error.half() == pytest.approx(expected["tasks"]["even"]["interval"][1])
+
+
+def test_means_over_tasks_and_who_improves() -> None:
+    """By hand: of 1 ... 8 the middle half is 3 to 6, mean 4.5. Seeds 1, 3 against 2, 2 on one task:
+    half of the pairs; 5, 5 against 5, 4 on the other: one pair is more, the ties count half."""
+    assert iqm(np.arange(1.0, 9.0).reshape(2, 4)) == 4.5
+    one, other = np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[2.0, 5.0], [2.0, 4.0]])
+    assert improvement(one, other) == pytest.approx((0.5 + 0.75) / 2)
+    # the bootstrap's spread of a mean of many is that of the mean: std / sqrt n, here of the
+    # middle half of normal scores, whose efficiency is 0.84 (Rosenberger and Gasko 1983)
+    scores = np.random.default_rng(0).normal(0, 1, (400, 1))
+    low, high = iqm_interval(scores)
+    assert high - low == pytest.approx(2 * 1.96 / math.sqrt(400 * 0.84), rel=0.15)
 
 
 def test_holm_by_hand() -> None:
@@ -84,22 +122,26 @@ def test_holm_by_hand() -> None:
 def test_what_a_t_test_can_detect() -> None:
     """Cohen (1988): 64 per group find half a std with a power of 0.80 at 5 %; and 3 per group by
     simulation."""
-    assert detectable(64, 0.05, 126) == pytest.approx(0.5, abs=0.002)
+    assert detectable(0.05, 126) * math.sqrt(2 / 64) == pytest.approx(0.5, abs=0.002)
     rng = np.random.default_rng(1)
     scores = rng.normal(0, 1, (2000, 15, 3))
-    scores[:, 0] += detectable(3, 0.05 / 3, 2 * 15)
-    found = []
-    for one in scores.tolist():
-        found.append(t_test(one[0], one[1], *pooled(one)) < 0.05 / 3)
+    scores[:, 0] += detectable(0.05 / 3, 2 * 15) * math.sqrt(2 / 3)
+    # Student's test with the variance pooled over all 15
+    pool = scores.var(2, ddof=1).mean(1)
+    t = (scores[:, 0].mean(1) - scores[:, 1].mean(1)) / np.sqrt(pool * 2 / 3)
+    found = 2 * stats.t.sf(abs(t), 2 * 15) < 0.05 / 3
     assert np.mean(found) == pytest.approx(0.8, abs=0.036)  # 4 standard errors
-    assert math.isnan(detectable(1, 0.05, 4))
 
 
 # -------------------------------------------------------------------------------- one config, pairs
 
 
+def _summary(one: dict[str, Any], budget: str) -> dict[str, Any] | None:
+    return summary(one, error_model([one], BASE, budget), budget)
+
+
 def test_the_summary_of_a_config() -> None:
-    found = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "nfe")
+    found = _summary(config("a", [0.4, 0.5, 0.6]), "nfe")
     assert found is not None
     low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.4, 0.5, 0.6]))
     assert found["mean"] == pytest.approx(0.5) and found["interval"] == pytest.approx([low, high])
@@ -109,7 +151,7 @@ def test_the_summary_of_a_config() -> None:
     ] == pytest.approx(0.3)
     assert (found["seeds"], found["failed"], found["beats_base"]) == (3, 0, True)
     assert (found["nfe"], found["seconds"], found["iteration"]) == (104, 20.8, 10)
-    at_b = summary(config("a", [0.4, 0.5, 0.6])["seeds"], BASE, "seconds")
+    at_b = _summary(config("a", [0.4, 0.5, 0.6]), "seconds")
     assert at_b is not None and at_b["mean"] == pytest.approx(0.6)
 
 
@@ -127,7 +169,7 @@ def test_who_beats_the_base(
     scores: list[float], failed: tuple[str, ...], beats: bool | None
 ) -> None:
     """An interval around 0, one below it, a single seed, a run that failed."""
-    found = summary(config("a", scores, *failed)["seeds"], BASE, "nfe")
+    found = _summary(config("a", scores, *failed), "nfe")
     assert found is not None and found["beats_base"] is beats and found["failed"] == len(failed)
 
 
@@ -144,13 +186,16 @@ def test_configs_are_sorted_and_failures_kept() -> None:
 
 
 def test_pairs() -> None:
-    """Three configs: p by `t_test`, Holm over the three, differences of means; the matrix is
+    """Three configs: p of the error model, Holm over the three, differences of means; the matrix is
     symmetric."""
     scores = {"a": [0.40, 0.42, 0.45], "b": [0.30, 0.33, 0.31], "c": [0.41, 0.44, 0.40]}
-    found = pairs(result(*(config(name, s) for name, s in scores.items()))["configs"], "nfe")
-    assert found["names"] == ["a", "c", "b"] and found["tests"] == 3
-    spread = pooled(list(scores.values()))
-    p = [t_test(scores[x], scores[y], *spread) for x, y in ("ac", "ab", "cb")]
+    found = result(*(config(name, s) for name, s in scores.items()))["pairs"]["nfe"]
+    assert found["names"] == ["a", "c", "b"] and found["tests"] == 3 and found["error"] == "seeds"
+    model = _scored(**scores)
+    p = []
+    for x, y in ("ac", "ab", "cb"):
+        value, error = model.difference(x, y)
+        p.append(error.p(value))
     adjusted = holm(p)
     for matrix, values in (("p", p), ("p_holm", adjusted)):
         m = found[matrix]
@@ -158,12 +203,11 @@ def test_pairs() -> None:
         assert all(m[i][j] == m[j][i] for i in range(3) for j in range(3)) and m[0][0] is None
     assert found["difference"][0][2] == pytest.approx(np.mean(scores["a"]) - np.mean(scores["b"]))
     assert found["significant"] == sum(value < 0.05 for value in adjusted) == 2
-    assert (
-        spread[0] == pytest.approx(np.mean([np.var(s, ddof=1) for s in scores.values()]))
-        and spread[1] == 6
-    )
-    assert found["spread"] == pytest.approx(math.sqrt(spread[0]))
-    assert found["detectable"] == pytest.approx(detectable(3, 0.05 / 3, 6) * math.sqrt(spread[0]))
+    spread = np.mean([np.var(s, ddof=1) for s in scores.values()])
+    assert found["spread"] == pytest.approx(math.sqrt(spread))
+    least = detectable(0.05 / 3, 6) * math.sqrt(spread * 2 / 3)
+    assert found["detectable"] == pytest.approx(least)
+    assert found["improvement"][0][2] == 1 and found["improvement"][2][0] == 0
 
 
 def test_mean_curves_go_mark_by_mark() -> None:
@@ -204,7 +248,8 @@ def test_the_table() -> None:
     assert list(rows) == ["method", "top", "low", "dead", "base model"]
     starred = table(result(config("a", [0.5, 0.51, 0.52])))[1]  # its interval excludes 0
     assert starred[4].endswith("*")
-    half = stats.t.ppf(0.975, 1) * np.std([50, 52], ddof=1) / math.sqrt(2)
+    pool = (np.var([10, 30], ddof=1) + np.var([50, 52], ddof=1)) / 2  # over both, 2 degrees
+    half = stats.t.ppf(0.975, 2) * math.sqrt(pool / 2)
     assert rows["top"][2:4] == ["3, 1 failed", f"51.0 ± {half:.1f}"]
     assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
     assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
@@ -238,9 +283,8 @@ def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
     p = stats.ttest_ind([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]).pvalue
     assert rows[1] == ["1 a", "", f"{p:.3f}*"] and rows[2] == ["2 b", "-30.0", ""]
     said = next(line for line in notes(r) if line.startswith("Pairs at (a)"))
-    assert f"about {100 * detectable(3, 0.05, 4) * 0.01:.1f} apart" in said
-    assert "1 of 1 differ" in said
-    assert "pooled over all configs, 1.0;" in said
+    assert f"about {detectable(0.05, 4) * math.sqrt(2 / 3):.1f} apart" in said
+    assert "1 of 1 differ" in said and "the spread over seeds 1.0;" in said
     text = markdown(r, ["figures/gains.png"])
     assert "| 2 b | -30.0 |  |" in text and "![figures/gains.png](figures/gains.png)" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]

@@ -147,6 +147,7 @@ def score_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "score": row[row["score"]],
         "interval": row["interval"],
         "tasks": {task: values["mean"] for task, values in row["tasks"].items()},
+        "outcomes": row["outcomes"],
     }
 
 
@@ -160,6 +161,7 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     at = dict.fromkeys(("nfe", "seconds"))
     for row in reversed(curve):
         at |= dict.fromkeys(row["budget"], row)
+    curve = [{key: row[key] for key in row if key != "outcomes"} for row in curve]
     quarter = metrics[len(metrics) - math.ceil(len(metrics) / 4) :]
     return {
         "name": config.name,

@@ -257,8 +257,10 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     draw(trainer, folder)
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
-    write_json(folder / RESULT, {"setting": equal, "base": {**base, "tasks": tasks}})
-    return {**base, "tasks": tasks}
+    tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
+    base |= {"tasks": tasks, "tags": tags, "outcomes": row["outcomes"]}
+    write_json(folder / RESULT, {"setting": equal, "base": base})
+    return base
 
 
 def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> None:

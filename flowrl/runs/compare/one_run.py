@@ -26,6 +26,7 @@ from flowrl.runs.compare.budgets import (
     result,
     spent_at,
 )
+from flowrl.runs.compare.outcomes import packed
 from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
 from flowrl.runs.folder import EVALS, PROMPTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
@@ -83,9 +84,11 @@ def spend(
 
 
 def evaluated(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate a trainer's model with the weights that its config's `eval` section asks for."""
+    """Evaluate a trainer's model with the weights that its config's `eval` section asks for; the
+    outcomes per image are packed."""
     with _blamed_on_the_method(), eval_weights(trainer):
-        return evaluate(trainer.model, trainer.config, trainer=trainer)
+        row = evaluate(trainer.model, trainer.config, trainer=trainer, outcomes=True)
+    return {**row, "outcomes": packed(row["outcomes"])}
 
 
 def draw(trainer: Trainer, folder: Path) -> None:

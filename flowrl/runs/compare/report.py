@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.files import write_text
+from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
 from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
@@ -64,8 +64,11 @@ def compare(
 
 
 def saved_result(out: Path) -> Result:
-    """Read a result file -> the result with its statistics."""
-    return summarize(read(out))
+    """Read a result file and work out its statistics again -> the result, also written back: what
+    a file says of its runs is what this version says. Raises DataError, RunError."""
+    result = summarize(read(out))
+    write_json(out, result)
+    return result
 
 
 def report(result: Result, out: Path, figures: Path, runs: Path) -> list[Path]:

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, stats
 
-from flowrl.core.errors import DataError
+from flowrl.runs.compare.error_model import (
+    ErrorModel,
+    by_task,
+    error_model,
+    improvement,
+    iqm,
+    iqm_interval,
+)
 
 BUDGETS = ("nfe", "seconds")
 LETTERS = {"nfe": "(a)", "seconds": "(b)"}
@@ -27,44 +34,6 @@ class Point(NamedTuple):
     high: float  # highest seed
 
 
-def student(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return (mean, low, high) of the 95 % Student interval of the mean.
-
-    The ends are NaN for one value, and for equal ones: that few images count alike does not make
-    a mean certain. Raises DataError without values.
-    """
-    if not values:
-        raise DataError("student: expected at least one value, got none")
-    mean, n = float(np.mean(values)), len(values)
-    if n == 1 or np.ptp(values) == 0:
-        return mean, math.nan, math.nan
-    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
-    return mean, mean - half, mean + half
-
-
-def pooled(samples: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the variance within samples, pooled over all of them, and its degrees of freedom.
-
-    ``sum of (n - 1) s^2 / sum of (n - 1)``, the error term of a one-way analysis of variance; NaN
-    without any freedom.
-    """
-    freedom = sum(len(sample) - 1 for sample in samples if sample)
-    squares = sum(float(np.var(sample)) * len(sample) for sample in samples if sample)
-    return squares / freedom if freedom else math.nan, freedom
-
-
-def t_test(a: Sequence[float], b: Sequence[float], variance: float, freedom: int) -> float:
-    """Return the two-sided p-value of Student's t-test of equal means, the variance being known to
-    some freedom.
-
-    NaN with fewer than two values on a side, or without any variance.
-    """
-    if min(len(a), len(b)) < 2 or not variance > 0:
-        return math.nan
-    t = (float(np.mean(a)) - float(np.mean(b))) / math.sqrt(variance * (1 / len(a) + 1 / len(b)))
-    return float(2 * stats.t.sf(abs(t), freedom))
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust p-values for testing all of them (Holm 1979); a NaN is no test and stays NaN."""
     known = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
@@ -75,19 +44,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return out
 
 
-def detectable(n: int, level: float, freedom: int, power: float = POWER) -> float:
-    """Return the difference, in stds, that a two-sided t-test of n against n values finds with
-    probability `power`.
+def detectable(level: float, freedom: float, power: float = POWER) -> float:
+    """Return the difference, in standard errors, that a two-sided t-test finds with probability
+    `power`.
 
-    From the noncentral t distribution with the freedom of the variance, 2 n - 2 if that is of these
-    values alone; NaN for n < 2.
+    From the noncentral t distribution with the freedom of the error.
     """
-    if n < 2:
-        return math.nan
     edge = float(stats.t.ppf(1 - level / 2, freedom))
 
     def missing(d: float) -> float:
-        return float(stats.nct.sf(edge, freedom, d * math.sqrt(n / 2))) - power
+        return float(stats.nct.sf(edge, freedom, d)) - power
 
     return float(optimize.brentq(missing, 1e-6, 1e4))
 
@@ -105,82 +71,89 @@ def ranked(configs: Sequence[Result], budget: str = "nfe") -> list[Result]:
 def summarize(result: Result) -> Result:
     """Return the result with every config's summary at both budgets, best first, and the pairwise
     tests."""
-    configs = []
-    for config in result["configs"]:
-        at = {budget: summary(config["seeds"], result["base"], budget) for budget in BUDGETS}
-        configs.append({**config, "summary": at})
-    configs = ranked(configs)
-    tests = {budget: pairs(configs, budget) for budget in BUDGETS}
-    return {**result, "configs": configs, "pairs": tests}
+    configs, models = result["configs"], {}
+    for budget in BUDGETS:
+        models[budget] = error_model(configs, result["base"], budget)
+    summed = []
+    for config in configs:
+        at = {budget: summary(config, models[budget], budget) for budget in BUDGETS}
+        summed.append({**config, "summary": at})
+    summed = ranked(summed)
+    names = [config["name"] for config in summed]
+    tests = {budget: pairs(names, models[budget]) for budget in BUDGETS}
+    return {**result, "configs": summed, "pairs": tests}
 
 
-def summary(seeds: Sequence[Result], base: Result, budget: str) -> Result | None:
-    """Average the seeds at a budget -> mean, gain over base, intervals, also per task; None if no
-    seed got there.
+def summary(config: Result, model: ErrorModel, budget: str) -> Result | None:
+    """Average the seeds at a budget -> mean, gain over base, intervals, also per task, and the
+    interquartile mean over seeds and tasks; None if no seed got there.
 
     `beats_base` is None with fewer than two seeds, and False where a run failed: what it would have
     reached is unknown.
     """
+    name, seeds = config["name"], config["seeds"]
     rows = [run["at"][budget] for run in seeds if run["at"][budget] is not None]
     if not rows:
         return None
     # the score, and whether it is better than before training
-    score = _over_seeds([row["score"] for row in rows], base["score"])
+    score = _with_error(model, name, None)
     failed, low = sum(run["failed"] is not None for run in seeds), score["gain"][1]
     found = {**score, "seeds": len(rows), "failed": failed}
     found["beats_base"] = None if low is None else low > 0 and not failed
-    # each task, and what was used up
-    found["tasks"] = {}
-    for task, value in base["tasks"].items():
-        found["tasks"][task] = _over_seeds([row["tasks"][task] for row in rows], value)
+    # each task, the middle half of all of them, and what was used up
+    tasks = list(dict.fromkeys(model.tags))
+    found["tasks"] = {task: _with_error(model, name, task) for task in tasks}
+    scores = by_task(model, name)
+    span = [finite(value) for value in iqm_interval(scores)]
+    found["iqm"] = {"mean": iqm(scores), "interval": span}
     for key in ("iteration", "nfe", "seconds"):
         found[key] = float(np.mean([row[key] for row in rows]))
     return found
 
 
-def _over_seeds(values: Sequence[float], base: float) -> Result:
-    mean, low, high = student(values)
+def _with_error(model: ErrorModel, name: str, task: str | None) -> Result:
+    """Set a mean and its gain with their intervals."""
+    (mean, error), (gain, gain_error) = model.score(name, task), model.gain(name, task)
+    half, gain_half = error.half(), gain_error.half()
     return {
         "mean": mean,
-        "interval": [finite(low), finite(high)],
-        "gain": [finite(value - base) for value in (mean, low, high)],
+        "interval": [finite(mean - half), finite(mean + half)],
+        "gain": [finite(value) for value in (gain, gain - gain_half, gain + gain_half)],
     }
 
 
-def pairs(configs: Sequence[Result], budget: str) -> Result:
-    """Test all pairs of configs at a budget: Student's t over seeds, the variance pooled over all
-    configs, by Holm.
+def pairs(names: Sequence[str], model: ErrorModel) -> Result:
+    """Test all pairs of configs at a budget with the comparison's one error model, by Holm.
 
-    Few seeds say little of a config's own spread; that of all configs together is known far better,
-    if they spread alike. `difference` is row minus column; `spread` the pooled std. `detectable` is
-    the difference that a pair with the usual seeds would show with a probability of 80 % at the
-    strictest of Holm's levels.
+    `difference` is row minus column; `improvement` the probability that the row's seeds beat the
+    column's, over tasks; `spread` the std over seeds, pooled over all configs. `detectable` is the
+    difference that a pair of the median error would show with a probability of 80 % at the
+    strictest of Holm's levels. `error` says which error model it was.
     """
-    # the scores of every config that got there
-    values: dict[str, list[float]] = {}
-    for config in configs:
-        scores = [run["at"][budget]["score"] for run in config["seeds"] if run["at"][budget]]
-        if scores:
-            values[config["name"]] = scores
-    names, n = list(values), len(values)
-    means = [float(np.mean(scores)) for scores in values.values()]
     # a test for each pair
-    variance, freedom = pooled([scores for scores in values.values() if len(scores) > 1])
-    places = list(itertools.combinations(range(n), 2))
-    p = [t_test(values[names[i]], values[names[j]], variance, freedom) for i, j in places]
+    names = [name for name in names if name in model.groups]
+    n, places = len(names), list(itertools.combinations(range(len(names)), 2))
+    found = [model.difference(names[i], names[j]) for i, j in places]
+    p = [error.p(value) for value, error in found]
     adjusted = holm(p)
-    tests = sum(not math.isnan(value) for value in p)
+    known = [error for (_, error), value in zip(found, p, strict=True) if not math.isnan(value)]
     # what these tests could have found
-    size = round(float(np.median([len(scores) for scores in values.values()]))) if n else 0
-    least = detectable(size, LEVEL / tests, freedom) * math.sqrt(variance) if tests else math.nan
+    least = math.nan
+    if known:
+        middle = sorted(known)[len(known) // 2]
+        least = detectable(LEVEL / len(known), middle.freedom) * math.sqrt(middle.variance)
+    means = [model.score(name)[0] for name in names]
+    better = [[improvement(by_task(model, a), by_task(model, b)) for b in names] for a in names]
     return {
+        "error": "seeds and prompts" if model.prompts else "seeds",
         "names": names,
         "difference": np.subtract.outer(means, means).tolist(),
+        "improvement": better,
         "p": _square(n, places, p),
         "p_holm": _square(n, places, adjusted),
-        "tests": tests,
+        "tests": len(known),
         "significant": sum(value < LEVEL for value in adjusted),
-        "spread": finite(math.sqrt(variance)),
+        "spread": finite(model.spread()),
         "detectable": finite(least),
     }
 

@@ -104,8 +104,8 @@ def notes(result: Result) -> list[str]:
         f"(a) after {b['nfe']:g} network evaluations, (b) after {b['seconds']:g} {clock(result)} "
         "of training (evaluation and checkpoints not counted), each measured at the end of the "
         f"iteration that passed the budget; largest overshoot {' and '.join(over)}.",
-        "± and brackets: 95 % Student intervals over seeds, of the mean and of its gain over the "
-        "base model; a star: it lies above zero and no run failed.",
+        f"± and brackets: 95 % intervals of the mean and of its gain over the base model, "
+        f"{_errors(result)}; a star: it lies above zero and no run failed.",
         f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
         f"{base['images']} images); all are judged on the same prompts from the same noise.",
         _search_note(s["search"], result),
@@ -113,6 +113,16 @@ def notes(result: Result) -> list[str]:
     ]
     lines += [_power_note(result, budget) for budget in BUDGETS]
     return [*lines, *_failures(result)]
+
+
+def _errors(result: Result) -> str:
+    """Say which error model intervals and pairs have."""
+    if result["pairs"]["nfe"]["error"] == "seeds":
+        return (
+            "Student's over seeds with the variance pooled over all configs; they say nothing of "
+            "other prompts"
+        )
+    return "over seeds and prompts, seeds pooled over all configs, prompts paired"
 
 
 def clock(result: Result) -> str:
@@ -159,11 +169,10 @@ def _power_note(result: Result, budget: str) -> str:
         return f"Pairs at {LETTERS[budget]}: no test without two configs of two seeds."
     least = "" if found["detectable"] is None else f"{factor * found['detectable']:.{digits}f}"
     return (
-        f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (Student's "
-        f"t-test, the spread over seeds pooled over all configs, "
-        f"{factor * found['spread']:.{digits}f}; Holm's correction, {LEVEL:g}). A pair has to lie "
-        f"about {least} apart to be told apart in four of five cases. No difference found is not "
-        "the same as none."
+        f"Pairs at {LETTERS[budget]}: {found['significant']} of {found['tests']} differ (the same "
+        f"error model, the spread over seeds {factor * found['spread']:.{digits}f}; Holm's "
+        f"correction, {LEVEL:g}). A pair has to lie about {least} apart to be told apart in four "
+        "of five cases. No difference found is not the same as none."
     )
 
 
@@ -181,6 +190,25 @@ def _failures(result: Result) -> list[str]:
 def _runs(result: Result) -> list[Result]:
     """Return the runs of all configs."""
     return [run for config in result["configs"] for run in config["seeds"]]
+
+
+def aggregate_table(result: Result, budget: str) -> list[list[str]]:
+    """Return interquartile means over seeds and tasks as texts, and how probably a config beats
+    the others on a task: the mean over them, and against the first of the table."""
+    found, number = result["pairs"][budget], _number(result)
+    short = labels([config["name"] for config in result["configs"]])
+    rows = [["method", "IQM [95 %]", "P(better than another)", "P(better than the first)"]]
+    for config in result["configs"]:
+        if config["summary"][budget] is None:
+            continue
+        i, iqm = found["names"].index(config["name"]), config["summary"][budget]["iqm"]
+        low, high = iqm["interval"]
+        span = "" if low is None else f" [{number(low)}, {number(high)}]"
+        others = [p for j, p in enumerate(found["improvement"][i]) if j != i]
+        mean = f"{sum(others) / len(others):.2f}" if others else DASH
+        first = f"{found['improvement'][i][0]:.2f}" if i else DASH
+        rows.append([short[config["name"]], number(iqm["mean"]) + span, mean, first])
+    return rows
 
 
 def pair_table(result: Result, budget: str) -> list[list[str]]:
@@ -221,6 +249,11 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
     ]
     for budget in BUDGETS:
         parts += [f"## Per task at {LETTERS[budget]}", markdown_table(task_table(result, budget))]
+    for budget in BUDGETS:
+        title = (
+            f"## Over tasks at {LETTERS[budget]}: interquartile mean, probability of improvement"
+        )
+        parts += [title, markdown_table(aggregate_table(result, budget))]
     for budget in BUDGETS:
         if result["pairs"][budget]["tests"]:
             what = "p after Holm's correction above the diagonal, row minus column below it"

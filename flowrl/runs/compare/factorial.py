@@ -1,0 +1,189 @@
+"""Run a factorial experiment: the cells of a design x seeds, resumable, one result file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.files import write_json, write_text
+from flowrl.core.prompts import load_prompts
+from flowrl.core.tables import markdown_table
+from flowrl.runs.compare.budgets import Budgets, different
+from flowrl.runs.compare.compare import TimeLeft
+from flowrl.runs.compare.design import Design, Levels, load_design
+from flowrl.runs.compare.effects import Result, analysed, effect_rows
+from flowrl.runs.compare.one_run import spend
+from flowrl.runs.compare.result_file import setting
+from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.training.rehearsal import check_plan
+
+KIND, FORMAT = "flowrl factorial experiment", 1
+
+
+class Experiment(NamedTuple):
+    """What is run."""
+
+    design: Path
+    seeds: tuple[int, ...]
+    nfe: float  # of a run; each ends with the iteration that uses it up
+    runs: Path
+    out: Path
+    overrides: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+
+    def load(self, design: Design, cell: Levels, *more: str) -> Config:
+        """Load the config of a cell."""
+        changes = [*design.changes(cell), *self.overrides, *more]
+        return load_config(design.base, changes, self.plugins)
+
+
+def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
+    """Run what is not there yet -> the result with its effects, also in `what.out` after every run.
+
+    Every cell is loaded and rehearsed before anything runs. Raises ConfigError for a cell that
+    cannot be trained or differs in what has to be equal; Interrupted after Ctrl-C.
+    """
+    # everything that can be refused
+    design = load_design(what.design)
+    if len(set(what.seeds)) < 2:
+        raise ConfigError(
+            f"compare --factorial: expected two seeds or more, got {list(what.seeds)}: without a "
+            "spread over seeds no effect has an interval"
+        )
+    names = [f"cell{i:03d}" for i in range(len(design.cells))]
+    configs = [
+        what.load(design, cell, f"name={n}") for n, cell in zip(names, design.cells, strict=True)
+    ]
+    _check(design, configs)
+    result = _opened(what, design, names, configs[0])
+    budgets = Budgets(what.nfe, 0.0, 1)
+    # one seed of all cells before the next
+    left = TimeLeft(float(len(what.seeds) * len(names)))
+    with StopSignal() as stop:
+        for seed in what.seeds:
+            for name, cell in zip(names, design.cells, strict=True):
+                if stop.asked:
+                    raise Interrupted("stopped between two runs; the same command goes on")
+                config = what.load(design, cell, f"name={name}", f"seed={seed}")
+                folder = what.runs / name / f"seed{seed}"
+                left.start(1.0)
+                found = spend(config, folder, budgets, stop=stop, quiet=quiet, minutes_left=left)
+                left.finish()
+                result = _kept(result, name, seed, found)
+                write_json(what.out, result)
+    return result
+
+
+def _check(design: Design, configs: Sequence[Config]) -> None:
+    """Rehearse every cell, and refuse cells that differ in what has to be equal."""
+    equal = setting(configs[0])
+    for cell, config in zip(design.cells, configs, strict=True):
+        named = design.named(cell)
+        wrong = different(equal, setting(config))
+        if wrong:
+            raise ConfigError(
+                f"cell {named}: differs in what must be equal: {', '.join(wrong[:3])}"
+            )
+        try:
+            check_plan(config)
+        except ConfigError as error:
+            raise ConfigError(
+                f"cell {named} cannot be trained: {error}. Put what does not go together under "
+                "`exclude` of the design"
+            ) from error
+
+
+def _opened(what: Experiment, design: Design, names: Sequence[str], config: Config) -> Result:
+    """Begin the result, or go on with the one of the same design."""
+    cells = []
+    for name, cell in zip(names, design.cells, strict=True):
+        cells.append({"name": name, "levels": design.named(cell)})
+    stated = {
+        "base": design.base,
+        "set": [*design.overrides, *what.overrides],
+        "axes": design.axes,
+        "interactions": [list(pair) for pair in design.interactions],
+        "fraction": "D-optimal" if design.efficiency < 1 - 1e-9 else "D-optimal, orthogonal",
+        "efficiency": design.efficiency,
+    }
+    fresh = {"kind": KIND, "format": FORMAT, "nfe": what.nfe, "score": config.headline}
+    fresh |= {"design": stated, "cells": cells}
+    fresh = dict(json.loads(json.dumps(fresh)))
+    tags = [str(r.get("tag", "all")) for r in load_prompts(config.prompts.test).records]
+    if not what.out.exists():
+        what.out.parent.mkdir(parents=True, exist_ok=True)
+        return {**fresh, "tags": tags, "environments": [], "runs": []}
+    found = read_factorial(what.out)
+    wrong = different({key: found[key] for key in fresh}, fresh)
+    if wrong:
+        raise ConfigError(
+            f"{what.out} holds another experiment, there and now: {', '.join(wrong[:2])}; name "
+            "another --out and --runs"
+        )
+    return found
+
+
+def _kept(result: Result, cell: str, seed: int, found: dict[str, Any]) -> Result:
+    """Put a run into the result, and work the effects out again."""
+    at, where = found["at"]["nfe"] or {}, found["environment"]
+    run = {"cell": cell, "seed": seed, "failed": found["failed"], "score": at.get("score")}
+    run |= {key: at.get(key) for key in ("tasks", "outcomes")}
+    run |= {key: found[key] for key in ("iterations", "nfe", "seconds")}
+    environments = list(result["environments"])
+    if where not in environments:
+        environments.append(where)
+    run["environment"] = environments.index(where)
+    others = [r for r in result["runs"] if (r["cell"], r["seed"]) != (cell, seed)]
+    return analysed({**result, "environments": environments, "runs": [*others, run]})
+
+
+def read_factorial(path: Path) -> Result:
+    """Read a result file. Raises DataError if it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["kind"] == KIND and found["format"] == FORMAT:
+            return analysed(found)
+        got = f"{found['kind']!r}, {found['format']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        got = f"{type(error).__name__}: {error}"
+    raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
+
+
+def factorial_notes(result: Result) -> list[str]:
+    """Say in sentences what was run and how the effects are to be read."""
+    design, fit = result["design"], result["fit"]
+    failed = sum(run["failed"] is not None for run in result["runs"])
+    lines = [
+        f"{len(result['cells'])} cells ({design['fraction']}, efficiency per cell against the full "
+        f"product {design['efficiency']:.2f}), {len(result['runs'])} runs, {failed} failed, "
+        f"{result['nfe']:g} network evaluations each, score {result['score']}.",
+        "Differences in points, averaged over the other axes; 95 % intervals over seeds and "
+        "prompts; a star: p after Holm's correction over all effects is below 0.05. "
+        "Interactions that are not listed are taken to be zero.",
+    ]
+    if fit is None:
+        return [*lines, "The runs that are there cannot tell the effects apart yet."]
+    if fit["lack_of_fit_p"] is not None:
+        lines.append(f"What the model leaves out: lack of fit p = {fit['lack_of_fit_p']:.3f}.")
+    return lines
+
+
+def write_report(result: Result, out: Path, figures: Path) -> list[Path]:
+    """Write the table and the figure of effects -> the files."""
+    from flowrl.runs.compare.effects_figure import effects_figure
+    from flowrl.runs.report.style import save_figure
+
+    notes = "\n".join(f"- {line}" for line in factorial_notes(result))
+    parts = ["# Factorial experiment", notes]
+    files = [out.with_suffix(".md")]
+    if result["effects"]:
+        parts.append(markdown_table(effect_rows(result)))
+        files.append(figures / f"{out.stem}-effects.png")
+        figures.mkdir(parents=True, exist_ok=True)
+        save_figure(effects_figure(result), files[-1], dpi=130)
+    write_text(files[0], "\n\n".join(parts) + "\n")
+    return files

@@ -1,0 +1,26 @@
+"""Outcomes per picture in a result file: one short text for each evaluation.
+
+Prompts are separated by spaces. Verdicts 0 and 1 are letters, "0110 1111"; other scores stand
+between commas, "0.25,0.5 0.75,1".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def packed(outcomes: Sequence[Sequence[float]]) -> str:
+    """Write scores, one list per prompt, as a text."""
+    flat = {value for some in outcomes for value in some}
+    if flat <= {0.0, 1.0}:
+        return " ".join("".join(f"{value:.0f}" for value in some) for some in outcomes)
+    return " ".join(",".join(f"{value:.6g}" for value in some) + "," for some in outcomes)
+
+
+def unpacked(text: str) -> list[list[float]]:
+    """Read what `packed` wrote."""
+    out = []
+    for part in text.split(" "):
+        letters = part.strip(",").split(",") if "," in part else part
+        out.append([float(value) for value in letters])
+    return out

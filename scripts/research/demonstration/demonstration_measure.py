@@ -1,0 +1,209 @@
+"""Measure one setting of one model: sample, judge, count; and keep it, so that it is done once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.core.files import write_json
+from flowrl.core.prompts import load_prompts
+from flowrl.core.types import FlowModel
+from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.suites.shapes.checker import Verdict, check
+from flowrl.evaluation.suites.shapes.detect import detect
+from flowrl.evaluation.suites.shapes.prompts import Record
+from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
+from flowrl.runs.target import open_target
+
+BEST_OF = 8
+
+
+class Setting(NamedTuple):
+    """What is measured."""
+
+    target: str  # model folder or run
+    prompts: str  # prompt file
+    guidance: float
+    steps: int
+    per_task: int  # images, at least
+    seed: int  # of the initial noise
+    best_of: int = 1  # images that the reward chooses one of
+    reward: str = "graded"  # which choice of the reward
+
+
+class Bench:
+    """Where measurements are kept, and how models are opened."""
+
+    def __init__(self, work: Path, config: str, overrides: Sequence[str]) -> None:
+        self.work, self.config, self.overrides = work, config, list(overrides)
+        self._open: tuple[Any, FlowModel] | None = None
+
+    def measure(self, name: str, setting: Setting) -> dict[str, Any]:
+        """Return what was measured under `name`; measure it if it is not there, or of another
+        setting."""
+        file = self.work / f"{name}.json"
+        stated = {**setting._asdict(), "weights": _stamp(Path(setting.target))}
+        if file.exists():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if found["setting"] == stated:
+                return dict(found)
+        print(f"{name}: {setting}", flush=True)
+        found = {"setting": stated, **_measured(self.model(setting), setting)}
+        self.work.mkdir(parents=True, exist_ok=True)
+        write_json(file, found)
+        return found
+
+    def model(self, setting: Setting) -> FlowModel:
+        """Open a target with its guidance; the last one stays open."""
+        key = (setting.target, setting.guidance)
+        if self._open is None or self._open[0] != key:
+            self._open = None
+            gc.collect()
+            overrides = [f"model.guidance={setting.guidance:g}", *self.overrides]
+            target = open_target(setting.target, settings=self.config, overrides=overrides)
+            self._open = (key, target.model)
+        return self._open[1]
+
+
+def _stamp(target: Path) -> list[Any]:
+    """Say which weights a folder has, so that others are measured anew: names, sizes, times."""
+    files = sorted(target.rglob("*.safetensors"))
+    return [[str(f.relative_to(target)), f.stat().st_size, int(f.stat().st_mtime)] for f in files]
+
+
+def pictures(
+    model: FlowModel, records: Sequence[Record], setting: Setting, count: int, offset: int = 0
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield (index of the record, images), `count` images of each record, from their own noise."""
+    options: dict[str, Any] = {"height": 64, "width": 64, "steps": setting.steps, "batch": 128}
+    texts = [record["prompt"] for record in records]
+    for rows, pixels in sample(model, texts, images=count, seed=setting.seed + offset, **options):
+        yield rows, pixels.cpu()
+
+
+def by_task(records: Sequence[Record]) -> dict[str, list[int]]:
+    """Return the places of each task's records, tasks in the order of the list."""
+    out: dict[str, list[int]] = {}
+    for i, record in enumerate(records):
+        out.setdefault(str(record["tag"]), []).append(i)
+    return out
+
+
+def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
+    records = load_prompts(setting.prompts).records
+    # each task has about as many images, whatever the number of its prompts
+    hits: list[list[float]] = [[] for _ in records]
+    order: dict[str, list[int]] = {}
+    open_ended: list[dict[str, float]] = []
+    seconds, made = 0.0, 0
+    for number, (task, rows) in enumerate(by_task(records).items()):
+        mine, each = [records[i] for i in rows], math.ceil(setting.per_task / len(rows))
+        began, parts, index = time.process_time(), [], list[int]()
+        for some, pixels in pictures(model, mine, setting, each * setting.best_of, number):
+            chosen = _best(pixels, [mine[i] for i in some], setting)
+            parts.append(pixels[chosen])
+            index += [some[i] for i in chosen]
+        seconds += time.process_time() - began
+        # what is on them
+        images, asked = torch.cat(parts), [mine[i] for i in index]
+        verdict = check(images, asked)
+        for i, right in zip(index, verdict.strict.tolist(), strict=True):
+            hits[rows[i]].append(float(right))
+        made += len(images)
+        if task in ORDER_TASKS:
+            order[task] = list(word_order(images, asked, task))
+        open_ended += spread(images, asked, index)
+    calls = setting.steps * setting.best_of * (1 if setting.guidance == 1 else 2)
+    return {
+        "tags": [record["tag"] for record in records],
+        "outcomes": hits,
+        "images": made,
+        "network_calls": calls,
+        "processor_seconds": seconds / made,
+        "word_order": order,
+        "diversity": {key: _mean([row[key] for row in open_ended if key in row]) for key in OPEN},
+    }
+
+
+def _best(images: Tensor, records: Sequence[Record], setting: Setting) -> list[int]:
+    """Choose one of every `best_of` images, the one of the highest reward -> their places."""
+    if setting.best_of == 1:
+        return list(range(len(images)))
+    verdict: Verdict = check(images, records)
+    reward = getattr(verdict, setting.reward).unflatten(0, (-1, setting.best_of))
+    first = torch.arange(len(reward)) * setting.best_of
+    return (first + reward.argmax(1)).tolist()
+
+
+OPEN = ("places", "colors")
+"""What the prompts of single shapes leave open: where the shape is, and which colour it has."""
+
+
+def spread(
+    images: Tensor, records: Sequence[Record], index: Sequence[int]
+) -> list[dict[str, float]]:
+    """Measure, per prompt of one object, how much images that show it alone differ in what is open.
+
+    places: root mean square distance of the object from the mean place, in pixels. colors: the
+    exponential of the entropy of the colours, the number of colours if all were as frequent.
+    """
+    found, out = detect(images), []
+    for i in dict.fromkeys(index):
+        rows = [k for k, other in enumerate(index) if other == i and found.number[k] == 1]
+        include = records[index.index(i)]["include"]
+        if len(include) > 1 or include[0]["count"] > 1 or len(rows) < 2:
+            continue
+        center = found.center[rows, 0]
+        row = {"places": float(np.sqrt(((center - center.mean(0)) ** 2).sum(1).mean()))}
+        if "color" not in include[0]:
+            share = np.unique(found.color[rows, 0], return_counts=True)[1] / len(rows)
+            row["colors"] = float(np.exp(-(share * np.log(share)).sum()))
+        out.append(row)
+    return out
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def rates(found: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Return the share of right images per seed and prompt of measurements, [S, P]."""
+    return np.array([[sum(some) / len(some) for some in one["outcomes"]] for one in found])
+
+
+def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    """Put the measurements of one setting, one per training seed, together."""
+    first = found[0]
+    orders = {task: np.sum([one["word_order"][task] for one in found], 0) for task in ORDER_TASKS}
+    named = {task: dict(zip(ORDERS, map(int, some), strict=True)) for task, some in orders.items()}
+    return {
+        **crossed(rates(found), first["tags"]),
+        "seeds": len(found),
+        "images": sum(one["images"] for one in found),
+        "guidance": first["setting"]["guidance"],
+        "steps": first["setting"]["steps"],
+        "prompts": first["setting"]["prompts"],
+        "cost_per_picture": {
+            "network_calls": first["network_calls"],
+            "processor_seconds": sum(one["processor_seconds"] for one in found) / len(found),
+        },
+        "word_order": named,
+        "diversity": {
+            key: _mean([one["diversity"][key] for one in found if one["diversity"][key]])
+            for key in OPEN
+        },
+        **more,
+    }
+
+
+ORDERS = ("asked", "opposite", "neither")

@@ -22,11 +22,13 @@ from flowrl.runs.compare.error_model import (
 )
 from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
 from flowrl.runs.compare.outcomes import packed
+from flowrl.runs.compare.result_file import read
 from flowrl.runs.compare.summary import (
     detectable,
     holm,
     labels,
     mean_curve,
+    summarize,
     summary,
 )
 from flowrl.runs.compare.tables import markdown, notes, pair_table, table, task_table, terminal
@@ -208,6 +210,18 @@ def test_pairs() -> None:
     least = detectable(0.05 / 3, 6) * math.sqrt(spread * 2 / 3)
     assert found["detectable"] == pytest.approx(least)
     assert found["improvement"][0][2] == 1 and found["improvement"][2][0] == 0
+
+
+def test_the_shipped_file_says_what_its_runs_give() -> None:
+    """Intervals and tests of the file are those that are worked out from its runs."""
+    root = Path(__file__).resolve().parents[2]
+    stored = read(root / "assets/results/compare-shapes.json")
+    again = json.loads(json.dumps(summarize(stored)))
+    assert again["pairs"]["nfe"]["significant"] == stored["pairs"]["nfe"]["significant"] == 34
+    for one, other in zip(stored["configs"], again["configs"], strict=True):
+        for budget, key in (("nfe", "gain"), ("seconds", "interval")):
+            expected = pytest.approx(other["summary"][budget][key])
+            assert one["summary"][budget][key] == expected
 
 
 def test_mean_curves_go_mark_by_mark() -> None:

@@ -31,3 +31,38 @@ def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") ->
     gap = (data.now.mean - data.under["ref"].mean.detach()).square().flatten(1).mean(1)
     exact = gap / (2 * data.now.std.square())
     return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)
+
+
+@needs("ref", "zero_advantage")
+def velocity_kl(data: LossInput) -> Tensor:
+    """Penalise the distance of the velocity to that of the base weights, ``mean((v - v_ref)^2)``
+    [B], at the states that are trained.
+
+    The regulariser of DiffusionNFT (2509.16117) and AWM (2509.25050), whose forward likelihood has
+    no transition. Up to a weight of the noise level it is the KL of the two forward bounds.
+
+    Raises: ConfigError for a likelihood without a velocity.
+    """
+    return _velocity_gap(data, "ref")
+
+
+@needs("ref", "slow", "zero_advantage")
+def velocity_kl_both(data: LossInput, *, ref: float, slow: float) -> Tensor:
+    """Penalise the distance of the velocity to those of the base weights and of the slow copy,
+    ``ref mean((v - v_ref)^2) + slow mean((v - v_slow)^2)`` [B].
+
+    AWM (2509.25050), code: ref 1e-3 (GenEval), 3e-3 (OCR), 1e-4 (PickScore), slow 1, the copy with
+    `slow: {fn: ramp, slope: 0.001, limit: 0.3}`; so `beta` is 1.
+
+    Raises: ConfigError for a negative weight, or a likelihood without a velocity.
+    """
+    if ref < 0 or slow < 0:
+        raise ConfigError(f"velocity_kl_both: expected weights of at least 0, got {ref=}, {slow=}")
+    return ref * _velocity_gap(data, "ref") + slow * _velocity_gap(data, "slow")
+
+
+def _velocity_gap(data: LossInput, name: str) -> Tensor:
+    now, other = data.now.v, data.under[name].v
+    if now is None or other is None:
+        raise ConfigError("velocity_kl: the likelihood has no velocity; take forward or reverse")
+    return (now - other.detach()).square().flatten(1).mean(1)

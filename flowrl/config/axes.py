@@ -14,6 +14,7 @@ select        flowrl/algorithms/selection/select.py; one call or a list, optiona
 likelihood    any file of flowrl/algorithms/likelihoods
 loss          any file of flowrl/algorithms/losses
 kl            flowrl/algorithms/penalties.py; the section is optional          beta (required)
+old, slow     flowrl/algorithms/decays.py; the sections are optional
 optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
 ============  ====================================================  =========================
 
@@ -53,6 +54,8 @@ AXES = {
     "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
     "loss": Axis("flowrl.algorithms.losses", "package"),
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),
+    "old": Axis("flowrl.algorithms.decays", "module", positional=1),
+    "slow": Axis("flowrl.algorithms.decays", "module", positional=1),
     "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
 }
 

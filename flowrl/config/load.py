@@ -40,8 +40,8 @@ from flowrl.core.shipped_files import list_configs, resource
 
 ORDER = (
     *("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate"),
-    *("credit", "segment", "select", "likelihood", "loss", "kl", "optimizer", "train", "eval"),
-    *("checkpoint", "samples"),
+    *("credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow", "optimizer"),
+    *("train", "eval", "checkpoint", "samples"),
 )
 """The sections, in the order in which a file is written."""
 
@@ -67,6 +67,8 @@ class Config:
     segment: Call | None = None  # which decisions move as one action
     select: tuple[Call, ...] = ()  # which decisions are trained, and how much each counts
     kl: Call | None = None
+    old: Call | None = None  # how slowly the policy that samples follows; None: the current one
+    slow: Call | None = None  # how slowly a copy follows that only loss or kl look at
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)

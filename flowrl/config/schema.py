@@ -38,6 +38,8 @@ ABOUT = {
     "likelihood": "what log-prob means",
     "loss": "from log-probs and advantages to a loss",
     "kl": "a penalty that keeps the policy near the base model",
+    "old": "how slowly the policy that samples follows; without it the current weights sample",
+    "slow": "how slowly a copy of the weights follows that only loss or `kl` look at",
     "optimizer": "how gradients change the weights; without it AdamW",
 }
 """What each call section and single value is; plain sections say it themselves."""
@@ -69,7 +71,7 @@ def schema() -> Schema:
     calls = {"$ref": "#/$defs/rewards"}
     known["rewards"] = {"type": "object", "minProperties": 1, "additionalProperties": calls}
     known["select"] = _one_or_several("select")
-    for key in ("aggregate", "segment", "select", "kl", "optimizer"):
+    for key in ("aggregate", "segment", "select", "kl", "old", "slow", "optimizer"):
         known[key] = {"anyOf": [known[key], {"type": "null"}]}
 
     properties = {key: {"description": ABOUT.get(key, ""), **known[key]} for key in ORDER}

@@ -9,6 +9,7 @@ rest is made only for functions that ask for it by name:
 ``old``             a whole `Eval` under the weights that sampled
 ``ref``             a whole `Eval` under the weights from before training
 ``ema``             a whole `Eval` under the averaged weights (``train.ema`` must be on)
+``slow``            a whole `Eval` under the slow copy (the section ``slow`` must be there)
 ``best``            the best leaf below each state, and its advantage
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ==================  ==============================================================================
@@ -24,9 +25,12 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
-    {"old_log_prob", "old_mean", "old", "ref", "ema", "best", "zero_advantage", "log_prob"}
+    {
+        *("old_log_prob", "old_mean", "old", "ref", "ema", "slow"),
+        *("best", "zero_advantage", "log_prob"),
+    }
 )
-SNAPSHOTS = ("old", "ref", "ema")
+SNAPSHOTS = ("old", "ref", "ema", "slow")
 
 
 def needs(*names: str) -> Callable[[F], F]:

@@ -68,6 +68,21 @@ class SigmaGrid(NamedTuple):
     steps: int  # of the model's own grid
     places: Tensor  # [S+1] float64, ascending from 0 to `steps`
     shift: float  # the time shift to undo before and redo after interpolating; 1 = none
+    first: float = 1.0  # the highest sigma: one above it, as 1 of pure noise, becomes it
+    halve_last: bool = False  # the last sigma above 0 becomes half of the one before
+
+
+class Adams(NamedTuple):
+    """SA-Solver's options: the strength of its noise, the sigmas that have it, and its form."""
+
+    noise_scale: float
+    low: float
+    high: float
+    published: bool
+
+    def strength(self, sigma: float) -> float:
+        """Return the strength tau of the noise of a step that ends at sigma."""
+        return self.noise_scale if self.low <= sigma <= self.high else 0.0
 
 
 class Plan(NamedTuple):
@@ -88,6 +103,7 @@ class Plan(NamedTuple):
     sigma_grid: SigmaGrid | None = None  # None: the model's own grid of S steps
     # int64  of steps without noise: 1 = Euler, 2 = DPM-Solver++ 2M; None: Euler
     solver: Tensor | None = None
+    adams: Adams | None = None  # all steps by SA-Solver, whose noise is not trained
 
 
 class Gaussian(NamedTuple):
@@ -133,7 +149,7 @@ class LossInput(NamedTuple):
     now: Eval  # under the current weights; the only part with a gradient
     old_log_prob: Tensor  # [B]  under the weights that sampled
     old_mean: Tensor | None = None  # [B, *]  likewise
-    under: dict[str, Eval] = {}  # the same batch under other weights: "old", "ref", "ema"
+    under: dict[str, Eval] = {}  # the same batch under other weights: "old", "ref" ...
     segment: Tensor | None = None  # [B] int64  rows with one id move as one action
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage

@@ -181,6 +181,8 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         ),  # they stay from the first step on
         ("averaged weights (EMA)", FLOAT, average, PHASES),
         ("base weights (KL, eval.tuned)", FLOAT, base, PHASES),
+        ("weights that sample (old)", FLOAT, config.old is not None, PHASES),
+        ("slow copy of the weights", FLOAT, config.slow is not None, PHASES),
     ]
     parts += [
         MemoryPart(n, f"{trained:,} numbers x {size} bytes", trained * size, p)

@@ -113,7 +113,7 @@ def chance(batch: RewardBatch) -> Tensor:
 def _iteration(trainer: Trainer) -> dict[str, float]:
     """Run one iteration -> seconds of each phase and in all, bytes of each phase, states that were
     trained."""
-    watch, planned = PhaseWatch(), trainer.cost
+    watch, planned, before = PhaseWatch(), trainer.cost, trainer.steps_before
     trainer.log = watch  # type: ignore[assignment]
     wait()
     began = time.perf_counter()
@@ -121,7 +121,10 @@ def _iteration(trainer: Trainer) -> dict[str, float]:
     wait()
     total = time.perf_counter() - began
     trainer.log = None
-    states = (metrics["nfe"] - planned.nfe) / trainer.method.trained_calls
+    # the mean over optimizer steps of about equal size
+    method, updates = trainer.method, range(planned.updates)
+    calls = sum(method.trained_calls(update, before) for update in updates) / planned.updates
+    states = (metrics["nfe"] - planned.nfe) / calls
     memory = {f"memory/{name}": float(count) for name, count in watch.memory.items()}
     return {**watch.seconds, **memory, "total": total, "states": states}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -64,24 +65,26 @@ def collect(run: Setup, rows: list[int], places: range | None = None) -> Collect
 
 def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
     """Sample the forest of the training prompts `rows`, which stand from place `first` on in the
-    iteration."""
+    iteration, with the weights that sample: the current ones, or a copy that follows them."""
     c = run.config
     plan = run.method.plan(run.iteration)
     places = range(first, first + len(rows))
-    return rollout(
-        run.model,
-        run.model.encode([run.train_set.texts[i] for i in rows]),
-        plan,
-        run.method.transition,
-        sigmas=sigma_grid(run, plan),
-        shape=run.model.latent_shape(c.image.height, c.image.width),
-        group_size=run.cost.roots,
-        generators=[generator(c.seed, "rollout", run.iteration, place) for place in places],
-        group_ids=torch.tensor(places),
-        same_noise=c.train.same_noise,
-        micro_batch=c.train.rollout_batch,
-        keep_mean="old_mean" in run.method.needs & run.method.likelihood.keeps,
-    )
+    policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+    with policy:
+        return rollout(
+            run.model,
+            run.model.encode([run.train_set.texts[i] for i in rows]),
+            plan,
+            run.method.transition,
+            sigmas=sigma_grid(run, plan),
+            shape=run.model.latent_shape(c.image.height, c.image.width),
+            group_size=run.cost.roots,
+            generators=[generator(c.seed, "rollout", run.iteration, place) for place in places],
+            group_ids=torch.tensor(places),
+            same_noise=c.train.same_noise,
+            micro_batch=c.train.rollout_batch,
+            keep_mean="old_mean" in run.method.needs & run.method.likelihood.keeps,
+        )
 
 
 def sigma_grid(run: Setup, plan: Plan) -> Tensor:

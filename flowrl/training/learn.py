@@ -43,7 +43,7 @@ def learn(
     before the broken step.
     """
     forest = forest or SharedForest(ro)
-    if "old" in run.method.snapshots:
+    if "old" in run.method.snapshots and "old" not in run.method.copies:
         run.weights.snapshot("old")
     # what is trained, in the whole forest and here
     table = node_table(run, forest.whole, advantage)
@@ -63,8 +63,8 @@ def learn(
         norms.append(_optimizer_step(run, ro, parts, rows, update))
         seen += parts
     # what it cost
-    counts = run.world.gather(sum(part.network_rows() for part in seen))
-    cost = {"nfe": float(run.cost.nfe + run.method.trained_calls * sum(counts))}
+    counts = run.world.gather(sum(_network_calls(run, part) for part in seen))
+    cost = {"nfe": float(run.cost.nfe + sum(counts))}
     metrics = reduce_metrics(seen, norms, run.world)
     return metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
 
@@ -100,7 +100,7 @@ def backward(
     # the batch under the current weights and the others that loss or penalty look at
     batch = method.likelihood.batch(local.rollout, local.table.advantage, nodes, local.streams)
     now = method.likelihood.evaluate(run.model, batch, method.transition)
-    data = _loss_input(run, local, batch, now)
+    data = _loss_input(run, local, batch, now, update)
     # one value per row
     loss, metrics = method.loss(data)
     if method.select:
@@ -116,12 +116,14 @@ def backward(
     return Trained(metrics, batch.node, batch.step, batch.parent, update)
 
 
-def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval) -> LossInput:
+def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: int) -> LossInput:
     """Make what loss and penalty have asked for."""
     likelihood, needs, table = run.method.likelihood, run.method.needs, local.table
     # the same rows under other weights
-    under: dict[str, Eval] = {}
-    for name in run.method.snapshots:
+    v = None if now.v is None else now.v.detach()
+    same = Eval(now.log_prob.detach(), now.mean.detach(), now.std.detach(), v)
+    under = dict.fromkeys(run.method.snapshots, same)
+    for name in run.method.others(update, run.steps_before):
         with torch.no_grad(), run.weights.using(name):
             under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
     # the policy that sampled: from the rollout, if that has it
@@ -140,6 +142,10 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval) -> LossIn
         best = table.best[local.rollout.tree.parent[batch.node] if draws else batch.node]
         data = data._replace(best_x0=local.rollout.x[best], best_advantage=table.advantage[best])
     return data
+
+
+def _network_calls(run: Setup, part: Trained) -> int:
+    return part.network_rows() * run.method.trained_calls(part.update, run.steps_before)
 
 
 def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:

@@ -27,6 +27,8 @@ class Method(NamedTuple):
     kl_beta: float
     segment: Callable[[Rollout], Tensor] | None
     select: list[Callable[[SelectInput], Tensor]]
+    # how slowly the copies "old" and "slow" follow, by name: optimizer steps made -> decay
+    copies: dict[str, Callable[[int], float]]
 
     @property
     def needs(self) -> frozenset[str]:
@@ -46,11 +48,22 @@ class Method(NamedTuple):
         """Return the rows of a batch per trained state."""
         return max(1, self.likelihood.evaluations)
 
-    @property
-    def trained_calls(self) -> int:
+    def others(self, update: int, steps: list[int]) -> tuple[str, ...]:
+        """Name the `snapshots` that need a network call of their own at optimizer step `update` of
+        an iteration. "old" needs none while it has the very weights that are trained.
+
+        steps: how many optimizer steps were made at the end of each earlier iteration.
+        """
+        decay = self.copies.get("old")
+        same = update == 0 and (decay is None or all(decay(count) == 0 for count in steps))
+        return tuple(name for name in self.snapshots if not (same and name == "old"))
+
+    def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `snapshots`."""
-        return TRAINED_CALLS + len(self.snapshots) if self.likelihood.evaluations else 0
+        forward pass for each of the `others`."""
+        if not self.likelihood.evaluations:
+            return 0
+        return TRAINED_CALLS + len(self.others(update, steps))
 
 
 def method_of(config: Config) -> Method:
@@ -66,4 +79,5 @@ def method_of(config: Config) -> Method:
         kl_beta=config.kl_beta,
         segment=config.call("segment") if config.segment else None,
         select=[call.partial() for call in config.select],
+        copies={key: config.call(key) for key in ("old", "slow") if getattr(config, key)},
     )

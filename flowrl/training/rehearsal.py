@@ -22,9 +22,10 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
-from flowrl.core.types import Cond, Plan, Rollout, SelectInput
+from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of
+from flowrl.training.rehearse_loss import rehearse_loss
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -42,7 +43,8 @@ class RehearsedIteration(NamedTuple):
     decisions: int
     states: int  # rows of the network that these take
     # of the network per latent: sampling, 3 per trained state, 1 more for each other weights that
-    # loss or KL evaluate; guidance doubles them
+    # loss or KL evaluate; guidance doubles them. In the first iteration "old" may be the current
+    # weights and cost none; counted are the later ones
     calls: int
 
 
@@ -102,8 +104,9 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
         )
     work = _count(config, plan)
     # one prompt, latents of one number
+    model: FlowModel = _MotionlessModel()  # type: ignore[assignment]
     made = rollout(
-        _MotionlessModel(),  # type: ignore[arg-type]
+        model,
         {"row": torch.zeros(1, 1)},
         plan,
         method.transition,
@@ -115,12 +118,18 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
     )
     # rewards by chance
     advantage = _credit(config, method, made)
-    nodes = _chosen(config, method, made, advantage, iteration)
+    segment = _segment(config, method, made)
+    nodes = _chosen(config, method, made, advantage, segment, iteration)
     _check_signal(config, method, advantage[nodes], work)
+    read = [config.likelihood, config.loss, *([config.kl] if config.kl else [])]
+    if all(_ours(call) for call in read) and (segment is not None or config.segment is None):
+        rehearse_loss(method, model, made, advantage, nodes, segment)
     # what that makes for all prompts
     unique = torch.unique(states_of(made, nodes, method.likelihood.trains))
     states = work.prompts * len(unique) * method.rows
-    calls = work.nfe + states * method.trained_calls
+    first, last = min(states, work.per_update), [config.train.iterations * work.updates]
+    calls = work.nfe + first * method.trained_calls(0, last)
+    calls += (states - first) * method.trained_calls(1, last)
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
     )
@@ -147,13 +156,21 @@ def _credit(config: Config, method: Method, made: Rollout) -> Tensor:
     return method.credit(reward, made.leaf, made.tree, **wanted)
 
 
+def _segment(config: Config, method: Method, made: Rollout) -> Tensor | None:
+    if config.segment is None or method.segment is None or not _ours(config.segment):
+        return None
+    return method.segment(made)
+
+
 def _chosen(
-    config: Config, method: Method, made: Rollout, advantage: Tensor, iteration: int
+    config: Config,
+    method: Method,
+    made: Rollout,
+    advantage: Tensor,
+    segment: Tensor | None,
+    iteration: int,
 ) -> Tensor:
     """Return the nodes that are trained. Raises ConfigError if a selection leaves none."""
-    segment = None
-    if config.segment is not None and method.segment is not None and _ours(config.segment):
-        segment = method.segment(made)
     # the selections that bear a rehearsal
     rng = generator(config.seed, "select", iteration)
     data = SelectInput(made, advantage, segment, iteration, rng)

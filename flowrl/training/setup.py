@@ -44,6 +44,7 @@ class Setup:
         self.train_set = load_prompts(config.prompts.train)
         self.test_set = load_prompts(config.prompts.test)
         self.method: Method = method_of(config)
+        self.kept = snapshots_of(config, self.method)
         check_plan(config)
         # rewards
         self.reward_set = RewardSet(config, self.train_set.records)
@@ -57,7 +58,7 @@ class Setup:
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
-        for name in snapshots_of(config, self.method):
+        for name in self.kept:
             self.weights.snapshot(name)
         self.optimizer = make_optimizer(
             config.optimizer, list(self.params.values()), sharded=self.sharded
@@ -67,6 +68,11 @@ class Setup:
     def cost(self) -> IterationCost:
         """Return what the current iteration costs."""
         return cost_of(self.config, self.iteration)
+
+    @property
+    def steps_before(self) -> list[int]:
+        """Return how many optimizer steps were made at the end of each earlier iteration."""
+        return [(k + 1) * self.config.train.updates for k in range(self.iteration)]
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""
@@ -90,8 +96,20 @@ def snapshots_of(config: Config, method: Method) -> list[str]:
     """Name the copies of the weights that a run keeps over its iterations. Raises ConfigError."""
     if "ema" in method.snapshots and not config.train.ema:
         raise ConfigError("train.ema is 0 (off), but loss or kl evaluates the averaged weights")
+    if "slow" in method.snapshots and "slow" not in method.copies:
+        raise ConfigError(
+            "slow: missing, but loss or kl evaluates a slow copy of the weights; say how it "
+            "follows, as in slow: {fn: ramp, slope: 0.001, limit: 0.3}"
+        )
+    if "slow" in method.copies and "slow" not in method.snapshots:
+        raise ConfigError(
+            f"slow: neither loss {config.loss.fn} nor kl looks at a slow copy of the weights; "
+            "leave the section out"
+        )
+    for decay in method.copies.values():
+        decay(1)  # options that cannot be are refused
     names = ["ref"] if "ref" in method.snapshots or config.eval.tuned < 1 else []
-    return [*names, "ema"] if config.train.ema else names
+    return [*names, *(["ema"] if config.train.ema else []), *method.copies]
 
 
 def check_processes(config: Config, world: World, *, sharded: bool) -> None:

@@ -44,7 +44,7 @@ class Trainer(Setup):
         if self.reward_set.trains_policy(self.iteration):
             with self.phase("train"):
                 metrics |= learn(self, found.rollout, advantage, rows, forest)
-            self._average()
+            self._follow()
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), **metrics}
         self.iteration += 1
@@ -94,24 +94,27 @@ class Trainer(Setup):
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
         self.iteration = int(state["iteration"])
 
-    def _average(self) -> None:
+    def _follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``
-        says."""
+        says, and the copies `old` and `slow` as their sections say."""
         decay = self.config.train.ema
         if decay:
             self.weights.lerp("ema", min(decay, (1 + self.iteration) / (10 + self.iteration)))
+        steps = (self.iteration + 1) * self.config.train.updates
+        for name, decay_at in self.method.copies.items():
+            self.weights.lerp(name, decay_at(steps))
 
     def _kept_weights(self) -> dict[str, dict[str, Tensor]]:
         """Return the copies of the weights that outlive an iteration."""
-        return {name: rows for name, rows in self.weights.state_dict().items() if name != "old"}
+        return {name: rows for name, rows in self.weights.state_dict().items() if name in self.kept}
 
     def _load_copies(self, files: dict[str, dict[str, Tensor]], folder: Path) -> None:
         wanted = sorted(self._kept_weights())
         if sorted(files) != wanted:
             raise CheckpointError(
                 f"{folder}: holds the weights {sorted(files)}, this config needs {wanted}; "
-                "train.ema, kl and an eval.tuned below 1 must be on or off as in the run that is "
-                "resumed"
+                "train.ema, kl, old, slow and an eval.tuned below 1 must be on or off as in the "
+                "run that is resumed"
             )
         shared = {}
         for name, rows in files.items():

@@ -46,20 +46,21 @@ def test_the_ratio_is_one_and_the_cost_is_what_is_counted(base: FlowModel, name:
     """On policy the ratio of every decision of the first update is 1 to float32 rounding, for every
     method.
 
-    Cost: velocity evaluations of the plan, and three per state that had a decision of weight other
-    than 0.
+    A loss without a ratio says nothing of it. Cost: velocity evaluations of the plan, and three per
+    state that had a decision of weight other than 0, with one more for each other weights.
     """
     trainer = Trainer(load_config(name, SMALL), model=base)
     before = {key: p.detach().clone() for key, p in base.trainable().items()}
     work = trainer.cost  # of this iteration: a window moves
     metrics = trainer.step()
-    assert metrics["on_policy_gap"] < 1e-5
+    assert metrics.get("on_policy_gap", 0.0) < 1e-5
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["grad_norm"] > 0 and any(
         not p.equal(before[key]) for key, p in base.trainable().items()
     )
-    assert work.nfe < metrics["nfe"] <= work.nfe + 3 * work.states
-    assert (metrics["nfe"] - work.nfe) % 3 == 0
+    calls = 3 + len({*trainer.method.snapshots} - {"old"})
+    assert work.nfe < metrics["nfe"] <= work.nfe + calls * work.states
+    assert (metrics["nfe"] - work.nfe) % calls == 0
 
 
 def test_the_same_seed_gives_the_same_bits(base: FlowModel) -> None:

@@ -7,28 +7,47 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.likelihoods._times import Times
+from flowrl.algorithms.likelihoods._weights import Weight, weighted
 from flowrl.algorithms.nodes import cond_of
 from flowrl.core.errors import ConfigError
-from flowrl.core.noise_path import interpolate, shift_sigmas, wide
+from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 
 
 class forward:  # noqa: N801 - configs name likelihoods in lower case
-    """Train leaves: ``log_prob = -w(sigma) mean((v - (eps - x0))^2)`` at fresh noise, up to a
-    constant.
+    """Train leaves: ``log_prob = -w(L, sigma)``, ``L = mean((v - (eps - x0))^2)`` at fresh noise,
+    up to a constant.
 
     This is the evidence bound that flow matching trains; weighted by advantages it is AWM
     (2509.25050), of pairs Diffusion-DPO (2311.12908). The sampler is free: a plan needs no noise.
+    L and w are computed in float64 (AWM's code).
 
     Args:
         draws: times per leaf, each a row of the network.
-        times: uniform = one in each of `draws` equal parts of (0, 1); logit_normal = the sigmoid of
-            a standard normal number (SD3's training); grid = a random step of the rollout's grid.
+        times: uniform = one in each of `draws` equal parts of [low, high]; logit_normal = the
+            sigmoid of a standard normal number (SD3's training), one in each of `draws` parts of
+            equal probability, kept within [low, high]; grid = a random step of the rollout's grid
+            in each of `draws` parts of the steps first ... last - 1 (parts as even as whole numbers
+            allow), which are all of them where there are as many draws.
         shift: moves uniform and logit_normal times towards noise, as `shift_sigmas`; 1 = not.
-        weight: w = 1, sigma or sigma^2.
+        low, high: the range of uniform times before the shift, of logit_normal times after it.
+        first, last: of grid, the steps that are drawn from; last 0 = to the end.
+        with_first: of grid, one of the draws is always step 0.
+        weight: w = L, sigma L, sigma^2 L (one, sigma, sigma2), ``sigma (sqrt(L + e) - 1e-5)``
+            (huber) or ``(sigma / power) ((L + e)^power - e^power)`` (ghuber), with e = 1e-10.
+        power: of ghuber. Its gradient is ``sigma (L + e)^(power - 1)`` times that of L: rows that
+            fit well count more, so that all have about the same part in the gradient.
         shared: all images of a prompt get the same times and the same noise (pairs are then
             compared at one noise).
+
+    **Differs:** AWM's code draws one set of times per micro-batch, flowrl one per image (per prompt
+    with `shared`), so that a gradient does not hang on a few times. Its times come from the
+    scheduler's own steps, 1 at step 0, also where its sampler edits the grid; flowrl's are those of
+    the grid that was sampled on.
+
+    Raises: ConfigError for numbers outside their ranges, or more draws than steps to draw from.
     """
 
     trains: Literal["leaves"] = "leaves"
@@ -40,15 +59,19 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         draws: int = 1,
         times: Literal["uniform", "logit_normal", "grid"] = "uniform",
         shift: float = 1.0,
-        weight: Literal["one", "sigma", "sigma2"] = "one",
+        low: float = 0.0,
+        high: float = 1.0,
+        first: int = 0,
+        last: int = 0,
+        with_first: bool = False,
+        weight: Weight = "one",
+        power: float = 0.25,
         shared: bool = False,
     ) -> None:
-        if draws < 1 or not shift > 0:
-            raise ConfigError(
-                f"likelihood forward: expected draws >= 1 and shift > 0, got {draws=}, {shift=}"
-            )
-        self.evaluations, self.times, self.shift = draws, times, shift
-        self.weight, self.shared = weight, shared
+        if not 0 < power <= 1:
+            raise ConfigError(f"likelihood forward: expected 0 < power <= 1, got {power=}")
+        self.times = Times(times, draws, shift, low, high, first, last, with_first)
+        self.evaluations, self.weight, self.power, self.shared = draws, weight, power, shared
 
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
@@ -61,9 +84,10 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         node = nodes.repeat_interleave(self.evaluations)
         x0 = wide(rollout.x[node])
         # times and noise of each leaf, on the host
+        grid = rollout.sigmas.cpu()
         sigmas, noises = [], []
         for stream in streams.of(nodes, shared=self.shared):
-            sigmas.append(self._sigmas(stream, rollout.sigmas))
+            sigmas.append(self.times.draw(stream, grid))
             noises.append(torch.randn(self.evaluations, *x0.shape[1:], generator=stream))
         sigma = torch.cat(sigmas).to(x0.device)
         eps = torch.cat(noises).to(x0)
@@ -86,21 +110,6 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Score the velocity -> Eval with mean = v; the transition plays no part."""
         v = wide(model.velocity(batch.x, batch.sigma, batch.cond))
-        error = (v - batch.target).square().flatten(1).mean(1)
-        power = {"one": 0, "sigma": 1, "sigma2": 2}[self.weight]
-        log_prob = -(batch.sigma.to(error.dtype) ** power) * error
+        error = (v - batch.target).double().square().flatten(1).mean(1)
+        log_prob = -weighted(error, batch.sigma.double(), self.weight, self.power)
         return Eval(log_prob, v, torch.zeros_like(error), v)
-
-    def _sigmas(self, stream: torch.Generator, grid: Tensor) -> Tensor:
-        """Draw the times of one leaf, descending -> [draws]."""
-        count = self.evaluations
-        if self.times == "grid":
-            steps = grid[:-1].cpu()
-            place = torch.randint(len(steps), (count,), generator=stream)
-            return steps[place].sort(descending=True).values
-        if self.times == "logit_normal":
-            sigma = torch.randn(count, generator=stream).sigmoid().sort(descending=True).values
-        else:
-            part = torch.arange(count - 1, -1, -1)
-            sigma = (part + torch.rand(count, generator=stream)) / count
-        return shift_sigmas(sigma, self.shift)

@@ -34,6 +34,7 @@ from flowrl.algorithms.rollout.frontier import (
     x0_estimate,
 )
 from flowrl.algorithms.rollout.plan_steps import Step, steps_of, stops, trunk_ends
+from flowrl.algorithms.rollout.sa_solver import check_adams, sa_step
 from flowrl.algorithms.rollout.solvers import dpmpp_2m
 from flowrl.algorithms.transitions import draw
 from flowrl.core.errors import ConfigError
@@ -69,6 +70,8 @@ def rollout(
     done, steps). Raises: ConfigError if plan, sigmas, cond and generators do not fit together.
     """
     steps = _matched(steps_of(plan), sigmas)
+    if plan.adams is not None:
+        check_adams(plan.adams, any(step.noise_scale > 0 for step in steps), same_noise)
     run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
     run = run._replace(
         plan=plan, keep_mean=keep_mean, history=any(step.solver > 1 for step in steps)
@@ -146,7 +149,9 @@ def sample_ode(
 
 
 def _run_on(run: Sampling, live: Frontier, k: int, solver: int) -> Frontier:
-    """Take step k without noise."""
+    """Take step k without noise that is trained."""
+    if run.plan.adams is not None:
+        return sa_step(run, live, run.plan.adams, k)
     v = velocity(run, live.x, k) if live.v is None else live.v
     if solver == 1 or live.past is None:
         x = euler_step(run, live.x, v, k, k + 1)

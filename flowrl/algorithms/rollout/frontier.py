@@ -32,6 +32,15 @@ class Sampling(NamedTuple):
     history: bool  # keep the last x0 estimate, for steps of second order
 
 
+class Memory(NamedTuple):
+    """What SA-Solver keeps of a step: the state that it began with, the x0 estimate there, and the
+    noise that was drawn."""
+
+    x: Tensor  # [F, *]
+    x0: Tensor  # [F, *]
+    noise: Tensor | None  # [F, *]
+
+
 class Frontier(NamedTuple):
     """The frontier: the samples that are still being denoised."""
 
@@ -45,6 +54,7 @@ class Frontier(NamedTuple):
         None  # [F, *] x0 estimate of the step before, where steps of second order are to come
     )
     copies: int = 1  # samples that are still one: each row of x, v and past stands for so many
+    memory: Memory | None = None  # of the step before, with SA-Solver
 
 
 class ForestBuilder:

@@ -37,7 +37,12 @@ def read_sigma_grid(sigmas: Tensor, grid: SigmaGrid) -> Tensor:
     below = places.floor().long().clamp(max=grid.steps - 1)
     between = shift_sigmas(torch.lerp(time[below], time[below + 1], places - below), grid.shift)
     near = places.round()
-    return torch.where(places == near, sigmas[near.long()], between.to(sigmas.dtype))
+    out = torch.where(places == near, sigmas[near.long()], between.to(sigmas.dtype))
+    # the ends, where a solver cannot bear the model's own
+    out = out.clamp(max=grid.first)
+    if grid.halve_last:
+        out[-2] = out[-3] / 2
+    return out
 
 
 def flash_places(steps: int, last: int, ratio: float) -> Tensor:

@@ -1,0 +1,78 @@
+"""At which noise levels an image is noised anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.noise_path import shift_sigmas
+
+
+@dataclass(frozen=True)
+class Times:
+    """A sampler of times, as `flowrl.algorithms.likelihoods.forward.forward` describes it. Raises
+    ConfigError."""
+
+    kind: Literal["uniform", "logit_normal", "grid"]
+    draws: int
+    shift: float
+    low: float
+    high: float
+    first: int
+    last: int
+    with_first: bool
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or not self.shift > 0:
+            raise ConfigError(
+                "likelihood forward: expected draws >= 1 and shift > 0, got "
+                f"draws={self.draws}, shift={self.shift}"
+            )
+        if not 0 <= self.low < self.high <= 1:
+            raise ConfigError(
+                "likelihood forward: times are noise levels from 0 (image) to 1 (noise), so 0 <= "
+                f"low < high <= 1 is needed, got low={self.low}, high={self.high}"
+            )
+        if self.first < 0 or self.last < 0:
+            raise ConfigError(
+                "likelihood forward: first and last count the sampler's steps from 0, got "
+                f"first={self.first}, last={self.last}"
+            )
+        on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
+        beside = (self.low, self.high, self.shift) != (0, 1, 1)
+        if beside if self.kind == "grid" else on_grid:
+            raise ConfigError(
+                "likelihood forward: first, last and with_first belong to times: grid, and low, "
+                f"high and shift to the others; got some of them with times: {self.kind}"
+            )
+
+    def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:
+        """Draw the times of one leaf, descending -> [draws]; grid [S+1]: what it was sampled on."""
+        if self.kind == "grid":
+            return grid[self._steps(stream, len(grid) - 1)]
+        # one number in each of `draws` equal parts of (0, 1), descending
+        part = torch.arange(self.draws - 1, -1, -1)
+        u = (part + torch.rand(self.draws, generator=stream)) / self.draws
+        if self.kind == "uniform":
+            return shift_sigmas(self.low + (self.high - self.low) * u, self.shift)
+        normal = torch.special.ndtri(u.double()).float()
+        return shift_sigmas(normal.sigmoid(), self.shift).clamp(self.low, self.high)
+
+    def _steps(self, stream: torch.Generator, steps: int) -> Tensor:
+        """Draw steps of a grid, ascending -> [draws] int64."""
+        first, last = max(self.first, int(self.with_first)), self.last or steps
+        parts = self.draws - self.with_first
+        if last > steps or last - first < parts:
+            raise ConfigError(
+                f"likelihood forward: draws={self.draws} different times from the sampler's steps "
+                f"{first} to {last - 1}, but it has steps 0 to {steps - 1}; lower draws, or give "
+                "plan.steps more"
+            )
+        edges = [first + (last - first) * k // parts for k in range(parts + 1)] if parts else []
+        low, width = torch.tensor(edges[:-1]), torch.tensor(edges).diff()
+        place = low + (torch.rand(parts, generator=stream) * width).long()
+        return torch.cat([torch.zeros(int(self.with_first), dtype=torch.int64), place.long()])

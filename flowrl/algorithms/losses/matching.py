@@ -1,0 +1,142 @@
+"""Losses of the forward process: images are noised anew, and the velocity there is pulled towards
+good ones. Unreduced: one value per row; only the training loop divides."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.noise_path import per_sample
+from flowrl.core.types import LossInput
+
+Labels = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+
+
+@needs("old_log_prob")
+def awm(
+    data: LossInput,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 1.0,
+    max_advantage: float = 5.0,
+    advantage_scale: float = 0.2,
+    ratio: Literal["exp_first", "sum_first"] = "exp_first",
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))`` [B] and metrics [B], with the
+    matching loss of likelihood `forward` as minus the log-prob: Advantage Weighted Matching.
+
+    ``r = exp(log_prob - old_log_prob)``, A the advantage within ±max_advantage, times
+    advantage_scale. ratio "exp_first": a ratio for each time of an image; "sum_first": one ratio
+    per image, of its log-prob averaged over times. On policy r is 1, and the gradient is A times
+    that of the weighted matching loss. Source: AWM (2509.25050) and its code: clip 1, which caps
+    the ratio of good images at 2 and is no trust region; A within ±5, divided by 5.
+
+    Metrics: those of `ppo_clip`, of this ratio, which is of densities only up to the bound.
+
+    Raises: ConfigError for a clip range or scale that is not positive.
+    """
+    check_clip("awm", clip_low, clip_high, max_advantage)
+    if not advantage_scale > 0:
+        raise ConfigError(f"awm: expected advantage_scale > 0, got {advantage_scale}")
+    log_ratio = data.now.log_prob - data.old_log_prob.detach()
+    if ratio == "sum_first":
+        log_ratio, _ = joined(log_ratio, data.batch.node)
+    a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage) * advantage_scale
+    loss, stopped = surrogate(log_ratio, a, clip_low, clip_high)
+    return loss, ratio_metrics(log_ratio.detach(), stopped)
+
+
+@needs("old", "zero_advantage")
+def nft(
+    data: LossInput,
+    *,
+    beta: float,
+    max_advantage: float = 5.0,
+    labels: Labels = "all",
+    normalize: bool = True,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``max_advantage (o L+ + (1 - o) L-) / beta`` [B] and metrics [B]: good images pull the
+    velocity, bad ones pull its mirror image at the old one.
+
+    ``o`` in [0, 1] is the probability of being good, `optimality` of the advantage. ``v+ = beta v +
+    (1 - beta) v_old`` and ``v- = (1 + beta) v_old - beta v``; x+ and x- are their x0 estimates, and
+    ``L = mean((x± - x0)^2) / max(mean |x± - x0|, 1e-5)``, the divisor in float64 and without a
+    gradient. normalize off: the mean squared error of v± itself. Then the optimum is closed,
+    ``v = v_old + (2 o - 1) / beta (u - v_old)`` for the target u. Source: DiffusionNFT (2509.16117)
+    and its code.
+
+    **Differs:** the paper has no divisor, its code has. An image that was not scored has o = 1/2.
+
+    Metrics: `optimality`, `drift` = mean (v - v_old)^2, `loss_good` and `loss_bad`, L of each side.
+
+    Raises: ConfigError for beta or max_advantage not above 0.
+    """
+    if not (beta > 0 and max_advantage > 0):
+        raise ConfigError(
+            "nft: beta says how far v+ and v- are from the old velocity, and the loss is divided "
+            f"by it: expected beta > 0 and max_advantage > 0, got {beta=}, {max_advantage=}"
+        )
+    now, old = data.now.mean, data.under["old"].mean.detach()
+    target, sigma = data.batch.target, data.batch.sigma
+    good = optimality(data.batch.advantage.detach(), max_advantage, labels)
+    # the x0 estimate of v is off by sigma (u - v)
+    move = beta * (now - old)
+    gaps = [old + move - target, old - move - target]
+    plus, minus = (_side(gap, sigma, normalize=normalize) for gap in gaps)
+    loss = max_advantage / beta * (good * plus + (1 - good) * minus)
+    drift = (now - old).detach().square().flatten(1).mean(1)
+    sides = {"loss_good": plus.detach(), "loss_bad": minus.detach()}
+    return loss, {"optimality": good, "drift": drift, **sides}
+
+
+def optimality(advantage: Tensor, max_advantage: float, labels: Labels = "all") -> Tensor:
+    """Turn advantages [B] into the probability of being good, ``clip(A / (2 max) + 1/2, 0, 1)``.
+
+    labels: positive_only and negative_only set the others to 0 first; one_only makes good ones 1
+    and all others 0; binary takes the sign. The last two are then divided by max_advantage like any
+    A, so that with 5 they are 0.6, 0.5 and 0.4 (DiffusionNFT's code).
+    """
+    a = advantage.double().clamp(-max_advantage, max_advantage)
+    if labels == "positive_only":
+        a = a.clamp_min(0)
+    elif labels == "negative_only":
+        a = a.clamp_max(0)
+    elif labels == "one_only":
+        a = (a > 0).double()
+    elif labels == "binary":
+        a = a.sign()
+    elif labels != "all":
+        raise ConfigError(f"nft: labels must be one of {Labels.__args__}, got {labels!r}")  # type: ignore[attr-defined]
+    return (a / max_advantage / 2 + 0.5).clamp(0, 1)
+
+
+def regression(data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``-w log_prob`` [B], the matching loss weighted by an advantage w >= 0.
+
+    Reward-weighted regression with credit `reward_softmax` (the RWR of DDPO, 2305.13301, section
+    4.2); fine-tuning on the best images with credit `best_of`.
+
+    Metrics: `error`, minus the log-prob.
+
+    Raises: ConfigError for a negative advantage, whose loss has no minimum.
+    """
+    w = data.batch.advantage.detach()
+    if bool((w < 0).any()):
+        raise ConfigError(
+            f"regression: expected advantages of at least 0, got {w.min().item():g}; take credit "
+            "reward_softmax or best_of, or for advantages of both signs the loss awm or nft"
+        )
+    return -w * data.now.log_prob, {"error": -data.now.log_prob.detach()}
+
+
+def _side(gap: Tensor, sigma: Tensor, *, normalize: bool) -> Tensor:
+    """Return L [B] of a velocity that misses the target by gap [B, *]."""
+    if not normalize:
+        return gap.double().square().flatten(1).mean(1)
+    miss = gap.double() * per_sample(sigma.double(), gap.double())
+    size = miss.detach().abs().flatten(1).mean(1).clamp_min(1e-5)
+    return miss.square().flatten(1).mean(1) / size

@@ -1,0 +1,59 @@
+"""Losses of pairs of images: one is preferred to the other. Unreduced: one value per row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.types import LossInput
+
+
+@needs("ref")
+def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``-ln sigmoid(-(beta / 2) ((m_w - m_l) - (n_w - n_l)))`` [B], the same for both images
+    of a pair, and metrics [B].
+
+    m is the matching error of the current weights, n that of the base weights, both minus the
+    log-prob of likelihood `forward`; w is the preferred image of a prompt (advantage 1), l the
+    other (-1), as credit `best_worst` says, at one time and one noise. At the base weights the loss
+    is ln 2. Source: Diffusion-DPO (2311.12908), eq. 14; on line and with the target ``eps - x0``
+    as in Flow-GRPO's code.
+
+    beta belongs to errors that are means over latent dimensions.
+
+    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0.
+
+    Raises: ConfigError without `segment: {fn: prompt}`, for images of a prompt that were not noised
+    alike, or a beta that is not above 0.
+    """
+    if not beta > 0:
+        raise ConfigError(f"diffusion_dpo: expected beta > 0, got {beta}")
+    if data.segment is None:
+        raise ConfigError(
+            "diffusion_dpo: compares two images of a prompt in one network call; set "
+            "segment={fn: prompt}, select={fn: nonzero} and credit={fn: best_worst}"
+        )
+    # rows of one prompt and one draw are a pair
+    keys = torch.stack([data.segment, data.batch.step])
+    index = torch.unique(keys, dim=1, return_inverse=True)[1]
+    _check_alike(data, index)
+    gain = data.now.log_prob - data.under["ref"].log_prob.detach()
+    sign = data.batch.advantage.detach().sign()
+    zeros = torch.zeros_like(gain)
+    margin = beta / 2 * zeros.index_add(0, index, sign * gain)[index]
+    inside = margin.detach()
+    return -logsigmoid(margin), {"margin": inside, "accuracy": (inside > 0).double()}
+
+
+def _check_alike(data: LossInput, index: Tensor) -> None:
+    """Raise ConfigError unless rows of one pair [B] have one time."""
+    sigma = data.batch.sigma
+    high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
+    if not torch.equal(high, sigma):
+        raise ConfigError(
+            "diffusion_dpo: both images of a pair must have the same time and noise; set "
+            "likelihood.shared=true"
+        )

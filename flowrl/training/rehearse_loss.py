@@ -1,0 +1,46 @@
+"""Call the loss and the penalty of a config once, on a rehearsed rollout: so what they refuse, such
+as a clip range of 0 or a segment that is missing, is found before any weight is read."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flowrl.algorithms.nodes import best_below
+from flowrl.core.seeds import NodeStreams
+from flowrl.core.types import FlowModel, LossInput, Rollout
+from flowrl.training.method import Method
+
+
+def rehearse_loss(
+    method: Method,
+    model: FlowModel,
+    made: Rollout,
+    advantage: Tensor,
+    nodes: Tensor,
+    segment: Tensor | None,
+) -> None:
+    """Make the batch of nodes [N] of a rollout, evaluate it with a stand-in for the model, and call
+    what looks at it. Raises ConfigError as they do.
+
+    On policy: all weights that the loss asks for give the same evaluation.
+    """
+    likelihood = method.likelihood
+    if not likelihood.evaluations:  # it needs the parameters that it adds to the model
+        return
+    # the batch, as every set of weights evaluates it
+    streams = NodeStreams(made.tree.group, "rehearsal")
+    batch = likelihood.batch(made, advantage, nodes, streams)
+    now = likelihood.evaluate(model, batch, method.transition)
+    # what loss and penalty see
+    under = dict.fromkeys(method.snapshots, now)
+    data = LossInput(batch, now, now.log_prob, now.mean, under)
+    if segment is not None:
+        data = data._replace(segment=segment[batch.node])
+    if "best" in method.needs:
+        draws = likelihood.trains == "draws"
+        above = made.tree.parent[batch.node] if draws else batch.node
+        best = best_below(made, advantage)[above]
+        data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
+    method.loss(data)
+    if method.kl is not None:
+        method.kl(data)

@@ -13,7 +13,8 @@ from torch import Tensor
 from flowrl.algorithms.decays import ramp
 from flowrl.algorithms.likelihoods._weights import Weight, weighted
 from flowrl.algorithms.likelihoods.forward import forward
-from flowrl.algorithms.losses.matching import Labels, awm, nft, optimality, regression
+from flowrl.algorithms.losses._labels import Labels, optimality
+from flowrl.algorithms.losses.matching import awm, nft, regression
 from flowrl.algorithms.losses.preference import diffusion_dpo
 from flowrl.algorithms.penalties import velocity_kl, velocity_kl_both
 from flowrl.core.errors import ConfigError

@@ -8,12 +8,11 @@ from typing import Literal
 from torch import Tensor
 
 from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
+from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample
 from flowrl.core.types import LossInput
-
-Labels = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 
 
 @needs("old_log_prob")
@@ -91,27 +90,6 @@ def nft(
     drift = (now - old).detach().square().flatten(1).mean(1)
     sides = {"loss_good": plus.detach(), "loss_bad": minus.detach()}
     return loss, {"optimality": good, "drift": drift, **sides}
-
-
-def optimality(advantage: Tensor, max_advantage: float, labels: Labels = "all") -> Tensor:
-    """Turn advantages [B] into the probability of being good, ``clip(A / (2 max) + 1/2, 0, 1)``.
-
-    labels: positive_only and negative_only set the others to 0 first; one_only makes good ones 1
-    and all others 0; binary takes the sign. The last two are then divided by max_advantage like any
-    A, so that with 5 they are 0.6, 0.5 and 0.4 (DiffusionNFT's code).
-    """
-    a = advantage.double().clamp(-max_advantage, max_advantage)
-    if labels == "positive_only":
-        a = a.clamp_min(0)
-    elif labels == "negative_only":
-        a = a.clamp_max(0)
-    elif labels == "one_only":
-        a = (a > 0).double()
-    elif labels == "binary":
-        a = a.sign()
-    elif labels != "all":
-        raise ConfigError(f"nft: labels must be one of {Labels.__args__}, got {labels!r}")  # type: ignore[attr-defined]
-    return (a / max_advantage / 2 + 0.5).clamp(0, 1)
 
 
 def regression(data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,7 +10,7 @@ rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (defa
 aggregate     flowrl/algorithms/reward_mix/aggregate.py; the section is optional
 credit        any other file of flowrl/algorithms/credit
 segment       flowrl/algorithms/selection/segments.py; the section is optional
-select        flowrl/algorithms/selection/select.py; one call or a list, optional
+select        any file of flowrl/algorithms/selection but segments; a call or a list, optional
 likelihood    any file of flowrl/algorithms/likelihoods
 loss          any file of flowrl/algorithms/losses
 kl            flowrl/algorithms/penalties.py; the section is optional          beta (required)
@@ -39,6 +39,7 @@ class Axis(NamedTuple):
     mix: str = ""  # key of the mixing weight
     mix_default: float | None = None  # None = must be given
     default: str = ""  # the function where `fn` is left out
+    without: tuple[str, ...] = ()  # files of the package that belong to another axis
 
 
 AXES = {
@@ -50,7 +51,7 @@ AXES = {
     "aggregate": Axis("flowrl.algorithms.reward_mix.aggregate", "module", positional=2),
     "credit": Axis("flowrl.algorithms.credit", "package", positional=3),
     "segment": Axis("flowrl.algorithms.selection.segments", "module", positional=1),
-    "select": Axis("flowrl.algorithms.selection.select", "module", positional=1),
+    "select": Axis("flowrl.algorithms.selection", "package", positional=1, without=("segments",)),
     "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
     "loss": Axis("flowrl.algorithms.losses", "package"),
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),

@@ -1,0 +1,149 @@
+"""Other rules for the ratio: which rows have a gradient, and how large. Unreduced, one value per
+decision.
+
+They were made for texts, whose ratios are those of whole words. A log-prob here is a mean over
+latent dimensions, so its ratios are far closer to 1: clip ranges of the papers (0.2 and more) never
+act, and every range is an argument without a default. 1e-4 to 1e-3 per step is a place to start.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.types import LossInput
+
+Loss = tuple[Tensor, dict[str, Tensor]]
+
+
+@needs("old_log_prob")
+def one_sided(
+    data: LossInput, *, clip_low: float, clip_high: float, max_advantage: float = 5.0
+) -> Loss:
+    """Return ``-A log r`` [B] and metrics [B], without a gradient for rows that have moved far
+    enough.
+
+    REC-OneSide-NoIS (2509.24203): plain policy gradient without an importance weight; the mask
+    keeps A > 0 with r <= 1 + clip_high and A < 0 with r >= 1 - clip_low. The paper finds that
+    clipping, not the importance weight, makes off-policy steps stable. `segment` and metrics as in
+    `ppo_clip`.
+
+    Raises: ConfigError for a clip range that is not positive.
+    """
+    check_clip("one_sided", clip_low, clip_high, max_advantage)
+    log_ratio, share, a = _parts(data, max_advantage)
+    ratio = log_ratio.detach().exp()
+    stopped = _outward(ratio, a, clip_low, clip_high)
+    return -a * log_ratio * ~stopped * share, ratio_metrics(log_ratio.detach(), stopped)
+
+
+@needs("old_log_prob")
+def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
+    """Return ``-A log r + tau / 2 (log r)^2`` [B] and metrics [B].
+
+    OPMD as in 2509.24203: a pull back to the policy that sampled in place of clipping. Rows stand
+    still at ``log r = A / tau``. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
+
+    Raises: ConfigError unless tau > 0 and max_advantage > 0.
+    """
+    _positive("opmd", tau=tau, max_advantage=max_advantage)
+    log_ratio, share, a = _parts(data, max_advantage)
+    loss = -a * log_ratio + tau / 2 * log_ratio.square()
+    return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
+
+
+@needs("old_log_prob")
+def regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> Loss:
+    """Return ``(log r / scale - A)^2`` [B] and metrics [B]: regress the advantage on the log-ratio.
+
+    Reg-GRPO of DeepVideo-R1 (2506.07464) in the form of REBEL (2404.16767): the minimum is at
+    ``log r = scale A``. **Differs:** Reg-GRPO divides log r by its std within the prompt's group,
+    which is 0 on policy and needs the whole group in one call; here `scale` is given. Its penalty
+    is the `kl` section. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
+
+    Raises: ConfigError unless scale > 0 and max_advantage > 0.
+    """
+    _positive("regression", scale=scale, max_advantage=max_advantage)
+    log_ratio, share, a = _parts(data, max_advantage)
+    loss = (log_ratio / scale - a).square()
+    return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
+
+
+@needs("old_log_prob")
+def asymmetric_ratio(
+    data: LossInput,
+    *,
+    clip_low: float,
+    clip_high: float,
+    cap: float = 3.0,
+    max_advantage: float = 5.0,
+) -> Loss:
+    """Return a surrogate [B] whose weight for good draws is the inverse ratio, and metrics [B].
+
+    ASPO (2510.06062), its code: the gradient of ``log_prob`` is ``-A w``. A > 0: ``w = 1 / r``, so
+    that what has become likely already is not pushed further with growing force; 0 above
+    1 + clip_high. A <= 0: ``w = r``; 0 below 1 - clip_low. w is at most `cap`. The value is
+    ``-A w``, so its number is no objective. `segment` and metrics as in `ppo_clip`.
+
+    Raises: ConfigError for a clip range that is not positive, or a cap of 1 or less.
+    """
+    check_clip("asymmetric_ratio", clip_low, clip_high, max_advantage)
+    if not cap > 1:
+        raise ConfigError(f"asymmetric_ratio: expected cap > 1, got {cap}")
+    log_ratio, share, a = _parts(data, max_advantage)
+    ratio = log_ratio.detach().exp()
+    stopped = _outward(ratio, a, clip_low, clip_high)
+    weight = torch.where(a > 0, 1 / ratio, ratio).clamp_max(cap)
+    # the value is -a weight; only log_ratio has a gradient
+    moving = 1 + log_ratio - log_ratio.detach()
+    kept = torch.where(stopped, weight, weight * moving)
+    return -a * kept * share, ratio_metrics(log_ratio.detach(), stopped)
+
+
+@needs("old_log_prob", "old_mean")
+def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -> Loss:
+    """Return ``-A r`` [B], without a gradient where the policy has moved too far and moves on, and
+    metrics [B].
+
+    Flow-DPPO, as in Flow-Factory: ``d = mean((mean - old_mean)^2) / (2 std^2)`` [B], the KL of the
+    step per latent dimension. A row is stopped if ``d >= most`` and its gradient leads outward:
+    r > 1 with A > 0, or r < 1 with A < 0. most: 1e-6 there. Unlike a range for r it does not depend
+    on the size of the latent or on the draw's own noise. **Differs:** the other published distance,
+    between velocities, is not here.
+
+    Metrics: those of `ppo_clip`; divergence d.
+
+    Raises: ConfigError unless most > 0 and max_advantage > 0, or without the old means.
+    """
+    _positive("divergence_mask", most=most, max_advantage=max_advantage)
+    if data.old_mean is None:
+        raise ConfigError("divergence_mask: needs the transition means of the sampling policy")
+    log_ratio, share, a = _parts(data, max_advantage)
+    gap = (data.now.mean.detach() - data.old_mean).square().flatten(1).mean(1)
+    divergence = gap / (2 * data.now.std.square())
+    ratio = log_ratio.exp()
+    outward = ((ratio > 1) & (a > 0)) | ((ratio < 1) & (a < 0))
+    stopped = outward.detach() & (divergence >= most)
+    loss = -a * torch.where(stopped, ratio.detach(), ratio)
+    metrics = ratio_metrics(log_ratio.detach(), stopped)
+    return loss * share, metrics | {"divergence": divergence}
+
+
+def _parts(data: LossInput, max_advantage: float) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Return the log-ratio of each row's action [B], the row's share of it, and the advantage."""
+    log_ratio, share = joined(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    return log_ratio, share, data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
+
+
+def _outward(ratio: Tensor, a: Tensor, low: float, high: float) -> Tensor:
+    """Say which rows have left the range on the side that their advantage pushes them to."""
+    return ((a > 0) & (ratio > 1 + high)) | ((a <= 0) & (ratio < 1 - low))
+
+
+def _positive(who: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ConfigError(f"{who}: expected {name} > 0, got {number}")

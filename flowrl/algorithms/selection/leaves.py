@@ -1,0 +1,83 @@
+"""Train what led to a part of the images, chosen by their advantages.
+
+Advantages stay those of the whole group. A decision above a kept leaf is trained in full, also if
+others below it are not kept.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.selection._change import rank_within, trained
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Rollout, SelectInput
+
+
+def largest(
+    data: SelectInput, *, share: float, among: Literal["batch", "prompt"] = "batch"
+) -> Tensor:
+    """Train what led to the leaves of largest |advantage| -> factor [V], 0 or 1.
+
+    CPPO (2503.22342), its code: of n leaves ``int(n (1 - share))`` with the smallest go. among
+    "batch": prompts compete, and one whose images are alike may vanish; "prompt": the same share of
+    each. Ties go by the order of the leaves. **Differs:** the code looks at the images of one
+    process, and fills the batch up with more prompts; raise `train.prompts` for that.
+
+    Raises: ConfigError for a share outside (0, 1), another `among`, or if nothing is left.
+    """
+    if among not in ("batch", "prompt") or not 0 < share < 1:
+        raise ConfigError(
+            'select largest: needs share above 0 and below 1, and among "batch" or "prompt", got '
+            f"{share=}, {among=}"
+        )
+    leaf, tree = data.rollout.leaf, data.rollout.tree
+    family = tree.group[leaf] if among == "prompt" else torch.zeros_like(leaf)
+    rank, size = rank_within(-data.advantage[leaf].abs(), family)
+    return _led_to(data.rollout, rank < size - (size.double() * (1 - share)).long())
+
+
+def spread(data: SelectInput, *, keep: int) -> Tensor:
+    """Train what led to the `keep` leaves of each prompt whose advantages differ most -> factor
+    [V], 0 or 1.
+
+    D3S (2509.22115), sample level, also PODS: the subset of largest variance. It is made of the p
+    best and the ``keep - p`` worst, for the best p. Of equal variances the one with more good
+    leaves counts; ties go by the order of the leaves. **Differs:** the paper also loosens the
+    number over training, and picks parts of texts.
+
+    Raises: ConfigError for keep below 2 or above the number of a prompt's leaves.
+    """
+    leaf, group = data.rollout.leaf, data.rollout.tree.group[data.rollout.leaf]
+    fewest = int(torch.bincount(group)[group].min())
+    if not 2 <= keep <= fewest:
+        raise ConfigError(
+            f"select spread: keep={keep} must be from 2 to the number of leaves of a prompt, "
+            f"{fewest}"
+        )
+    kept = torch.zeros_like(leaf, dtype=torch.bool)
+    for prompt in group.unique():
+        mine = (group == prompt).nonzero().flatten()
+        kept[mine[_most_varied(data.advantage[leaf[mine]], keep)]] = True
+    return _led_to(data.rollout, kept)
+
+
+def _most_varied(advantage: Tensor, keep: int) -> Tensor:
+    """Return the places of the `keep` advantages [N] with the largest variance."""
+    order = advantage.double().argsort(descending=True, stable=True)
+    best, found = -1.0, order[:keep]
+    for top in range(keep, -1, -1):
+        places = torch.cat([order[:top], order[len(order) - (keep - top) :]])
+        variance = float(advantage[places].double().var(correction=0))
+        if variance > best:
+            best, found = variance, places
+    return found
+
+
+def _led_to(rollout: Rollout, kept: Tensor) -> Tensor:
+    """Return 1 for trained decisions with a kept leaf below them, else 0 -> [V]."""
+    below = subtree_mean(kept.float(), rollout.leaf, rollout.tree) > 0
+    return (trained(rollout) & below).float()

@@ -107,7 +107,7 @@ PACKAGES = {
     "aggregate": "fakeaxes.reward_mix.aggregate",
     "credit": "fakeaxes.credit",
     "segment": "fakeaxes.selection.segments",
-    "select": "fakeaxes.selection.select",
+    "select": "fakeaxes.selection",
     "likelihood": "fakeaxes.likelihoods",
     "loss": "fakeaxes.losses",
     "kl": "fakeaxes.penalties",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,67 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 from torch import Tensor
-from toykit import apprentice, toy
+from winkit import Judge, Scorer, batch_of, number_of, with_judge
 
-from flowrl.config.calls import Call
-from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.types import Reward, RewardBatch
-from flowrl.training.trainer import Trainer
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import RewardBatch
 from rewards._common.pairs import _ring, some_pairs, verdict
-from rewards.jpeg import jpeg
-from rewards.win_rate import win_rate
 
-Rule = Callable[[int, int], float]
 NAN = float("nan")
-
-
-def batch_of(group: list[int], ids: list[int] | None = None) -> RewardBatch:
-    """Make 2x2 images whose red level is the image's number, so that a judge knows it."""
-    numbers = torch.tensor(ids or list(range(len(group))), dtype=torch.float32) / 255
-    images = numbers[:, None, None, None].expand(-1, 3, 2, 2)
-    meta: list[dict[str, Any]] = [{"number": number} for number in group]
-    prompts = [f"prompt {number}" for number in group]
-    return RewardBatch(images, prompts, torch.tensor(group), meta, torch.zeros(len(group)))
-
-
-def number_of(images: Tensor) -> list[int]:
-    return [round(float(image[0, 0, 0]) * 255) for image in images]
-
-
-class Judge:
-    """Compare images by a rule on their numbers, and keep what was asked."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.calls: list[list[tuple[int, int]]] = []
-        self.words: list[tuple[str, int]] = []
-
-    def compare(
-        self, first: Tensor, second: Tensor, prompts: list[str], meta: list[dict[str, Any]]
-    ) -> Tensor:
-        pairs = list(zip(number_of(first), number_of(second), strict=True))
-        self.calls.append(pairs)
-        numbers = [record["number"] for record in meta]
-        self.words = list(zip(prompts, numbers, strict=True))
-        return torch.tensor([self.rule(a, b) for a, b in pairs])
-
-
-class Scorer:
-    """Score an image by a table on its number."""
-
-    def __init__(self, table: list[float]) -> None:
-        self.table = table
-
-    def __call__(self, batch: RewardBatch) -> Tensor:
-        return torch.tensor([self.table[n] for n in number_of(batch.images)])
-
-
-def with_judge(judge: Any, **arguments: Any) -> win_rate:
-    reward = win_rate(judge={"fn": "jpeg"}, **arguments)
-    reward.judge = judge
-    return reward
-
-
 PUBLISHED = {(0, 1): 1.0, (0, 2): 0.0, (0, 3): 1.0, (1, 2): 1.0, (1, 3): 0.5, (2, 3): 1.0}
 
 
@@ -248,100 +191,3 @@ def test_fewer_pairs_estimate_the_same_rates() -> None:
         assert torch.equal(with_judge(judge, max_pairs=limit)(batch), full)
     with pytest.raises(ConfigError, match="at least 4 for groups of 8"):
         with_judge(judge, max_pairs=3)(batch)
-
-
-# -------------------------------------------------------------------------------------- which judge
-
-
-def test_another_reward_as_judge() -> None:
-    """The flattest image makes the smallest JPEG; `jpeg` itself is the oracle."""
-    noise = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    images = 0.5 + torch.tensor([0.0, 0.4, 0.1, 0.2])[:, None, None, None] * (noise - 0.5)
-    batch = batch_of([0] * 4)._replace(images=images)
-    expected = (rankdata(jpeg(goal="incompressibility")(batch).numpy()) - 1) / 3
-    for fn in ("jpeg", "rewards.jpeg", "rewards.jpeg.jpeg", "jpeg.jpeg"):
-        reward = win_rate(judge={"fn": fn, "goal": "incompressibility", "scale": 2})
-        assert isinstance(reward, Reward) and isinstance(reward.judge, jpeg)
-        rate = reward(batch).double()
-        torch.testing.assert_close(rate, torch.tensor(expected), atol=1e-6, rtol=0)
-
-
-NO_REWARDS: list[Any] = [None, "", 3, "this", "os", "os.system", "rewards", "rewards..jpeg"]
-NO_REWARDS += ["rewards._common.scorer", "_scorer", "_scorer.to_pil", "../jpeg", "jpeg\n"]
-NO_REWARDS += ["win_rate", "rewards.win_rate", "rewards.win_rate.win_rate", "rewards.vlm.path"]
-NO_REWARDS += ["rewards.jpeg.Image", "rewards.jpeg.io", "rewards.jpeg.jpeg.jpeg"]
-NO_REWARDS += ["flowrl.training.trainer"]
-
-
-def test_nothing_but_a_reward_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for fn in NO_REWARDS:
-        with pytest.raises(ConfigError, match="judge"):
-            win_rate(judge={"fn": fn})
-    assert "this" not in sys.modules
-    with pytest.raises(ConfigError, match="there is: .*jpeg.*shapes.*vlm") as error:
-        win_rate(judge={"fn": "zzz"})
-    assert "_scorer" not in str(error.value) and "win_rate," not in str(error.value)
-    # what a file imports is not its own
-    monkeypatch.setattr("rewards.jpeg.path", Path, raising=False)
-    with pytest.raises(ConfigError, match="rewards/jpeg has no class 'path' of its own"):
-        win_rate(judge={"fn": "rewards.jpeg.path"})
-    # nor is one that learns
-    monkeypatch.setattr("rewards.win_rate._find", lambda fn, where: apprentice)
-    with pytest.raises(ConfigError, match="apprentice learns"):
-        win_rate(judge={"fn": "learner"})
-
-
-def test_a_wrong_judge_is_refused() -> None:
-    for judge, message in (
-        ({"fn": "win_rate", "judge": {"fn": "jpeg"}}, "rewards/ has no judge 'win_rate'"),
-        ({"fn": "jpge"}, "did you mean 'jpeg'"),
-        ({}, "expected the name of a file"),
-        ({"fn": "jpeg", "quallity": 3}, "no argument 'quallity'; did you mean 'quality'"),
-        ({"fn": "jpeg", "weight": 1.0}, "no argument 'weight'"),
-        ({"fn": "jpeg", "quality": "high"}, "quality: expected int, got 'high'"),
-        ({"fn": "jpeg", "quality": True}, "quality: expected int, got True"),
-        ({"fn": "jpeg", "scale": "1e-4"}, "scale: expected float, got '1e-4'"),
-        ({"fn": "jpeg", "goal": "small"}, "goal: expected Literal"),
-        ({"fn": "vlm", "cache": 3}, "cache: expected str | None, got 3"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            win_rate(judge=judge)  # type: ignore[arg-type]
-        assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("judge", "message"),
-    [
-        (Judge(lambda a, b: 1.5), "verdicts in .0, 1. or NaN of the judge, got 1.5"),
-        (Judge(lambda a, b: -0.5), "got -0.5"),
-        (Scorer([1.0, float("inf")]), "finite scores or NaN of the judge, got inf"),
-        (lambda batch: torch.zeros(3), "expected 2 answers"),
-    ],
-)
-def test_a_broken_answer_stops(judge: Any, message: str) -> None:
-    with pytest.raises(RunError, match=message):
-        with_judge(judge)(batch_of([0, 0]))
-
-
-def test_records_and_probes_go_to_the_judge() -> None:
-    with pytest.raises(DataError, match="line 3"):
-        win_rate(judge={"fn": "shapes"}).check_record({"prompt": "a", "include": 3}, "line 3")
-    win_rate(judge={"fn": "jpeg"}).check_record({}, "line 3")
-    win_rate(judge={"fn": "jpeg"}).probe()
-    pairs = win_rate(judge={"fn": "vlm", "url": "http://127.0.0.1:9", "template": "think"})
-    pairs.check_record({"prompt": "a"}, "line 3")  # a pair template alone would be refused here
-    with pytest.raises(RunError, match="no answer from http://127.0.0.1:9/v1"):
-        pairs.probe()
-
-
-@pytest.mark.integration
-def test_a_config_binds_it_and_a_trainer_uses_it(tmp_path: Path) -> None:
-    """Each prompt's rates have the mean 1/2, so does the batch."""
-    judge = {"fn": "vlm", "template": "flex", "w_dims": 0.5}
-    raw = {"fn": "win_rate", "weight": 0.4, "judge": judge, "max_pairs": 12}
-    call = Call.bind("rewards.wins", raw)
-    assert call.mix == 0.4 and call.kwargs["judge"] == judge
-    made: Any = call.function(**call.kwargs)
-    assert made.judge.how.w_dims == 0.5 and made.max_pairs == 12 and made.swap
-    metrics = Trainer(toy(tmp_path, "rewards={wins: {fn: win_rate, judge: {fn: jpeg}}}")).step()
-    assert metrics["reward/wins"] == pytest.approx(0.5, abs=1e-6) and metrics["trained"] > 0

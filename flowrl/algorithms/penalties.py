@@ -8,7 +8,6 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
-from flowrl.core.noise_path import wide
 from flowrl.core.types import LossInput
 
 
@@ -36,16 +35,32 @@ def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") ->
 
 @needs("ref", "zero_advantage")
 def velocity_kl(data: LossInput) -> Tensor:
-    """Penalise the distance of the velocity to that of the weights from before training:
-    ``mean((v - v_ref)^2)`` [B], over dimensions.
+    """Penalise the distance of the velocity to that of the base weights, ``mean((v - v_ref)^2)``
+    [B], at the states that are trained.
 
-    UniGRPO (2603.23500), its code: all steps count alike, where the exact KL of a transition counts
-    late, nearly noiseless steps hundreds of times more.
+    The regulariser of DiffusionNFT (2509.16117) and AWM (2509.25050), whose forward likelihood has
+    no transition. Up to a weight of the noise level it is the KL of the two forward bounds. UniGRPO
+    (2603.23500) takes it with draws: all steps count alike, where the exact KL of a transition
+    counts late, nearly noiseless steps hundreds of times more.
 
     Raises: ConfigError for a likelihood without a velocity.
     """
-    v, ref = _velocities("velocity_kl", data)
-    return (v - ref).square().mean(1)
+    return _velocity_gap(data, "ref")
+
+
+@needs("ref", "slow", "zero_advantage")
+def velocity_kl_both(data: LossInput, *, ref: float, slow: float) -> Tensor:
+    """Penalise the distance of the velocity to those of the base weights and of the slow copy,
+    ``ref mean((v - v_ref)^2) + slow mean((v - v_slow)^2)`` [B].
+
+    AWM (2509.25050), code: ref 1e-3 (GenEval), 3e-3 (OCR), 1e-4 (PickScore), slow 1, the copy with
+    `slow: {fn: ramp, slope: 0.001, limit: 0.3}`; so `beta` is 1.
+
+    Raises: ConfigError for a negative weight, or a likelihood without a velocity.
+    """
+    if ref < 0 or slow < 0:
+        raise ConfigError(f"velocity_kl_both: expected weights of at least 0, got {ref=}, {slow=}")
+    return ref * _velocity_gap(data, "ref") + slow * _velocity_gap(data, "slow")
 
 
 @needs("ref", "zero_advantage")
@@ -58,13 +73,15 @@ def norm_guard(data: LossInput) -> Tensor:
 
     Raises: ConfigError for a likelihood without a velocity.
     """
-    v, ref = _velocities("norm_guard", data)
-    return (v.norm(dim=1) / ref.norm(dim=1) - 1).relu().square()
+    now, ref = data.now.v, data.under["ref"].v
+    if now is None or ref is None:
+        raise ConfigError("norm_guard: the likelihood has no velocity; take forward or reverse")
+    length, before = (v.flatten(1).norm(dim=1) for v in (now, ref.detach()))
+    return (length / before - 1).relu().square()
 
 
-def _velocities(who: str, data: LossInput) -> tuple[Tensor, Tensor]:
-    """Return the velocity now and that of the reference, both [B, D]."""
-    v, ref = data.now.v, data.under["ref"].v
-    if v is None or ref is None:
-        raise ConfigError(f"{who}: needs a likelihood that evaluates a velocity; this one does not")
-    return wide(v).flatten(1), wide(ref).detach().flatten(1)
+def _velocity_gap(data: LossInput, name: str) -> Tensor:
+    now, other = data.now.v, data.under[name].v
+    if now is None or other is None:
+        raise ConfigError("velocity_kl: the likelihood has no velocity; take forward or reverse")
+    return (now - other.detach()).square().flatten(1).mean(1)

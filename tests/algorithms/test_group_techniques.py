@@ -157,7 +157,9 @@ def test_pulls_end_where_the_closed_form_says() -> None:
     at = torch.tensor([a / tau]).exp().tolist()
     assert slopes(ratio_rules.opmd, at, [a], tau=tau).item() == pytest.approx(0, abs=1e-6)
     at = torch.tensor([scale * a]).exp().tolist()
-    assert slopes(ratio_rules.regression, at, [a], scale=scale).item() == pytest.approx(0, abs=1e-3)
+    assert slopes(ratio_rules.ratio_regression, at, [a], scale=scale).item() == pytest.approx(
+        0, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(("loss", "options"), [("opmd", {"tau": 2.0}), ("one_sided", WIDE)])
@@ -189,7 +191,7 @@ def test_the_divergence_masks_what_moves_outward() -> None:
     [
         ("one_sided", {"clip_low": 0.0, "clip_high": 0.1}, "clip_low"),
         ("opmd", {"tau": 0.0}, "tau > 0"),
-        ("regression", {"scale": -1.0}, "scale > 0"),
+        ("ratio_regression", {"scale": -1.0}, "scale > 0"),
         ("asymmetric_ratio", {**WIDE, "cap": 1.0}, "cap > 1"),
         ("divergence_mask", {"most": 0.0}, "most > 0"),
         ("divergence_mask", {"most": 1e-6}, "transition means"),
@@ -249,5 +251,5 @@ def test_penalties_on_velocities() -> None:
     torch.testing.assert_close(velocity_kl(data), torch.tensor([0.5, 0.125]))
     torch.testing.assert_close(norm_guard(data), torch.tensor([0.04, 0.0]))
     blind = data._replace(now=data.now._replace(v=None))
-    with pytest.raises(ConfigError, match="evaluates a velocity"):
-        velocity_kl(blind)
+    with pytest.raises(ConfigError, match="has no velocity"):
+        norm_guard(blind)

@@ -56,7 +56,7 @@ def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
 
 
 @needs("old_log_prob")
-def regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> Loss:
+def ratio_regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> Loss:
     """Return ``(log r / scale - A)^2`` [B] and metrics [B]: regress the advantage on the log-ratio.
 
     Reg-GRPO of DeepVideo-R1 (2506.07464) in the form of REBEL (2404.16767): the minimum is at
@@ -66,7 +66,7 @@ def regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> 
 
     Raises: ConfigError unless scale > 0 and max_advantage > 0.
     """
-    _positive("regression", scale=scale, max_advantage=max_advantage)
+    _positive("ratio_regression", scale=scale, max_advantage=max_advantage)
     log_ratio, share, a = _parts(data, max_advantage)
     loss = (log_ratio / scale - a).square()
     return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))

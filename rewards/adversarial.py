@@ -13,10 +13,11 @@ from torch.nn.functional import normalize, relu
 
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.dino import Backbone, FeatureCache, Features
-from rewards._common.learned import adam, pack, stream, unpack
-from rewards._common.references import References
-from rewards._common.scorer import to_pil
+
+from ._backbones.dino import Backbone, FeatureCache, Features
+from ._common.learned import adam, pack, stream, unpack
+from ._common.references import References
+from ._common.scorer import to_pil
 
 WHO = "rewards.adversarial"
 

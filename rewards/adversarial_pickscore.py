@@ -14,10 +14,11 @@ from torch.nn.functional import normalize, softplus
 
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.clip import TransformersClip
-from rewards._common.learned import adam, pack, unpack
-from rewards._common.references import References, open_image
-from rewards._common.scorer import pick_device, pick_dtype, to_pil
+
+from ._backbones.clip import TransformersClip
+from ._common.learned import adam, pack, unpack
+from ._common.references import References, open_image
+from ._common.scorer import pick_device, pick_dtype, to_pil
 
 WHO = "rewards.adversarial_pickscore"
 

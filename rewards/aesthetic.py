@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.clip import OpenClip, positive
-from rewards._common.pixels import shortest
-from rewards._common.scorer import (
+
+from ._backbones.clip import OpenClip, positive
+from ._common.pixels import shortest
+from ._common.scorer import (
     find_file,
     in_batches,
     load_strict,

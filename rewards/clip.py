@@ -9,9 +9,10 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.clip import OpenClip, Towers, TransformersClip, cosines, positive
-from rewards._common.pixels import shortest, squash
-from rewards._common.scorer import pick_device, pick_dtype
+
+from ._backbones.clip import OpenClip, Towers, TransformersClip, cosines, positive
+from ._common.pixels import shortest, squash
+from ._common.scorer import pick_device, pick_dtype
 
 WHO = "rewards.clip"
 PREPARE = {"shortest": shortest, "squash": squash}

@@ -11,9 +11,10 @@ from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.dino import Backbone, FeatureCache, Features
-from rewards._common.references import References
-from rewards._common.scorer import to_pil
+
+from ._backbones.dino import Backbone, FeatureCache, Features
+from ._common.references import References
+from ._common.scorer import to_pil
 
 
 class dino:  # noqa: N801 - configs name rewards in lower case

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.clip import OpenClip, cosines, positive
-from rewards._common.pixels import letterbox
-from rewards._common.scorer import pick_device, pick_dtype
+
+from ._backbones.clip import OpenClip, cosines, positive
+from ._common.pixels import letterbox
+from ._common.scorer import pick_device, pick_dtype
 
 WHO = "rewards.hpsv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.blip import LENGTH, load
-from rewards._common.pixels import normalise, shortest
-from rewards._common.scorer import (
+
+from ._backbones.blip import LENGTH, load
+from ._common.pixels import normalise, shortest
+from ._common.scorer import (
     find_file,
     first_line,
     in_batches,

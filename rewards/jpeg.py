@@ -13,7 +13,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from rewards._common.scorer import to_pil
+
+from ._common.scorer import to_pil
 
 SIGN = {"compressibility": -1.0, "incompressibility": 1.0}
 

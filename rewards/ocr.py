@@ -14,7 +14,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
 from flowrl.core.types import RewardBatch
-from rewards._common.scorer import first_line, to_pil
+
+from ._common.scorer import first_line, to_pil
 
 WHO = "rewards.ocr"
 Reader = Callable[[Image.Image], str]

@@ -6,8 +6,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from flowrl.core.types import RewardBatch
-from rewards._backbones.clip import TransformersClip, cosines, positive
-from rewards._common.scorer import pick_device, pick_dtype
+
+from ._backbones.clip import TransformersClip, cosines, positive
+from ._common.scorer import pick_device, pick_dtype
 
 WHO = "rewards.pickscore"
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.nearest import unknown
 from flowrl.core.types import RewardBatch, RewardWithProbe
-from rewards._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
+
+from ._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
 
 _NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
 
@@ -185,13 +186,13 @@ def _find(fn: Any, where: str) -> type[Any]:
         )
     file, cls_name = match["file"], match["cls"] or match["file"]
     # a file or folder of rewards/, but not this one
-    package = importlib.import_module("rewards")
+    package = importlib.import_module(__package__)
     found = [info.name for info in pkgutil.iter_modules(package.__path__)]
     files = [name for name in found if not name.startswith("_") and name != "win_rate"]
     if file not in files:
         raise ConfigError(f"{where}.fn: rewards/ {unknown(file, files, 'judge')}")
     # its class; what it imports is not its own
-    module = importlib.import_module(f"rewards.{file}")
+    module = importlib.import_module(f".{file}", __package__)
     cls = vars(module).get(cls_name)
     home = str(getattr(cls, "__module__", ""))
     if not inspect.isclass(cls) or not f"{home}.".startswith(f"{module.__name__}."):

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from flowrl.cli import options
-from flowrl.cli.output import STDOUT, show_or_write
+from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
 MANY = ("--seeds", "--lr-search", "--set")
@@ -124,6 +124,7 @@ def compare(
     seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
     The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
+    from flowrl.core.files import is_stdout
     from flowrl.runs.compare.report import compare as run_comparison
     from flowrl.runs.compare.report import report, saved_result
     from flowrl.runs.compare.tables import terminal
@@ -174,7 +175,7 @@ def compare(
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
     files = report(result, out, figures or out.parent, runs)
-    if json != STDOUT:
+    if json is None or not is_stdout(json):
         print("\n".join(map(str, files)))
 
 

@@ -43,9 +43,9 @@ def schema(
 ) -> None:
     """Print the JSON schema of a config, which lets an editor complete its keys."""
     from flowrl.config.schema import schema as schema_of
-    from flowrl.core.files import write_json
+    from flowrl.core.files import is_stdout, write_json
 
-    if out is None:
+    if out is None or is_stdout(out):
         print(json_module.dumps(schema_of(), indent=2))
     else:
         write_json(out, schema_of())

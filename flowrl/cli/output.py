@@ -10,7 +10,6 @@ from typing import Any
 
 from flowrl.core.tables import fit, terminal_width
 
-STDOUT = Path("-")
 Text = Callable[[int | None], str]  # columns of the terminal, None where there is none -> a text
 
 
@@ -21,17 +20,20 @@ def show(text: str | Text) -> None:
     print(fit(written, width))
 
 
-def show_or_write(text: str | Text, value: Any, file: Path | None) -> None:
-    """Print a text, and write `value` as JSON where a file is named; ``-`` prints that alone."""
-    from flowrl.core.files import write_json
+def show_or_write(text: str | Text, value: Any, file: Path | None, *, silent: bool = False) -> None:
+    """Print a text unless `silent`, and write `value` as JSON where a file is named; ``-`` prints
+    that alone."""
+    from flowrl.core.files import is_stdout, write_json
 
-    if file == STDOUT:
+    if file is not None and is_stdout(file):
         print(json.dumps(value, indent=2))
         return
-    show(text)
+    if not silent:
+        show(text)
     if file is not None:
         write_json(file, value)
-        print(f"written: {file}")
+        if not silent:
+            print(f"written: {file}")
 
 
 def count_up(done: int, total: int) -> None:

@@ -28,6 +28,7 @@ def sample(
     plugin: options.Plugins,
 ) -> None:
     """Draw images of prompts into one PNG."""
+    from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.image_grids import labelled_grid, save_png
     from flowrl.runs.evaluate import sample_all
@@ -43,4 +44,5 @@ def sample(
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
     save_png(labelled_grid(columns, prompts), out)
-    show(f"{len(drawn)} images of {found.what}: {out}")
+    if not is_stdout(out):
+        show(f"{len(drawn)} images of {found.what}: {out}")

@@ -146,6 +146,7 @@ def score(
 
 def _score(asked: Asked, split: bool, files: Files) -> int:
     """Score images and write what is asked for -> 0."""
+    from flowrl.core.files import is_stdout
     from flowrl.core.prompts import check_records
     from flowrl.evaluation.image_files import find_images, match_prompts
     from flowrl.evaluation.score_images import bar, make_rewards, prompted_images, score_images
@@ -183,6 +184,8 @@ def _score(asked: Asked, split: bool, files: Files) -> int:
         lambda width: "\n".join([table(card, width=width), *lines]),
         {"rewards": calls, **card, "notes": notes},
         files.json,
+        # a file that goes to standard output goes there alone
+        silent=any(file is not None and is_stdout(file) for file in (files.csv, files.grid)),
     )
     _save(files, card, items, scored, list(rewards))
     return 0

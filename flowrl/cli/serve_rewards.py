@@ -34,9 +34,9 @@ def serve_rewards(
 ) -> None:
     """Host a config's rewards over HTTP; nothing else of the config is used."""
     from flowrl.config.load import load_config
-    from rewards.remote.server import serve
+    from flowrl.core.shipped_rewards import import_rewards
 
-    serve(
+    import_rewards("remote.server").serve(
         load_config(config, overrides, plugin),
         host=host,
         port=port,

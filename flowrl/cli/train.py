@@ -11,6 +11,7 @@ from flowrl.cli import options
 from flowrl.cli.output import show
 from flowrl.core.errors import ConfigError
 
+AUTO = Path("auto")
 OptionalConfig = Annotated[
     str | None,
     typer.Argument(
@@ -23,11 +24,15 @@ OptionalConfig = Annotated[
 
 Run = Annotated[
     Path | None,
-    typer.Option(help="folder of the run; default: runs/NAME, numbered if taken"),
+    typer.Option(help="folder of the run; default: runs/NAME-seedSEED, numbered if taken"),
 ]
 Resume = Annotated[
     Path | None,
-    typer.Option(metavar="RUN", help="go on with a run from its newest whole checkpoint"),
+    typer.Option(
+        metavar="RUN",
+        help="go on with a run from its newest whole checkpoint; auto: begin CONFIG, or go on with "
+        "it where it has begun",
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="the same as seed=N")]
 DryRun = Annotated[
@@ -55,7 +60,8 @@ def train(
 
     # a run is resumed with what it has, so that it ends as an unbroken one
     options.quiet_libraries()
-    if resume is not None:
+    auto = resume == AUTO
+    if resume is not None and not auto:
         if config or overrides or seed is not None or run or dry_run:
             raise ConfigError(
                 "--resume goes on with the run's own config in its own folder: leave out the "
@@ -77,4 +83,4 @@ def train(
         print(chosen.dump())
         show(plan)
         return
-    run_training(chosen, run or target.free_folder(Path("runs") / chosen.name), quiet=quiet)
+    run_training(chosen, run, resume="auto" if auto else False, quiet=quiet)

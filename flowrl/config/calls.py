@@ -37,6 +37,7 @@ from flowrl.config.overrides import Source
 from flowrl.config.values import MOST, convert, plain
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import unknown
+from flowrl.core.shipped_rewards import import_rewards
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -91,8 +92,11 @@ class Call:
         return functools.partial(self.function, **copy.deepcopy(self.kwargs))
 
     def make(self) -> Any:
-        """Return what is called: an instance where `fn` is a class, else the partial function."""
-        return self.partial()() if inspect.isclass(self.function) else self.partial()
+        """Return what is called: an instance where `fn` is a class, else the function, with its
+        arguments if there are any."""
+        if inspect.isclass(self.function):
+            return self.partial()()
+        return self.partial() if self.kwargs else self.function
 
     def to_dict(self) -> dict[str, Any]:
         """Return the call as it would be written in YAML."""
@@ -169,7 +173,7 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         modules = [f"{axis.package}.{name}" for name in mine]
     found = {}
     for module in modules:
-        for name, function in _functions(module, where, module).items():
+        for name, function in _functions(module, where).items():
             if axis.lookup != "file" or name == module.rpartition(".")[2]:
                 found[f"{module}.{name}"] = function
     return found
@@ -204,16 +208,19 @@ def _resolve_dotted(
             f"if you trust {top!r}, allow it with --plugin {top}"
         )
     module, _, name = fn.rpartition(".")
-    found = _functions(module, where, package=top if top in plugins else module)
+    found = _functions(module, where, top if top in plugins else "")
     if name not in found:
         kind = "public function of its own"
         raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}")
     return fn, found[name]
 
 
-def _import(module: str, where: str) -> types.ModuleType:
+def _import(module: str, where: str, *, theirs: bool = False) -> types.ModuleType:
+    """Import a module; ``rewards`` is our own package, unless the user meant `theirs`."""
+    top, _, rest = module.partition(".")
+    ours = top == "rewards" and not theirs
     try:
-        return importlib.import_module(module)
+        return import_rewards(rest) if ours else importlib.import_module(module)
     except Exception as error:  # a plugin may fail in any way while it is imported
         problem = f"cannot import {module}: {type(error).__name__}: {error}"
         raise ConfigError(f"{where}: {problem}") from error
@@ -224,11 +231,12 @@ def _modules(package: str, where: str) -> list[str]:
     return [info.name for info in pkgutil.iter_modules(paths) if not info.name.startswith("_")]
 
 
-def _functions(module: str, where: str, package: str) -> Functions:
-    """Return what `package` itself defines: through its imports a module would offer half of
-    Python to a config."""
-    out: Functions = {}
-    for name, thing in vars(_import(module, where)).items():
+def _functions(module: str, where: str, plugin: str = "") -> Functions:
+    """Return what a module, or the `plugin` that it belongs to, itself defines: through its imports
+    it would offer half of Python to a config."""
+    found = _import(module, where, theirs=bool(plugin))
+    package, out = plugin or found.__name__, Functions()
+    for name, thing in vars(found).items():
         home = f"{getattr(thing, '__module__', '')}."
         if callable(thing) and not name.startswith("_") and home.startswith(f"{package}."):
             out[name] = thing

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flowrl.config.absent_rewards import PYTHON, reward_call
 from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
@@ -116,13 +117,15 @@ class Config:
 
     def call(self, key: str) -> functools.partial[Any]:
         """Return the function of a call section ("plan", "rewards.shapes") with its keyword
-        arguments filled in."""
+        arguments filled in; a `seed` that is null is the run's."""
         calls = {k: v for k, v in vars(self).items() if isinstance(v, Call)}
         calls |= {f"rewards.{name}": call for name, call in self.rewards.items()}
         if key not in calls:
             where = self.source or "config"
             raise ConfigError(f"{where}: there is no call {key!r}; there is {', '.join(calls)}")
-        return calls[key].partial()
+        called = calls[key].partial()
+        own = calls[key].kwargs.get("seed", 0)
+        return called if own is not None else functools.partial(called, seed=self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved config as plain data, in the order in which a file is written."""
@@ -151,7 +154,11 @@ REQUIRED = [f.name for f in fields(Config) if f.default is f.default_factory is 
 
 
 def load_config(
-    name_or_path: str | os.PathLike[str], overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+    name_or_path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    *,
+    need_rewards: bool = True,
 ) -> Config:
     """Read, override and check a config.
 
@@ -161,6 +168,7 @@ def load_config(
             a reward. Switching ``plan.fn`` keeps the arguments that the file gives; if some do not
             fit, the error says how to replace the whole call.
         plugins: top-level packages that dotted `fn` paths may name besides flowrl and rewards.
+        need_rewards: without it a reward that cannot be found is an error only where it is made.
     Raises ConfigError with all mistakes: each with the file or override, the dotted key, what was
     expected and what came.
     """
@@ -170,7 +178,8 @@ def load_config(
         with found.catch():
             apply_override(raw, override)
     with found.catch():
-        config = _build(raw, Source(str(path), tuple(overrides)), tuple(plugins))
+        source = Source(str(path), tuple(overrides))
+        config = _build(raw, source, tuple(plugins), need_rewards)
         # a window outside the steps is found here, not after the weights are loaded
         _try_plan(config)
     found.close()
@@ -198,16 +207,39 @@ def _read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _build(raw: dict[str, Any], source: Source, plugins: tuple[str, ...]) -> Config:
+def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
+    """Return the config with other rewards: functions or objects of the program, by name.
+
+    They take the place of all that the config names; one of a name that the config has keeps its
+    weight and its transforms. In the run's ``config.yaml`` they are ``{fn: python}``. Raises
+    ConfigError for what cannot be called, and as a config does.
+    """
+    calls = {}
+    for name, reward in rewards.items():
+        if not callable(reward):
+            raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
+        old = config.rewards.get(name) or Call(f"rewards.{name}", PYTHON, PYTHON, {})
+        calls[name] = replace(old, fn=PYTHON, path=PYTHON, kwargs={}, function=reward)
+    score = config.eval.score if config.eval.score in calls else ""
+    return replace(config, rewards=calls, eval=replace(config.eval, score=score))
+
+
+def _build(
+    raw: dict[str, Any], source: Source, plugins: tuple[str, ...], need_rewards: bool
+) -> Config:
     """Check all sections. Raises Mistakes with those of all of them."""
-    found, built = Collector(), {}
+    found = Collector()
+    built: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in ORDER:
             says = renamed(key) or f"the config {unknown(key, ORDER, 'section')}"
             found.add(f"{source.below(key)}: {says}")
         elif value is not None:
             with found.catch():
-                built[key] = _section(key, value, source, plugins)
+                if key == "rewards":
+                    built[key] = _rewards(value, source, plugins, need_rewards)
+                else:
+                    built[key] = _section(key, value, source, plugins)
     missing = [key for key in REQUIRED if raw.get(key) is None]
     if missing:
         plural = "s" * (len(missing) > 1)
@@ -217,8 +249,6 @@ def _build(raw: dict[str, Any], source: Source, plugins: tuple[str, ...]) -> Con
 
 
 def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> Any:
-    if key == "rewards":
-        return _rewards(value, source, plugins)
     if key == "select":
         return bind_all(key, value, source, plugins)
     if key in AXES:
@@ -231,7 +261,7 @@ def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> 
     return section(**arguments(value, settable(section, everything=True), key, key, source))
 
 
-def _rewards(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:
+def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -> dict[str, Call]:
     if not isinstance(raw, dict):
         where = source.at("rewards")
         raise ConfigError(f"{where}: expected names with a call each, got {show(raw)}")
@@ -241,7 +271,8 @@ def _rewards(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Ca
             if not re.fullmatch(r"[\w-]+", name):
                 expected = "expected a name of letters, digits, - and _"
                 raise ConfigError(f"{source.at('rewards')}: {expected}, got {name!r}")
-            calls[name] = Call.bind(f"rewards.{name}", call, source=source, plugins=plugins)
+            key = f"rewards.{name}"
+            calls[name] = reward_call(key, call, source, plugins, needed=needed)
     found.close()
     return calls
 

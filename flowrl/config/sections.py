@@ -96,7 +96,8 @@ class TrainConfig(Section):
     """decay of the averaged weights per iteration, warmed up as min(`ema`, (1 + n) / (10 + n));
     0 = off, then `eval.weights` must be `current`"""
     max_unscored: Share = 0.0
-    """share of images that a reward may leave unscored (NaN) before the run stops"""
+    """share of an iteration's images, or of an evaluation's, that a reward may leave unscored (NaN)
+    before the run stops"""
     parts: Positive = 1
     """turns in which an iteration's prompts are sampled and scored; with more of them, slow rewards
     overlap with sampling"""

@@ -8,6 +8,8 @@ import json
 import os
 import secrets
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from flowrl.core.errors import RunError
+
+STDOUT = Path("-")
+MOST_LINKS = 40  # as the system follows
 
 
 @contextlib.contextmanager
@@ -28,9 +33,9 @@ def replacing(
     """Hand out a new path beside `path`; the file or folder made there takes `path`'s place.
 
     So a reader sees the old contents or the new ones, never a half. If anything is raised inside,
-    `path` stays as it was and the draft is deleted. Missing folders above `path` are made. A
-    device, a pipe or a symbolic link is no file that can be exchanged: there the path itself is
-    handed out and written in place. A link to a folder is followed.
+    `path` stays as it was and the draft is deleted. Missing folders above `path` are made. Links
+    are followed: what they lead to is exchanged. A device or a pipe cannot be: there the path
+    itself is handed out and written in place. ``-`` is standard output.
 
     Args:
         path: of the final file or folder. what: its name in messages, by default the path.
@@ -42,15 +47,21 @@ def replacing(
     path = Path(path)
     try:
         # what is no file that can be exchanged
+        if is_stdout(path):
+            with _copied_to_stdout() as draft:
+                yield draft
+            return
         if _in_place(path):
             yield path
             return
-        # a draft beside it
-        path = path.resolve() if path.is_dir() else path
+        # a draft beside it, or beside what a link leads to
+        path = path.resolve()
         _make_folder(path.parent)
         draft = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             yield draft
+            if path.is_file() and draft.is_file():
+                shutil.copymode(path, draft)
             if durable:
                 _flush(draft)
             _exchange(draft, path, overwrite_folder=overwrite_folder)
@@ -85,11 +96,41 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _in_place(path: Path) -> bool:
-    """Say whether `path` is a device, a pipe, or a link to anything but a folder."""
-    if path.is_dir():
+def is_stdout(path: str | os.PathLike[str]) -> bool:
+    """Say whether a path means standard output: ``-``, or a name of it such as /dev/stdout."""
+    path = Path(path)
+    if path == STDOUT or not _is_of_the_system(path):
+        return path == STDOUT
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
         return False
-    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+@contextlib.contextmanager
+def _copied_to_stdout() -> Iterator[Path]:
+    """Hand out a path; what is written there goes to standard output when it is whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / "draft"
+        yield draft
+        sys.stdout.flush()
+        sys.stdout.buffer.write(draft.read_bytes())
+        sys.stdout.flush()
+
+
+def _in_place(path: Path) -> bool:
+    """Say whether `path` is, or leads to, what cannot be exchanged: a device, a pipe, an open
+    file of a process."""
+    for _ in range(MOST_LINKS):
+        if _is_of_the_system(path) or not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return _is_of_the_system(path) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _is_of_the_system(path: Path) -> bool:
+    """Say whether a path is below /dev or /proc, where names are not those of files."""
+    return path.is_absolute() and path.parts[1:2] in (("dev",), ("proc",))
 
 
 def _make_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from flowrl.core.errors import DataError
 from flowrl.core.shipped_files import resource
+from flowrl.core.users_code import as_one_message
 
 Record = dict[str, Any]
 COLUMNS = ("prompt", "caption", "text")
@@ -72,11 +73,14 @@ def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
     """Show every record to the rewards that have a ``check_record(record, where)``, before anything
     is sampled.
 
-    Raises what they raise, as a rule a DataError that names file and line.
+    Raises what they raise of our own errors, as a rule a DataError that names file and line, and a
+    DataError in place of anything else.
     """
-    for reward in rewards.values():
-        if hasattr(reward, "check_record"):
-            for record, where in zip(prompts.records, prompts.places, strict=True):
+    for name, reward in rewards.items():
+        if not hasattr(reward, "check_record"):
+            continue
+        for record, where in zip(prompts.records, prompts.places, strict=True):
+            with as_one_message(f"{where}: the check_record of reward {name!r}", DataError):
                 reward.check_record(record, where)
 
 

@@ -14,24 +14,15 @@ from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
-from flowrl.core.prompts import PromptSet
+from flowrl.core.prompts import PromptSet, Record
 from flowrl.core.seeds import generator
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel, Reward, RewardBatch
-from flowrl.evaluation.reward_set import ask
+from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.statistics import summarize
 
-REPORT_KEYS = {
-    "score",
-    "interval",
-    "images",
-    "tasks",
-    "seen",
-    "held_out",
-    "rewards",
-    "setting",
-    "outcomes",
-}
+REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
+REPORT_KEYS |= {"outcomes", "unscored"}
 """Keys of an evaluation's report that a headline reward cannot be named like."""
 
 
@@ -50,14 +41,15 @@ def sample(
     late: Callable[[], AbstractContextManager[None]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     places: Sequence[int] | None = None,
+    broken: bool = False,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield ([prompt index of each image], images [n, 3, H, W]) by plain Euler steps on the
     model's own grid.
 
     Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress`
     gets (done, all). With `tuned` below 1 the last steps are taken inside ``late()``, by the
-    weights from before training; see `sample_ode`. `places` picks some of the texts. Raises
-    RunError if an image is not finite.
+    weights from before training; see `sample_ode`. `places` picks some of the texts. An image that
+    is not finite is a RunError, or is yielded as it is with `broken`.
     """
     if steps < 1 or images < 1 or batch < 1:
         raise ConfigError(
@@ -84,17 +76,23 @@ def sample(
         # images of 8 bits, as a PNG of them would have
         index = [i for i in rows for _ in range(images)]
         pixels = round_8bit(model.decode(x0))
-        _refuse_broken(pixels, [texts[i] for i in index])
+        if not broken:
+            _refuse_broken(pixels, [texts[i] for i in index])
         yield index, pixels
         if progress is not None:
             progress(first + len(rows), len(chosen))
 
 
+def finite_images(images: Tensor) -> Tensor:
+    """Say of each image [n, 3, H, W] whether it holds no NaN and no infinity -> [n] bool."""
+    return images.isfinite().flatten(1).all(1)
+
+
 def _refuse_broken(images: Tensor, texts: list[str]) -> None:
     """Raise RunError, naming the prompt, if an image [n, 3, H, W] holds NaN or infinity."""
-    broken = (~images.isfinite().flatten(1).all(1)).nonzero()
-    if len(broken):
-        prompt = texts[int(broken[0])]
+    wrong = (~finite_images(images)).nonzero()
+    if len(wrong):
+        prompt = texts[int(wrong[0])]
         raise RunError(f"sampling: the model made an image of {prompt!r} that is not finite")
 
 
@@ -110,12 +108,23 @@ def score(
     [n]} on the CPU.
 
     group: a number per prompt for rewards that compare images of one prompt; by default all are
-    of one. Raises RewardError that names the reward which failed.
+    of one. An image that is not finite is shown to no reward and not scored: NaN. Raises
+    RewardError that names the reward which failed.
     """
     groups = torch.tensor([0] * len(records) if group is None else group, dtype=torch.int64)
+    # the images that can be shown
+    shown = finite_images(images)
+    rows = shown.nonzero()[:, 0].tolist()
+    records = [records[row] for row in rows]
     prompts = [record["prompt"] for record in records]
-    batch = RewardBatch(images, prompts, groups, records, torch.zeros(len(records)))
-    return {name: ask(name, reward, batch, "evaluation") for name, reward in rewards.items()}
+    images = images if len(rows) == len(images) else images[shown]
+    batch = RewardBatch(images, prompts, groups[rows], records, torch.zeros(len(rows)))
+    # their scores
+    scores = {name: torch.full(shown.shape, torch.nan) for name in rewards}
+    for name, reward in rewards.items():
+        if rows:
+            scores[name][rows] = ask(name, reward, batch, "evaluation")
+    return scores
 
 
 def evaluate_prompts(
@@ -135,6 +144,7 @@ def evaluate_prompts(
     progress: Callable[[int, int], None] | None = None,
     world: World | None = None,
     outcomes: bool = False,
+    max_unscored: float = 0.0,
 ) -> dict[str, Any]:
     """Sample `images` images of every prompt, as `sample` does, and score them.
 
@@ -147,8 +157,10 @@ def evaluate_prompts(
     else; overall, the tasks' intervals combined. With `outcomes` also the headline's score of every
     image, a list per prompt.
 
-    Raises RunError if an image could not be scored: an evaluation with holes is no evaluation;
-    ConfigError for a headline reward that is named like a key of the report.
+    An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
+    the report counts such images by reward under "unscored". Raises RunError if they are more than
+    the share `max_unscored` of all (with `outcomes`: any), or all images of a task; ConfigError for
+    a headline reward that is named like a key of the report.
     """
     # the options, which become part of the report
     if headline in REPORT_KEYS:
@@ -173,16 +185,17 @@ def evaluate_prompts(
         rows += index
         parts += scored
     # one score per image
-    scores: dict[str, Tensor] = {}
-    for name in rewards:
-        scores[name] = torch.cat([part[name] for part in parts])
-        missing = (~scores[name].isfinite()).nonzero()
-        if len(missing):
-            prompt = prompts.texts[rows[int(missing[0])]]
-            raise RunError(f"evaluation: reward {name!r} gave no score for an image of {prompt!r}")
+    scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
+    most = 0.0 if outcomes else max_unscored
+    unscored = _unscored(scores, [prompts.texts[i] for i in rows], most)
     # the report
-    report = _report(headline, scores[headline], [prompts.records[i] for i in rows])
-    report["rewards"] = {name: values.mean().item() for name, values in scores.items()}
+    known = scores[headline].isfinite()
+    records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
+    _check_tasks(prompts.records, records, headline)
+    report = _report(headline, scores[headline][known], records)
+    report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
+    if unscored:
+        report["unscored"] = unscored
     if outcomes:
         each: list[list[float]] = [[] for _ in prompts.texts]
         for row, value in zip(rows, scores[headline].tolist(), strict=True):
@@ -191,6 +204,36 @@ def evaluate_prompts(
     guidance = getattr(model, "guidance", None)
     report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
     return report
+
+
+def _unscored(scores: Mapping[str, Tensor], texts: list[str], most: float) -> dict[str, int]:
+    """Count the images without a score by reward, where there are any. Raises RunError if they are
+    more than the share `most`."""
+    counts: dict[str, int] = {}
+    for name, values in scores.items():
+        missing = values.isnan().nonzero()[:, 0].tolist()
+        if len(missing) / len(values) > most:
+            raise RunError(
+                f"evaluation: reward {name!r} gave no score for an image of {texts[missing[0]]!r} "
+                f"({len(missing)} of {len(values)} images have none: the image is not finite, or "
+                f"the reward gave NaN). train.max_unscored={most} is the share that may be left "
+                "out so; raise it to go on"
+            )
+        if missing:
+            counts[name] = len(missing)
+    return counts
+
+
+def _check_tasks(every: list[Record], scored: list[Record], headline: str) -> None:
+    """Raise RunError if a task has no scored image: the mean over tasks would be another one."""
+    tags = {str(record.get("tag", "all")) for record in scored}
+    for record in every:
+        tag = str(record.get("tag", "all"))
+        if tag not in tags:
+            raise RunError(
+                f"evaluation: reward {headline!r} scored no image of the task {tag!r}, so there is "
+                "no mean over tasks"
+            )
 
 
 def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,7 +267,9 @@ def _scored(
     # what was drawn again is not scored
     rows: list[int] = []
     parts: list[dict[str, Tensor]] = []
-    for index, pixels in sample(model, prompts.texts, images=images, places=places, **options):
+    for index, pixels in sample(
+        model, prompts.texts, images=images, places=places, broken=True, **options
+    ):
         index = index[: len(share) * images - len(rows)]
         rows += index
         if index:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.errors import CheckpointError, FlowRLError, RewardError
+from flowrl.core.errors import CheckpointError, RewardError
 from flowrl.core.types import (
     Credit,
     LearnedReward,
     Mixed,
-    Reward,
     RewardBatch,
-    RewardWithProbe,
     Scores,
     Tree,
 )
+from flowrl.core.users_code import as_one_message
+from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
 from flowrl.evaluation.reward_metrics import correlations, distances, reward_metrics, shares
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
@@ -47,10 +47,9 @@ class RewardSet:
 
     def __init__(self, config: Config, records: list[dict[str, Any]]) -> None:
         # the functions that the config names
-        self.rewards: dict[str, Reward] = {}
+        self.rewards = rewards_of(config.rewards)
         self.transforms: dict[str, list[Transform]] = {}
         for name, call in config.rewards.items():
-            self.rewards[name] = call.make()
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
@@ -58,19 +57,26 @@ class RewardSet:
         self._rehearse(records)
 
     def probe(self) -> None:
-        """Ask each reward that can tell whether it is ready. Raises what it raises."""
-        for reward in self.rewards.values():
-            if isinstance(reward, RewardWithProbe):
-                reward.probe()
+        """Ask each reward that can tell whether it is ready. Raises as `probe_rewards` does."""
+        probe_rewards(self.rewards)
 
     @torch.no_grad()
     def score(self, batch: RewardBatch, where: str) -> dict[str, Tensor]:
         """Ask every reward about a batch -> {name: [L] float32 on the CPU}, NaN = not scored.
         Raises RewardError."""
-        values = {name: ask(name, reward, batch, where) for name, reward in self.rewards.items()}
+        return {name: ask(name, reward, batch, where) for name, reward in self.rewards.items()}
+
+    def check_unscored(self, values: Mapping[str, Tensor], prompts: list[str], where: str) -> None:
+        """Raise RewardError if a reward left more of an iteration's images unscored than
+        `train.max_unscored` allows: those of all parts and of all processes together."""
         for name, row in values.items():
-            self._check_unscored(name, row, batch, where)
-        return values
+            unscored = row.isnan()
+            if unscored.double().mean().item() > self.max_unscored:
+                rule = (
+                    f"NaN means not scored; train.max_unscored={self.max_unscored} is the share "
+                    "that may be left out so"
+                )
+                raise unusable(name, row, prompts, where, int(unscored.nonzero()[0]), rule)
 
     def advantages(
         self,
@@ -104,9 +110,14 @@ class RewardSet:
             self.aggregate.update(self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():
-            for key, value in reward.update(batch).items():
-                metrics[f"learned/{name}/{key}"] = value
+            with as_one_message(f"the update of reward {name!r}", RewardError):
+                said = reward.update(batch)
+            metrics |= {f"learned/{name}/{key}": value for key, value in said.items()}
         return metrics
+
+    def has_state(self) -> bool:
+        """Say whether `update` changes anything."""
+        return bool(self.learned_rewards()) or isinstance(self.aggregate, StatefulAggregator)
 
     def trains_policy(self, iteration: int) -> bool:
         """Say whether the policy is updated in this iteration; a reward may first learn alone."""
@@ -167,56 +178,3 @@ class RewardSet:
         batch = RewardBatch(torch.zeros(size, 3, 1, 1), [""] * size, group, meta, torch.zeros(size))
         values = {name: (place * 2 // size).float() for name in self.rewards}
         self.aggregate(self._scores(values, batch, place, tree), lambda reward: reward)
-
-    def _check_unscored(self, name: str, values: Tensor, batch: RewardBatch, where: str) -> None:
-        """Raise RewardError if more images are NaN than `train.max_unscored` allows."""
-        unscored = values.isnan()
-        if unscored.float().mean().item() > self.max_unscored:
-            rule = (
-                f"NaN means not scored; train.max_unscored={self.max_unscored} is the share that "
-                "may be left out so"
-            )
-            raise _unusable(name, values, batch, where, int(unscored.nonzero()[0]), rule)
-
-
-def ask(name: str, reward: Reward, batch: RewardBatch, where: str) -> Tensor:
-    """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
-    with."""
-    try:
-        values = reward(batch)
-    except FlowRLError as error:
-        raise RewardError(f"{where}: reward {name!r}: {error}") from error
-    except Exception as error:  # rewards are users' code and servers: they fail in any way
-        raise RewardError(
-            f"{where}: reward {name!r} failed with {type(error).__name__}: {error}"
-        ) from error
-    return checked(name, values, batch, where)
-
-
-def checked(name: str, values: Tensor, batch: RewardBatch, where: str) -> Tensor:
-    """Return what a reward gave as [L] float32 on the CPU, NaN = not scored. Raises RewardError for
-    anything else."""
-    # one number per image
-    count = len(batch.images)
-    if values.shape != (count,):
-        raise RewardError(
-            f"{where}: reward {name!r}: expected {count} numbers, one per image, got shape "
-            f"{list(values.shape)}"
-        )
-    # none of them infinite
-    values = values.float().cpu()
-    infinite = values.isinf().nonzero()
-    if len(infinite):
-        rule = "NaN means not scored; infinity is never allowed"
-        raise _unusable(name, values, batch, where, int(infinite[0]), rule)
-    return values
-
-
-def _unusable(
-    name: str, values: Tensor, batch: RewardBatch, where: str, first: int, rule: str
-) -> RewardError:
-    missing = int((~values.isfinite()).sum())
-    return RewardError(
-        f"{where}: reward {name!r} gave {values[first].item()} for image {first}, prompt "
-        f"{batch.prompts[first]!r} ({missing} of {len(values)} images have no finite score). {rule}"
-    )

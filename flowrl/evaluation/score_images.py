@@ -18,9 +18,9 @@ from flowrl.config.load import load_config
 from flowrl.config.overrides import Source, apply_override
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import PromptSet, Record
-from flowrl.core.types import Reward, RewardBatch, RewardWithProbe
+from flowrl.core.types import Reward, RewardBatch
 from flowrl.evaluation.image_files import ImageFile, read_image
-from flowrl.evaluation.reward_set import ask
+from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 
 
 class PromptedImage(NamedTuple):
@@ -65,10 +65,8 @@ def make_rewards(
         calls: Mapping[str, Call] = load_config(config, changes, plugins).rewards
     else:
         calls = _bind(names, changes, plugins)
-    rewards = {name: call.make() for name, call in calls.items()}
-    for reward in rewards.values():
-        if isinstance(reward, RewardWithProbe):
-            reward.probe()
+    rewards = rewards_of(calls)
+    probe_rewards(rewards)
     return rewards, {name: call.to_dict() for name, call in calls.items()}
 
 

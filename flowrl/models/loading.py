@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.shipped_files import resource
+from flowrl.models.complete_parts import check_complete, read_parts
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -60,8 +61,8 @@ def load_pipeline(
     code.
 
     ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out``
-    are not loaded; ``network`` is the part whose weights must all be there, and ``quantization``
-    diffusers' settings to quantise it by (bitsandbytes does so on the accelerator). Without
+    are not loaded; ``network`` is the part that is trained, and ``quantization`` diffusers'
+    settings to quantise it by (bitsandbytes does so on the accelerator). Without
     ``with_encoders`` the text encoders are checked, not loaded. Raise ModelError if the folder or
     id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
     or incomplete.
@@ -75,23 +76,29 @@ def load_pipeline(
         name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent
     }
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
-    read = partial(_read, pipeline_class, folder, dtype={"default": dtype, **dtypes})
+    # text encoders and VAE are read one by one, the rest by the pipeline
+    kinds = {name: index[name][1] for name in (*encoders, "vae") if name in stored}
+    read = partial(_read, pipeline_class, folder, kinds, dtype={"default": dtype, **dtypes})
     pipeline = read(absent + [*encoders] * (not with_encoders), quantization=quantization)
     names = _names(getattr(pipeline, network), quantized=quantization is not None)
-    _check_complete(folder / network, names, stored[network])
+    check_complete(folder / network, names - stored[network])
     return Loaded(pipeline, folder, encoders, partial(read, [*absent, network, "vae"]))
 
 
 def _read(
     pipeline_class: Any,
     folder: Path,
+    kinds: dict[str, str],
     absent: list[str],
     *,
     dtype: dict[str, torch.dtype],
     quantization: Any = None,
 ) -> Any:
-    """Let diffusers read a checked folder without the parts in ``absent``. Raise ModelError."""
+    """Let diffusers read a checked folder without the parts in ``absent``. Raise ModelError, also
+    for a tensor that is missing in the parts ``kinds``."""
     try:
+        wanted = {name: kind for name, kind in kinds.items() if name not in absent}
+        parts = read_parts(folder, wanted, dtype)
         return pipeline_class.from_pretrained(
             folder,
             dtype=dtype,
@@ -100,7 +107,10 @@ def _read(
             quantization_config=quantization,
             # diffusers counts a null part of its signature as missing unless it is passed by name.
             **dict.fromkeys(absent),
+            **parts,
         )
+    except ModelError:
+        raise
     except Exception as error:  # the libraries raise every kind
         raise ModelError(
             f"{folder}: {pipeline_class.__name__} could not be loaded: {first_line(error)}"
@@ -238,17 +248,6 @@ def _names(network: torch.nn.Module, *, quantized: bool) -> set[str]:
     if quantized:  # scales and the like are in its state, yet in no file
         return {name for name, _ in network.named_parameters()}
     return set(network.state_dict())
-
-
-def _check_complete(folder: Path, needed: set[str], stored: set[str]) -> None:
-    """Raise ModelError where the libraries would only warn and go on with random weights."""
-    missing = sorted(needed - stored)
-    if missing:
-        shown = ", ".join(missing[:3])
-        raise ModelError(
-            f"{folder}: {len(missing)} tensors are missing from its safetensors files, such as "
-            f"{shown}"
-        )
 
 
 def first_line(error: BaseException) -> str:

@@ -63,7 +63,7 @@ class PipelineOptions:
     # of frozen weights and of the arithmetic; trained weights are float32 always
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
-    seed: int = 0  # draws the LoRA
+    seed: int | None = None  # draws the LoRA; None: the run's seed, 0 outside of a run
     runtime: Runtime | None = None  # how the network runs; None: the defaults
     # what guidance leads away from; None: no prompt at all, the embeddings are zeros
     negative_prompt: str | None = ""

@@ -48,7 +48,7 @@ def tuning_of(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
         lora=lora,
         targets=lora.targets or targets,
         layers=options.layers,
-        seed=options.seed,
+        seed=options.seed or 0,
         device=device,
         dtype=pick_dtype(options.dtype, device),
         runtime=options.how,

@@ -14,7 +14,8 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.prompts import check_records, load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.held_out import evaluate_prompts, sample
+from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
+from flowrl.evaluation.reward_call import rewards_of
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
@@ -38,7 +39,7 @@ def evaluate(
     # a trainer has prompts and rewards loaded already
     if trainer is None:
         prompts = load_prompts(c.prompts.test)
-        rewards = {name: call.make() for name, call in c.rewards.items()}
+        rewards = rewards_of(c.rewards)
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
     check_records(prompts, rewards)
@@ -58,6 +59,7 @@ def evaluate(
         progress=progress,
         world=trainer.world if trainer else None,
         outcomes=outcomes,
+        max_unscored=c.train.max_unscored,
     )
 
 
@@ -74,11 +76,12 @@ def sample_all(
     seed: int,
     images: int = 1,
     base: Weights | None = None,
+    broken: bool = False,
 ) -> Tensor:
     """Sample `images` images of each prompt with a config's `eval` steps -> [len(texts) * images,
     3, H, W], CPU.
 
-    `base` as in `evaluate`.
+    `base` as in `evaluate`, `broken` as in `sample`.
     """
     parts = sample(
         model,
@@ -91,17 +94,28 @@ def sample_all(
         seed=seed,
         tuned=c.eval.tuned,
         late=_late(c, base),
+        broken=broken,
     )
     return torch.cat([pixels.cpu() for _, pixels in parts])
 
 
 def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
-    """Sample the fixed prompts of a run from their fixed noise -> (texts, images [P, 3, H, W])."""
+    """Sample the fixed prompts of a run from their fixed noise -> (texts, images [P, 3, H, W]).
+
+    An image that is not finite is there as it is; `grey` makes something of it that can be drawn.
+    """
     c, held_out = trainer.config, trainer.test_set
     texts = [held_out.texts[i] for i in grid_prompts(held_out.records, c.samples.prompts)]
+    options: dict[str, Any] = {"seed": c.samples.seed, "base": trainer.weights, "broken": True}
     with eval_weights(trainer):
-        images = sample_all(trainer.model, c, texts, seed=c.samples.seed, base=trainer.weights)
+        images = sample_all(trainer.model, c, texts, **options)
     return texts, images
+
+
+def grey(images: Tensor) -> Tensor:
+    """Paint images [n, 3, H, W] grey that are not finite."""
+    kept = finite_images(images)[:, None, None, None]
+    return torch.where(kept, images, torch.full_like(images, 0.5))
 
 
 def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:

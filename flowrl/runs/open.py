@@ -60,7 +60,7 @@ def load_run(
         raise CheckpointError(
             f"{path}: expected a run folder with {CONFIG}, or a checkpoint inside one"
         )
-    config = load_config(run / CONFIG, overrides, plugins)
+    config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
     # its model, as before training
     with explained(config, "load"):
         model = build_model(config)

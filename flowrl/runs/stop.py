@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from types import FrameType
 from typing import Any
 
 from flowrl.core.errors import RunError
+
+# Ctrl-C; what a scheduler sends before it kills; a terminal that is closed; Slurm's early warning
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+HEARD = b"\nflowrl: stopping after this iteration, with a checkpoint; once more stops at once\n"
 
 
 class Interrupted(RunError):
@@ -14,18 +20,21 @@ class Interrupted(RunError):
 
 
 class StopSignal:
-    """Turn the first Ctrl-C or SIGTERM into a wish that the loop sees between iterations; a second
-    one is immediate."""
+    """Turn the first signal into a wish that the loop sees between iterations, and say so at once;
+    a second one is immediate.
+
+    A signal that is ignored stays ignored, as SIGHUP under nohup.
+    """
 
     def __init__(self) -> None:
         self.asked = False
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        try:
-            self._old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: the host program keeps its own handlers
-            self._old = {}
+        with contextlib.suppress(ValueError):  # not the main thread: the program has its own
+            for number in SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,3 +45,6 @@ class StopSignal:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        # no print: the signal may have come in the middle of one
+        with contextlib.suppress(OSError):
+            os.write(2, HEARD)

@@ -64,12 +64,3 @@ def saved_config(run: Path, plugins: Sequence[str] = ()) -> Config:
     if not (run / CONFIG).exists():
         raise ConfigError(f"{run}: expected a run folder with config.yaml in it")
     return load_config(run / CONFIG, (), plugins)
-
-
-def free_folder(folder: Path) -> Path:
-    """Return `folder`, or the first of folder-2, folder-3 and so on that holds no run yet."""
-    number, free = 1, folder
-    while (free / CONFIG).exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free

@@ -102,7 +102,7 @@ def verify(folder: str | os.PathLike[str]) -> list[str]:
 def latest(run: str | os.PathLike[str]) -> Path | None:
     """Return the newest valid checkpoint of a run, or None; warn about each newer one that is
     torn."""
-    for folder in reversed(_numbered(Path(run))):
+    for folder in reversed(numbered(Path(run))):
         try:
             verify(folder)
             return folder
@@ -120,7 +120,7 @@ def prune(run: str | os.PathLike[str], keep: int) -> None:
     """
     if keep < 1:
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
-    every = _numbered(Path(run))
+    every = numbered(Path(run))
     complete = [folder for folder in every if _complete(folder)]
     doomed = [
         folder
@@ -223,7 +223,8 @@ def _complete(folder: Path) -> bool:
         return False
 
 
-def _numbered(run: Path) -> list[Path]:
+def numbered(run: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, whole or torn, the oldest first."""
     folders = [
         item
         for item in (run / "checkpoints").glob("*")

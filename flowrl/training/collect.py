@@ -117,12 +117,15 @@ def give_credit(
         apart = torch.cat(run.world.gather(distances(batch.images, batch.group)))
         values = _gathered(run, values, forest.leaf)
         batch = reward_batch(run, whole, _all_images(run, batch, forest.leaf), rows)
+    where = f"iteration {run.iteration}"
+    run.reward_set.check_unscored(values, batch.prompts, where)
     credit = run.method.credit
     if "log_prob" in needs_of(credit):
         credit = partial(credit, log_prob=whole.log_prob)
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, whole.tree, credit, distance=apart
     )
+    run.intact = run.intact and not run.reward_set.has_state()
     learned = run.reward_set.update(values, batch, whole.leaf, whole.tree)
     return advantage, metrics | learned
 

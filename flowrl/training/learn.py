@@ -201,6 +201,7 @@ def _optimizer_step(
         raise RunError(f"{where}: {message}")
     most = run.config.train.max_grad_norm
     torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
+    run.intact = False
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     return norm

@@ -38,6 +38,8 @@ class Setup:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
+        # whether weights, optimizer and rewards are those after `iteration` whole iterations
+        self.intact = True
         self.world, self.sharded = world(), sharded()
         check_processes(config, self.world, sharded=self.sharded)
         # prompts and functions

@@ -48,7 +48,15 @@ class Trainer(Setup):
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), **metrics}
         self.iteration += 1
+        self.intact = True
         return metrics
+
+    def can_be_saved(self) -> bool:
+        """Say whether a checkpoint of now would be one that a run can go on from, also after an
+        error: no iteration is half done, and every trained number is finite."""
+        if not self.intact:
+            return False
+        return all(bool(whole(p.detach()).isfinite().all()) for p in self.params.values())
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from flowrl.core.errors import ModelError
-from rewards._common.scorer import load_strict
+
+from .._common.scorer import load_strict
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw score on ImageReward's own data
 HEAD_DIM = 64  # of ViT-B, ViT-L and BERT-base alike; no tensor of the file tells it

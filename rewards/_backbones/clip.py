@@ -16,8 +16,9 @@ from torch.nn import functional
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.nearest import near
 from flowrl.core.types import RewardBatch
-from rewards._common.pixels import normalise
-from rewards._common.scorer import (
+
+from .._common.pixels import normalise
+from .._common.scorer import (
     find_file,
     first_line,
     in_batches,

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
-from rewards._common.references import open_image
-from rewards._common.scorer import (
+
+from .._common.references import open_image
+from .._common.scorer import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     first_line,

@@ -48,8 +48,15 @@ def without_password(url: str) -> str:
     return url.rpartition("@")[2]
 
 
+PREFIXES = ("FLOWRL_", "REWARD_", "JUDGE_")  # of variables that a config may name as a secret
+ALLOWED = "FLOWRL_SECRETS"  # a variable that lists others, set by who starts the run
+
+
 def read_secret(variable: str, option: str) -> str:
     """Return the secret in an environment variable. Raises ConfigError, which never shows it.
+
+    A config may come from a stranger, and it also names the server that the secret is sent to. So
+    it may name variables that are meant for this, and others only where FLOWRL_SECRETS lists them.
 
     option: how messages call the argument that names the variable. The name itself is shown only
     if it can be one: users put the secret there by mistake.
@@ -57,6 +64,13 @@ def read_secret(variable: str, option: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ConfigError(
             f"{option}: expected the name of an environment variable, got something else"
+        )
+    allowed = os.environ.get(ALLOWED, "").replace(",", " ").split()
+    if not variable.startswith(PREFIXES) and variable not in allowed:
+        raise ConfigError(
+            f"{option}: expected the name of a variable that begins with {', '.join(PREFIXES)}; "
+            "a config must not be able to send any secret anywhere. If you trust this one, name "
+            f"the variable in {ALLOWED}"
         )
     value = os.environ.get(variable, "").strip()
     if not value or not value.isascii() or not value.isprintable():

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
-from rewards._common.scorer import to_pil
+
+from .scorer import to_pil
 
 
 def verdict(first: Tensor, second: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards._common.scorer import OPENAI_MEAN, OPENAI_STD
+from .scorer import OPENAI_MEAN, OPENAI_STD
 
 _BICUBIC = Image.Resampling.BICUBIC
 

@@ -10,8 +10,9 @@ import torch
 from PIL import Image, ImageOps
 
 from flowrl.core.errors import DataError
-from rewards._common.learned import stream
-from rewards._common.scorer import local
+
+from .learned import stream
+from .scorer import local
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 

@@ -1,5 +1,5 @@
 """Rewards over HTTP: the client that a config names, and the server of ``flowrl serve-rewards``."""
 
-from rewards.remote.client import remote
+from .client import remote
 
 __all__ = ["remote"]

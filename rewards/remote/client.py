@@ -13,7 +13,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.types import RewardBatch
-from rewards._common.http_client import (
+
+from .._common.http_client import (
     HttpClient,
     RequestFailed,
     exchange,
@@ -23,8 +24,8 @@ from rewards._common.http_client import (
     split_url,
     without_password,
 )
-from rewards.remote.endpoints import LONGEST, Endpoint, Endpoints
-from rewards.remote.wire import (
+from .endpoints import LONGEST, Endpoint, Endpoints
+from .wire import (
     chunks_of,
     longest_answer,
     pack,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError
 from flowrl.core.version import __version__
-from rewards.remote.read_request import Limits, RequestRefused, parse
-from rewards.remote.request_queue import Answer, RequestQueue, ScoreRequest
+
+from .read_request import Limits, RequestRefused, parse
+from .request_queue import Answer, RequestQueue, ScoreRequest
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
-from rewards.remote.request_queue import ScoreRequest
+
+from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 KEYS = ("images", "prompts", "group", "meta", "sigma", "rewards")

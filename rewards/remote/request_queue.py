@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, RunError
 from flowrl.core.types import Reward, RewardBatch
-from flowrl.evaluation.reward_set import checked
+from flowrl.evaluation.reward_call import call_reward, checked
 
 Answer = dict[str, list[float | None]]
 """{name of a reward: one number per image}; None where it gave NaN."""
@@ -170,7 +170,7 @@ class RequestQueue:
         self.counts.batches += 1
         for name in requests[0].names:
             began = time.perf_counter()
-            values = checked(name, self.rewards[name](batch), batch, "the server")
+            values = checked(name, call_reward(self.rewards[name], batch), batch, "the server")
             self.counts.seconds[name] += time.perf_counter() - began
             self.counts.calls[name] += 1
             self.counts.unscored[name] += int(values.isnan().sum())

@@ -14,9 +14,10 @@ from typing import Any
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import LearnedReward, Reward
-from rewards.remote.http import make_app
-from rewards.remote.read_request import Limits
-from rewards.remote.request_queue import RequestQueue
+
+from .http import make_app
+from .read_request import Limits
+from .request_queue import RequestQueue
 
 PORT = 8321
 UVICORN: dict[str, Any] = {

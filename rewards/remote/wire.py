@@ -14,8 +14,9 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
-from rewards._common.http_client import RequestFailed
-from rewards._common.scorer import to_pil
+
+from .._common.http_client import RequestFailed
+from .._common.scorer import to_pil
 
 WHO = "rewards.remote"
 LARGEST = torch.finfo(torch.float32).max

@@ -1,5 +1,5 @@
 """A vision-language model as judge, behind a server of the OpenAI kind."""
 
-from rewards.vlm.judge import vlm
+from .judge import vlm
 
 __all__ = ["vlm"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flowrl.core.errors import RunError
 from flowrl.core.files import write_text
-from rewards.vlm.answers import Answer
+
+from .answers import Answer
 
 
 def recall(folder: Path, key: str) -> Answer | None:

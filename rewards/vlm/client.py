@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from flowrl.core.errors import ConfigError, RunError
-from rewards._common.http_client import (
+
+from .._common.http_client import (
     LOOPBACK,
     HttpClient,
     RequestFailed,
@@ -24,7 +25,7 @@ from rewards._common.http_client import (
     split_url,
     without_password,
 )
-from rewards.vlm.answers import Answer
+from .answers import Answer
 
 WHO = "rewards.vlm"
 LONGEST_PAUSE = 60.0  # seconds between two tries, whatever the server asks for

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import RewardBatch
-from rewards._common.pairs import verdict
-from rewards._common.scorer import to_pil
-from rewards.vlm.answers import Answer, ReadingOptions, read
-from rewards.vlm.cache import keep, recall
-from rewards.vlm.client import Question, Server, ask_all, base_url, list_models
-from rewards.vlm.images import EncodedImage, cut, encode, grid_size
-from rewards.vlm.options import check_reading, check_server, request_settings
-from rewards.vlm.templates import PAIR, fill, load_wording
+
+from .._common.pairs import verdict
+from .._common.scorer import to_pil
+from .answers import Answer, ReadingOptions, read
+from .cache import keep, recall
+from .client import Question, Server, ask_all, base_url, list_models
+from .images import EncodedImage, cut, encode, grid_size
+from .options import check_reading, check_server, request_settings
+from .templates import PAIR, fill, load_wording
 
 Template = Literal[
     "pair_rank",

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from flowrl.core.errors import ConfigError
-from rewards.vlm.answers import ReadingOptions
-from rewards.vlm.client import Server, api_key
-from rewards.vlm.templates import LOG_PROB, WORDING
+
+from .answers import ReadingOptions
+from .client import Server, api_key
+from .templates import LOG_PROB, WORDING
 
 _USES = {  # the reading options that a template has; another one would do nothing
     "acs": {"axes"},

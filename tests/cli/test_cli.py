@@ -18,7 +18,6 @@ from tiny import tiny_sd3
 from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.runs.target import free_folder
 
 pytestmark = pytest.mark.integration
 TOY = ["--plugin", "toykit"]
@@ -146,14 +145,6 @@ def test_progress_goes_to_stderr(
     assert out == "" and "toy: 1 iterations, 24 trained numbers" in error
     assert "held out after 0 iterations: red " in error and "iteration 1/1" in error
     assert "all (red)" in error and f"{tmp_path}/run/report.html" in error
-
-
-def test_default_folders_are_numbered(tmp_path: Path) -> None:
-    assert free_folder(tmp_path / "toy") == tmp_path / "toy"
-    for taken in ("toy", "toy-2"):
-        (tmp_path / taken).mkdir()
-        (tmp_path / taken / "config.yaml").touch()
-    assert free_folder(tmp_path / "toy") == tmp_path / "toy-3"
 
 
 def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_in_training(tmp_path: Path, how: Callable[[], None]) -> None:
     newest = checkpoint.latest(tmp_path / "run")
     assert newest is not None and newest.name == "000001"
     assert "out of memory while training: " in said and "lower train.micro_batch (now 8)" in said
-    where = f"stopped in iteration 1; set it in {tmp_path}/run/config.yaml; {newest} is whole; "
+    where = f"stopped in iteration 1; set it in {tmp_path}/run/config.yaml; saved {newest}; "
     assert f"{where}go on with: flowrl train --resume {tmp_path}/run --plugin toykit" in said
     assert "no estimate: latents and parameters of the model toykit.linear are not counted" in said
     run(tmp_path, None, resume=True)
@@ -119,11 +119,10 @@ def calls_before_training(folder: Path, *overrides: str) -> int:
     return sum(seen)
 
 
-def test_before_the_first_checkpoint(tmp_path: Path) -> None:
+def test_in_the_first_iteration(tmp_path: Path) -> None:
     said = message(tmp_path, Failing(graded=True, at=1), "train.micro_batch=1")
     assert "train.micro_batch is 1 already" in said
-    assert "before a checkpoint was written; start again in another folder" in said
-    assert checkpoint.latest(tmp_path / "run") is None
+    assert f"saved {tmp_path}/run/checkpoints/000000; go on with: flowrl train --resume" in said
 
 
 def test_in_an_evaluation(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_an_image_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch)
         return images
 
     monkeypatch.setattr(LinearFlow, "decode", failing)
-    with pytest.raises(RunError, match="image of 'a blue dot' that is not finite"):
+    with pytest.raises(RunError, match="no score for an image of 'a blue dot' .3 of 15 images"):
         run({"one": lambda batch: torch.ones(len(batch.images))}, batch=6)
 
 

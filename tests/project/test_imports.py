@@ -33,13 +33,14 @@ BELOW = {
 
 REWARDS = {
     "shapes": "flowrl.evaluation.suites.shapes",
-    "remote": "flowrl.config flowrl.evaluation.reward_set",
+    "remote": "flowrl.config flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
 
 TORCH_ONLY = ("flowrl.algorithms", "flowrl.core.types", "flowrl.core.noise_path")
 LIGHT = {"torch", "numpy", "PIL"}  # what a reward may import before it is made
-BY_NAME = {"flowrl", "flowrl.config.calls", "rewards.win_rate"}  # the last one's judge is a reward
+BY_NAME = {"flowrl", "flowrl.config.calls", "flowrl.core.shipped_rewards", "rewards.win_rate"}
+"""Who imports by name; the last one's judge is a reward."""
 
 
 class Edge(NamedTuple):
@@ -68,7 +69,8 @@ def edges(module: str, text: str) -> Iterator[Edge]:
     def visit(node: ast.AST, late: bool) -> Iterator[Edge]:
         for child in ast.iter_child_nodes(node):
             for name in _targets(child):
-                yield Edge(module, name, child.lineno, late)  # type: ignore[attr-defined]
+                whole = _whole(module, name)
+                yield Edge(module, whole, child.lineno, late)  # type: ignore[attr-defined]
             yield from visit(child, late or _runs_later(child))
 
     yield from visit(ast.parse(text), False)
@@ -78,6 +80,20 @@ def edges(module: str, text: str) -> Iterator[Edge]:
 def edges_of(module: str) -> tuple[Edge, ...]:
     """Return the imports of a module of this repository."""
     return tuple(edges(module, KNOWN[module].read_text(encoding="utf-8")))
+
+
+def _whole(module: str, name: str) -> str:
+    """Write a relative import inside rewards/ with its whole name, and mark an absolute one: a user
+    may have a module of that name, and ours then goes by another."""
+    if not module.startswith("rewards"):
+        return name
+    if not name.startswith("."):
+        return f".{name}" if name.partition(".")[0] == "rewards" else name
+    file = KNOWN.get(module)
+    package = module.split(".")[: None if file and file.name == "__init__.py" else -1]
+    rest = name.lstrip(".")
+    up = len(name) - len(rest) - 1
+    return ".".join([*package[: len(package) - up], rest])
 
 
 def _runs_later(node: ast.AST) -> bool:
@@ -108,7 +124,7 @@ def problem(edge: Edge) -> str | None:
     """Say what is wrong with an import, or return None."""
     top = edge.target.partition(".")[0]
     if edge.target.startswith("."):
-        return "relative; write the whole name"
+        return "relative inside rewards/, with the whole name elsewhere"
     if edge.target.startswith("torch.distributed") and edge.source != "flowrl.core.processes":
         return "only flowrl/core/processes.py imports torch.distributed"
     if top == "flowrl":
@@ -141,8 +157,6 @@ def _problem_with_flowrl(edge: Edge) -> str | None:
 
 def _problem_with_rewards(edge: Edge) -> str | None:
     own, target = room(edge.source), room(edge.target)
-    if edge.source == "flowrl.cli.serve_rewards" and edge.late:
-        return None  # the command that starts the server of rewards/remote
     if edge.source.startswith("rewards") and (target == own or target.startswith("_")):
         return None
     return "rewards come by name, through the config; only rewards share rewards/_*"
@@ -172,7 +186,7 @@ def test_no_circle_between_modules() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(KNOWN)
 
 
-def test_only_three_files_import_by_name() -> None:
+def test_only_four_files_import_by_name() -> None:
     texts = {name: file.read_text(encoding="utf-8") for name, file in KNOWN.items()}
     named = {n for n, text in texts.items() if "import_module" in text or "__import__" in text}
     assert named == BY_NAME
@@ -214,8 +228,9 @@ def test_scripts_leave_processes_to_flowrl() -> None:
         ("flowrl.training.trainer", "from flowrl import Trainer"),
         ("flowrl", "from flowrl.training.trainer import Trainer"),
         ("flowrl.training.trainer", "from rewards.shapes import shapes"),
-        ("rewards.new", "from rewards.shapes import shapes"),
-        ("rewards.remote.client", "from rewards.vlm.client import api_key"),
+        ("rewards.new", "from .shapes import shapes"),
+        ("rewards.remote.client", "from ..vlm.client import api_key"),
+        ("rewards.new", "from rewards._common.scorer import to_pil"),
         ("flowrl.training.trainer", "from rewards._common.scorer import to_pil"),
         ("flowrl.training.trainer", "import torch.distributed as dist"),
         ("flowrl.training.trainer", "from torch import distributed"),
@@ -238,7 +253,8 @@ def test_a_wrong_import_is_found(module: str, text: str) -> None:
         ("flowrl.algorithms.credit.new", "from flowrl.algorithms.forest import subtree_mean"),
         ("flowrl.algorithms.penalties", "import math\nfrom torch.nn.functional import mse_loss"),
         ("flowrl", "def f():\n    from flowrl.training.trainer import Trainer"),
-        ("rewards.new", "from rewards._common.scorer import to_pil"),
+        ("rewards.new", "from ._common.scorer import to_pil"),
+        ("rewards.vlm.judge", "from ..vlm.client import api_key"),
         ("rewards.new", "from flowrl.core.errors import ConfigError\nimport numpy"),
         ("rewards.new", "class new:\n    def __init__(self):\n        import open_clip"),
         ("rewards.remote.server", "from flowrl.config.load import Config"),

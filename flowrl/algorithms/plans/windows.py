@@ -153,13 +153,13 @@ def random_window(
     size: int,
     low: int = 0,
     high: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Plan:
     """Put noise on `size` steps inside ``[low, high)``, the start drawn from (seed, iteration)
     (Flow-GRPO-Fast).
 
-    `high` defaults to `steps`. Every rank draws the same start, and a resumed run draws what it
-    would have drawn.
+    `high` defaults to `steps`, and `seed` to that of the run. Every rank draws the same start, and
+    a resumed run draws what it would have drawn.
 
     Raises: ConfigError if no start is possible.
     """
@@ -172,7 +172,7 @@ def random_window(
             f"high={high}) of steps={steps}; it needs 0 <= low, low + size <= high <= steps"
         )
     # a text seed: CPython hashes it with SHA-512, the same on every machine
-    first = random.Random(f"random_window {seed} {iteration}").randint(low, high - size)
+    first = random.Random(f"random_window {seed or 0} {iteration}").randint(low, high - size)
     return chain(steps, noise_scale, range(first, first + size))
 
 
@@ -185,7 +185,7 @@ def fork(
     size: int = 1,
     low: int = 0,
     high: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Plan:
     """Draw `branch` children of each live sample at a random step in ``[low, high)``, noise on
     `size` steps from there.

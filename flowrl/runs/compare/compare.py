@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
+from flowrl.core.locks import lock
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
 from flowrl.runs.compare.one_run import draw, evaluated, spend
 from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
@@ -83,15 +84,15 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     every run.
 
     What the file holds already, of other configs and seeds under the same settings, stays. Raises
-    ConfigError before anything runs if settings differ or a budget is below one iteration;
-    Interrupted after Ctrl-C.
+    ConfigError before anything runs if settings differ or a budget is below one iteration; RunError
+    if another process works in the folder of the runs; Interrupted after Ctrl-C.
     """
     # what can be refused or warned of before anything runs
     configs = [what.load(name) for name in what.configs]
     _check(what, configs)
-    result = open_result(what.out, configs, what.budgets, _stated(what))
-    _warn_of_load(quiet)
-    with StopSignal() as stop:
+    with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
+        result = open_result(what.out, configs, what.budgets, _stated(what))
+        _warn_of_load(quiet)
         # a file that is added to keeps the base that it was begun with
         base = _base(what, configs)
         result["base"] = result["base"] or base

@@ -27,7 +27,7 @@ from flowrl.runs.compare.budgets import (
     spent_at,
 )
 from flowrl.runs.compare.outcomes import packed
-from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
+from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts
 from flowrl.runs.folder import EVALS, PROMPTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -95,7 +95,7 @@ def draw(trainer: Trainer, folder: Path) -> None:
     """Draw the grid's prompts from the grid's noise into ``samples.png``."""
     with _blamed_on_the_method():
         texts, images = sample_grid_prompts(trainer)
-    save_strip(images, folder / STRIP)
+    save_strip(grey(images), folder / STRIP)
     write_json(folder / PROMPTS, texts)
 
 

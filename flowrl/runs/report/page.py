@@ -135,7 +135,9 @@ def _summary(folder: Path) -> dict[str, Any]:
     """Read the summary, checked; without one the first and the last evaluation stand for it."""
     if not (folder / SUMMARY).is_file():
         evals = read_rows(folder, EVALS)
-        return {"before": evals[0], "after": evals[-1]} if len(evals) > 1 else {}
+        if len(evals) < 2 or evals[0]["iteration"] != 0:
+            return {}
+        return {"before": evals[0], "after": evals[-1]}
     found = read_object(folder, SUMMARY)
     if "before" in found and "after" in found:
         try:

@@ -95,6 +95,12 @@ def faulty(batch: RewardBatch, *, value: Literal["nan", "inf"], count: int) -> T
     return scores
 
 
+def blind(batch: RewardBatch, *, prompt: str) -> Tensor:
+    """Score as `redness`, but give images of one prompt no score."""
+    seen = torch.tensor([text != prompt for text in batch.prompts])
+    return torch.where(seen, redness(batch), torch.nan)
+
+
 class gate:  # noqa: N801 - configs name rewards in lower case
     """Score as `redness`; the `call`-th time, touch a file beside `file` (.reached) and wait until
     `file` is gone."""

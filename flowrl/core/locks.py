@@ -1,0 +1,75 @@
+"""A lock on a folder: one process works in it, and the lock ends with that process, however it
+ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from flowrl.core.errors import RunError
+
+FILE = ".lock"
+# what a file system answers that knows no locks
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FolderLock:
+    """A lock that is held until `release`, or until the process is gone: the system itself lets go
+    of it, also after a crash, so nothing has to be cleared away."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the folder; can be called twice."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def try_lock(folder: Path) -> FolderLock | None:
+    """Lock a folder, which is made if it is not there -> the lock, None where somebody has it.
+
+    The file ``.lock`` in it holds the number of the process. Raises RunError if the folder cannot
+    be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        reason = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
+        raise RunError(f"cannot write to the run folder {folder}: {reason or error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(handle)
+            return None
+    os.ftruncate(handle, 0)
+    os.write(handle, f"{os.getpid()}\n".encode())
+    return FolderLock(handle)
+
+
+def lock(folder: Path, *, mend: str) -> FolderLock:
+    """Lock a folder as `try_lock` does. Raises RunError with the way out `mend` where somebody has
+    it."""
+    found = try_lock(folder)
+    if found is None:
+        raise RunError(f"{folder}: {_who(folder)} works in it now; {mend}")
+    return found
+
+
+def _who(folder: Path) -> str:
+    number = ""
+    with contextlib.suppress(OSError):
+        number = (folder / FILE).read_text().strip()
+    return f"process {number}" if number.isdecimal() else "another process"

@@ -1,0 +1,144 @@
+"""Ask one reward, whatever it is made of: every failure is one message, every answer is checked.
+
+A reward is called in one of two ways. A function of one argument gets a `RewardBatch`. A function
+of several gets ``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of
+the prompts' records as a list with one entry per image, None where a record lacks the key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.calls import Call
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.core.types import Reward, RewardBatch, RewardWithProbe
+from flowrl.core.users_code import FAILURES, as_one_message, told
+
+
+def rewards_of(calls: Mapping[str, Call]) -> dict[str, Any]:
+    """Make the rewards of a config. Raises ConfigError that names the one which failed, or what it
+    raises of our own errors."""
+    made = {}
+    for name, call in calls.items():
+        with as_one_message(f"making reward {name!r}", ConfigError):
+            made[name] = call.make()
+    return made
+
+
+def probe_rewards(rewards: Mapping[str, Any]) -> None:
+    """Ask each reward that can tell whether it is ready. Raises RewardError, or what it raises of
+    our own errors."""
+    for name, reward in rewards.items():
+        if isinstance(reward, RewardWithProbe):
+            with as_one_message(f"the probe of reward {name!r}", RewardError):
+                reward.probe()
+
+
+def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, where: str) -> Tensor:
+    """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
+    with.
+
+    The reward gets images and records of its own: what it changes in them, no other sees.
+    """
+    own = batch._replace(
+        images=batch.images.clone(),
+        prompts=[*batch.prompts],
+        meta=[{**record} for record in batch.meta],
+    )
+    try:
+        values = call_reward(reward, own)
+    except FlowRLError as error:
+        raise RewardError(f"{where}: reward {name!r}: {error}") from error
+    except FAILURES as error:  # rewards are users' code and servers: they fail in any way
+        raise RewardError(f"{where}: reward {name!r} failed with {told(error)}") from error
+    return checked(name, values, batch, where)
+
+
+def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
+    """Return what a reward gave as [L] float32 on the CPU, NaN = not scored.
+
+    Tensors, arrays and lists have one number per image, None for one that is not scored; a single
+    number counts for every image. Raises RewardError for anything else.
+    """
+    # one number per image
+    count = len(batch.images)
+    said = f"{where}: reward {name!r}: expected {count} numbers, one per image, got"
+    try:
+        rows = _as_tensor(values, count)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RewardError(f"{said} {type(values).__name__}: {error}") from error
+    if rows.shape != (count,):
+        raise RewardError(f"{said} shape {list(rows.shape)}")
+    # none of them infinite
+    rows = rows.detach().float().cpu()
+    infinite = rows.isinf().nonzero()
+    if len(infinite):
+        rule = "NaN means not scored; infinity is never allowed"
+        raise unusable(name, rows, batch.prompts, where, int(infinite[0]), rule)
+    return rows
+
+
+def unusable(
+    name: str, values: Tensor, prompts: list[str], where: str, first: int, rule: str
+) -> RewardError:
+    """Say which image has no usable score, and how many have none."""
+    missing = int((~values.isfinite()).sum())
+    return RewardError(
+        f"{where}: reward {name!r} gave {values[first].item()} for image {first}, prompt "
+        f"{prompts[first]!r} ({missing} of {len(values)} images have no finite score). {rule}"
+    )
+
+
+def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
+    """Call a reward in the way that its signature asks for."""
+    try:
+        parameters = inspect.signature(reward).parameters
+    except (TypeError, ValueError):  # written in C
+        return reward(batch)
+    if not _is_plain(parameters):
+        return reward(batch)
+    # the keys of the records that it takes
+    keys = dict.fromkeys(key for record in batch.meta for key in record)
+    record = {key: [row.get(key) for row in batch.meta] for key in keys if key != "prompt"}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        record = {key: rows for key, rows in record.items() if key in parameters}
+    # by name where they are named so, whatever their order
+    if {"images", "prompts"} <= parameters.keys():
+        return reward(**{**record, "images": batch.images, "prompts": batch.prompts})
+    return reward(batch.images, batch.prompts, **record)
+
+
+def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Say whether a function wants images and prompts apart, not a `RewardBatch`."""
+    if {"images", "prompts"} <= parameters.keys():
+        return True
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters.values() if p.kind in kinds and p.default is p.empty]
+    return len(needed) > 1
+
+
+def _as_tensor(values: Any, count: int) -> Tensor:
+    """Make a tensor of what a reward gave. Raises TypeError, ValueError or RuntimeError."""
+    if isinstance(values, Tensor):
+        rows = values
+    elif isinstance(values, list | tuple):
+        rows = torch.tensor([_number(value) for value in values])
+    elif hasattr(values, "__array__"):
+        rows = torch.tensor(values.__array__().tolist(), dtype=torch.float64)
+    elif isinstance(values, int | float):
+        rows = torch.tensor(float(values))
+    else:
+        raise TypeError("no tensor, array, list or number")
+    return rows.expand(count) if rows.dim() == 0 else rows
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"the text {value!r} is no number")
+    return math.nan if value is None else float(value)

@@ -1,0 +1,228 @@
+"""The start of a run: a folder that is its alone, and the trainer, at a checkpoint where there is
+one to go on from."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.environment import environment
+from flowrl.core.errors import CheckpointError, ConfigError, RunError
+from flowrl.core.files import delete, write_json, write_text
+from flowrl.core.locks import FolderLock, lock, try_lock
+from flowrl.core.processes import world
+from flowrl.core.types import FlowModel
+from flowrl.cost.out_of_memory import explained
+from flowrl.runs.evaluate import eval_weights, evaluate
+from flowrl.runs.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    EVALS,
+    METRICS,
+    SAMPLES,
+    SUMMARY,
+    TENSORBOARD,
+    TIMING,
+    Rows,
+    read_evals,
+    read_rows,
+    write_evals,
+)
+from flowrl.training import checkpoint
+from flowrl.training.trainer import Trainer
+
+Resume = bool | Literal["auto"]
+FREE = ("eval", "samples", "checkpoint")  # sections that may change when a run goes on
+
+
+class Start(NamedTuple):
+    """Where a run begins."""
+
+    run: Path
+    checkpoint: Path | None  # to go on from; None: from the beginning
+    rewrite: bool = False  # the run's config may have changed in what is free to change
+
+
+def default_folder(config: Config) -> Path:
+    """Return where a run belongs that was given no folder: ``runs/NAME-seedSEED``."""
+    return Path("runs") / f"{config.name}-seed{config.seed}"
+
+
+@contextmanager
+def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]:
+    """Claim a folder for a run, before anything is loaded, and hold it as long as the run works.
+
+    The lock is the system's and ends with the process. Without `run` the `default_folder` is taken,
+    or the first of NAME-2, NAME-3 and so on that is free. Raises RunError where another process
+    works, or another run is; CheckpointError if there is nothing whole to resume from; ConfigError
+    if "auto" finds a run of another config.
+    """
+    here = world()
+    held: list[FolderLock] = []
+    try:
+        found = here.together(lambda: _claim(config, run, resume, held) if here.main else None)
+        # a name that was free for one process may be taken for the next: all take the first one's
+        start = here.gather(found)[0]
+        assert start is not None
+        yield start
+    finally:
+        for each in held:
+            each.release()
+
+
+def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLock]) -> Start:
+    """Lock the folder -> where the run begins."""
+    if run is None and resume != "auto":
+        run, found = _free_folder(default_folder(config))
+        held.append(found)
+        return _fresh(run)
+    run = default_folder(config) if run is None else run
+    if resume is True and not run.exists():
+        raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
+    held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
+    if resume is True or (resume == "auto" and holds_run(run)):
+        return _resumed(config, run, resume)
+    if holds_run(run):
+        raise RunError(
+            f"{run} holds a run already: resume it with --resume, or name another folder with --run"
+        )
+    return _fresh(run)
+
+
+def holds_run(run: Path) -> bool:
+    """Say whether a folder holds what a new run must not take the place of: one that was killed
+    before its first checkpoint has left nothing to go on from."""
+    saved = checkpoint.numbered(run) or (run / SUMMARY).exists()
+    return (run / CONFIG).exists() and bool(saved)
+
+
+def _free_folder(folder: Path) -> tuple[Path, FolderLock]:
+    """Lock `folder`, or the first of folder-2, folder-3 and so on that holds no run and that nobody
+    works in."""
+    for number in itertools.count(1):
+        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        found = try_lock(free)
+        if found is not None and not holds_run(free):
+            return free, found
+        if found is not None:
+            found.release()
+    raise AssertionError
+
+
+def _fresh(run: Path) -> Start:
+    """Make the folder of a new run."""
+    try:
+        (run / SAMPLES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"cannot write to the run folder {run}: {reason}") from error
+    return Start(run, None)
+
+
+def _resumed(config: Config, run: Path, resume: Resume) -> Start:
+    """Find the checkpoint to go on from; a run that was killed before its first one begins anew."""
+    if resume == "auto":
+        _check_same(config, run)
+    newest = checkpoint.latest(run)
+    if newest is None and (holds_run(run) or not (run / CONFIG).exists()):
+        raise CheckpointError(
+            f"{run}: no whole checkpoint to resume from; start again in another folder"
+        )
+    return _fresh(run) if newest is None else Start(run, newest, rewrite=resume == "auto")
+
+
+def _check_same(config: Config, run: Path) -> None:
+    """Raise ConfigError unless a run is one of this config, but for how long it trains and when it
+    looks at itself."""
+    saved = load_config(run / CONFIG, (), config.plugins)
+    wrong = _differences(_fixed(saved), _fixed(config))
+    if wrong:
+        raise ConfigError(
+            f"{run} holds a run of another config: {', '.join(wrong[:4])} differ; name another "
+            "folder with --run, or go on with its own config: --resume RUN"
+        )
+
+
+def _fixed(config: Config) -> dict[str, Any]:
+    """Return what must stay as it is when a run goes on, by dotted key."""
+    flat: dict[str, Any] = {}
+
+    def add(value: Any, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inside in value.items():
+                add(inside, f"{key}.{name}" if key else name)
+        else:
+            flat[key] = value
+
+    add({key: value for key, value in config.to_dict().items() if key not in FREE}, "")
+    flat.pop("train.iterations")
+    return flat
+
+
+def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    return [key for key in dict.fromkeys([*one, *two]) if one.get(key) != two.get(key)]
+
+
+def begin(
+    config: Config, start: Start, *, model: FlowModel | None, quiet: bool
+) -> tuple[Trainer, int | None]:
+    """Make the trainer, at its checkpoint if there is one -> it, and the iteration resumed at."""
+    here, run = world(), start.run
+    # a log that is damaged is found before the model is loaded
+    rows: Rows = []
+    if start.checkpoint is not None:
+        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
+    with explained(config, "load"):
+        trainer = here.together(lambda: Trainer(config, model=model))
+    if start.checkpoint is None:
+        # only now: a config that does not work must not occupy the folder
+        here.together(lambda: _occupy(config, run) if here.main else None)
+        return trainer, None
+    # the evaluation before training, where it was lost
+    if not any(row["iteration"] == 0 for row in rows):
+        rows = [_evaluated_anew(trainer, run, quiet), *rows]
+        if here.main:
+            write_evals(run, rows)
+    trainer.load(start.checkpoint)
+    if trainer.iteration > config.train.iterations:
+        raise ConfigError(
+            f"train.iterations={config.train.iterations}: {run} has done {trainer.iteration} "
+            f"already; raise it in {run / CONFIG}, or evaluate an earlier checkpoint"
+        )
+    if here.main and start.rewrite:
+        write_text(run / CONFIG, config.dump())
+    return trainer, trainer.iteration
+
+
+def _occupy(config: Config, run: Path) -> None:
+    """Write what a run is; logs of one that was killed before its first checkpoint go."""
+    if (run / CONFIG).exists():
+        for name in (METRICS, TIMING, EVALS, TENSORBOARD):
+            delete(run / name)
+    write_text(run / CONFIG, config.dump())
+    write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
+
+
+def _evals(run: Path) -> Rows:
+    """Read the evaluations of a run, checked. Raises RunError that names file and line."""
+    try:
+        read_evals(run)
+    except RunError as error:
+        raise RunError(
+            f"{error}; repair or delete the line, then resume: the evaluation before training is "
+            "made anew where it is missing"
+        ) from error
+    return read_rows(run, EVALS)
+
+
+def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
+    """Evaluate the weights from before training, which a trainer has before it loads any."""
+    if trainer.world.main and not quiet:
+        print(f"{run / EVALS} lacks the evaluation before training: judging anew", file=sys.stderr)
+    with eval_weights(trainer):
+        return {"iteration": 0, **evaluate(trainer.model, trainer.config, trainer=trainer)}

@@ -1,0 +1,271 @@
+"""What ends a run, what it has saved by then, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from toykit import redness, toy
+
+from flowrl.config.load import Config, load_config, with_rewards
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.locks import lock, try_lock
+from flowrl.core.types import RewardBatch
+from flowrl.runs.folder import CONFIG, EVALS
+from flowrl.runs.open import open_run
+from flowrl.runs.start import claimed
+from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
+from flowrl.runs.train import train
+from flowrl.training import checkpoint
+from flowrl.training.trainer import Trainer
+
+pytestmark = pytest.mark.integration
+SHORT = ("train.iterations=2", "checkpoint.every=0", "samples.every=0", "eval.images=1")
+
+
+def short(folder: Path, *overrides: str) -> Config:
+    return toy(folder, *SHORT, *overrides)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / EVALS).read_text().splitlines()]
+
+
+def saved(run: Path) -> list[str]:
+    return [folder.name for folder in checkpoint.numbered(run)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(short(folder), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def same(run: Path, whole: Path) -> bool:
+    """Say whether a run ended as one that nothing happened to."""
+    names = ["metrics.jsonl", EVALS, "checkpoints/000002/current.safetensors"]
+    return all((run / name).read_bytes() == (whole / name).read_bytes() for name in names)
+
+
+# ---------------------------------------------------------------------- what goes wrong in the loop
+
+
+def test_a_hole_in_an_evaluation_loses_nothing(tmp_path: Path, whole: Path) -> None:
+    """The checkpoint is written first, the message says how to go on, and with a higher limit the
+    run ends, with the holes counted."""
+    run, holes = tmp_path / "run", "rewards.red={fn: toykit.blind, prompt: a teal dot}"
+    said = (
+        r"(?s)1 of 6 images.*max_unscored=0.0.*saved .*/000000; go on with: flowrl train --resume"
+    )
+    with pytest.raises(RunError, match=said):
+        train(short(tmp_path, holes), run, quiet=True)
+    assert saved(run) == ["000000"]
+    summary = train(short(tmp_path, holes, "train.max_unscored=0.5"), run, resume=True, quiet=True)
+    assert summary["before"]["unscored"] == {"red": 1} and summary["before"]["images"] == 5
+    assert saved(run) == ["000002"]  # that of iteration 0 goes when there is another one
+
+
+@pytest.mark.parametrize(
+    ("method", "raised", "kind", "said"),
+    [
+        ("rows", AssertionError("a fault"), AssertionError, "saved .*/000001"),
+        ("_average", AssertionError("a fault"), AssertionError, "/000000 is whole"),
+        (
+            "_average",
+            KeyboardInterrupt(),
+            Interrupted,
+            "at once in iteration 1; .*/000000 is whole",
+        ),
+        ("rows", KeyboardInterrupt(), Interrupted, "at once in iteration 1; saved .*/000001"),
+        ("rows", ConfigError("wrong"), ConfigError, "wrong\nstopped in iteration 1; settings"),
+    ],
+)
+def test_what_ends_a_run_leaves_what_is_good(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Path,
+    method: str,
+    raised: BaseException,
+    kind: type[BaseException],
+    said: str,
+) -> None:
+    """`rows` comes before anything moves, `_average` after the weights have: then the checkpoint
+    before is named. Mended, the run ends as one that nothing happened to."""
+    run, real = tmp_path / "run", getattr(Trainer, method)
+
+    def failing(self: Trainer) -> Any:
+        if self.iteration == 1:
+            raise raised
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, method, failing)
+        with pytest.raises(kind) as error:
+            train(short(tmp_path), run, quiet=True)
+    text = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert re.search(said, text, re.DOTALL) and f"flowrl train --resume {run}" in text
+    train(short(tmp_path), run, resume=True, quiet=True)
+    assert same(run, whole)
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_that_ends_a_job_is_heard_at_once(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.asked
+    assert "stopping after this iteration, with a checkpoint" in capfd.readouterr().err
+    assert signal.getsignal(number) is before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """nohup ignores SIGHUP for the program that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_is_heard_inside_an_evaluation(tmp_path: Path, whole: Path) -> None:
+    """6 held-out images in 3 batches: the third is never asked for. Resumed, nothing is missing."""
+    run, calls = tmp_path / "run", [0]
+
+    def pressing(batch: RewardBatch) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return redness(batch)
+
+    config = with_rewards(short(tmp_path, "eval.batch=2", "rewards.strict=null"), {"red": pressing})
+    with pytest.raises(Interrupted, match=r"after iteration 0, saved .*000000; go on with"):
+        train(config, run, quiet=True)
+    assert calls == [2] and not (run / EVALS).exists()
+    train(short(tmp_path, "rewards.strict=null"), run, resume=True, quiet=True)
+    assert rows(run)[0]["red"] == pytest.approx(rows(whole)[0]["red"])
+
+
+# --------------------------------------------------------------------------- how a run begins again
+
+
+def test_auto_begins_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/toy-seed3")
+    for iterations in (1, 2):
+        config = short(tmp_path, f"train.iterations={iterations}")
+        assert train(config, resume="auto", quiet=True)["iterations"] == iterations
+        assert load_config(run / CONFIG, (), ("toykit",)) == config
+    assert [path.name for path in Path("runs").iterdir()] == ["toy-seed3"]
+    assert [row["iteration"] for row in rows(run)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="another config: optimizer.lr differ"):
+        train(short(tmp_path, "optimizer.lr=0.5"), resume="auto", quiet=True)
+    with pytest.raises(ConfigError, match="train.iterations=1: .* has done 2 already; raise it"):
+        train(short(tmp_path, "train.iterations=1"), run, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    tmp_path: Path, whole: Path, resume: bool
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / CONFIG).write_text(short(tmp_path).dump())
+    (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    train(short(tmp_path), run, resume=resume, quiet=True)
+    assert same(run, whole)
+
+
+def test_lost_and_damaged_evaluations(tmp_path: Path, whole: Path) -> None:
+    """A lost one is made anew from the weights before training; garbage is named."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / EVALS).unlink()
+    summary = train(short(tmp_path), run, resume=True, quiet=True)
+    assert summary["before"] == rows(whole)[0] and same(run, whole)
+    for text in ("garbage\n", '{"iteration": 0}\n'):
+        (run / EVALS).write_text(text)
+        with pytest.raises(RunError, match=r"eval.jsonl, line 1: expected.*then resume"):
+            train(short(tmp_path), run, resume=True, quiet=True)
+
+
+# ------------------------------------------------------------------------------- who has the folder
+
+
+def test_runs_that_start_at_once_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        found = [stack.enter_context(claimed(short(tmp_path), None, False)) for _ in range(3)]
+        names = [start.run.name for start in found]
+        assert names == ["toy-seed3", "toy-seed3-2", "toy-seed3-3"]
+        for resume in (False, True, "auto"):
+            with pytest.raises(RunError, match=f"process {os.getpid()} works in it now; wait"):
+                stack.enter_context(claimed(short(tmp_path), found[0].run, resume))  # type: ignore[arg-type]
+    with claimed(short(tmp_path), None, False) as start:
+        assert start.run.name == "toy-seed3"
+    with pytest.raises(RunError, match="File name too long"), lock(tmp_path / ("x" * 300), mend=""):
+        pass
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    text = "import pathlib, sys, time; from flowrl.core.locks import try_lock\n"
+    text += "held = try_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"held\n"
+    assert try_lock(tmp_path) is None
+    child.kill()
+    child.wait()
+    found = try_lock(tmp_path)
+    assert found is not None
+    found.release()
+
+
+# --------------------------------------------------------------------- rewards that are not at hand
+
+
+def test_a_run_with_a_function_as_its_reward(tmp_path: Path) -> None:
+    """It is sampled without the function, and trained and resumed with it."""
+    run, config = tmp_path / "run", short(tmp_path, "train.iterations=1")
+
+    def bright(images: Tensor, prompts: list[str]) -> list[float]:
+        return images.mean((1, 2, 3)).tolist()
+
+    summary = train(config, run, rewards={"bright": bright}, quiet=True)
+    assert 0 < summary["after"]["bright"] < 1
+    assert open_run(run, plugins=("toykit",))[2] == 1
+    again = load_config(run / CONFIG, ("train.iterations=2",), ("toykit",))
+    with pytest.raises(ConfigError, match=r"rewards.bright.*hand it over again: .*rewards="):
+        train(again, run, resume=True, quiet=True)
+    assert train(again, run, resume=True, rewards={"bright": bright}, quiet=True)["iterations"] == 2
+
+
+def test_a_run_is_opened_without_the_plugin_of_its_reward(tmp_path: Path) -> None:
+    config = short(tmp_path, "train.iterations=1")
+    train(config, tmp_path / "run", quiet=True)
+    text = (tmp_path / "run" / CONFIG).read_text().replace("toykit.redness", "elsewhere.redness")
+    (tmp_path / "run" / CONFIG).write_text(text)
+    _, opened, iteration = open_run(tmp_path / "run", plugins=("toykit",))
+    assert iteration == 1 and opened.rewards["red"].fn == "elsewhere.redness"
+    with pytest.raises(ConfigError, match="--plugin elsewhere"):
+        opened.rewards["red"].make()
+    with pytest.raises(ConfigError, match="--plugin elsewhere"):
+        load_config(tmp_path / "run" / CONFIG, (), ("toykit",))

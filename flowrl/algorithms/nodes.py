@@ -7,9 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.core.types import Rollout
+from flowrl.core.types import Rollout, Tree
 
 Trains = Literal["draws", "leaves", "roots"]
+KINDS = ("finished", "preview", "coarse", "baseline")
+"""What a leaf can be: see `leaf_kinds`."""
 
 
 def trained_nodes(rollout: Rollout, trains: Trains) -> Tensor:
@@ -35,6 +37,31 @@ def decision_nodes(rollout: Rollout, *, skip_last: bool = True) -> Tensor:
     if skip_last:
         wanted = wanted & (rollout.tree.step < len(rollout.sigmas) - 1)
     return wanted.nonzero().flatten()
+
+
+def leaf_kinds(tree: Tree, leaf: Tensor) -> Tensor:
+    """Say what each leaf [L] is -> place in `KINDS` [L] int64.
+
+    finished: where a trajectory ends. preview: hung under a node from which the trajectory goes on.
+    coarse: finished from a node that has a leaf of its own already, in longer steps. baseline: the
+    sample without noise under a root that goes on.
+    """
+    size, parent, has = len(tree.parent), tree.parent, tree.parent >= 0
+    # nodes with children, and those of whose children one has children
+    inner = torch.zeros(size, dtype=torch.bool, device=parent.device)
+    inner[parent[has]] = True
+    goes_on = torch.zeros_like(inner)
+    goes_on[parent[has & inner]] = True
+    # the first leaf below each node that was made without a draw
+    above, plain = parent[leaf], tree.std[leaf] == 0
+    first = torch.full((size,), size, device=parent.device)
+    first.scatter_reduce_(0, above[plain].clamp_min(0), leaf[plain], "amin")
+    # the kinds
+    kind = torch.zeros_like(leaf)
+    kind[plain & (first[above] != leaf)] = KINDS.index("coarse")
+    kind[goes_on[above]] = KINDS.index("preview")
+    kind[goes_on[above] & (parent[above] < 0) & plain] = KINDS.index("baseline")
+    return kind
 
 
 def states_of(rollout: Rollout, nodes: Tensor, trains: Trains = "draws") -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,10 @@ from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.train import train
 from flowrl.core.errors import FlowRLError
+
+# what the system refuses and a user can mend: a full disk, a name that is too long, no rights
+MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
+MENDABLE += (errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 Command = Callable[..., int | None]
 GROUPS: dict[str, dict[str, Command]] = {
@@ -85,8 +90,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped at once; what was saved before is whole", 130)
     except BrokenPipeError:  # `flowrl configs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in MENDABLE:
+            raise
+        _drop_output()
+        name = "standard output" if error.filename is None else str(error.filename)[:80]
+        return _fail(f"{name}: {error.strerror}", 2)
 
 
 def command() -> int:
@@ -109,6 +120,11 @@ def _run(arguments: list[str]) -> int:
             return group.invoke(context) or 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code
+
+
+def _drop_output() -> None:
+    """Let what is still to be printed go nowhere: the interpreter would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

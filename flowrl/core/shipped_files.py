@@ -52,6 +52,8 @@ def resource(path: str | os.PathLike[str]) -> Path:
         if os.path.exists(
             place
         ):  # unlike Path.exists it also says no to a name that the system finds too long
+            if not (place.is_file() or place.is_dir()):
+                raise ConfigError(f"{place}: expected a file or a folder, got a pipe or a device")
             return place
     looked = "\n".join(f"  {place}" for place in dict.fromkeys(places))
     several = difflib.get_close_matches(text, _names(), n=3, cutoff=0.6)

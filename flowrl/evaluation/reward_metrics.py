@@ -8,6 +8,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.nodes import KINDS
+
 
 def distances(images: Tensor, group: Tensor) -> Tensor:
     """Return the root-mean-square distance of a prompt's images [G], by ascending group, on the
@@ -27,15 +29,34 @@ def reward_metrics(
     weights: Mapping[str, float],
     distance: Tensor,
     group: Tensor,
+    kind: Tensor,
 ) -> dict[str, float]:
     """Measure raw rewards {name: [L]}: the mean of each and of their weighted sum, and the spread.
 
-    distance: the images' `distances` [G].
+    They are those of finished images. What else was scored has means under names of its own:
+    ``preview/reward``. distance: the finished images' `distances` [G]; kind: the leaves' kinds [L],
+    as `leaf_kinds` gives them.
     """
-    total = weighted_sum(values, weights)
-    metrics = {f"reward/{name}": row.nanmean().item() for name, row in values.items()}
-    metrics["reward"] = total.nanmean().item()
-    return metrics | group_metrics(total, distance, group)
+    total, kind = weighted_sum(values, weights), kind.cpu()
+    done = kind == 0
+    metrics = {f"reward/{name}": row[done].nanmean().item() for name, row in values.items()}
+    metrics["reward"] = total[done].nanmean().item()
+    metrics |= group_metrics(total[done], distance, group.cpu()[done])
+    # what is not finished
+    for place, name in enumerate(KINDS):
+        mine = kind == place
+        if place and bool(mine.any()):
+            metrics[f"{name}/reward"] = total[mine].nanmean().item()
+            metrics[f"{name}/images"] = float(mine.sum())
+    return metrics
+
+
+def finished_distances(images: Tensor, group: Tensor, kind: Tensor) -> Tensor:
+    """Return the `distances` [G] of the finished images; kind [L] as `leaf_kinds` gives it."""
+    done = kind == 0
+    if bool(done.all()):
+        return distances(images, group)
+    return distances(images[done.to(images.device)], group[done.to(group.device)])
 
 
 def weighted_sum(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, RewardError
 from flowrl.core.types import (
@@ -21,7 +22,12 @@ from flowrl.core.types import (
 )
 from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
-from flowrl.evaluation.reward_metrics import correlations, distances, reward_metrics, shares
+from flowrl.evaluation.reward_metrics import (
+    correlations,
+    finished_distances,
+    reward_metrics,
+    shares,
+)
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
 
@@ -90,15 +96,18 @@ class RewardSet:
     ) -> tuple[Tensor, dict[str, float]]:
         """Turn raw rewards {name: [L]} into one advantage per node [V] -> (advantage, metrics).
 
-        credit: called as ``credit(reward, leaf, tree)``. distance: [G] as `distances` gives it,
-        needed where another process holds some of the images.
+        credit: called as ``credit(reward, leaf, tree)``. distance: [G] as `finished_distances`
+        gives it, needed where another process holds some of the images.
         """
         # transforms, credit and aggregator
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         # figures of the raw rewards, and the aggregator's own
-        apart = distances(batch.images, batch.group) if distance is None else distance
-        metrics = reward_metrics(values, self.weights, apart, batch.group) | mixed.metrics
+        kind = leaf_kinds(tree, leaf)
+        if distance is None:
+            distance = finished_distances(batch.images, batch.group, kind)
+        metrics = reward_metrics(values, self.weights, distance, batch.group, kind)
+        metrics |= mixed.metrics
         metrics |= shares(mixed.parts, batch.group) | correlations(values, batch.group)
         return mixed.advantage, metrics
 

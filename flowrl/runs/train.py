@@ -22,6 +22,7 @@ from flowrl.runs.folder import (
     CURVES,
     EVALS,
     GRID,
+    METRICS,
     PROMPTS,
     REPORT,
     SAMPLES,
@@ -41,6 +42,8 @@ from flowrl.runs.rescue import Checkpoints, Log, rescued
 from flowrl.runs.start import Resume, begin, claimed
 from flowrl.runs.stop import StopSignal
 from flowrl.training.trainer import Trainer
+
+WHY_NOTHING = "every advantage was 0, since the rewards of each prompt's images were equal"
 
 
 def train(
@@ -112,12 +115,15 @@ def _logger(trainer: Trainer, run: Path, resumed_at: int | None, quiet: bool) ->
 def _iterate(checkpoints: Checkpoints, log: Log, stop: StopSignal) -> None:
     """Run the iterations that are left. Raises Interrupted where a stop was asked for."""
     trainer = checkpoints.trainer
-    last = trainer.config.train.iterations
+    last, idle = trainer.config.train.iterations, False
     _milestone(checkpoints, log, stop)
     while trainer.iteration < last:
         metrics = trainer.step()
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
         log.log(trainer.iteration - 1, metrics, images=trainer.cost.images)
+        if metrics.get("trained") == 0 and not idle:
+            idle = True
+            log.say(f"iteration {trainer.iteration} trained nothing: {WHY_NOTHING}")
         _milestone(checkpoints, log, stop)
 
 
@@ -239,6 +245,9 @@ def _finish(run: Path, config: Config, log: Log) -> dict[str, Any]:
     save_figure(curves(run), run / CURVES, dpi=110)
     write_text(run / REPORT, html_report(run))
     log.say(before_after_table(summary))
+    idle = sum(row.get("trained") == 0 for row in read_rows(run, METRICS))
+    if idle:
+        log.say(f"{idle} of {config.train.iterations} iterations trained nothing: {WHY_NOTHING}")
     figures = ", ".join(str(run / name) for name in (GRID, CURVES, REPORT))
     log.say(f"images: {figures}")
     return summary

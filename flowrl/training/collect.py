@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
@@ -17,7 +18,7 @@ from flowrl.core.needs import needs_of
 from flowrl.core.pixels import round_8bit
 from flowrl.core.seeds import generator
 from flowrl.core.types import Plan, RewardBatch, Rollout
-from flowrl.evaluation.reward_metrics import distances
+from flowrl.evaluation.reward_metrics import finished_distances
 from flowrl.training.checks import check_images
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest, join_images
@@ -114,7 +115,9 @@ def give_credit(
     """
     whole, batch, values, apart = forest.whole, found.batch, found.values, None
     if forest.leaf is not None:
-        apart = torch.cat(run.world.gather(distances(batch.images, batch.group)))
+        kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
+        own = finished_distances(batch.images, batch.group, kind)
+        apart = torch.cat(run.world.gather(own))
         values = _gathered(run, values, forest.leaf)
         batch = reward_batch(run, whole, _all_images(run, batch, forest.leaf), rows)
     where = f"iteration {run.iteration}"

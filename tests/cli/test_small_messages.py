@@ -1,0 +1,65 @@
+"""What the system refuses is one small message, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toykit import write_toy
+
+from flowrl.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["eval", LONG],
+        ["sample", LONG, "a circle"],
+        ["export", LONG],
+        ["train", "--resume", LONG],
+        ["train", f"{LONG}.yaml"],
+        ["grid", LONG],
+        ["configs", LONG],
+        ["schema", "--out", LONG],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_names_that_are_too_long(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    out, error = capsys.readouterr()
+    assert error.count("flowrl: ") == 1 and "Traceback" not in error and out == ""
+
+
+@pytest.mark.parametrize("what", ["config", "prompts"])
+def test_pipes_are_not_waited_for(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_toy(tmp_path)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    os.mkfifo(tmp_path / "pipe.txt")
+    name, more = (config, [f"prompts.train={tmp_path}/pipe.txt"])
+    if what == "config":
+        name, more = tmp_path / "pipe.yaml", []
+    assert main(["train", f"{name}", *more, "--run", f"{tmp_path}/run", "--plugin", "toykit"]) == 2
+    said = capsys.readouterr().err
+    assert "expected a file or a folder, got a pipe or a device" in said
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("argv", [["--version"], ["--help"], ["configs"]])
+def test_a_full_disk_behind_standard_output(argv: list[str]) -> None:
+    command = [sys.executable, "-m", "flowrl", *argv]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.stderr == "\nflowrl: standard output: No space left on device\n"
+    assert done.returncode == 2

@@ -26,8 +26,8 @@ from flowrl.cli.train import train
 from flowrl.core.errors import FlowRLError
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
-MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
-MENDABLE += (errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}
+MENDABLE |= {errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 Command = Callable[..., int | None]
 GROUPS: dict[str, dict[str, Command]] = {
@@ -95,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in MENDABLE:
             raise
+        if error.filename is not None:
+            return _fail(f"{str(error.filename)[:80]}: {error.strerror}", 2)
         _drop_output()
-        name = "standard output" if error.filename is None else str(error.filename)[:80]
-        return _fail(f"{name}: {error.strerror}", 2)
+        return _fail(f"standard output: {error.strerror}", 2)
 
 
 def command() -> int:

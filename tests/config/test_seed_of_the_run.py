@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def test_recorded_runs_keep_their_windows(name: str) -> None:
     """The shipped results of all seeds were made with the windows of seed 0."""
     for seed in (0, 1, 2):
         config = load_config(f"shapes/{name}", [f"seed={seed}"])
-        own = {"fork": fork, "random_window": random_window}[config.plan.fn]
+        own: Any = {"fork": fork, "random_window": random_window}[config.plan.fn]
         plan = config.call("plan")
         for i in ITERATIONS:
             want = own(i, **{**config.plan.kwargs, "seed": 0})

@@ -170,3 +170,9 @@ def test_the_command_on_the_toy_field(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads((tmp_path / "out.json").read_text()) == result
     assert factorial.read_factorial(tmp_path / "out.json")["effects"] == result["effects"]
     capsys.readouterr()
+
+
+def test_the_shipped_design_can_be_told() -> None:
+    root = Path(__file__).resolve().parents[2]
+    design = load_design(root / "scripts/research/factorial_shapes.yaml")
+    assert len(design.cells) == 32 and len(design.axes) == 7 and 0.9 < design.efficiency <= 1

@@ -37,7 +37,9 @@ class Rollout(NamedTuple):
     """Everything that one sampling pass leaves behind: a forest, its latents and its log-probs."""
 
     tree: Tree
-    x: Tensor  # [V, *]  latents in the storage dtype
+    # [V, *]  latents in the storage dtype; [V - L, *] without those of the leaves, which come last,
+    # once these are decoded and nothing trains on them
+    x: Tensor
     # [V] float32  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
     # whose noise is learned
     log_prob: Tensor

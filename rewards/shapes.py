@@ -53,6 +53,8 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
     with NaN or of the wrong size is a DataError, never a made-up score.
     """
 
+    judges_singly = True
+
     def __init__(
         self, *, mode: Literal["graded", "graded_angle", "strict", "flawless"] = "graded"
     ) -> None:

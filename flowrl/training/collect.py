@@ -15,9 +15,9 @@ from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
-from flowrl.core.types import Plan, RewardBatch, Rollout
+from flowrl.core.types import Plan, RewardBatch, Rollout, judges_singly
 from flowrl.evaluation.reward_metrics import distances
-from flowrl.training.decode import ImageBuffer
+from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
 
@@ -60,7 +60,9 @@ def collect(run: Setup, rows: list[int], places: range | None = None) -> Collect
                 place = images.decode(run, ro, rows, first=turn.start - places.start)
             batch = reward_batch(run, ro, images.of(place), rows)
             rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
-            answers.append(_score(run, batch, pool if t.overlap and len(turns) > 1 else None))
+            same = distinct_leaves(ro)[1]
+            there = pool if t.overlap and len(turns) > 1 else None
+            answers.append(_score(run, batch, same, there))
             del ro, batch
         with run.phase("reward"):
             values = [answer.result() for answer in answers]
@@ -138,13 +140,19 @@ def _sample_turn(run: Setup, rows: list[int], turn: range) -> Rollout:
         return sample(run, [rows[place] for place in turn], first=turn.start)
 
 
-def _score(run: Setup, batch: RewardBatch, pool: ThreadPoolExecutor | None) -> Future[Values]:
+def _score(
+    run: Setup, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None
+) -> Future[Values]:
     """Ask the rewards about a turn, in the thread of `pool` or at once. Its images are floats only
-    while they do."""
+    while they do, and equal ones, of one number in `same` [L], are shown once if all judge singly.
+    """
+    once = all(judges_singly(reward) for reward in run.rewards.values())
 
     def ask() -> Values:
-        seen = batch._replace(images=from_bytes(batch.images))
-        return run.reward_set.score(seen, f"iteration {run.iteration}")
+        seen = _first_of(batch, same) if once else batch
+        seen = seen._replace(images=from_bytes(seen.images))
+        values = run.reward_set.score(seen, f"iteration {run.iteration}")
+        return {name: row[same] for name, row in values.items()} if once else values
 
     if pool is not None:
         return pool.submit(ask)
@@ -152,6 +160,18 @@ def _score(run: Setup, batch: RewardBatch, pool: ThreadPoolExecutor | None) -> F
     with run.phase("reward"):
         done.set_result(ask())
     return done
+
+
+def _first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
+    """Keep the first image of each number in `same` [L]."""
+    count = int(same.max()) + 1
+    if count == len(same):
+        return batch
+    place = torch.arange(len(same))
+    rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
+    prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
+    group = batch.group[rows.to(batch.group.device)]
+    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows])
 
 
 def _merged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toykit import toy
@@ -46,13 +47,13 @@ def test_the_shipped_lists_by_a_second_count() -> None:
     """Pairs compared one by one, from the records' own fields."""
     test, train = (load_prompts(f"assets/shapes/{name}.jsonl") for name in ("test", "train"))
 
-    def mirror(record: dict[str, object]) -> list[object]:
-        first, second = record["include"]  # type: ignore[misc]
+    def mirror(record: dict[str, Any]) -> list[Any]:
+        first, second = record["include"]
         relation = OPPOSITE[second["position"][0]]
         turned = {**first, "position": [relation, 0]}
         return [{k: v for k, v in second.items() if k != "position"}, turned]
 
-    def same_things(one: list[dict[str, object]], two: list[dict[str, object]]) -> bool:
+    def same_things(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
         return (
             one in ([*p] for p in itertools.permutations(two))
             if "position" not in str(one)

@@ -70,7 +70,7 @@ def test_images_are_floats_only_while_they_are_scored(
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_the_buffer_has_the_order_of_the_merged_leaves(tmp_path: Path, parts: int) -> None:
     """Each image is the one that its leaf decodes to, also where every draw has a preview; leaves
-    with one latent are decoded once."""
+    with one latent are decoded once, and scored once by a reward that judges singly."""
     plan = "plan={fn: comb, steps: 4, noise_scale: 0.5, size: 3, baseline: true}"
     options = (plan, "credit.fn=turning_point", "train.prompts=4", "train.group=8")
     config = toy(tmp_path, *options, "train.same_noise=true", f"train.parts={parts}")
@@ -82,7 +82,19 @@ def test_the_buffer_has_the_order_of_the_merged_leaves(tmp_path: Path, parts: in
         decoded.append(len(x0))
         return decode(x0)
 
+    scored: list[int] = []
+
+    class Brightness:
+        judges_singly = parts != 2
+
+        def __call__(self, batch: RewardBatch) -> Tensor:
+            scored.append(len(batch.images))
+            assert len(batch.prompts) == len(batch.meta) == len(batch.group) == scored[-1]
+            return batch.images.mean((1, 2, 3)) + batch.group
+
     trainer.model.decode = counted  # type: ignore[method-assign]
+    trainer.reward_set.rewards.clear()
+    trainer.reward_set.rewards["bright"] = Brightness()
     found, rows = collect(trainer, [0, 1, 2, 3]), [0, 1, 2, 3]
     assert len(found.rollout.x) == len(found.rollout.tree.parent) - 32  # leaves are gone
     whole = trainer.sample(rows)
@@ -90,7 +102,9 @@ def test_the_buffer_has_the_order_of_the_merged_leaves(tmp_path: Path, parts: in
     assert torch.equal(found.rollout.leaf, whole.leaf)
     torch.testing.assert_close(from_bytes(found.batch.images), wanted, atol=1.1 / 255, rtol=0)
     # 2 samples of 4 images a prompt, whose images without noise are one
-    assert sum(decoded) == 4 * 7
+    assert sum(decoded) == 4 * 7 and sum(scored) == (4 * 8 if parts == 2 else 4 * 7)
+    seen = from_bytes(found.batch.images).mean((1, 2, 3)) + found.batch.group
+    torch.testing.assert_close(found.values["bright"], seen)
     assert sorted(leaf_places(whole, first=0, prompts=4).tolist()) == list(range(32))
 
 

@@ -42,8 +42,7 @@ def test_images_are_floats_only_while_they_are_scored(
 ) -> None:
     """In units of the iteration's images as float32: the worst moment, when a reward is asked, when
     learning begins. Bytes are 1/4, a part's floats 1 / parts and its bytes 1/4 of that; the copies
-    of 2 of 32 images in decoding and the latents, 1/64 of an image each, are the rest. With float
-    images it was 3.1, 1.1 and 1.1 with one part."""
+    of 2 of 32 images in decoding and the latents, 1/64 of an image each, are the rest."""
     options = (f"train.parts={parts}", "train.overlap=false", "train.rollout_batch=2")
     trainer = Trainer(toy(tmp_path, *MANY, *options))
     unit = 4 * trainer.cost.images * 3 * 64 * 64

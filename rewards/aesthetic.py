@@ -135,6 +135,8 @@ class aesthetic:  # noqa: N801 - configs name rewards in lower case
     `verify` is false), DataError.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

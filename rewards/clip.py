@@ -33,6 +33,8 @@ class clip:  # noqa: N801 - configs name rewards in lower case
     8-bit images go through PIL, as OpenAI's do. Raises ConfigError, ModelError, DataError.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

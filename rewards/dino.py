@@ -31,6 +31,8 @@ class dino:  # noqa: N801 - configs name rewards in lower case
     public DINOv2, 224 for DINOv3.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

@@ -30,6 +30,8 @@ class hpsv2:  # noqa: N801 - configs name rewards in lower case
     under float16 autocast on CUDA. Raises ConfigError, ModelError, DataError.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

@@ -41,6 +41,8 @@ class image_reward:  # noqa: N801 - configs name rewards in lower case
     another size.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

@@ -29,6 +29,8 @@ class jpeg:  # noqa: N801 - configs name rewards in lower case
     release of Pillow and of its libjpeg.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

@@ -41,6 +41,8 @@ class ocr:  # noqa: N801 - configs name rewards in lower case
     as it likes.
     """
 
+    judges_singly = True
+
     def __init__(self, *, key: str = "", confidence: float = 0.0, threads: int = 0) -> None:
         if not 0 <= confidence < 1:
             raise ConfigError(f"{WHO}: confidence: expected a number in [0, 1), got {confidence}")

@@ -24,6 +24,8 @@ class pickscore:  # noqa: N801 - configs name rewards in lower case
     ModelError, DataError.
     """
 
+    judges_singly = True
+
     def __init__(
         self,
         *,

@@ -40,8 +40,8 @@ def _judge(batch: RewardBatch) -> Verdict:
 
 
 class shapes:  # noqa: N801 - configs name rewards in lower case
-    """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or
-    "strict" 0 or 1.
+    """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), "strict" 0
+    or 1, or "flawless", strict and without what templates do not see, 0 or 1.
 
     "graded_angle" differs from "graded" in what a relation pays: the cosine to the asked direction
     over 0.5, up to 1, and nothing for perpendicular or opposite. "graded" pays (cosine + 1) / 1.5,
@@ -53,11 +53,15 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
     with NaN or of the wrong size is a DataError, never a made-up score.
     """
 
-    def __init__(self, *, mode: Literal["graded", "graded_angle", "strict"] = "graded") -> None:
-        if mode not in ("graded", "graded_angle", "strict"):
+    judges_singly = True
+
+    def __init__(
+        self, *, mode: Literal["graded", "graded_angle", "strict", "flawless"] = "graded"
+    ) -> None:
+        if mode not in ("graded", "graded_angle", "strict", "flawless"):
             raise ConfigError(
-                'rewards.shapes: `mode` must be "graded", "graded_angle" or "strict"; got '
-                f"{mode!r}."
+                'rewards.shapes: `mode` must be "graded", "graded_angle", "strict" or "flawless"; '
+                f"got {mode!r}."
             )
         self.mode = mode
 

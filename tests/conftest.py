@@ -25,6 +25,13 @@ TIERS = ("unit", "integration", "learning")
 torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The toy's two prompt lists are one; only the test of that warning wants to hear of it."""
+    config.addinivalue_line(
+        "filterwarnings", "ignore:prompts.test .* and prompts.train:UserWarning"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Call a test without a tier a unit test, so that ``-m unit`` selects it; a test cannot be in
     two tiers."""

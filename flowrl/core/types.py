@@ -37,7 +37,9 @@ class Rollout(NamedTuple):
     """Everything that one sampling pass leaves behind: a forest, its latents and its log-probs."""
 
     tree: Tree
-    x: Tensor  # [V, *]  latents in the storage dtype
+    # [V, *]  latents in the storage dtype; [V - L, *] without those of the leaves, which come last,
+    # once these are decoded and nothing trains on them
+    x: Tensor
     # [V] float32  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
     # whose noise is learned
     log_prob: Tensor
@@ -191,7 +193,8 @@ class ExtendsModel(Protocol):
 class RewardBatch(NamedTuple):
     """What a reward sees: images and words, never latents."""
 
-    images: Tensor  # [L, 3, H, W] float in [0, 1]
+    # [L, 3, H, W] float in [0, 1]; in training on the host, of 256 levels
+    images: Tensor
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64
     meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
@@ -249,6 +252,12 @@ class RewardWithProbe(Protocol):
     that is missing."""
 
     def probe(self) -> None: ...
+
+
+def judges_singly(reward: Reward) -> bool:
+    """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
+    the image, its prompt and its record alone: equal images are then scored once."""
+    return bool(getattr(reward, "judges_singly", False))
 
 
 @runtime_checkable

@@ -12,8 +12,17 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, tuning_of
-from flowrl.cost.memory import PHASES, MemoryPart, WeightCounts, count_weights, kept, moment_bytes
+from flowrl.cost.memory import (
+    PHASES,
+    MemoryPart,
+    WeightCounts,
+    count_weights,
+    images_of_part,
+    kept,
+    moment_bytes,
+)
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
+from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 
@@ -90,6 +99,7 @@ def phase(
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
 
 
+_LEAVES = ("latents of leaves", "old means of leaves")
 Extra = tuple[int, int, str]
 """Bytes that come and go, latents or images at once, what for."""
 
@@ -97,9 +107,11 @@ Extra = tuple[int, int, str]
 def _sampling(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    size = min(config.train.rollout_batch, _turn(config, forecast))
-    joined = sum(part.bytes for part in parts if part.name in ("latents", "old means"))
-    ways = [_call(made, size), (joined, size, "joining the nodes of the forest")]
+    size = min(config.train.rollout_batch, images_of_part(config, forecast.work))
+    ways = [
+        _call(made, size),
+        (_joined(config, parts), size, "joining the nodes of the forest"),
+    ]
     if _offloads(config):
         ways.append((_others(config, vae=False), 0, "the text encoders while they work"))
     return max(ways)
@@ -108,7 +120,13 @@ def _sampling(
 def _decode(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    return _images(config, made, _turn(config, forecast))
+    count = images_of_part(config, forecast.work)
+    batch = min(int(config.model.kwargs["decode_batch"]), count)
+    peak, size, _ = _images(config, made, batch)
+    ways = [(peak, size, f"decoding {size} of {forecast.work.images:,} images")]
+    inner = _bytes(parts, "latents", "old means") // config.train.parts
+    ways.append((inner, 0, "a copy of the latents without those of the leaves"))
+    return max(ways[: 1 if method_of(config).reads_leaves else 2])
 
 
 def _training(
@@ -183,10 +201,16 @@ def _latents(made: MetaRun, size: int) -> str:
     return f"{size} latent{'' if size == 1 else 's'}{rows}"
 
 
-def _turn(config: Config, forecast: RehearsedIteration) -> int:
-    """Return the images that are sampled and decoded together."""
-    work = forecast.work
-    return -(-work.prompts // config.train.parts) * work.group
+def _joined(config: Config, parts: list[MemoryPart]) -> int:
+    """Return the bytes of the nodes a second time, as they are joined: those of one part, then
+    those of all parts without leaves."""
+    inner, leaves = _bytes(parts, "latents", "old means"), _bytes(parts, *_LEAVES)
+    turns = config.train.parts
+    return inner + leaves if turns == 1 else max(inner // turns + leaves, inner)
+
+
+def _bytes(parts: list[MemoryPart], *names: str) -> int:
+    return sum(part.bytes for part in parts if part.name in names)
 
 
 def _micro_batch(config: Config, forecast: RehearsedIteration) -> int:
@@ -196,7 +220,7 @@ def _micro_batch(config: Config, forecast: RehearsedIteration) -> int:
 def _flops(config: Config, forecast: RehearsedIteration, made: MetaRun) -> dict[str, int]:
     """Count the work of an iteration; that of a call is in proportion to its latents."""
     work, height, width = forecast.work, config.image.height, config.image.width
-    batch, count = int(config.model.kwargs["decode_batch"]), _turn(config, forecast)
+    batch, count = int(config.model.kwargs["decode_batch"]), images_of_part(config, work)
     sampled, states = min(config.train.rollout_batch, count), _micro_batch(config, forecast)
     return {
         "sampling": made.velocity(sampled).flops * work.nfe // sampled,

@@ -187,10 +187,6 @@ def _smaller(
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield changes of what is trained, or of how, in words."""
     kwargs, prompts = config.model.kwargs, config.train.prompts
-    if (
-        config.train.parts == 1 < prompts
-    ):  # fewer images are decoded together; what is learned stays the same
-        yield f"train.parts={min(8, prompts)}", change(config, "train.parts", min(8, prompts))
     if kwargs.get("t5") and config.model.fn == "sd3":
         yield "model.t5=false", change(config, "model.t5", False)
     if kwargs.get("tune") == "full":

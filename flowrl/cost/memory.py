@@ -34,7 +34,7 @@ QUANTISED = {
     "nf4": 0.5 + FLOAT / 64,
 }  # bytes of one number; nf4 has a float32 for each block of 64
 PHASES = ("sampling", "decode", "training", "optimizer step", "evaluation")
-_ITERATION, _LEARNING = PHASES[:4], PHASES[2:4]
+_ITERATION, _LEARNING, _SAMPLING = PHASES[:4], PHASES[2:4], PHASES[:2]
 
 
 class MemoryPart(NamedTuple):
@@ -76,7 +76,7 @@ def kept(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart]
         ], f"latents and parameters of the model {name} are not counted"
     architecture, tuning = architecture_of(config), tuning_of(config)
     parts = [
-        *_stored(config, forecast.nodes, latent_shape(config, architecture)),
+        *_stored(config, forecast, latent_shape(config, architecture)),
         _images(config, work),
     ]
     parts.append(_conditioning(config, work, architecture, tuning.dtype.itemsize))
@@ -123,21 +123,37 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
     return WeightCounts(trained, whole - trained, tables, linear, others)
 
 
-def _stored(config: Config, nodes: int, shape: tuple[int, ...]) -> list[MemoryPart]:
-    size = f"{nodes:,} nodes x {' x '.join(map(str, shape))} x {FLOAT} bytes"
-    parts = [MemoryPart("latents", size, nodes * prod(shape) * FLOAT, _ITERATION)]
+def _stored(
+    config: Config, forecast: RehearsedIteration, shape: tuple[int, ...]
+) -> list[MemoryPart]:
+    """Count the latents; those of the leaves of a part go once they are decoded, if nothing trains
+    on them."""
+    reads, nodes = method_of(config).reads_leaves, forecast.nodes
+    kept = nodes if reads else nodes - forecast.work.images
+    leaves = 0 if reads else images_of_part(config, forecast.work)
+    parts = [_latents("latents", kept, shape, _ITERATION)]
+    if leaves:
+        parts.append(_latents("latents of leaves", leaves, shape, _SAMPLING))
     if "old_mean" in needs_of(config.loss.function):
-        parts.append(parts[0]._replace(name="old means"))
+        parts += [part._replace(name=part.name.replace("latents", "old means")) for part in parts]
     return parts
 
 
+def _latents(name: str, count: int, shape: tuple[int, ...], phases: tuple[str, ...]) -> MemoryPart:
+    what = f"{count:,} nodes x {' x '.join(map(str, shape))} x {FLOAT} bytes"
+    return MemoryPart(name, what, count * prod(shape) * FLOAT, phases)
+
+
+def images_of_part(config: Config, work: IterationCost) -> int:
+    """Return the images that are sampled together, in one of `train.parts` turns."""
+    return -(-work.prompts // config.train.parts) * work.group
+
+
 def _images(config: Config, work: IterationCost) -> MemoryPart:
-    """Count the images of an iteration, which wait for the end of the training; decoding counts
-    its own."""
+    """Count the images of an iteration: bytes on the host, so no phase of the device has them."""
     shape = (3, config.image.height, config.image.width)
-    what = f"{work.images:,} images x {' x '.join(map(str, shape))} x {FLOAT} bytes"
-    there = _ITERATION if config.train.parts > 1 else _LEARNING
-    return MemoryPart("images", what, work.images * prod(shape) * FLOAT, there)
+    what = f"{work.images:,} images x {' x '.join(map(str, shape))} x 1 byte, not on the device"
+    return MemoryPart("images on the host", what, work.images * prod(shape), ())
 
 
 def _conditioning(

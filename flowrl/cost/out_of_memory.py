@@ -65,10 +65,7 @@ def explain(error: BaseException, config: Config, phase: str) -> str:
         phase, ("a step that has no batch of its own", "", "training")
     )
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    more = (
-        [f"raise train.parts (now {config.train.parts})"] if phase in ("decode", "reward") else []
-    )
-    ways = "; or ".join([*_lower(config, key), *more]) or "use a smaller model, or model.tune: lora"
+    ways = "; or ".join(_lower(config, key)) or "use a smaller model, or model.tune: lora"
     return f"out of memory while {doing}: {lines[0][:200]}\n{ways}\n{_estimated(config, counted)}"
 
 

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import KINDS
+from flowrl.core.pixels import from_bytes
 
 
 def distances(images: Tensor, group: Tensor) -> Tensor:
     """Return the root-mean-square distance of a prompt's images [G], by ascending group, on the
-    CPU; NaN for one."""
+    CPU; NaN for one. Images [L, 3, H, W] in [0, 1], or uint8."""
     out = []
     for g in group.unique().tolist():
         pixels = images[(group == g).to(images.device)].flatten(1)
+        pixels = from_bytes(pixels) if pixels.dtype == torch.uint8 else pixels
         if len(pixels) > 1:
             out.append((2 * pixels.var(0, correction=1).mean()).sqrt())
         else:

@@ -17,13 +17,16 @@ COMPILATIONS = 64
 
 
 class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
-    """How a network runs; only ``quantize`` changes what is computed beyond rounding."""
+    """How a network runs; only ``quantize`` and ``tf32`` change what is computed beyond float32's
+    rounding."""
 
     # activations are computed again in the backward pass instead of being kept
     checkpointing: bool = False
     attention: str = "native"  # the back end, by the name that diffusers gives it
     compile: bool = False  # each repeated block is compiled by torch.compile
     quantize: Literal["none", "nf4", "int8"] = "none"  # of the frozen weights under LoRA
+    # float32 products, LoRA's under a short dtype among them, with 10 bits of mantissa on CUDA
+    tf32: bool = False
     offload: bool = False  # text encoders and VAE are on the device only while they work
     # a folder that keeps the embeddings of prompts
     cache: Annotated[str, Field(min_length=1)] | None = None
@@ -47,6 +50,8 @@ def set_up(
     """
     if runtime.attention != "native":
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
+    if runtime.tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True  # of the whole process
     if runtime.checkpointing:
         network.enable_gradient_checkpointing()
     if runtime.compile:

@@ -9,26 +9,30 @@ from flowrl.core.types import Rollout
 from flowrl.training.metrics import Trained
 
 
-def check_images(ro: Rollout, images: Tensor, texts: list[str], iteration: int) -> None:
-    """Raise RunError if the model made a latent or an image [L, 3, H, W] that is not finite.
-
-    texts: the prompts of the iteration, by group id.
-    """
-    where = f"iteration {iteration}: the model made"
+def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
+    """Raise RunError if the model made a latent that is not finite; texts: the prompts of the
+    iteration, by group id."""
     broken = (~ro.x.isfinite().flatten(1).all(1)).nonzero()
     if len(broken):
         node = int(broken[0])  # nodes are stored step by step, so this is an earliest one
+        done, text = int(ro.tree.step[node]) - 1, _prompt(ro, node, texts)
         raise RunError(
-            f"{where} a latent that is not finite by denoising step {int(ro.tree.step[node]) - 1} "
-            f"(of {len(ro.sigmas) - 1}, counted from 0) of prompt {_prompt(ro, node, texts)}; go "
-            "on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
+            f"iteration {iteration}: the model made a latent that is not finite by denoising step "
+            f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; go on from an "
+            "earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
         )
+
+
+def check_images(
+    ro: Rollout, nodes: Tensor, images: Tensor, texts: list[str], iteration: int
+) -> None:
+    """Raise RunError if one of the images [B, 3, H, W] of leaves [B] is not finite."""
     broken = (~images.isfinite().flatten(1).all(1)).nonzero()
     if len(broken):
-        node = int(ro.leaf[int(broken[0])])
+        node = int(nodes[int(broken[0])])
         raise RunError(
-            f"{where} an image of {_prompt(ro, node, texts)} that is not finite, although its "
-            "latent is"
+            f"iteration {iteration}: the model made an image of {_prompt(ro, node, texts)} that is "
+            "not finite, although its latent is"
         )
 
 

@@ -12,23 +12,27 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.join import merge
+from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.core.needs import needs_of
-from flowrl.core.pixels import round_8bit
+from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
-from flowrl.core.types import Plan, RewardBatch, Rollout
+from flowrl.core.types import Plan, RewardBatch, Rollout, judges_singly
 from flowrl.evaluation.reward_metrics import finished_distances
-from flowrl.training.checks import check_images
+from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
-from flowrl.training.shared_forest import SharedForest, join_images
+from flowrl.training.shared_forest import SharedForest
 
 Values = dict[str, Tensor]
 """What each reward said of the leaves: {name: [L]}."""
 
 
 class Collected(NamedTuple):
-    """The sampled and scored prompts of one process."""
+    """The sampled and scored prompts of one process.
+
+    Images are uint8 on the host, 256 levels a channel; rewards see them as floats. The rollout has
+    no latents of leaves where nothing trains on them.
+    """
 
     rollout: Rollout
     batch: RewardBatch
@@ -50,18 +54,23 @@ def collect(run: Setup, rows: list[int], places: range | None = None) -> Collect
     # a thread starts with torch's default number of threads
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
-    rollouts, batches, answers = [], [], []
+    rollouts, answers, images = [], [], ImageBuffer(len(places))
     try:
         for turn in turns:
-            ro, batch = _sample_and_decode(run, rows, turn)
-            rollouts.append(ro)
-            batches.append(batch)
-            answers.append(_score(run, batch, pool if t.overlap and len(turns) > 1 else None))
+            ro = _sample_turn(run, rows, turn)
+            with run.phase("decode"):
+                place = images.decode(run, ro, rows, first=turn.start - places.start)
+            batch = reward_batch(run, ro, images.of(place), rows)
+            rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
+            same = distinct_leaves(ro)[1]
+            there = pool if t.overlap and len(turns) > 1 else None
+            answers.append(_score(run, batch, same, there))
+            del ro, batch
         with run.phase("reward"):
             values = [answer.result() for answer in answers]
     finally:  # after Ctrl-C nobody waits for a reward that hangs
         pool.shutdown(wait=False, cancel_futures=True)
-    return _merged(run, rollouts, batches, values, rows)
+    return _merged(run, rollouts, images, values, rows)
 
 
 def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
@@ -98,7 +107,7 @@ def sigma_grid(run: Setup, plan: Plan) -> Tensor:
 
 
 def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
-    """Put images [L, 3, H, W] together with their prompts."""
+    """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
     group = ro.tree.group[ro.leaf]
     records = [run.train_set.records[rows[g]] for g in group.tolist()]
     prompts = [record["prompt"] for record in records]
@@ -120,6 +129,8 @@ def give_credit(
         apart = torch.cat(run.world.gather(own))
         values = _gathered(run, values, forest.leaf)
         batch = reward_batch(run, whole, _all_images(run, batch, forest.leaf), rows)
+    elif run.reward_set.learned_rewards():
+        batch = batch._replace(images=from_bytes(batch.images))
     where = f"iteration {run.iteration}"
     run.reward_set.check_unscored(values, batch.prompts, where)
     credit = run.method.credit
@@ -133,39 +144,57 @@ def give_credit(
     return advantage, metrics | learned
 
 
-def _sample_and_decode(run: Setup, rows: list[int], turn: range) -> tuple[Rollout, RewardBatch]:
+def _sample_turn(run: Setup, rows: list[int], turn: range) -> Rollout:
     with run.phase("rollout"):
-        ro = sample(run, [rows[place] for place in turn], first=turn.start)
-    with run.phase("decode"), torch.no_grad():
-        images = round_8bit(run.model.decode(ro.x[ro.leaf].float()))
-    check_images(ro, images, [run.train_set.texts[row] for row in rows], run.iteration)
-    return ro, reward_batch(run, ro, images, rows)
+        return sample(run, [rows[place] for place in turn], first=turn.start)
 
 
-def _score(run: Setup, batch: RewardBatch, pool: ThreadPoolExecutor | None) -> Future[Values]:
-    """Ask the rewards, in the thread of `pool` or at once."""
-    where = f"iteration {run.iteration}"
+def _score(
+    run: Setup, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None
+) -> Future[Values]:
+    """Ask the rewards about a turn, in the thread of `pool` or at once. Its images are floats only
+    while they do, and equal ones, of one number in `same` [L], are shown once if all judge singly.
+    """
+    once = all(judges_singly(reward) for reward in run.rewards.values())
+
+    def ask() -> Values:
+        seen = _first_of(batch, same) if once else batch
+        seen = seen._replace(images=from_bytes(seen.images))
+        values = run.reward_set.score(seen, f"iteration {run.iteration}")
+        return {name: row[same] for name, row in values.items()} if once else values
+
     if pool is not None:
-        return pool.submit(run.reward_set.score, batch, where)
+        return pool.submit(ask)
     done: Future[Values] = Future()
     with run.phase("reward"):
-        done.set_result(run.reward_set.score(batch, where))
+        done.set_result(ask())
     return done
+
+
+def _first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
+    """Keep the first image of each number in `same` [L]."""
+    count = int(same.max()) + 1
+    if count == len(same):
+        return batch
+    place = torch.arange(len(same))
+    rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
+    prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
+    group = batch.group[rows.to(batch.group.device)]
+    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows])
 
 
 def _merged(
     run: Setup,
     rollouts: list[Rollout],
-    batches: list[RewardBatch],
+    images: ImageBuffer,
     values: list[Values],
     rows: list[int],
 ) -> Collected:
     """Join the turns as if all prompts had been sampled in one."""
-    if len(rollouts) == 1:
-        return Collected(rollouts[0], batches[0], values[0])
     ro, _, order = merge(rollouts)
-    images = torch.cat([batch.images for batch in batches])
-    batch = reward_batch(run, ro, images[order.to(images.device)], rows)
+    batch = reward_batch(run, ro, images.of(order), rows)
+    if len(values) == 1:
+        return Collected(ro, batch, values[0])
     joined = {name: torch.cat([row[name] for row in values]) for name in values[0]}
     return Collected(ro, batch, {name: row[order.cpu()] for name, row in joined.items()})
 
@@ -182,5 +211,4 @@ def _all_images(run: Setup, batch: RewardBatch, leaf: Tensor) -> Tensor:
     process trains it on all of them, so that it stays the same. Else nothing, [L, 0]."""
     if not run.reward_set.learned_rewards():
         return torch.zeros(len(leaf), 0)
-    images = join_images(run.world, batch)
-    return images[leaf.to(images.device)]
+    return from_bytes(torch.cat(run.world.gather(batch.images))[leaf])

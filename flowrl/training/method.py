@@ -44,6 +44,11 @@ class Method(NamedTuple):
         return tuple(name for name in SNAPSHOTS if name in wanted)
 
     @property
+    def reads_leaves(self) -> bool:
+        """Say whether training reads clean latents: as data, or as the best below a state."""
+        return self.likelihood.trains == "leaves" or "best" in self.needs
+
+    @property
     def rows(self) -> int:
         """Return the rows of a batch per trained state."""
         return max(1, self.likelihood.evaluations)

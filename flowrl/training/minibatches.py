@@ -48,12 +48,15 @@ def deal(
 def cut(part: Minibatch, state: Tensor, size: int) -> list[Tensor]:
     """Cut a minibatch into network calls of at most `size` states each -> nodes.
 
-    state [N] int64: the state of each node. A larger unit is a call of its own.
+    state [N] int64: the state of each node, which is one row of the network for all nodes of a
+    call. A larger unit is a call of its own.
     """
     if not len(part.node):
         return []
     unit = torch.unique_consecutive(part.place, return_inverse=True)[1]
     pairs = torch.unique(torch.stack([unit, state]), dim=1)
+    if len(torch.unique(pairs[1])) < pairs.shape[1]:
+        return _cut_shared(part.node, unit, pairs.cpu(), size)
     # the number of each unit's call
     call: list[int] = []
     filled = size
@@ -63,6 +66,23 @@ def cut(part: Minibatch, state: Tensor, size: int) -> list[Tensor]:
         call.append(call[-1] + new if call else 0)
     calls = torch.tensor(call, device=unit.device)[unit]
     return list(part.node.split(torch.bincount(calls).tolist()))
+
+
+def _cut_shared(node: Tensor, unit: Tensor, pairs: Tensor, size: int) -> list[Tensor]:
+    """Cut nodes [N] of units [N] as `cut`, where units share states: those that do stand together,
+    and a state counts once per call. pairs [2, P]: unit and state."""
+    states: list[set[int]] = [set() for _ in range(int(pairs[0].max()) + 1)]
+    for one, state in pairs.T.tolist():
+        states[one].add(state)
+    call, filled = [0] * len(states), set[int]()
+    for one in sorted(range(len(states)), key=lambda k: min(states[k])):
+        last = max(call)
+        new = bool(filled) and len(filled | states[one]) > size
+        filled = states[one] if new else filled | states[one]
+        call[one] = last + new
+    calls = torch.tensor(call, device=unit.device)[unit]
+    order = torch.argsort(calls, stable=True)
+    return list(node[order].split(torch.bincount(calls).tolist()))
 
 
 def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[Minibatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from torch import nn
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import World, sharded, world
-from flowrl.core.prompts import check_records, load_prompts
+from flowrl.core.prompt_overlap import overlap
+from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import ExtendsModel, FlowModel
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost
@@ -19,6 +21,10 @@ from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.weights import Weights
+
+
+class OverlapWarning(UserWarning):
+    """Held-out prompts are trained on: their scores say nothing about new prompts."""
 
 
 class PhaseTimer(Protocol):
@@ -45,6 +51,7 @@ class Setup:
         # prompts and functions
         self.train_set = load_prompts(config.prompts.train)
         self.test_set = load_prompts(config.prompts.test)
+        warn_of_overlap(self.train_set, self.test_set)
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
@@ -79,6 +86,20 @@ class Setup:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""
         return self.log.phase(name) if self.log is not None else nullcontext()
+
+
+def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
+    """Warn if held-out prompts are training prompts; say then what else both lists share."""
+    found = overlap(test, train)
+    if found.same:
+        lines = "; ".join(found.lines(len(test)))
+        warnings.warn(
+            f"prompts.test ({test.path}) and prompts.train ({train.path}): of the held-out "
+            f"prompts, {lines}. Scores on these do not say how the model does on new prompts; "
+            "take them out of one list",
+            OverlapWarning,
+            stacklevel=3,
+        )
 
 
 def build_model(config: Config) -> FlowModel:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.algorithms.rollout.join import merge
 from flowrl.algorithms.selection._change import changes
 from flowrl.core.processes import World
-from flowrl.core.types import RewardBatch, Rollout, Tree
+from flowrl.core.types import Rollout, Tree
 from flowrl.training.minibatches import Minibatch
 
 
@@ -34,7 +34,7 @@ class SharedForest(NamedTuple):
         it."""
         if self.place is None:
             return nodes
-        nobody = torch.full((len(self.whole.x) + 1,), -1)
+        nobody = torch.full((len(self.whole.tree.parent) + 1,), -1)
         mine = nobody.scatter(0, self.place, torch.arange(len(self.place)))
         return mine[nodes].to(like.x.device)
 
@@ -75,7 +75,7 @@ def join(world: World, rollout: Rollout) -> SharedForest:
     ro = rollout._replace(change=changes(rollout))
     on_host: dict[str, Any] = {
         "tree": Tree(*(rows.cpu() for rows in ro.tree)),
-        "x": torch.zeros(len(ro.x), 0),
+        "x": torch.zeros(len(ro.tree.parent), 0),
     }
     for name in ON_HOST:
         rows = getattr(ro, name)
@@ -84,11 +84,4 @@ def join(world: World, rollout: Rollout) -> SharedForest:
     # the whole, and this process' part of it
     whole, place, leaf = merge(parts)
     first = sum(len(part.x) for part in parts[: world.rank])
-    return SharedForest(whole, place[first : first + len(ro.x)], leaf)
-
-
-def join_images(world: World, batch: RewardBatch) -> Tensor:
-    """Return the images of all processes in turn [L, 3, H, W], of 256 levels each, on this
-    process' device."""
-    small = (batch.images * 255).round().to(torch.uint8).cpu()
-    return torch.cat(world.gather(small)).to(batch.images.device).float() / 255
+    return SharedForest(whole, place[first : first + len(ro.tree.parent)], leaf)

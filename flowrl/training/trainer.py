@@ -40,10 +40,13 @@ class Trainer(Setup):
         with self.phase("reward"):
             forest = join(self.world, found.rollout)
             advantage, metrics = give_credit(self, forest, found, rows)
+        # the images go before anything is learned
+        ro = found.rollout
+        del found
         # update
         if self.reward_set.trains_policy(self.iteration):
             with self.phase("train"):
-                metrics |= learn(self, found.rollout, advantage, rows, forest)
+                metrics |= learn(self, ro, advantage, rows, forest)
             self._follow()
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), **metrics}

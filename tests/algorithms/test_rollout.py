@@ -164,9 +164,9 @@ def test_dead_ends_are_scored_but_do_not_go_on() -> None:
     """3 children, 1 kept, one root: by hand."""
     plan = FULL._replace(branch=torch.tensor([3, 1, 1]), tail=torch.tensor([1, 0, 0]))
     ro = run(plan, group_size=1, prompts=PROMPTS[:1])
-    assert ro.tree.parent.tolist() == [-1, 0, 0, 0, 1, 2, 3, 1, 7]
-    assert ro.tree.step.tolist() == [0, 1, 1, 1, 3, 3, 3, 2, 3]
-    assert ro.leaf.tolist() == [4, 5, 6, 8]
+    assert ro.tree.parent.tolist() == [-1, 0, 0, 0, 1, 1, 2, 3, 4]
+    assert ro.tree.step.tolist() == [0, 1, 1, 1, 2, 3, 3, 3, 3]
+    assert ro.leaf.tolist() == [5, 6, 7, 8]
 
 
 def test_progress() -> None:

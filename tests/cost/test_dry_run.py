@@ -80,7 +80,8 @@ def test_what_is_counted_is_what_the_adapter_makes(tmp_path: Path, name: str) ->
     assert found["VAE, text encoders"].bytes == beside
     # latents and conditioning
     shape = model.latent_shape(config.image.height, config.image.width)
-    assert found["latents"].bytes == forecast.nodes * prod(shape) * 4
+    stored = found["latents"].bytes + found["latents of leaves"].bytes
+    assert stored == forecast.nodes * prod(shape) * 4
     cond = model.encode(["a red dot"] * config.train.prompts)
     assert found["prompt conditioning"].bytes == sum(rows.nbytes for rows in cond.values())
 

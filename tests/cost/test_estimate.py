@@ -123,15 +123,15 @@ def test_work_of_an_iteration(tmp_path: Path) -> None:
 
 
 def test_peaks_are_what_is_kept_and_what_comes_and_goes(tmp_path: Path) -> None:
-    """Gradients in training only, images from the decoding on, latents not in an evaluation; the
-    optimizer's intermediate results are as large as the trained weights (foreach AdamW)."""
+    """Gradients in training only, images on the host, latents of leaves until they are decoded,
+    the others not in an evaluation; the optimizer's intermediate results are as large as the
+    trained weights (foreach AdamW)."""
     found = estimate(made(tmp_path, "sd3, full"))
     parts, at = {part.name: part.bytes for part in found.parts}, phases(found)
-    total = sum(parts.values())
-    assert at["training"].kept == at["optimizer step"].kept == total
-    before = total - parts["gradients"] - parts["images"]
-    assert at["sampling"].kept == at["decode"].kept == before
-    stored = parts["latents"] + parts["images"] + parts["prompt conditioning"]
+    total, leaves = sum(parts.values()) - parts["images on the host"], parts["latents of leaves"]
+    assert at["training"].kept == at["optimizer step"].kept == total - leaves
+    assert at["sampling"].kept == at["decode"].kept == total - parts["gradients"]
+    stored = parts["latents"] + leaves + parts["prompt conditioning"]
     assert at["evaluation"].kept == total - stored - parts["gradients"]
     assert at["optimizer step"].extra == pytest.approx(parts["trained weights"], rel=0.01)
     assert at["training"].size == 8

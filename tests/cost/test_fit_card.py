@@ -50,12 +50,12 @@ def test_the_verdict_names_the_largest_batch_that_fits(tmp_path: Path) -> None:
 
 
 def test_the_largest_batch_where_memory_bends(tmp_path: Path) -> None:
-    """Decoding one image at a time, the copies of all images decide; many at a time, the VAE:
+    """Decoding a few images at a time, the latents decide; many at a time, the VAE:
     the batch found fits, and one image more does not."""
     config = change(made(tmp_path, "sd3, full"), "train.group", 20)
     key = "model.decode_batch"
     one, two, twenty, forty = (needs(config, "decode", key, n) for n in (1, 2, 20, 40))
-    assert one == two < twenty < forty
+    assert one <= two < twenty < forty
     limit, forecast = (twenty + forty) // 2, check_plan(config)
     ((words, then),) = remedies(config, forecast, phase(config, "decode", forecast), limit)
     batch = int(words.removeprefix(f"lower {key} to ").split()[0])

@@ -23,6 +23,7 @@ from trainkit import (
 )
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
+from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
 from flowrl.training.learn import learn
@@ -109,7 +110,7 @@ def test_group_metrics(tmp_path: Path) -> None:
     stds, distances = [], []
     for g in range(2):
         mine = ro.tree.group[ro.leaf] == g
-        pixels = batch.images[mine].flatten(1)
+        pixels = from_bytes(batch.images[mine]).flatten(1)
         pairs = torch.cdist(pixels, pixels).square().sum() / (4 * 3)
         distances.append(float((pairs / pixels.shape[1]).sqrt()))
         stds.append(float(values["red"][mine].std(correction=0)))

@@ -26,13 +26,26 @@ def rank(values: Tensor, batch: RewardBatch) -> Tensor:
     Only the order is left: no outlier can take over, and no scale. Same as Pref-GRPO's win rate
     (2508.20751) with a scalar scorer as the judge.
     """
-    scored = ~values.isnan()
-    peers = (batch.group[:, None] == batch.group) & scored & scored[:, None]
-    peers.fill_diagonal_(False)
-    gap = values[:, None] - values
-    beaten = (torch.where(gap == 0, 0.5, (gap > 0).to(values.dtype)) * peers).sum(1)
-    count = peers.sum(1)
-    return torch.where(scored, torch.where(count > 0, beaten / count.clamp_min(1), 0.5), torch.nan)
+    known = (~values.isnan()).nonzero().flatten()
+    mine, group = values[known], batch.group.to(values.device)[known]
+    # each prompt's values in a row, lowest first; equal ones are a run
+    order = torch.argsort(mine, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    row, prompt = mine[order], group[order]
+    new = torch.ones_like(row, dtype=torch.bool)
+    new[1:] = (row[1:] != row[:-1]) | (prompt[1:] != prompt[:-1])
+    run = new.cumsum(0) - 1
+    size = torch.bincount(run)
+    place = (size.cumsum(0) - size)[run]
+    count = torch.unique_consecutive(prompt, return_counts=True)[1]
+    first = (count.cumsum(0) - count).repeat_interleave(count)
+    others = count.repeat_interleave(count) - 1
+    # those below, and half of those beside it
+    beaten = (place - first + (size[run] - 1) / 2).to(values.dtype)
+    share = torch.where(others > 0, beaten / others.clamp_min(1), 0.5)
+    out = torch.full_like(values, torch.nan)
+    out[known[order]] = share.to(values.dtype)
+    return out
 
 
 def noisy_backward(

@@ -172,6 +172,7 @@ def _decide(
             x, forest.add(x, live.node, k, copies=live.copies), stored=True, copies=live.copies
         )
     v = velocity(run, live.x, k) if live.v is None else live.v
+    trunk = live, v  # a trunk that goes on without noise stays one sample
     live, v = live._replace(x=apart(live.x, live.copies), copies=1), apart(v, live.copies)
     size = len(live.x)
     noise_scale = torch.full((size,), step.noise_scale, device=run.device)
@@ -184,7 +185,6 @@ def _decide(
     log_prob = torch.where(noisy, score(run, x, many), 0.0)
     made = (many.std, log_prob, noisy * step.noise_scale)
     node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, made, many.mean)
-    past = x0_estimate(run, live.x, v, k)
     if k + 2 == len(run.sigmas):
         return Frontier(x, node, True), []  # nothing goes on from here, so every child is a leaf
     v_next = velocity(run, x, k + 1) if step.tail else None
@@ -194,9 +194,8 @@ def _decide(
         else []
     )
     if step.keep == 0:
-        return Frontier(
-            euler_step(run, live.x, v, k, k + 1), live.node, stored=False, past=past
-        ), leaves
+        return _run_on(run, trunk[0]._replace(v=trunk[1]), k, 1), leaves
+    past = x0_estimate(run, live.x, v, k)
     v_kept = None if v_next is None else _first(v_next, step)
     past = None if past is None else past.repeat_interleave(step.keep, 0)
     return Frontier(_first(x, step), _first(node, step), True, v_kept, past), leaves

@@ -57,12 +57,24 @@ class Frontier(NamedTuple):
     memory: Memory | None = None  # of the step before, with SA-Solver
 
 
+class Blocks:
+    """Nodes that were made together, block after block."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Tensor, ...]] = []
+        self.count = 0
+
+
 class ForestBuilder:
-    """Collect nodes block by block; a node's id is its place in the concatenation."""
+    """Collect nodes block by block; a node's id is its place in the concatenation.
+
+    Clean nodes, at the end of the grid, are leaves and stand behind all others: nothing is below
+    them, and their latents can be dropped once they are decoded.
+    """
 
     def __init__(self, run: Sampling, group_ids: Tensor) -> None:
-        self.run, self.group_ids, self.count = run, group_ids.long().cpu(), 0
-        self.blocks: list[tuple[Tensor, ...]] = []
+        self.run, self.group_ids = run, group_ids.long().cpu()
+        self.inner, self.clean = Blocks(), Blocks()
 
     def add(
         self,
@@ -74,11 +86,12 @@ class ForestBuilder:
         copies: int = 1,
     ) -> Tensor:
         """Store x [F, *] under parent [F]; `made` = (std, log_prob, noise_scale) of the draw. ->
-        ids [F] on the host.
+        ids [F] on the host; those of clean nodes count from the first of these.
 
         With `copies` each row is stored so many times, under parent [F * copies] -> ids [F *
         copies].
         """
+        blocks = self.clean if step == len(self.run.sigmas) - 1 else self.inner
         x = apart(x, copies)
         size = len(x)
         zero = torch.zeros(size, device=x.device)
@@ -88,26 +101,31 @@ class ForestBuilder:
             x.to(self.run.store),
             *([x.float() if mean is None else mean.float()] * self.run.keep_mean),
         )
-        ids = torch.arange(self.count, self.count + size)
-        twin = self.count + (ids - self.count) // copies * copies
-        block = torch.full((size,), len(self.blocks))
-        self.blocks.append(
-            (parent, torch.full((size,), step), group, twin, block, *numbers, *latents)
+        ids = torch.arange(blocks.count, blocks.count + size)
+        twin = blocks.count + (ids - blocks.count) // copies * copies
+        block = torch.full((size,), len(blocks.rows))
+        blocks.rows.append(
+            (twin, block, parent, torch.full((size,), step), group, *numbers, *latents)
         )
-        self.count += size
+        blocks.count += size
         return ids
 
     def rollout(self, leaf: list[Tensor], sigmas: Tensor) -> Rollout:
-        """Join the blocks to a Rollout with the leaves `leaf`, ids in parts, and the grid sigmas
-        [S+1]."""
+        """Join the blocks to a Rollout with the leaves `leaf`, ids of clean nodes in parts, and the
+        grid sigmas [S+1]."""
         device = self.run.device
-        columns = zip(*self.blocks, strict=True)
+        # clean nodes behind the others
+        shift = (self.inner.count, len(self.inner.rows))
+        clean = [
+            (twin + shift[0], block + shift[1], *rest) for twin, block, *rest in self.clean.rows
+        ]
+        columns = zip(*self.inner.rows, *clean, strict=True)
         joined = (torch.cat(column).to(device) for column in columns)
-        parent, step, group, twin, block, std, log_prob, noise_scale, x, *kept = joined
+        twin, block, parent, step, group, std, log_prob, noise_scale, x, *kept = joined
         tree = Tree(parent, step, std, group)
         groups, leaves, mean = (
             self.group_ids.to(device),
-            torch.cat(leaf).to(device),
+            (torch.cat(leaf) + shift[0]).to(device),
             kept[0] if kept else None,
         )
         return Rollout(

@@ -19,7 +19,7 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     """
     first = parts[0]
     if len(parts) == 1:
-        return first, torch.arange(len(first.x)), torch.arange(len(first.leaf))
+        return first, torch.arange(len(first.tree.parent)), torch.arange(len(first.leaf))
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + len(part.tree.parent))
@@ -41,14 +41,16 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
         moved([part.tree.parent for part in parts])[order],
         *(torch.cat(rows)[order] for rows in columns),
     )
-    x, log_prob, noise_scale = (
-        torch.cat(rows)[order] for rows in zip(*(part[1:4] for part in parts), strict=True)
+    log_prob, noise_scale = (
+        torch.cat(rows)[order] for rows in zip(*(part[2:4] for part in parts), strict=True)
     )
+    x = _joined([part.x for part in parts], starts, place)
     leaf, block = moved([part.leaf for part in parts]), _cat([part.block for part in parts])[order]
     seen = torch.argsort(block[leaf], stable=True)
     cond = {name: torch.cat([part.cond[name] for part in parts]) for name in first.cond}
     ids = torch.cat([part.group_ids for part in parts])
-    mean = None if first.mean is None else _cat([part.mean for part in parts])[order]
+    means = [part.mean for part in parts]
+    mean = None if first.mean is None else _joined([*map(_known, means)], starts, place)
     twin = None if first.twin is None else moved([_known(part.twin) for part in parts])[order]
     change = None if first.change is None else _cat([part.change for part in parts])[order]
     whole = Rollout(
@@ -66,6 +68,41 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
         change,
     )
     return whole, place, seen
+
+
+def without_leaves(rollout: Rollout) -> Rollout:
+    """Drop the latents of the leaves, which are the last nodes; everything else stays."""
+    inner = len(rollout.tree.parent) - len(rollout.leaf)
+    mean = rollout.mean
+    return rollout._replace(
+        x=rollout.x[:inner].clone(), mean=None if mean is None else mean[:inner].clone()
+    )
+
+
+def leaf_places(rollout: Rollout, *, first: int, prompts: int) -> Tensor:
+    """Say where the leaves of a part stand among those of all `prompts` prompts -> [l] on the host.
+
+    The part has consecutive prompts, the `first` one of them at that place. Leaves that were made
+    together stand together, prompt after prompt, as `merge` puts them.
+    """
+    mine = len(rollout.group_ids)
+    if rollout.block is None:
+        raise ConfigError("only rollouts of `rollout` can be parts of an iteration")
+    block = rollout.block[rollout.leaf].cpu()
+    size = torch.unique(block, return_inverse=True, return_counts=True)
+    which, count = size[1], size[2] // mine  # of a block, per prompt
+    before = (count.cumsum(0) - count)[which]
+    inside = torch.arange(len(block)) - before * mine
+    return before * prompts + first * count[which] + inside
+
+
+def _joined(parts: list[Tensor], starts: list[int], place: Tensor) -> Tensor:
+    """Put latents of parts, each [v, *] of nodes from a start on, in their places -> [V, *]: the
+    only copy that is made."""
+    out = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+    for part, at in zip(parts, starts, strict=False):
+        out[place[at : at + len(part)].to(out.device)] = part
+    return out
 
 
 def _cat(rows: list[Tensor | None]) -> Tensor:

@@ -117,15 +117,16 @@ def counts(plan: Plan, copies: int = 1) -> Counts:
     one = _one(plan)
     if copies == 1:
         return one
-    steps = steps_of(plan)
-    first = next((k for k, step in enumerate(steps) if step.noise_scale > 0), len(steps))
-    calls = min(first + 1, len(steps))  # until the first draw they are one sample
-    shared = calls - 1 + len(steps) if plan.baseline else calls
-    state = int(first + 1 < len(steps))
+    steps, ends = steps_of(plan), trunk_ends(steps_of(plan))
+    # they are one sample until the first draw that goes on; a trunk beside its draws stays one
+    goes_on = [k for k, step in enumerate(steps) if step.noise_scale > 0 and step.keep > 0]
+    last = goes_on[0] if goes_on else len(steps) - 1 if ends is None else ends
+    shared = last + len(steps) if plan.baseline else last + 1
+    states = sum(step.noise_scale > 0 for step in steps[: min(last + 1, len(steps) - 1)])
     all_of = Counts(*(copies * number for number in one))
     return all_of._replace(
         nfe=all_of.nfe - (copies - 1) * shared,
-        states=all_of.states - (copies - 1) * state,
+        states=all_of.states - (copies - 1) * states,
     )
 
 

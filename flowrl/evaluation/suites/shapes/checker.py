@@ -7,7 +7,8 @@ there with its count, colour and relation, and no `exclude` entry may be reached
 **Differs:** GenEval ignores whatever its detector does not name. Here a sizable blob of unreadable
 shape or colour, a shape cut by the edge, clutter, or a background that is not plain light grey
 fails the strict verdict: a policy trained on the verdict would otherwise hide mistakes in what the
-checker cannot read.
+checker cannot read. `Verdict.flawless` also refuses what templates and mean colours do not see:
+corners on a circle, paint on a shape, specks, and traces on the background.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
+from flowrl.evaluation.suites.shapes.flaws import MAX_SPECKS
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
 POSITION_THRESHOLD = 0.1
@@ -43,6 +45,7 @@ class Verdict(NamedTuple):
     clean: Tensor  # [N] bool, nothing unreadable, plain background
     # [N] float32, as graded, but a relation is paid by its angle: 0 from perpendicular to opposite
     graded_angle: Tensor
+    flawless: Tensor  # [N] bool, strict, and no flaw of `flowrl.evaluation.suites.shapes.flaws`
 
 
 def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
@@ -83,6 +86,7 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
         position_ok=position_ok,
         exclude_ok=exclude_ok,
         clean=torch.from_numpy(clean),
+        flawless=torch.from_numpy(strict & ~found.flawed & (found.clutter <= MAX_SPECKS)),
     )
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy import ndimage
 from torch import Tensor
 
-from flowrl.core.errors import DataError
+from flowrl.evaluation.suites.shapes import flaws
+from flowrl.evaluation.suites.shapes.pixels import quantised
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, coverage
 
 SLOTS = 16
@@ -63,6 +63,8 @@ class Detections(NamedTuple):
     background: np.ndarray  # [N, 3] float32
     plain: np.ndarray  # [N] float32, 1 = background light grey as rendered, 0 = dark or coloured
     clutter: np.ndarray  # [N] float32, pixels that are neither background nor part of an object
+    # [N] bool, corners on a circle, paint on a shape or traces on the background
+    flawed: np.ndarray
 
 
 class _Blobs(NamedTuple):
@@ -89,45 +91,19 @@ def detect(images: Tensor) -> Detections:
 
     Images are rounded to 8 bits first, so that a tensor and its PNG are read alike.
     """
-    pixels = _quantised(images)
+    pixels = quantised(images)
     ring = np.ones((SIZE, SIZE), bool)
     ring[2:-2, 2:-2] = False  # rendered shapes keep two pixels from the edge
     background = np.median(pixels[:, :, ring], axis=-1)
     contrast = np.abs(pixels - background[:, :, None, None]).max(1)
     labels, clutter, blobs = _find_blobs(contrast)
-    readings = _read(blobs, *_match_shapes(contrast, labels, blobs), *_match_colors(pixels, labels))
-    return _pack(blobs, readings, background, clutter)
-
-
-def _quantised(images: Tensor) -> np.ndarray:
-    # a batch of floats of the right size
-    wanted = (3, SIZE, SIZE)
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != wanted:
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise DataError(
-            f"the shapes checker reads a tensor of images [N, 3, {SIZE}, {SIZE}]; got {got}. "
-            f"Sample at {SIZE}x{SIZE} pixels."
-        )
-    if not images.is_floating_point():
-        raise DataError(
-            f"the shapes checker reads float images in [0, 1]; got {images.dtype}. Divide bytes by "
-            "255."
-        )
-    # finite
-    values = images.detach().to("cpu", torch.float32)
-    finite = torch.isfinite(values).flatten(1).all(1)
-    if not bool(finite.all()):
-        bad = (~finite).nonzero().flatten().tolist()
-        raise DataError(
-            f"images must be finite; got NaN or infinity in image(s) {bad[:8]}. Check the decoder."
-        )
-    # in [0, 1], but for rounding errors of up to 1e-3
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    if low < -1e-3 or high > 1 + 1e-3:
-        raise DataError(
-            f"images must lie in [0, 1]; got [{low:.4g}, {high:.4g}]. Map [-1, 1] by (x + 1) / 2."
-        )
-    return (torch.round(values.clamp(0, 1) * 255) / 255).numpy()
+    iou, fitted, cornered = _match_shapes(contrast, labels, blobs)
+    readings = _read(blobs, iou, fitted, *_match_colors(pixels, labels))
+    # what neither templates nor mean colours see
+    bad = flaws.mixed(pixels, labels, len(blobs.image)) | (cornered & (readings.shape == 0))
+    flawed = flaws.traced(pixels, background, contrast > STRONG)
+    flawed[blobs.image[bad & (readings.shape >= 0)]] = True
+    return _pack(blobs, readings, background, clutter, flawed)
 
 
 def _find_blobs(contrast: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Blobs]:
@@ -180,12 +156,13 @@ def _slot(image: np.ndarray) -> np.ndarray:
 
 def _match_shapes(
     contrast: np.ndarray, labels: np.ndarray, blobs: _Blobs
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare each blob with the ideal shapes of its area and centroid: -> IoU [M, 4], fitted boxes
-    [M, 4, 4]."""
+    [M, 4, 4], and whether it has corners where a circle has none [M]."""
     # each blob with its soft edge
     iou = np.zeros((len(blobs.image), 4), np.float32)
     fitted = np.zeros((len(blobs.image), 4, 4), np.float32)
+    cornered = np.zeros(len(blobs.image), bool)
     owner = np.where(labels > 0, labels, ndimage.maximum_filter(labels, (1, 3, 3)))
     extent = (blobs.box[:, 2:] - blobs.box[:, :2]).max(1)
     for window, fits in ((32, extent <= 28), (SIZE, extent > 28)):
@@ -200,27 +177,33 @@ def _match_shapes(
         where = blobs.image[rows, None, None], line, column
         # its own contrast in there
         own = owner[where] == rows[:, None, None] + 1
-        iou[rows], boxes = _fit(np.where(own, contrast[where], 0.0))
+        mask = _coverage(np.where(own, contrast[where], 0.0))
+        iou[rows], boxes = _fit(mask)
         fitted[rows] = boxes + np.tile(origin, 2)[:, None]
-    return iou, fitted
+        cornered[rows] = flaws.cornered(mask)
+    return iou, fitted, cornered
 
 
-def _fit(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit the four classes to contrasts [M, W, W]: -> IoU [M, 4], boxes [M, 4, 4]."""
+def _coverage(value: np.ndarray) -> np.ndarray:
+    """Say how far blobs of contrasts [M, W, W] cover each pixel -> [M, W, W] in [0, 1]."""
     # anti-aliasing mixes linearly: contrast over the contrast of the blob's inside is coverage,
     # whatever the colour
     body = np.where(value > STRONG, value, 0.0)
     full = (body**2).sum((1, 2)) / body.sum((1, 2))
-    mask = _sharpened(value / full[:, None, None])
-    area, grid = mask.sum((1, 2)), np.arange(value.shape[-1]) + 0.5
+    return _sharpened(value / full[:, None, None])
+
+
+def _fit(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit the four classes to masks [M, W, W]: -> IoU [M, 4], boxes [M, 4, 4]."""
+    area, grid = mask.sum((1, 2)), np.arange(mask.shape[-1]) + 0.5
     moments = [(mask.sum(1) * grid).sum(-1), (mask.sum(2) * grid).sum(-1)]
     center = np.stack(moments, -1) / area[:, None]
     # the ideal shape of each class at that place
-    iou, boxes = np.zeros((len(value), 4), np.float32), np.zeros((len(value), 4, 4), np.float32)
+    iou, boxes = np.zeros((len(mask), 4), np.float32), np.zeros((len(mask), 4, 4), np.float32)
     for kind in range(len(CLASSES)):
         radius = np.sqrt(area / _AREA[kind])
         at = center - np.stack([np.zeros_like(radius), _DROP[kind] * radius], -1)
-        ideal = _sharpened(coverage(np.full(len(value), kind), at, radius, len(grid)))
+        ideal = _sharpened(coverage(np.full(len(mask), kind), at, radius, len(grid)))
         overlap = np.minimum(mask, ideal).sum((1, 2))
         iou[:, kind] = overlap / (area + ideal.sum((1, 2)) - overlap)
         boxes[:, kind] = np.tile(at, 2) + _REACH[kind] * radius[:, None] * np.array([-1, -1, 1, 1])
@@ -270,7 +253,11 @@ def _read(
 
 
 def _pack(
-    blobs: _Blobs, readings: _Readings, background: np.ndarray, clutter: np.ndarray
+    blobs: _Blobs,
+    readings: _Readings,
+    background: np.ndarray,
+    clutter: np.ndarray,
+    flawed: np.ndarray,
 ) -> Detections:
     order = np.lexsort((-blobs.area, -readings.confidence, blobs.image))
     where = blobs.image[order], _slot(blobs.image[order])
@@ -297,4 +284,5 @@ def _pack(
         background=background,
         plain=light * grey,
         clutter=clutter,
+        flawed=flawed,
     )

@@ -1,0 +1,121 @@
+"""What held-out prompts share with the training prompts: texts, meanings, mirrored relations."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from flowrl.core.prompts import PromptSet
+
+Meaning = tuple[Any, ...]
+
+OPPOSITE = {
+    "left of": "right of",
+    "right of": "left of",
+    "above": "below",
+    "below": "above",
+}
+"""Relations of GenEval; a pair can be said with either."""
+
+# words that add nothing to what is to be seen
+_FILLING = re.compile(
+    r"\b(?:an?|the|one|there (?:is|are)|(?:photo|picture|image|painting|drawing)s? of|to)\b"
+)
+_RELATION = re.compile(r"\b(?:the )?(left of|right of|above|below)\b")
+
+
+class Overlap(NamedTuple):
+    """Pairs of texts, (held out, trained on); each held-out prompt is in one list at most."""
+
+    same: list[tuple[str, str]]  # the same text, but for case, spaces and a full stop
+    mirrored: list[tuple[str, str]]  # "a left of b" and "b right of a"
+    paraphrased: list[tuple[str, str]]  # the same things are asked for in other words
+
+    def lines(self, total: int) -> list[str]:
+        """Say of `total` held-out prompts how many training knows, with an example of each kind."""
+        kinds = (
+            ("are training prompts too", self.same),
+            ("mirror a training prompt's relation", self.mirrored),
+            ("ask for what a training prompt asks for in other words", self.paraphrased),
+        )
+        out = []
+        for what, pairs in kinds:
+            if pairs:
+                held, trained = pairs[0]
+                out.append(f"{len(pairs)} of {total} {what}: {held!r} and {trained!r}")
+        return out
+
+
+def overlap(held_out: PromptSet, trained: PromptSet) -> Overlap:
+    """Compare every held-out prompt with all training prompts.
+
+    What a prompt means is its GenEval record (class, count, colour, relation) if it has one, else
+    its words without articles and "a photo of".
+    """
+    found = Overlap([], [], [])
+    # what training asks for, as it is said and with each relation one way round
+    texts = {_plain(text): text for text in reversed(trained.texts)}
+    said, turned = _by_meaning(trained, turn=False), _by_meaning(trained, turn=True)
+    for text, record in zip(held_out.texts, held_out.records, strict=True):
+        if _plain(text) in texts:
+            found.same.append((text, texts[_plain(text)]))
+        elif (meaning := _meaning(record, turn=False)) in said:
+            found.paraphrased.append((text, said[meaning]))
+        elif (meaning := _meaning(record, turn=True)) in turned:
+            found.mirrored.append((text, turned[meaning]))
+    return found
+
+
+def _by_meaning(prompts: PromptSet, *, turn: bool) -> dict[Meaning, str]:
+    """Return the first text of each meaning."""
+    out: dict[Meaning, str] = {}
+    for text, record in zip(prompts.texts, prompts.records, strict=True):
+        out.setdefault(_meaning(record, turn=turn), text)
+    return out
+
+
+def _meaning(record: dict[str, Any], *, turn: bool) -> Meaning:
+    """Say what a prompt asks for; with `turn` "b right of a" is "a left of b"."""
+    include = record.get("include")
+    if not include:
+        return _words(record["prompt"], turn=turn)
+    entries = []
+    for entry in include:
+        thing = _thing(entry)
+        place: tuple[Any, ...] = ()
+        if "position" in entry:
+            relation, other = entry["position"]
+            place = _placed(thing, relation, _thing(include[other]), turn=turn)
+        entries.append((thing, place))
+    # with a relation turned round, its place belongs to both things
+    things = tuple(sorted(thing for thing, _ in entries))
+    places = tuple(sorted(place for _, place in entries if place))
+    return things, places
+
+
+def _thing(entry: dict[str, Any]) -> tuple[str, int, str]:
+    return str(entry["class"]), int(entry.get("count", 1)), str(entry.get("color", ""))
+
+
+def _placed(one: Any, relation: str, two: Any, *, turn: bool) -> tuple[Any, ...]:
+    if turn and relation in ("right of", "below"):
+        return two, OPPOSITE[relation], one
+    return one, relation, two
+
+
+def _words(text: str, *, turn: bool) -> Meaning:
+    """Say what a prompt without a record asks for by its words."""
+    plain = _plain(text)
+    parts = _RELATION.split(plain, maxsplit=1)
+    if len(parts) == 3:
+        one, two = (_bare(part) for part in (parts[0], parts[2]))
+        return _placed(one, parts[1], two, turn=turn)
+    return (_bare(plain),)
+
+
+def _bare(text: str) -> str:
+    return " ".join(_FILLING.sub(" ", text).split())
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(" .")

@@ -1,0 +1,84 @@
+"""What held-out prompts share with training prompts, by hand."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toykit import toy
+
+from flowrl.core.prompt_overlap import OPPOSITE, Overlap, overlap
+from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.training.trainer import Trainer
+
+
+def prompts(*texts: str) -> PromptSet:
+    return PromptSet([*texts], [{"prompt": text} for text in texts], "some", "some.txt")
+
+
+# held out, trained, and in which list the pair is
+CASES = [
+    ("a red square", "a red square", "same"),
+    ("A red  square.", "a red square", "same"),
+    ("a photo of a red square", "a red square", "paraphrased"),
+    ("there is one red square", "a red square", "paraphrased"),
+    ("a circle to the left of a square", "a circle left of a square", "paraphrased"),
+    ("a circle left of a square", "a square right of a circle", "mirrored"),
+    ("a photo of a cross above a square", "a square below a cross", "mirrored"),
+    ("a circle left of a square", "a square left of a circle", None),
+    ("a circle left of a square", "a circle right of a square", None),
+    ("a red square", "a blue square", None),
+    ("two squares", "a square", None),
+]
+
+
+@pytest.mark.parametrize(("held", "trained", "kind"), CASES)
+def test_pairs_of_texts(held: str, trained: str, kind: str | None) -> None:
+    found = overlap(prompts(held, "a dog"), prompts("a cat", trained))
+    wanted = Overlap([], [], [])
+    if kind is not None:
+        getattr(wanted, kind).append((held, trained))
+    assert found == wanted
+
+
+def test_the_shipped_lists_by_a_second_count() -> None:
+    """Pairs compared one by one, from the records' own fields."""
+    test, train = (load_prompts(f"assets/shapes/{name}.jsonl") for name in ("test", "train"))
+
+    def mirror(record: dict[str, Any]) -> list[Any]:
+        first, second = record["include"]
+        relation = OPPOSITE[second["position"][0]]
+        turned = {**first, "position": [relation, 0]}
+        return [{k: v for k, v in second.items() if k != "position"}, turned]
+
+    def same_things(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
+        return (
+            one in ([*p] for p in itertools.permutations(two))
+            if "position" not in str(one)
+            else one == two
+        )
+
+    mirrored, paraphrased = 0, 0
+    for held in test.records:
+        if any(same_things(held["include"], other["include"]) for other in train.records):
+            paraphrased += 1
+        elif held["tag"] == "position":
+            mirrored += mirror(held) in [other["include"] for other in train.records]
+    found = overlap(test, train)
+    assert not found.same
+    assert (len(found.mirrored), len(found.paraphrased)) == (mirrored, paraphrased)
+    page = Path(__file__).resolve().parents[2] / "docs" / "shapes.md"
+    said = f"{paraphrased} of its {len(test)} prompts ask for what a training prompt asks for"
+    assert said in " ".join(page.read_text(encoding="utf-8").split())
+    assert f"{mirrored} mirror" in " ".join(page.read_text(encoding="utf-8").split())
+
+
+def test_a_run_says_so(tmp_path: Path) -> None:
+    """One file for both lists: every prompt is known, and a warning says it once."""
+    config = toy(tmp_path)
+    same = toy(tmp_path, f"prompts.test={config.prompts.train}")
+    count = len(load_prompts(config.prompts.train))
+    with pytest.warns(UserWarning, match=f"{count} of {count} are training prompts too"):
+        Trainer(same)

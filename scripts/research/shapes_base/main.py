@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     _vae(parts["vae"])
     parts["scenes"].add_argument("--pairs", type=int, default=80000, help="twins to render")
     _training(parts["text"], steps=800, batch=128, lr=2e-3)
-    _training(parts["flow"], steps=14000, batch=64, lr=2e-3)
+    _training(parts["flow"], steps=9000, batch=64, lr=2e-3)
     _flow(parts["flow"])
     # what some share
     for name in ("scenes", "text", "flow"):

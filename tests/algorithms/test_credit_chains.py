@@ -111,12 +111,12 @@ def test_rakes_are_read_in_any_order_of_samples(drawn: Any, seed: int) -> None:
         assert leaf[places].tolist() == (below or [node] * found.seen.shape[1])
 
 
-def test_spread_gives_a_image_the_weight_of_its_draw() -> None:
-    nodes, leaf = comb(1, 1, 3, 2)  # root, baseline, draw 1, preview, draw 2, finished
+def test_spread_gives_an_image_the_weight_of_its_draw() -> None:
+    nodes, leaf = comb(1, 1, 3, 2)  # root, draw 1, draw 2, baseline, preview, finished
     found = comb_of("credit", leaf, nodes, baseline=True)
     weight = spread(torch.tensor([[2.0, float("nan")]], dtype=torch.float64), found.owner)
     assert weight.dtype == torch.float32
-    assert weight.tolist() == [0, 0, 2, 2, 0, 0]
+    assert weight.tolist() == [0, 2, 0, 0, 2, 0]
 
 
 def without(forest: Forest, *places: int) -> Forest:

@@ -36,13 +36,17 @@ class Grower:
         return [self._one(p, step, std, self.group[p]) for p in parents for _ in range(copies)]
 
     def done(self) -> Forest:
+        """Lay out the nodes as the engine stores them: clean ones stand behind all others."""
+        end = max(self.step)
+        order = sorted(range(len(self.step)), key=lambda v: self.step[v] == end)
+        new = {old: place for place, old in enumerate(order)} | {-1: -1}
         tree = Tree(
-            torch.tensor(self.parent),
-            torch.tensor(self.step),
-            torch.tensor(self.std),
-            torch.tensor(self.group),
+            torch.tensor([new[self.parent[v]] for v in order]),
+            torch.tensor([self.step[v] for v in order]),
+            torch.tensor([self.std[v] for v in order]),
+            torch.tensor([self.group[v] for v in order]),
         )
-        return tree, torch.tensor(self.leaf)
+        return tree, torch.tensor([new[v] for v in self.leaf])
 
     def _one(self, parent: int, step: int, std: float, group: int) -> int:
         self.parent.append(parent)

@@ -28,7 +28,7 @@ def test_a_missing_tensor(folder: Path, tmp_path: Path, part: str) -> None:
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     (file,) = (broken / part).glob("*.safetensors")
     tensors = load_file(file)
-    lost = sorted(tensors)[-1]
+    lost = sorted(name for name in tensors if not name.startswith("shared"))[-1]
     del tensors[lost]
     save_file(tensors, file, metadata={"format": "pt"})
     said = rf"^{file}: 1 tensors are missing .*{re.escape(lost.split('.', 1)[1])}"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, RewardWithProbe
 from flowrl.core.users_code import FAILURES, as_one_message, told
 
@@ -44,13 +45,14 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
     with.
 
-    The reward gets images and records of its own: what it changes in them, no other sees.
+    The reward gets images and records of its own: what it changes in them, no other sees. Images of
+    256 levels, uint8, it gets as floats.
     """
-    own = batch._replace(
-        images=batch.images.clone(),
-        prompts=[*batch.prompts],
-        meta=[{**record} for record in batch.meta],
-    )
+    # by place: whoever watches what a reward reads watches the names
+    images, prompts, _, meta, _ = tuple(batch)
+    copied = [{**record} for record in meta]
+    pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
+    own = batch._replace(images=pixels, prompts=[*prompts], meta=copied)
     try:
         values = call_reward(reward, own)
     except FlowRLError as error:
@@ -63,8 +65,9 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
 def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
     """Return what a reward gave as [L] float32 on the CPU, NaN = not scored.
 
-    Tensors, arrays and lists have one number per image, None for one that is not scored; a single
-    number counts for every image. Raises RewardError for anything else.
+    Tensors, arrays and lists have one number per image, None for one that is not scored; a plain
+    number counts for every image, a tensor without dimensions is a mistake. Raises RewardError for
+    anything else.
     """
     # one number per image
     count = len(batch.images)
@@ -130,12 +133,14 @@ def _as_tensor(values: Any, count: int) -> Tensor:
     elif isinstance(values, list | tuple):
         rows = torch.tensor([_number(value) for value in values])
     elif hasattr(values, "__array__"):
-        rows = torch.tensor(values.__array__().tolist(), dtype=torch.float64)
+        found = values.__array__()
+        rows = torch.tensor(found.tolist(), dtype=torch.float64)
+        rows = rows.expand(count) if found.ndim == 0 else rows
     elif isinstance(values, int | float):
-        rows = torch.tensor(float(values))
+        rows = torch.full((count,), float(values))
     else:
         raise TypeError("no tensor, array, list or number")
-    return rows.expand(count) if rows.dim() == 0 else rows
+    return rows
 
 
 def _number(value: Any) -> float:

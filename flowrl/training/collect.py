@@ -152,14 +152,13 @@ def _sample_turn(run: Setup, rows: list[int], turn: range) -> Rollout:
 def _score(
     run: Setup, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None
 ) -> Future[Values]:
-    """Ask the rewards about a turn, in the thread of `pool` or at once. Its images are floats only
-    while they do, and equal ones, of one number in `same` [L], are shown once if all judge singly.
+    """Ask the rewards about a turn, in the thread of `pool` or at once. Each sees its images as
+    floats of its own; equal ones, of one number in `same` [L], are shown once if all judge singly.
     """
     once = all(judges_singly(reward) for reward in run.rewards.values())
 
     def ask() -> Values:
         seen = _first_of(batch, same) if once else batch
-        seen = seen._replace(images=from_bytes(seen.images))
         values = run.reward_set.score(seen, f"iteration {run.iteration}")
         return {name: row[same] for name, row in values.items()} if once else values
 

@@ -9,6 +9,7 @@ import torch
 from toykit import redness, toy
 
 from flowrl.algorithms.nodes import KINDS, leaf_kinds
+from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch
 from flowrl.training.collect import collect
 from flowrl.training.trainer import Trainer
@@ -33,9 +34,10 @@ def test_what_is_finished(tmp_path: Path, plan: str, want: list[int]) -> None:
     """The means of the leaves of each kind, taken apart here."""
     trainer = Trainer(toy(tmp_path, plan, "train.group=8", "rewards.strict=null"))
     ro, batch, values = collect(trainer, trainer.rows())
+    batch = batch._replace(images=from_bytes(batch.images))
     assert leaf_kinds(ro.tree, ro.leaf).tolist() == want
     metrics = trainer.reward_set.advantages(
-        values, batch, ro.leaf, ro.tree, lambda *_: torch.zeros(len(ro.x))
+        values, batch, ro.leaf, ro.tree, lambda *_: torch.zeros(len(ro.tree.parent))
     )[1]
     scores, kinds = redness(batch), torch.tensor(want)
     for place, name in enumerate(KINDS):

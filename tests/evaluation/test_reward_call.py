@@ -44,7 +44,7 @@ def batch() -> RewardBatch:
         (torch.ones(3, requires_grad=True) * 2, [2, 2, 2]),
         (0.25, [0.25] * 3),
         (np.float64(0.25), [0.25] * 3),
-        (torch.tensor(7), [7] * 3),
+        (7, [7] * 3),
     ],
 )
 def test_what_a_reward_may_return(answer: Any, want: list[float]) -> None:

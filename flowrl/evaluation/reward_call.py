@@ -49,7 +49,7 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     256 levels, uint8, it gets as floats.
     """
     # by place: whoever watches what a reward reads watches the names
-    images, prompts, _, meta, _ = tuple(batch)
+    images, prompts, meta = batch[0], batch[1], batch[3]
     copied = [{**record} for record in meta]
     pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
     own = batch._replace(images=pixels, prompts=[*prompts], meta=copied)

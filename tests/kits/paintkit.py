@@ -53,8 +53,10 @@ def record_of(shape: str, count: int = 1, color: str | None = None) -> dict[str,
 
 def against_all(image: Tensor) -> tuple[bool, float]:
     """Judge one image by every record of the benchmark: does it pass any, and its best grade."""
-    found = detect(image)
-    repeated = Detections(*(np.repeat(field, len(EVERY), 0) for field in found))
+    found = detect(image, find_flaws=True)
+    repeated = Detections(
+        *(np.repeat(field, len(EVERY), 0) for field in found if field is not None)
+    )
     verdict = judge(repeated, EVERY)
     return bool(verdict.strict.any()), float(verdict.graded.max())
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
@@ -53,17 +54,23 @@ def test_nan_images_are_an_error_that_names_them() -> None:
 def test_both_modes_look_at_the_images_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counting(images: Tensor, meta: list[dict[str, Any]]) -> Verdict:
+    def counting(images: Tensor, meta: list[dict[str, Any]], **options: bool) -> Verdict:
         calls.append(len(images))
-        return check(images, meta)
+        return check(images, meta, **options)
 
     monkeypatch.setattr("rewards.shapes.check", counting)
     batch = _batch(IMAGES.clone(), RECORDS)
-    graded, strict = shapes()(batch), shapes(mode="strict")(batch)
+    # each reward gets copies of its own, as in training
+    graded = ask("graded", shapes(), batch, "here")
+    strict = ask("strict", shapes(mode="strict"), batch, "here")
     assert len(calls) == 1 and torch.equal((graded == 1).float(), strict)
-    # judged anew: other images in the same tensor, other records, another tensor
+    # judged anew: other images in the same tensor, other records, the first ones again
     batch.images.fill_(0.5)
     assert shapes(mode="strict")(batch).sum() == 0 and len(calls) == 2
-    shapes()(batch._replace(meta=list(RECORDS)))
+    shapes()(batch._replace(meta=RECORDS[::-1]))
     assert len(calls) == 3
     assert torch.equal(shapes()(_batch(IMAGES, RECORDS)), graded) and len(calls) == 4
+    # once more with flaws, then never again
+    for mode in ("flawless", "flawless", "strict"):
+        shapes(mode=mode)(_batch(IMAGES, RECORDS))  # type: ignore[arg-type]
+        assert len(calls) == 5

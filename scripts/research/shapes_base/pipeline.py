@@ -19,12 +19,14 @@ def write_pipeline(
     # a transformer with the attention of diffusers
     plain = build_transformer(args).eval()
     plain.load_state_dict(network.model.state_dict())
-    # all parts
+    # all parts; the VAE without the path that it was read from
+    autoencoder = AutoencoderKL.from_config(vae.config, _name_or_path="")
+    autoencoder.load_state_dict(vae.state_dict())
     t5, t5_tokenizer = build_t5(tokenizer, 2 * args.text_width)
     StableDiffusion3Pipeline(
         transformer=plain,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
-        vae=copy.deepcopy(vae).cpu(),
+        vae=autoencoder.cpu(),
         text_encoder=network.text.one,
         tokenizer=tokenizer,
         text_encoder_2=network.text.two,

@@ -45,19 +45,22 @@ class Verdict(NamedTuple):
     clean: Tensor  # [N] bool, nothing unreadable, plain background
     # [N] float32, as graded, but a relation is paid by its angle: 0 from perpendicular to opposite
     graded_angle: Tensor
-    flawless: Tensor  # [N] bool, strict, and no flaw of `flowrl.evaluation.suites.shapes.flaws`
+    # [N] bool, strict, and no flaw of `flowrl.evaluation.suites.shapes.flaws`; None = not looked
+    flawless: Tensor | None
 
 
-def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
-    """Judge each image by its record: [N, 3, 64, 64] in [0, 1], N records -> Verdict; DataError
-    for bad input."""
+def check(
+    images: Tensor, records: Sequence[dict[str, Any]], *, find_flaws: bool = False
+) -> Verdict:
+    """Judge each image by its record: [N, 3, 64, 64] in [0, 1], N records -> Verdict, with
+    `flawless` if `find_flaws`; DataError for bad input."""
     if len(images) != len(records):
         raise DataError(
             f"one record per image is needed; got {len(images)} images and {len(records)} records."
         )
     for index, record in enumerate(records):
         validate(record, f"record {index}")
-    return judge(detect(images), records)
+    return judge(detect(images, find_flaws=find_flaws), records)
 
 
 def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
@@ -77,6 +80,9 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
     strict = clean & flags.all(1)
     graded, graded_angle = np.where(strict, 1.0, 0.95 * soft).astype(np.float32)
     count_ok, color_ok, position_ok, exclude_ok = torch.from_numpy(flags.copy()).unbind(1)
+    flawless = None
+    if found.flawed is not None:
+        flawless = torch.from_numpy(strict & ~found.flawed & (found.clutter <= MAX_SPECKS))
     return Verdict(
         strict=torch.from_numpy(strict),
         graded=torch.from_numpy(graded),
@@ -86,7 +92,7 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
         position_ok=position_ok,
         exclude_ok=exclude_ok,
         clean=torch.from_numpy(clean),
-        flawless=torch.from_numpy(strict & ~found.flawed & (found.clutter <= MAX_SPECKS)),
+        flawless=flawless,
     )
 
 

@@ -29,11 +29,11 @@ def _judge(batch: RewardBatch, find_flaws: bool) -> Verdict:
     global _last
     pixels = batch.images.detach().cpu().contiguous()
     key = hashlib.blake2b(f"{pixels.dtype}{[*pixels.shape]}{batch.meta}".encode())
-    key.update(pixels.view(torch.uint8).numpy())
+    key.update(pixels.view(torch.uint8).numpy().tobytes())
     seen = _last
-    if seen is not None and seen.key == key.digest():
-        if not find_flaws or seen.verdict.flawless is not None:
-            return seen.verdict
+    same = seen is not None and seen.key == key.digest()
+    if seen is not None and same and (not find_flaws or seen.verdict.flawless is not None):
+        return seen.verdict
     verdict = check(batch.images, batch.meta, find_flaws=find_flaws)
     _last = _Judged(key.digest(), verdict)
     return verdict

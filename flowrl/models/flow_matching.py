@@ -108,6 +108,10 @@ def pipeline_sigmas(
             config.max_shift,
         )
 
+    # One step has no other grid; diffusers would divide by zero to end it at the terminal level.
+    if steps == 1 and config.get("shift_terminal"):
+        return torch.tensor([1.0, 0.0], device=device)
+
     # set_timesteps writes into the scheduler; the pipeline's own must not change under a user who
     # is sampling.
     scheduler = copy.deepcopy(scheduler)

@@ -1,8 +1,7 @@
 """Write the prompt lists of the shapes benchmark, in GenEval's schema.
 
-`train.jsonl` and `test.jsonl` are what the shipped results were made with. The folder `disjoint`
-has lists without a scene in two of them: train, validation and test, the same of the harder tier
-(`hard-`), and `ood.jsonl`, which is out of distribution.
+No scene is in two of them: train, validation and test, the same of the harder tier (`hard-`), and
+`ood.jsonl`, which is out of distribution.
 """
 
 from __future__ import annotations
@@ -13,34 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.evaluation.suites.shapes.lists import Lists, benchmark_lists, hard_lists, ood_list
-from flowrl.evaluation.suites.shapes.prompts import Record, split_records
+from flowrl.evaluation.suites.shapes.prompts import Record
 
 
 def main() -> None:
     """Write all lists."""
-    # the command line
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("assets/shapes"))
-    parser.add_argument(
-        "--per-task", type=int, default=24, help="test prompts of each task, at most"
-    )
-    parser.add_argument(
-        "--train-per-task", type=int, default=60, help="training prompts of each task, at most"
-    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    # the two lists, then the disjoint ones
-    both = split_records(args.per_task, args.train_per_task, args.seed)
-    for name, records in zip(("train", "test"), both, strict=True):
+    for name, records in all_lists(args.seed).items():
         write(args.out / f"{name}.jsonl", records)
-    for name, records in disjoint(args.seed).items():
-        write(args.out / "disjoint" / f"{name}.jsonl", records)
 
 
-def disjoint(seed: int) -> dict[str, list[Record]]:
-    """Make the disjoint lists by the names of their files."""
+def all_lists(seed: int) -> dict[str, list[Record]]:
+    """Make the lists by the names of their files."""
     found = {}
     for prefix, lists in (("", benchmark_lists(seed)), ("hard-", hard_lists(seed))):
         for name, records in zip(Lists._fields, lists, strict=True):

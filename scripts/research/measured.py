@@ -1,11 +1,10 @@
-"""What the comparison on shapes measured, as text for method pages, README, configs and compare.md.
+"""What the comparison on the noisy-captions control measured, as text for method pages and
+compare.md.
 
 `python scripts/research/tables.py` writes it. The source is assets/results/compare-shapes.json;
 without that file every place says that nothing was compared yet. Filled in are
 
 - docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/;
-- README.md: the last cell of each row whose first config was compared;
-- configs/shapes: the line `result` of the header;
 - docs/compare.md: the table of all configs, its notes, and the table of published claims.
 """
 
@@ -26,8 +25,6 @@ from flowrl.runs.compare.tables import notes, table
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
-HEADER = re.compile(r"# result .*\n(?:# {11,}\S.*\n)*")
-CELL = re.compile(r"[\d.]+ % → [\d.]+ %( \([-+][\d.]+ to [-+][\d.]+\))?(, \d+ more failed)?")
 Result = dict[str, Any]
 
 
@@ -160,7 +157,8 @@ def sentence(result: Result | None, name: str) -> str:
     place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
     text = (
-        f"`shapes/{name}`: strict accuracy {percent(base['score'])} % → {percent(a['mean'])} % "
+        f"`shapes/{name}`, version 0.1, on the noisy-captions control: strict accuracy "
+        f"{percent(base['score'])} % → {percent(a['mean'])} % "
         f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {a['seeds']} seeds"
         f"{interval(a, '95 %')}{broken(a)}, place {place} of {len(result['configs'])}. After "
         f"{budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. "
@@ -170,32 +168,11 @@ def sentence(result: Result | None, name: str) -> str:
     return wrapped(text) + "\n"
 
 
-def cell(result: Result, config: Result) -> str:
-    """Say it for a table."""
-    a = config["summary"][A]
-    return f"{percent(result['base']['score'])} % → {percent(a['mean'])} %{interval(a)}{broken(a)}"
-
-
 def page(text: str, result: Result | None) -> str:
     """Fill the marks of a method page."""
     return MARK.sub(
         lambda match: f"<!-- measured: {match[1]} -->\n{sentence(result, match[1])}", text
     )
-
-
-def readme(text: str, result: Result | None) -> str:
-    """Fill the last cells of the README's method table; a cell that an older comparison filled is
-    emptied."""
-    lines = text.split("\n")
-    for i, line in enumerate(lines):
-        first = re.search(r"\| `shapes/([a-z0-9_]+)`", line)
-        if not first:
-            continue
-        config, cells = found(result, first[1]), line.strip("|").split("|")
-        said = f" {cell(result, config)} " if result and config else " "
-        if said.strip() or CELL.fullmatch(cells[-1].strip()):
-            lines[i] = "|" + "|".join([*cells[:-1], said]) + "|"
-    return "\n".join(lines)
 
 
 def compared(text: str, result: Result | None) -> str:
@@ -251,20 +228,6 @@ def rate_share(result: Result, name: str) -> float:
     return 1.0
 
 
-def header(text: str, result: Result | None, name: str) -> str:
-    """Fill the result in a config's header, if it was compared."""
-    config = found(result, name)
-    if result is None or config is None:
-        return text
-    a = config["summary"][A]
-    said = (
-        f"# result     strict accuracy {percent(result['base']['score'])} % -> "
-        f"{percent(a['mean'])} % after {result['budgets']['nfe']:,.0f} NFE, mean of {a['seeds']} "
-        f"seeds{broken(a)} (docs/compare.md)"
-    )
-    return HEADER.sub(lambda _: wrapped(said, "#            ") + "\n", text, count=1)
-
-
 def load() -> Result | None:
     """Read the result file with its statistics; None where there is none."""
     return summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
@@ -274,10 +237,7 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """List all files that say what was measured, each with what fills it."""
     result = load()
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
-    configs = sorted((ROOT / "configs" / "shapes").glob("*.yaml"))
     return [
         *((path, partial(page, result=result)) for path in pages),
-        (ROOT / "README.md", partial(readme, result=result)),
         (ROOT / "docs" / "compare.md", partial(compared, result=result)),
-        *((path, partial(header, result=result, name=path.stem)) for path in configs),
     ]

@@ -2,7 +2,7 @@
 
 `python scripts/research/tables.py` writes it. Filled in are
 
-- README.md: the table of methods, but for its last column, which `measured.py` fills;
+- README.md: the table of methods;
 - docs/methods: paper, status and configs of each method of a page, at its head.
 """
 
@@ -18,7 +18,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.runs.catalogue import Method, load_methods
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = "| method | configs | paper | status | measured |\n|---|---|---|---|---|\n"
+HEAD = "| method | configs | paper | status |\n|---|---|---|---|\n"
 BEGIN, END = "<!-- methods.yaml -->", "<!-- methods.yaml: end -->"
 
 
@@ -28,7 +28,7 @@ def arxiv(method: Method) -> str:
     return f"https://arxiv.org/abs/{method.paper.arxiv}"
 
 
-def row(method: Method, measured: str) -> str:
+def row(method: Method) -> str:
     """Return a method's row of the README's table."""
     cells = [
         f"[{method.name}](docs/methods/{method.page_name}.md)",
@@ -36,21 +36,16 @@ def row(method: Method, measured: str) -> str:
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         method.status,
     ]
-    return f"| {' | '.join([*cells, measured])}".rstrip() + " |\n"
+    return f"| {' | '.join(cells)} |\n"
 
 
 def readme(text: str) -> str:
-    """Fill the README's table; the last cell of a row stays with the row's first config."""
+    """Fill the README's table."""
     start, found, rest = text.partition(HEAD)
     if not found:
         raise ConfigError(f"README.md: expected a table with the head {HEAD.splitlines()[0]}")
-    old, *_ = re.match(r"((?:\|.*\n)*)", rest).groups()  # type: ignore[union-attr]
-    measured = {}
-    for line in old.splitlines():
-        cells = line.strip("|").split("|")
-        measured[cells[1].split()[0]] = cells[-1].strip()
-    rows = [row(m, measured.get(f"`{m.configs[0]}`", "")) for m in load_methods()]
-    return start + HEAD + "".join(rows) + rest[len(old) :]
+    rest = re.sub(r"\A(\|.*\n)*", "", rest)
+    return start + HEAD + "".join(map(row, load_methods())) + rest
 
 
 def entry(method: Method) -> str:

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Dinov2Config, Dinov2Model
 
-from flowrl.evaluation.suites.shapes.prompts import Record, base_records, scenes_for, split_records
+from flowrl.evaluation.suites.shapes.lists import benchmark_lists
+from flowrl.evaluation.suites.shapes.prompts import Record, base_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, render
 
 PATCH = 8
@@ -237,7 +238,7 @@ def measure(model: Learner, args: argparse.Namespace) -> dict[str, float]:
     """Measure on fresh scenes how much the features say: see the table in CARD."""
     sets = (
         draw_scenes(base_records(), args.fit, args.seed, 2),
-        draw_scenes(split_records()[1], args.probe, args.seed, 3),
+        draw_scenes(benchmark_lists().test, args.probe, args.seed, 3),
     )
     inputs, kinds = [], []
     for number, scenes in enumerate(sets):

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=10)
     made.add_argument("--images", type=int, default=8, help="per prompt")
     made.add_argument("--seed", type=int, default=4321)
-    made.add_argument("--prompts", default="assets/shapes/disjoint/validation.jsonl")
+    made.add_argument("--prompts", default="assets/shapes/validation.jsonl")
     made.add_argument("--config", default="shapes/flow_grpo", help="settings of a model folder")
     made.add_argument("--set", nargs="*", default=[], help="overrides of the config")
     made.add_argument("--threads", type=int, default=1)

@@ -24,7 +24,7 @@ from flowrl.evaluation.suites.shapes.word_order import word_order
 from rewards.shapes import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = script_module("make_shapes_prompts").disjoint(0)
+LISTS = script_module("make_shapes_prompts").all_lists(0)
 
 
 def test_the_lists_are_disjoint_by_scene_and_by_prompt() -> None:
@@ -55,7 +55,7 @@ def test_the_lists_hold_what_they_say() -> None:
     words = {word for prompt in known for word in prompt.split()}
     for name, records in LISTS.items():
         # the files, the words of the vocabulary, and texts of at most 18 tokens
-        lines = (ROOT / "assets/shapes/disjoint" / f"{name}.jsonl").read_text().splitlines()
+        lines = (ROOT / "assets/shapes" / f"{name}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == records
         used = {word for record in records for word in record["prompt"].split()}
         assert used <= words, used - words

@@ -39,7 +39,8 @@ from flowrl.config.sections import SECTIONS
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
 from flowrl.evaluation.suites.shapes import checker, detect, flaws
-from flowrl.evaluation.suites.shapes.prompts import TASKS, all_records, split_records
+from flowrl.evaluation.suites.shapes.lists import benchmark_lists
+from flowrl.evaluation.suites.shapes.prompts import TASKS, all_records
 
 README, CONFIG = PAGES["README.md"], PAGES["docs/config.md"]
 TOPS = "assets|configs|docs|flowrl|rewards|scripts|tests"
@@ -210,12 +211,13 @@ def test_the_axes_in_the_readme() -> None:
 
 def test_counts_of_prompts() -> None:
     page = PAGES["docs/shapes.md"]
-    train, test = split_records()
+    lists = benchmark_lists()
     assert names(page, "task") == list(TASKS)
     for row in rows(page, "task"):
         (task,) = spans(row[0])
-        mine = [r for r in test if r["tag"] == task]
-        counts = [sum(r["tag"] == task for r in train), len(mine), sum(r["held_out"] for r in mine)]
+        mine = [r for r in lists.test if r["tag"] == task]
+        counts = [sum(r["tag"] == task for r in some) for some in lists]
+        counts.append(sum(r["held_out"] for r in mine))
         assert [int(cell) for cell in row[2:]] == counts, task
         assert row[1] in {r["prompt"] for r in all_records()[task]}, task
 

@@ -17,7 +17,8 @@ from flowrl.evaluation.reward_tests.judges_singly import invariances, nan_images
 from flowrl.evaluation.reward_tests.sees_damage import answers, damages, probes, prompts
 from flowrl.evaluation.reward_tests.under_test import CheckResult, RewardUnderTest, damaged
 from flowrl.evaluation.score_images import PromptedImage, RewardScores, score_images
-from flowrl.evaluation.suites.shapes.prompts import scenes_for, split_records
+from flowrl.evaluation.suites.shapes.lists import benchmark_lists
+from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
 
 SKIPPABLE = ("blur", "noise", "prompt")
@@ -26,7 +27,7 @@ SKIPPABLE = ("blur", "noise", "prompt")
 def rendered(count: int) -> list[PromptedImage]:
     """Draw `count` scenes of the shapes benchmark with their true prompts, spread over its test
     prompts."""
-    test = split_records()[1]
+    test = benchmark_lists().test
     spread = [i * len(test) // count if count < len(test) else i % len(test) for i in range(count)]
     records = [test[place] for place in spread]
     pixels = (render(scenes_for(records, np.random.default_rng(0))) * 255).round().byte()

@@ -30,7 +30,7 @@ from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed import crossed
 
-LISTS = "assets/shapes/disjoint"
+LISTS = "assets/shapes"
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from transformer import velocity_and_middle
 from transformers import CLIPTokenizer
 
 from flowrl.evaluation.suites.shapes.checker import check
-from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records, split_records
+from flowrl.evaluation.suites.shapes.lists import benchmark_lists
+from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records
 from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 
 STACK = 128
@@ -26,7 +27,7 @@ def validation_records(task: str, number: int) -> list[Record]:
 
     Where the task has fewer than `number`, they come again and again.
     """
-    tests = {record["prompt"] for record in split_records()[1]}
+    tests = {record["prompt"] for record in benchmark_lists().test}
     seen = [record for record in all_records()[task] if not record["held_out"]]
     pool = [record for record in seen if record["prompt"] not in tests]
     return (random.Random(7).sample(pool, min(number, len(pool))) * number)[:number]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import Any
 
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
@@ -25,7 +24,8 @@ def write_pipeline(
     t5, t5_tokenizer = build_t5(tokenizer, 2 * args.text_width)
     StableDiffusion3Pipeline(
         transformer=plain,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        # the last step of a plain grid, from sigma 0.001 to 0, would do nothing
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, shift_terminal=0.1),
         vae=autoencoder.cpu(),
         text_encoder=network.text.one,
         tokenizer=tokenizer,

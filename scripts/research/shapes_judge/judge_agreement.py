@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("targets", nargs="+")
     made.add_argument("--judge", type=Path, default=WEIGHTS)
-    made.add_argument("--prompts", default="assets/shapes/disjoint/test.jsonl")
+    made.add_argument("--prompts", default="assets/shapes/test.jsonl")
     made.add_argument("--images", type=int, default=8, help="per prompt")
     made.add_argument("--steps", type=int, default=10)
     made.add_argument("--guidance", type=float, default=1.0)

@@ -13,7 +13,6 @@ every prompt excludes everything that it does not name, so that painting more ob
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -180,29 +179,6 @@ def base_records() -> list[Record]:
     """All prompts that are not held out: the captions of the base model's training."""
     every = itertools.chain(*all_records().values())
     return [record for record in every if not record["held_out"]]
-
-
-def split_records(
-    per_task: int = 24, train_per_task: int = 60, seed: int = 0
-) -> tuple[list[Record], list[Record]]:
-    """Split the prompts for reinforcement learning -> (train, test), with no prompt in both.
-
-    Of each task the test set takes held-out prompts for half of `per_task`, where it has as many,
-    and fills up with at most half of the others. Of the rest, neither held out nor in the test set,
-    at most `train_per_task` are trained on.
-    """
-    rng = random.Random(seed)
-    train: list[Record] = []
-    test: list[Record] = []
-    for records in all_records().values():
-        held = [record for record in records if record["held_out"]]
-        seen = [record for record in records if not record["held_out"]]
-        take = min(len(held), per_task // 2)
-        chosen = rng.sample(seen, min(len(seen) // 2, per_task - take))
-        test += rng.sample(held, take) + chosen
-        rest = [r for r in seen if r not in chosen]
-        train += rng.sample(rest, min(len(rest), train_per_task))
-    return train, test
 
 
 _ALLOWED = np.ones((len(CLASSES), len(COLORS)), bool)  # of a training scene

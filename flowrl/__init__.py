@@ -6,7 +6,9 @@ so that ``import flowrl`` stays light.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.version import __version__ as __version__
@@ -46,8 +48,18 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        _warn_of_other_package()
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'flowrl' has no attribute {name!r}")
+
+
+@functools.cache
+def _warn_of_other_package() -> None:
+    from flowrl.core.other_package import other_package
+
+    found = other_package()
+    if found:
+        warnings.warn(found, stacklevel=3)
 
 
 def __dir__() -> list[str]:

@@ -153,7 +153,8 @@ def _rapidocr(confidence: float, threads: int) -> Reader:
         from rapidocr import RapidOCR
     except ImportError as error:
         raise RunError(
-            f"{WHO}: expected rapidocr and onnxruntime ({error}): pip install 'flowrl[ocr]'"
+            f"{WHO}: expected rapidocr and onnxruntime ({error}): "
+            "pip install 'flowrl-diffusion[ocr]'"
         ) from error
     engine = RapidOCR(
         params={

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.core.types import Rollout, Tree
+from flowrl.core.types import Rollout, StateRows, Tree
 
 Trains = Literal["draws", "leaves", "roots"]
 KINDS = ("finished", "preview", "coarse", "baseline")
@@ -74,6 +74,17 @@ def states_of(rollout: Rollout, nodes: Tensor, trains: Trains = "draws") -> Tens
         return nodes
     parent = rollout.tree.parent[nodes]
     return parent if rollout.twin is None else rollout.twin[parent]
+
+
+def state_rows(state: Tensor) -> StateRows:
+    """Say which rows of a network call share a state: state [B] int64, equal where they do.
+
+    On an accelerator the host waits for the count of states, so hand over ids on the host.
+    """
+    ids, index = torch.unique(state, return_inverse=True)
+    row = torch.arange(len(state), device=index.device)
+    first = torch.full_like(ids, len(state)).scatter_reduce(0, index, row, "amin")
+    return StateRows(first, index)
 
 
 def best_below(rollout: Rollout, advantage: Tensor) -> Tensor:

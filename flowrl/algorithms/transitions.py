@@ -2,7 +2,7 @@
 
 Every step is ``x_next = (1 - sigma_next) x0 + c eps + std z`` with x0, eps estimated from (x, v).
 Euler has ``c = sigma_next, std = 0``. Arithmetic is in float32 whatever the network's dtype
-(float64 stays float64).
+(float64 stays float64); log-probs are float64.
 """
 
 from __future__ import annotations
@@ -116,15 +116,15 @@ def draw(gaussian: Gaussian, noise: Tensor) -> Tensor:
 
 
 def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Score x_next [B, *] under ``N(mean, std^2)``, std [B] above 0 -> [B], nats per latent
+    """Score x_next [B, *] under ``N(mean, std^2)``, std [B] above 0 -> [B] float64, nats per latent
     dimension.
 
     The MEAN over dimensions, not the sum (Flow-GRPO's convention): clip ranges of 1e-3 ... 1e-6
-    belong to it.
+    belong to it. In float64, because the ratio is the difference of two such numbers near 1:
+    float32 keeps them to 1e-7, which is a large part of a log-ratio of 1e-6.
     """
-    mean = wide(mean)
-    std = std.to(mean.dtype)
-    z = (x_next.to(mean.dtype) - mean) / per_sample(std, mean)
+    mean, std = mean.double(), std.double()
+    z = (x_next.double() - mean) / per_sample(std, mean)
     return -0.5 * z.square().flatten(1).mean(1) - std.log() - 0.5 * math.log(2 * math.pi)
 
 

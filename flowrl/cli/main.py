@@ -24,10 +24,12 @@ from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.train import train
 from flowrl.core.errors import FlowRLError
+from flowrl.core.start_up import interrupt_as_usual, was_interrupted
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}
 MENDABLE |= {errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+STOPPED = "stopped at once; what was saved before is whole"
 
 Command = Callable[..., int | None]
 GROUPS: dict[str, dict[str, Command]] = {
@@ -52,9 +54,10 @@ for _group, _commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from flowrl.core.other_package import DISTRIBUTION
         from flowrl.core.version import __version__
 
-        print(f"flowrl {__version__}")
+        print(f"{DISTRIBUTION} {__version__}")
         raise typer.Exit
 
 
@@ -88,21 +91,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _fail(str(error), 130 if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
-        return _fail("stopped at once; what was saved before is whole", 130)
+        return _fail(STOPPED, 130)
     except BrokenPipeError:  # `flowrl configs | head`
         _drop_output()
         return 0
-    except OSError as error:
-        if error.errno not in MENDABLE:
-            raise
-        if error.filename is not None:
-            return _fail(f"{str(error.filename)[:80]}: {error.strerror}", 2)
-        _drop_output()
-        return _fail(f"standard output: {error.strerror}", 2)
+    except Exception as error:
+        if was_interrupted():
+            return _fail(STOPPED, 130)
+        return _refused(error)
+
+
+def _refused(error: Exception) -> int:
+    """Say what the system refused and a user can mend -> exit code; raise what is no such thing."""
+    if not isinstance(error, OSError) or error.errno not in MENDABLE:
+        raise error
+    if error.filename is not None:
+        return _fail(f"{str(error.filename)[:80]}: {error.strerror}", 2)
+    _drop_output()
+    return _fail(f"standard output: {error.strerror}", 2)
 
 
 def command() -> int:
     """Run the command of this process -> exit code; one of several processes ends here."""
+    from flowrl.core.other_package import other_package
+
+    found = other_package()
+    if found:
+        print(f"flowrl: {found}", file=sys.stderr)
     code = main()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         from flowrl.core.processes import end_process
@@ -118,6 +133,7 @@ def _run(arguments: list[str]) -> int:
         group.main(args=arguments, prog_name="flowrl")
     try:
         with group.make_context("flowrl", arguments) as context:
+            interrupt_as_usual()
             return group.invoke(context) or 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code
@@ -131,7 +147,3 @@ def _drop_output() -> None:
 def _fail(message: str, code: int) -> int:
     print(f"\nflowrl: {message}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(command())

@@ -40,7 +40,7 @@ class Rollout(NamedTuple):
     # [V, *]  latents in the storage dtype; [V - L, *] without those of the leaves, which come last,
     # once these are decoded and nothing trains on them
     x: Tensor
-    # [V] float32  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
+    # [V] float64  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
     # whose noise is learned
     log_prob: Tensor
     # [V] float32  noise scale handed to the transition that made the node; 0 where std == 0
@@ -115,6 +115,13 @@ class Gaussian(NamedTuple):
     std: Tensor  # [B] float32
 
 
+class StateRows(NamedTuple):
+    """Which rows of a batch the network is asked about: those of one state share one row."""
+
+    first: Tensor  # [S] int64  the first row of each state
+    state: Tensor  # [B] int64  which of these states each row belongs to
+
+
 class Batch(NamedTuple):
     """B decisions (reverse likelihood), noised leaves (forward) or roots (prior), ready for one
     network call."""
@@ -132,12 +139,14 @@ class Batch(NamedTuple):
         Tensor  # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
     )
     cond: Cond  # {name: [B, ...]}
+    # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
+    rows: StateRows | None = None
 
 
 class Eval(NamedTuple):
     """What a likelihood says of a batch under the weights that are in the model."""
 
-    log_prob: Tensor  # [B]  mean over latent dimensions (Flow-GRPO's convention)
+    log_prob: Tensor  # [B] float64  mean over latent dimensions (Flow-GRPO's convention)
     mean: Tensor  # [B, *]  transition mean (reverse) or v (forward)
     std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
     v: Tensor | None = None  # [B, *]  velocity, for losses that look at it

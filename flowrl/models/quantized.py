@@ -34,7 +34,7 @@ def quantization(name: str, network: str, *, dtype: torch.dtype, device: torch.d
     if importlib.util.find_spec(PACKAGES[name]) is None:
         raise ModelError(
             f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: pip install "
-            "'flowrl[quant]', or leave it"
+            "'flowrl-diffusion[quant]', or leave it"
             " at none"
         )
     return PipelineQuantizationConfig(

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, states_of, trained_nodes
+from flowrl.algorithms.nodes import best_below, state_rows, states_of, trained_nodes
 from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.metrics import Trained, reduce_metrics
-from flowrl.training.minibatches import Minibatch, cut, deal
+from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
 
@@ -90,15 +90,17 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
 
 
 def backward(
-    run: Setup, local: LocalData, nodes: Tensor, total: int, update: int, *, idle: bool = False
+    run: Setup, local: LocalData, call: NetworkCall, total: int, update: int, *, idle: bool = False
 ) -> Trained:
     """Add the gradient of one network call, divided by the `total` nodes of its optimizer step.
 
     An `idle` one adds 0: under FSDP every process has to call the network as often as the others.
     """
-    method = run.method
+    method, nodes = run.method, call.node
     # the batch under the current weights and the others that loss or penalty look at
     batch = method.likelihood.batch(local.rollout, local.table.advantage, nodes, local.streams)
+    if method.likelihood.trains == "draws":
+        batch = batch._replace(rows=call.rows)
     now = method.likelihood.evaluate(run.model, batch, method.transition)
     data = _loss_input(run, local, batch, now, update)
     # one value per row
@@ -177,9 +179,10 @@ def _differentiate(
     size = max(1, run.config.train.micro_batch // run.method.rows)
     calls = cut(part, states_of(local.rollout, part.node, trains), size)
     most = max(run.world.gather(len(calls))) if run.sharded else 0
-    parts = [backward(run, local, nodes, total, update) for nodes in calls]
+    parts = [backward(run, local, call, total, update) for call in calls]
     for _ in range(len(calls), most):
-        spare = trained_nodes(local.rollout, trains)[:1]
+        node = trained_nodes(local.rollout, trains)[:1]
+        spare = NetworkCall(node, state_rows(node))
         backward(run, local, spare, total, update, idle=True)
     return parts
 

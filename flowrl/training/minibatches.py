@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.types import Rollout
+from flowrl.algorithms.nodes import state_rows
+from flowrl.core.types import Rollout, StateRows
 
 
 class Minibatch(NamedTuple):
@@ -16,6 +17,13 @@ class Minibatch(NamedTuple):
 
     node: Tensor  # [N] int64
     place: Tensor  # [N] int64, ascending: nodes of one place stay together
+
+
+class NetworkCall(NamedTuple):
+    """The trained nodes that go through the network together."""
+
+    node: Tensor  # [B] int64
+    rows: StateRows  # which of them share a state
 
 
 def deal(
@@ -45,32 +53,46 @@ def deal(
     return _split_by(nodes[row], at, -(-len(units) // updates))
 
 
-def cut(part: Minibatch, state: Tensor, size: int) -> list[Tensor]:
-    """Cut a minibatch into network calls of at most `size` states each -> nodes.
+def cut(part: Minibatch, state: Tensor, size: int) -> list[NetworkCall]:
+    """Cut a minibatch into network calls of at most `size` states each.
 
     state [N] int64: the state of each node, which is one row of the network for all nodes of a
-    call. A larger unit is a call of its own.
+    call. A larger unit is a call of its own. All is counted on the host before the first call, so
+    that the host need not wait for the device between two of them.
     """
     if not len(part.node):
         return []
-    unit = torch.unique_consecutive(part.place, return_inverse=True)[1]
+    node, place, state = part.node.cpu(), part.place.cpu(), state.cpu()
+    unit = torch.unique_consecutive(place, return_inverse=True)[1]
     pairs = torch.unique(torch.stack([unit, state]), dim=1)
-    if len(torch.unique(pairs[1])) < pairs.shape[1]:
-        return _cut_shared(part.node, unit, pairs.cpu(), size)
-    # the number of each unit's call
+    shared = len(torch.unique(pairs[1])) < pairs.shape[1]
+    call = torch.tensor(_calls_shared(pairs, size) if shared else _calls(pairs, size))[unit]
+    order = torch.argsort(call, stable=True)
+    rows = order.split(torch.bincount(call).tolist())
+    return [_network_call(node[at], state[at], part.node.device) for at in rows]
+
+
+def _network_call(node: Tensor, state: Tensor, device: torch.device) -> NetworkCall:
+    first, index = state_rows(state)
+    moved = (rows.to(device, non_blocking=True) for rows in (node, first, index))
+    node, first, index = moved
+    return NetworkCall(node, StateRows(first, index))
+
+
+def _calls(pairs: Tensor, size: int) -> list[int]:
+    """Number the call of each unit; pairs [2, P]: unit and state, each state of one unit."""
     call: list[int] = []
     filled = size
     for states in torch.bincount(pairs[0]).tolist():
         new = filled + states > size
         filled = states if new else filled + states
         call.append(call[-1] + new if call else 0)
-    calls = torch.tensor(call, device=unit.device)[unit]
-    return list(part.node.split(torch.bincount(calls).tolist()))
+    return call
 
 
-def _cut_shared(node: Tensor, unit: Tensor, pairs: Tensor, size: int) -> list[Tensor]:
-    """Cut nodes [N] of units [N] as `cut`, where units share states: those that do stand together,
-    and a state counts once per call. pairs [2, P]: unit and state."""
+def _calls_shared(pairs: Tensor, size: int) -> list[int]:
+    """Number the call of each unit as `_calls`, where units share states: those that do stand
+    together, and a state counts once per call."""
     states: list[set[int]] = [set() for _ in range(int(pairs[0].max()) + 1)]
     for one, state in pairs.T.tolist():
         states[one].add(state)
@@ -80,9 +102,7 @@ def _cut_shared(node: Tensor, unit: Tensor, pairs: Tensor, size: int) -> list[Te
         new = bool(filled) and len(filled | states[one]) > size
         filled = states[one] if new else filled | states[one]
         call[one] = last + new
-    calls = torch.tensor(call, device=unit.device)[unit]
-    order = torch.argsort(calls, stable=True)
-    return list(node[order].split(torch.bincount(calls).tolist()))
+    return call
 
 
 def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[Minibatch]:

@@ -62,7 +62,7 @@ def adamw8bit(
     except ImportError as error:
         raise ConfigError(
             "optimizer.fn=adamw8bit needs the package bitsandbytes: pip install "
-            "'flowrl[quant]', or take adamw"
+            "'flowrl-diffusion[quant]', or take adamw"
         ) from error
     options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
     made: torch.optim.Optimizer = AdamW8bit(params, lr=lr, **options)

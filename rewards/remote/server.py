@@ -129,7 +129,7 @@ def _import_uvicorn() -> Any:
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f'serve: needs starlette and uvicorn: pip install "flowrl[serve]" ({error})'
+            f'serve: needs starlette and uvicorn: pip install "flowrl-diffusion[serve]" ({error})'
         ) from error
     return uvicorn
 

@@ -160,7 +160,7 @@ def test_half_precision_is_computed_in_float32(transition: Transition, dtype: to
     rest = (torch.tensor([0.9, 0.6]), torch.tensor([0.8, 0.4]), torch.full((2,), 0.5))
     got, wanted = transition(x, v, *rest), transition(x.float(), v.float(), *rest)
     assert got.mean.dtype == torch.float32 and torch.equal(got.mean, wanted.mean)
-    assert gaussian_log_prob(x, *got).dtype == torch.float32
+    assert gaussian_log_prob(x, *got).dtype == torch.float64
 
 
 # ----------------------------------------------------------------------- variance of what comes out
@@ -257,10 +257,26 @@ def test_log_prob_and_kl_are_the_means_over_dimensions_of_torch_distributions() 
     x, mean = torch.randn(2, 3, 2, 5)
     std = torch.tensor([0.1, 1.0, 3.0])
     here, there = (Normal(at, std[:, None, None].expand_as(mean)) for at in (mean, x))
-    oracle = here.log_prob(x).flatten(1).mean(1)
-    torch.testing.assert_close(gaussian_log_prob(x, mean, std), oracle, rtol=1e-6, atol=1e-6)
+    wide = Normal(mean.double(), std.double()[:, None, None].expand_as(mean))
+    oracle = wide.log_prob(x.double()).flatten(1).mean(1)
+    torch.testing.assert_close(gaussian_log_prob(x, mean, std), oracle)
     kl = kl_divergence(here, there).flatten(1).mean(1)
     torch.testing.assert_close(gaussian_kl(mean, x, std), kl)
+
+
+@pytest.mark.parametrize("shift", [1e-5, 1e-4, 1e-2])
+def test_log_ratio_of_a_tiny_shift_has_no_noise_of_rounding(shift: float) -> None:
+    """Means in float32, as networks give them. Oracle: the exact sum of ``(new - old) (2 x - new -
+    old) / (2 std^2)`` by `math.fsum`. With log-probs in float32 half of the ratios were off by more
+    than 85 %, 5.8 % and 0.07 %."""
+    torch.manual_seed(0)
+    x, old, way = torch.randn(3, 16, 16 * 32 * 32)
+    new, std = old + shift * way, torch.full((16,), 0.35)
+    got = gaussian_log_prob(x, new, std) - gaussian_log_prob(x, old, std)
+    a, b, c = new.double(), old.double(), x.double()
+    terms = (a - b) * (2 * c - a - b) / (2 * std.double()[:, None].square())
+    exact = torch.tensor([math.fsum(row) / len(row) for row in terms.tolist()]).double()
+    assert float(((got - exact) / exact).abs().max()) < 1e-5
 
 
 def test_log_ratio_has_the_predicted_drift_and_spread() -> None:

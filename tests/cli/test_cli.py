@@ -66,7 +66,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     from flowrl.core.version import __version__
 
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"flowrl {__version__}\n"
+    assert capsys.readouterr().out == f"flowrl-diffusion {__version__}\n"
 
 
 def test_a_shipped_config_is_listed_printed_and_can_be_trained_from_a_copy(

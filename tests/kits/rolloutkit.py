@@ -49,7 +49,8 @@ def decisions(
 
 def take(batch: Batch, index: Tensor) -> Batch:
     """Pick rows of a batch by index [N] int64 (or bool [B]), conditioning included."""
-    fields = {name: value[index] for name, value in batch._asdict().items() if name != "cond"}
+    kept = [name for name in Batch._fields if name not in ("cond", "rows")]
+    fields = {name: getattr(batch, name)[index] for name in kept}
     return Batch(**fields, cond={name: value[index] for name, value in batch.cond.items()})
 
 

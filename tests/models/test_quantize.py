@@ -55,7 +55,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_on_a_quantised_base(folders: Folders, name: str, kind: str) -> None:
     """Rounding to 127 levels a side errs by 0.4 % of the largest weight, to 16 levels by 15 %."""
     package, bound = KINDS[kind]
-    pytest.importorskip(package, reason="flowrl[quant]")
+    pytest.importorskip(package, reason="flowrl-diffusion[quant]")
     exact = folders.load(name, dtype="bfloat16", lora={"rank": 2})
     how = {"quantize": kind, "checkpointing": True}
     model = folders.load(name, dtype="bfloat16", lora={"rank": 2}, runtime=how)
@@ -90,6 +90,6 @@ def test_what_cannot_be_says_what_is_missing(
     with pytest.raises(ModelError, match="'nf4' needs a CUDA device, got cpu: .*'int8' works here"):
         folders.load("sd15", runtime={"quantize": "nf4"})
     monkeypatch.setattr("flowrl.models.quantized.importlib.util.find_spec", lambda _: None)
-    message = r"'int8' needs the package torchao: pip install 'flowrl\[quant\]'"
+    message = r"'int8' needs the package torchao: pip install 'flowrl-diffusion\[quant\]'"
     with pytest.raises(ModelError, match=message):
         folders.load("sd15", runtime={"quantize": "int8"})

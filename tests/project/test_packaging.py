@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.config.yaml_text import parse_yaml
+from flowrl.core.other_package import COMMAND, DISTRIBUTION
 from flowrl.core.shipped_files import list_configs
 
 pytestmark = pytest.mark.integration
@@ -27,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (file,) = out.glob("flowrl-*-py3-none-any.whl")
+    (file,) = out.glob("flowrl_diffusion-*-py3-none-any.whl")
     return file
 
 
@@ -132,5 +133,7 @@ def test_what_is_installed_finds_its_data_binds_every_config_and_trains(
     assert configs == list_configs() != []
     (summary,) = tmp_path.glob("runs/*/summary.json")
     assert {"before", "after", "gain"} <= json.loads(summary.read_text()).keys()
-    (scripts,) = site.glob("flowrl-*.dist-info/entry_points.txt")
-    assert "flowrl = flowrl.cli.main:command" in scripts.read_text()
+    (scripts,) = site.glob("flowrl_diffusion-*.dist-info/entry_points.txt")
+    assert f"flowrl = {COMMAND}" in scripts.read_text()
+    (about,) = site.glob("flowrl_diffusion-*.dist-info/METADATA")
+    assert f"Name: {DISTRIBUTION}\n" in about.read_text(encoding="utf-8")

@@ -23,12 +23,13 @@ from trainkit import (
     weights_of,
 )
 
-from flowrl.algorithms.nodes import decision_nodes
+from flowrl.algorithms.nodes import decision_nodes, state_rows, states_of
 from flowrl.core.errors import RunError
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training.learn import LocalData, backward, node_table
+from flowrl.training.minibatches import NetworkCall
 from flowrl.training.trainer import Trainer
 
 near = torch.testing.assert_close
@@ -38,7 +39,8 @@ def backward_of(trainer: Trainer, ro: Rollout, weight: Tensor) -> Tensor:
     """Add the gradient of all decisions of a rollout in one call -> the loss of each."""
     local = LocalData(ro, node_table(trainer, ro, weight), NodeStreams(ro.tree.group, "test"))
     nodes = decision_nodes(ro)
-    return backward(trainer, local, nodes, len(nodes), 0).metrics["loss"]
+    call = NetworkCall(nodes, state_rows(states_of(ro, nodes)))
+    return backward(trainer, local, call, len(nodes), 0).metrics["loss"]
 
 
 def group_norm(reward: Tensor, group: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def dealt(
 
 
 def calls_of(ro: Rollout, part: Minibatch, size: int) -> list[Tensor]:
-    return cut(part, states_of(ro, part.node), size)
+    return [call.node for call in cut(part, states_of(ro, part.node), size)]
 
 
 def states(ro: Rollout, nodes: Tensor) -> set[int]:

@@ -28,8 +28,13 @@ def test_calls(units: list[set[int]], size: int, wanted: list[set[int]]) -> None
     place, state = (torch.tensor(column) for column in zip(*rows, strict=True))
     node = torch.arange(len(rows))
     calls = cut(Minibatch(node, place), state, size)
-    assert [set(state[nodes].tolist()) for nodes in calls] == wanted
-    assert sorted(torch.cat(calls).tolist()) == node.tolist()
-    for nodes in calls:  # a unit is in one call
-        mine = set(place[nodes].tolist())
-        assert sum(len(units[p]) for p in mine) == len(nodes)
+    assert [set(state[call.node].tolist()) for call in calls] == wanted
+    assert sorted(torch.cat([call.node for call in calls]).tolist()) == node.tolist()
+    for call in calls:
+        # a unit is in one call
+        mine = set(place[call.node].tolist())
+        assert sum(len(units[p]) for p in mine) == len(call.node)
+        # each state is one row of the network
+        first, index = call.rows
+        assert len(first) == len(set(state[call.node].tolist()))
+        assert torch.equal(state[call.node][first][index], state[call.node])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import cond_of, states_of
+from flowrl.algorithms.nodes import cond_of, state_rows, states_of
 from flowrl.algorithms.transitions import gaussian_log_prob
 from flowrl.core.noise_path import wide
 from flowrl.core.seeds import NodeStreams
@@ -64,11 +63,9 @@ class reverse:  # noqa: N801 - configs name likelihoods in lower case
 
 def _velocity(model: FlowModel, batch: Batch) -> Tensor:
     """Evaluate v [B, *] once per distinct parent: siblings of a fork were drawn from one state."""
-    parents, index = torch.unique(batch.parent, return_inverse=True)
+    first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
     x = wide(batch.x)
-    if len(parents) == len(x):
+    if len(first) == len(x):
         return model.velocity(x, batch.sigma, batch.cond)
-    row = torch.arange(len(x), device=index.device)
-    first = torch.full_like(parents, len(x)).scatter_reduce(0, index, row, "amin")
     cond = {name: value[first] for name, value in batch.cond.items()}
-    return model.velocity(x[first], batch.sigma[first], cond)[index]
+    return model.velocity(x[first], batch.sigma[first], cond)[state]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from flowrl.algorithms.losses._common import numbered
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -37,8 +38,7 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
             "segment={fn: prompt}, select={fn: nonzero} and credit={fn: best_worst}"
         )
     # rows of one prompt and one draw are a pair
-    keys = torch.stack([data.segment, data.batch.step])
-    index = torch.unique(keys, dim=1, return_inverse=True)[1]
+    index = numbered(data.segment, data.batch.step)
     _check_alike(data, index)
     gain = data.now.log_prob - data.under["ref"].log_prob.detach()
     sign = data.batch.advantage.detach().sign()

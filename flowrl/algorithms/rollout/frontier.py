@@ -96,7 +96,8 @@ class ForestBuilder:
         size = len(x)
         zero = torch.zeros(size, device=x.device)
         group = self.group_ids.repeat_interleave(size // len(self.group_ids))
-        numbers = tuple(value.float() for value in made or (zero, zero, zero))
+        std, log_prob, noise_scale = made or (zero, zero, zero)
+        numbers = (std.float(), log_prob.double(), noise_scale.float())
         latents = (
             x.to(self.run.store),
             *([x.float() if mean is None else mean.float()] * self.run.keep_mean),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from flowrl.core.start_up import end_quietly_on_interrupt, end_silently_on_interrupt
+from flowrl.cli.start_up import end_quietly_on_interrupt, end_silently_on_interrupt
 
 
 def command() -> int:

@@ -22,9 +22,9 @@ from flowrl.cli.methods import methods
 from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
+from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.train import train
 from flowrl.core.errors import FlowRLError
-from flowrl.core.start_up import interrupt_as_usual, was_interrupted
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}

@@ -145,7 +145,7 @@ def _problem_with_flowrl(edge: Edge) -> str | None:
     if edge.source == "flowrl":
         return None if edge.late or edge.target == "flowrl.core.version" else "late only"
     if edge.source == "flowrl.__main__":  # python -m flowrl
-        return None if edge.target == "flowrl.cli.main" else "only the command line"
+        return None if edge.target.startswith("flowrl.cli.") else "only the command line"
     if edge.source.startswith("rewards"):
         extra = REWARDS.get(own, "").split()
         fine = target == "core" or any(edge.target.startswith(name) for name in extra)

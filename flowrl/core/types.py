@@ -122,6 +122,15 @@ class StateRows(NamedTuple):
     state: Tensor  # [B] int64  which of these states each row belongs to
 
 
+class Unrolled(NamedTuple):
+    """How the rows of a batch run through the sampler again, for gradients that go through it."""
+
+    sigmas: Tensor  # [S+1]  the grid
+    open: Tensor  # [B, S] bool, on the host  the velocity of this step carries a gradient
+    last: Tensor  # [B] int64, on the host  the step that jumps to the end of the grid, by the x0 estimate
+    again: bool  # the backward pass evaluates the network once more, instead of storing it
+
+
 class Batch(NamedTuple):
     """B decisions (reverse likelihood), noised leaves (forward) or roots (prior), ready for one
     network call."""
@@ -135,12 +144,12 @@ class Batch(NamedTuple):
     advantage: Tensor  # [B]  what the draw is worth
     node: Tensor  # [B] int64  the node in the rollout's tree
     parent: Tensor  # [B] int64  rows with one id share x, sigma and cond, and one network row
-    step: (
-        Tensor  # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
-    )
+    # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
+    step: Tensor
     cond: Cond  # {name: [B, ...]}
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
+    unrolled: Unrolled | None = None  # of likelihoods that sample anew
 
 
 class Eval(NamedTuple):
@@ -150,6 +159,7 @@ class Eval(NamedTuple):
     mean: Tensor  # [B, *]  transition mean (reverse) or v (forward)
     std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
     v: Tensor | None = None  # [B, *]  velocity, for losses that look at it
+    images: Tensor | None = None  # [B, 3, H, W]  of likelihoods that sample anew
 
 
 class LossInput(NamedTuple):
@@ -164,6 +174,8 @@ class LossInput(NamedTuple):
     segment: Tensor | None = None  # [B] int64  rows with one id move as one action
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage
+    # [B]  reward of the images of `now`, with its gradient; NaN = not scored
+    reward: Tensor | None = None
 
 
 class Likelihood(Protocol):
@@ -249,24 +261,16 @@ Transition = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Gaussian]
 
 @runtime_checkable
 class Reward(Protocol):
-    """Score images. NaN means *not scored*: the sample gets advantage 0, it is never counted as
-    0."""
+    """Score images. NaN means *not scored*: advantage 0, never counted as a reward of 0."""
 
     def __call__(self, batch: RewardBatch) -> Tensor: ...  # [L] float32
 
 
 @runtime_checkable
 class RewardWithProbe(Protocol):
-    """A reward that can say early that it will not be able to answer: a server that is down, a file
-    that is missing."""
+    """A reward that can say early that it could not answer: a server is down, a file is missing."""
 
     def probe(self) -> None: ...
-
-
-def judges_singly(reward: Reward) -> bool:
-    """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
-    the image, its prompt and its record alone: equal images are then scored once."""
-    return bool(getattr(reward, "judges_singly", False))
 
 
 @runtime_checkable
@@ -288,8 +292,7 @@ class LearnedReward(Reward, Protocol):
 
 @runtime_checkable
 class FlowModel(Protocol):
-    """A velocity field on ``x_sigma = (1 - sigma) x0 + sigma eps``; ``v = eps - x0``. Guidance
-    happens inside."""
+    """A velocity field on the path; ``v = eps - x0``. Guidance happens inside."""
 
     # [S+1], as the diffusers pipeline would use
     def sigmas(self, steps: int, height: int, width: int) -> Tensor: ...

@@ -16,8 +16,9 @@ from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
+from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
-from flowrl.core.types import Plan, RewardBatch, Rollout, judges_singly
+from flowrl.core.types import Plan, RewardBatch, Rollout
 from flowrl.evaluation.reward_metrics import finished_distances
 from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup

@@ -12,10 +12,12 @@ from flowrl.algorithms.nodes import best_below, state_rows, states_of, trained_n
 from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
+from flowrl.core.types import Batch, Eval, LossInput, RewardBatch, Rollout, SelectInput
 from flowrl.training.checks import what_broke, what_gradient
+from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
+from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
 
@@ -26,6 +28,7 @@ class LocalData(NamedTuple):
     rollout: Rollout
     table: NodeTable
     streams: NodeStreams  # for what a likelihood draws anew
+    rows: tuple[int, ...] = ()  # training prompt of each group
 
 
 def learn(
@@ -48,7 +51,7 @@ def learn(
     # what is trained, in the whole forest and here
     table = node_table(run, forest.whole, advantage)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
-    local = LocalData(ro, table.own(forest, ro), streams)
+    local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
     # one optimizer step per part
     seen: list[Trained] = []
     norms: list[Tensor] = []
@@ -115,7 +118,8 @@ def backward(
     part = 0.0 if idle else len(nodes) / (len(loss) * total)
     (loss.sum() * part).backward()
     metrics = {**metrics, "loss": loss.detach()}
-    return Trained(metrics, batch.node, batch.step, batch.parent, update)
+    calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)
+    return Trained(metrics, batch.node, batch.step, batch.parent, update, calls)
 
 
 def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: int) -> LossInput:
@@ -137,6 +141,8 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         old_mean = under["old"].mean if kept is None else kept[batch.node]
     # what the node table says of the rows
     data = LossInput(batch, now, old_log_prob, old_mean, under)
+    if "reward" in needs and now.images is not None:
+        data = data._replace(reward=_reward(run, local, batch, now.images))
     if table.segment is not None:
         data = data._replace(segment=table.segment[batch.node])
     if table.best is not None:
@@ -146,7 +152,19 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     return data
 
 
+def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tensor:
+    """Ask the rewards about images [B, 3, H, W] of the batch's rows -> their sum [B], with the
+    gradient."""
+    group = local.rollout.tree.group[batch.node]
+    records = [run.train_set.records[local.rows[g]] for g in group.tolist()]
+    prompts = [record["prompt"] for record in records]
+    seen = RewardBatch(images, prompts, group, records, torch.zeros(len(records)))
+    return summed(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
+
+
 def _network_calls(run: Setup, part: Trained) -> int:
+    if part.calls is not None:
+        return part.calls
     return part.network_rows() * run.method.trained_calls(part.update, run.steps_before)
 
 

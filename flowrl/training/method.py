@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.needs import SNAPSHOTS, needs_of
-from flowrl.core.types import Likelihood, LossInput, Plan, Rollout, SelectInput, Transition
+from flowrl.core.types import (
+    Likelihood,
+    LossInput,
+    Plan,
+    Rollout,
+    SelectInput,
+    Transition,
+    Unrolled,
+)
 
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
@@ -69,6 +78,15 @@ class Method(NamedTuple):
         if not self.likelihood.evaluations:
             return 0
         return TRAINED_CALLS + len(self.others(update, steps))
+
+
+def unrolled_calls(path: Unrolled) -> int:
+    """Return the network calls that training rows of a sampler costs: a forward pass for each step,
+    and for open ones a backward pass, and another forward pass where they are computed again."""
+    steps = torch.arange(path.open.shape[1])
+    taken = steps <= path.last[:, None]
+    opened = int((taken & path.open).sum())
+    return int(taken.sum()) + opened * (TRAINED_CALLS - 1 + path.again)
 
 
 def method_of(config: Config) -> Method:

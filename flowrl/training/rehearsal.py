@@ -24,7 +24,7 @@ from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
-from flowrl.training.method import Method, method_of
+from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.rehearse_loss import rehearse_loss
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
@@ -94,6 +94,9 @@ class _MotionlessModel:
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         return torch.zeros_like(x)
 
+    def decode(self, x0: Tensor) -> Tensor:
+        return x0.new_zeros(len(x0), 3, 1, 1)
+
 
 def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> RehearsedIteration:
     """Sample one prompt's forest, give it credit and choose what to train, as the trainer will."""
@@ -122,14 +125,19 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
     nodes = _chosen(config, method, made, advantage, segment, iteration)
     _check_signal(config, method, advantage[nodes], work)
     read = [config.likelihood, config.loss, *([config.kl] if config.kl else [])]
+    batch = None
     if all(_ours(call) for call in read) and (segment is not None or config.segment is None):
-        rehearse_loss(method, model, made, advantage, nodes, segment)
+        batch = rehearse_loss(method, model, made, advantage, nodes, segment)
     # what that makes for all prompts
     unique = torch.unique(states_of(made, nodes, method.likelihood.trains))
     states = work.prompts * len(unique) * method.rows
-    first, last = min(states, work.per_update), [config.train.iterations * work.updates]
-    calls = work.nfe + first * method.trained_calls(0, last)
-    calls += (states - first) * method.trained_calls(1, last)
+    if batch is not None and batch.unrolled is not None:
+        trained = work.prompts * unrolled_calls(batch.unrolled)
+    else:
+        first, last = min(states, work.per_update), [config.train.iterations * work.updates]
+        trained = first * method.trained_calls(0, last)
+        trained += (states - first) * method.trained_calls(1, last)
+    calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
     )

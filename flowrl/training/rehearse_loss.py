@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import best_below
 from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import FlowModel, LossInput, Rollout
+from flowrl.core.types import Batch, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
 
 
@@ -18,15 +18,15 @@ def rehearse_loss(
     advantage: Tensor,
     nodes: Tensor,
     segment: Tensor | None,
-) -> None:
+) -> Batch | None:
     """Make the batch of nodes [N] of a rollout, evaluate it with a stand-in for the model, and call
-    what looks at it. Raises ConfigError as they do.
+    what looks at it -> the batch, if there is one. Raises ConfigError as they do.
 
     On policy: all weights that the loss asks for give the same evaluation.
     """
     likelihood = method.likelihood
     if not likelihood.evaluations:  # it needs the parameters that it adds to the model
-        return
+        return None
     # the batch, as every set of weights evaluates it
     streams = NodeStreams(made.tree.group, "rehearsal")
     batch = likelihood.batch(made, advantage, nodes, streams)
@@ -41,6 +41,9 @@ def rehearse_loss(
         above = made.tree.parent[batch.node] if draws else batch.node
         best = best_below(made, advantage)[above]
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
+    if now.images is not None:
+        data = data._replace(reward=now.images.new_zeros(len(now.images)))
     method.loss(data)
     if method.kl is not None:
         method.kl(data)
+    return batch

@@ -11,6 +11,7 @@ from torch import nn
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs_of
 from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
@@ -20,6 +21,7 @@ from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.rehearsal import check_plan, cost_of
+from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.weights import Weights
 
 
@@ -58,6 +60,8 @@ class Setup:
         # rewards
         self.reward_set = RewardSet(config, self.train_set.records)
         self.rewards = self.reward_set.rewards
+        if "reward" in self.method.needs:
+            check_differentiable(config, self.rewards)
         for prompts in (self.train_set, self.test_set):
             check_records(prompts, self.rewards)
         self.reward_set.probe()
@@ -147,6 +151,11 @@ def check_processes(config: Config, world: World, *, sharded: bool) -> None:
         raise ConfigError(
             f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
             f"needs equally many prompts; take a multiple of {world.size}"
+        )
+    if sharded and "reward" in needs_of(config.call("loss")):
+        raise ConfigError(
+            f"loss {config.loss.fn}: images take different numbers of steps with a gradient, but "
+            "under FSDP all processes call the network in step; start the processes without FSDP"
         )
 
 

@@ -29,7 +29,8 @@ from flowrl.core.types import RewardBatch
 
 LIGHT = {"numpy", "PIL", "torch", "flowrl", "rewards"}
 # what is loaded before: the checker of the embedded benchmark needs scipy, files know safetensors
-EXTRA = {"shapes": "flowrl.evaluation.suites.shapes.checker", "vlm": "flowrl.core.files"}
+CHECKER = "flowrl.evaluation.suites.shapes.checker"
+EXTRA = {"shapes": CHECKER, "soft_shapes": CHECKER, "vlm": "flowrl.core.files"}
 ARGUMENTS = {
     "__call__": ("batch",),
     "check_record": ("record", "where"),

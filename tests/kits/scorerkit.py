@@ -36,6 +36,7 @@ from rewards.jpeg import jpeg
 from rewards.ocr import ocr
 from rewards.pickscore import pickscore
 from rewards.shapes import shapes
+from rewards.soft_shapes import soft_shapes
 
 
 class Clip:
@@ -199,6 +200,11 @@ def scenes(weights: Weights) -> Scorer:
     return Scorer(shapes, (rough.clamp(0, 1) * 255).round() / 255, records)
 
 
+def softly(weights: Weights) -> Scorer:
+    """The same images and records as `scenes`."""
+    return scenes(weights)._replace(make=soft_shapes)
+
+
 def reading(weights: Weights) -> Scorer:
     """Read as many letters as the image is bright, by an engine of the kit's own."""
 
@@ -222,6 +228,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "adversarial": head,
     "jpeg": files,
     "shapes": scenes,
+    "soft_shapes": softly,
     "ocr": reading,
 }
 """Rewards behind a server judge no image themselves; win_rate asks another reward."""

@@ -33,6 +33,7 @@ BELOW = {
 
 REWARDS = {
     "shapes": "flowrl.evaluation.suites.shapes",
+    "soft_shapes": "flowrl.evaluation.suites.shapes",
     "remote": "flowrl.config flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""

@@ -57,6 +57,9 @@ def warmth(batch: RewardBatch) -> Tensor:
     return (1 + redness(batch)) / 2
 
 
+redness.differentiable = warmth.differentiable = True  # type: ignore[attr-defined]
+
+
 def reddish(batch: RewardBatch) -> Tensor:
     """Say 1 where an image is more red than green, else 0."""
     return (redness(batch) > 0).float()
@@ -76,6 +79,14 @@ def same(batch: RewardBatch) -> Tensor:
 def picky(batch: RewardBatch) -> Tensor:
     """Like all images of the first prompt equally well, and the others by their red."""
     return torch.where(batch.group == 0, torch.tensor(0.3), redness(batch))
+
+
+def liar(batch: RewardBatch) -> Tensor:
+    """Score as `redness`, promise a gradient and have none."""
+    return redness(batch).detach()
+
+
+liar.differentiable = True  # type: ignore[attr-defined]
 
 
 class noise:  # noqa: N801 - configs name rewards in lower case

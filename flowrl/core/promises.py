@@ -1,0 +1,22 @@
+"""What a reward promises by an attribute of its own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flowrl.core.types import Reward
+
+
+def judges_singly(reward: Reward) -> bool:
+    """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
+    the image, its prompt and its record alone: equal images are then scored once."""
+    return bool(getattr(reward, "judges_singly", False))
+
+
+def differentiable(reward: Any) -> bool:
+    """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
+    with respect to the images."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "differentiable", False))

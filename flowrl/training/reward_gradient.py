@@ -1,0 +1,76 @@
+"""Rewards that are differentiated through the image: which can be, and their weighted sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.core.promises import differentiable
+from flowrl.core.types import RewardBatch
+from flowrl.core.users_code import FAILURES, told
+from flowrl.evaluation.reward_call import call_reward
+
+SHIPPED = "soft_shapes"
+"""Rewards of flowrl that can be differentiated, for messages."""
+
+
+def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:
+    """Raise ConfigError unless every reward that counts has a gradient, and their values reach the
+    loss as they are: without a transform, added by weight."""
+    for name, call in config.rewards.items():
+        if not config.reward_weights[name]:
+            continue
+        if not differentiable(rewards[name]):
+            raise ConfigError(
+                f"rewards.{name}: {call.fn} cannot be differentiated, but loss {config.loss.fn} "
+                "follows the reward's gradient through the image. Take one that says "
+                f"`differentiable = True` (of those that ship: {SHIPPED}), or set its weight to 0, "
+                "so that it is only watched"
+            )
+        if call.transform:
+            raise ConfigError(
+                f"rewards.{name}.transform: loss {config.loss.fn} differentiates the reward "
+                "itself; leave the transform out"
+            )
+    if config.aggregate.fn != "weighted_sum":
+        raise ConfigError(
+            f"aggregate: {config.aggregate.fn} makes advantages, but loss {config.loss.fn} "
+            "differentiates rewards, which are added by weight; leave the section out"
+        )
+
+
+def summed(
+    rewards: dict[str, Any], weights: dict[str, float], batch: RewardBatch, where: str
+) -> Tensor:
+    """Add the rewards of images [B, 3, H, W] by weight, with the gradient -> [B]. Raises
+    RewardError that names the reward which fails or has no gradient."""
+    parts = []
+    for name, weight in weights.items():
+        if not weight:
+            continue
+        said = f"{where}: reward {name!r}"
+        try:
+            values = call_reward(rewards[name], batch)
+        except FlowRLError as error:
+            raise RewardError(f"{said}: {error}") from error
+        except FAILURES as error:
+            raise RewardError(f"{said} failed with {told(error)}") from error
+        parts.append(weight * _with_gradient(values, batch.images, said))
+    return torch.stack(parts).sum(0)
+
+
+def _with_gradient(values: Any, images: Tensor, said: str) -> Tensor:
+    """Return values [B] if they are differentiable. Raises RewardError."""
+    if not isinstance(values, Tensor) or values.shape != (len(images),):
+        shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise RewardError(f"{said}: expected a tensor [{len(images)}], got {shape}")
+    if images.requires_grad and not values.requires_grad:
+        raise RewardError(
+            f"{said} says that it is differentiable, but its values have no gradient: it detaches "
+            "them, rounds the images or leaves torch"
+        )
+    return values.to(images.device)

@@ -1,0 +1,95 @@
+"""Training along the reward's own gradient: what it costs, what it refuses, what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toykit import toy
+from trainkit import weights_of
+
+from flowrl.core.errors import ConfigError, RewardError
+from flowrl.training.rehearsal import check_plan
+from flowrl.training.trainer import Trainer
+
+SMALL = (
+    "plan={fn: ode, steps: 4, order: 1}",
+    "loss={fn: reward_ascent}",
+    "rewards={red: {fn: toykit.redness}}",
+    "train.updates=1",
+    "eval.score=red",
+)
+
+
+def trainer_of(folder: Path, *overrides: str) -> Trainer:
+    return Trainer(toy(folder, *SMALL, "likelihood={fn: draft}", *overrides))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "calls"),
+    [
+        ("{fn: draft, last: 1}", 3 + 4),
+        ("{fn: draft, last: 1, checkpoint: false}", 3 + 3),
+        ("{fn: draft, last: 0}", 4 * 4),
+        ("{fn: draft_lv, draws: 3}", 3 * 4),
+        ("{fn: refl, first: 2, last: 2}", 2 + 4),
+    ],
+)
+def test_network_calls_are_counted(tmp_path: Path, likelihood: str, calls: int) -> None:
+    """2 prompts x 4 images x 4 steps of the rollout; then per image one for a step without a
+    gradient, 4 for one with: forward, forward again, and a backward pass of two. The images are
+    those of the rollout, but for rounding and, in refl, one longer step."""
+    trainer = trainer_of(tmp_path, f"likelihood={likelihood}")
+    assert check_plan(trainer.config).calls == 8 * (4 + calls)
+    metrics = trainer.step()
+    assert metrics["nfe"] == 8 * (4 + calls)
+    if "lv" not in likelihood:
+        assert metrics["image_reward"] == pytest.approx(metrics["reward/red"], abs=0.02)
+
+
+@pytest.mark.parametrize("likelihood", ["draft, last: 2", "align_prop_each", "refl", "draft_lv"])
+def test_calls_do_not_change_a_step(tmp_path: Path, likelihood: str) -> None:
+    """What is drawn belongs to an image and not to the network call it is in."""
+    made = []
+    for size in (64, 3):
+        trainer = trainer_of(
+            tmp_path, f"likelihood={{fn: {likelihood}}}", f"train.micro_batch={size}"
+        )
+        trainer.step()
+        made.append(weights_of(trainer))
+    torch.testing.assert_close(*made, atol=1e-6, rtol=1e-5)
+
+
+def test_enough_is_enough(tmp_path: Path) -> None:
+    """Rewards above `enough` are not pushed further; a watched reward is not differentiated."""
+    rewards = "rewards={red: {fn: toykit.redness}, strict: {fn: toykit.reddish, weight: 0}}"
+    trainer = trainer_of(tmp_path, "loss={fn: reward_ascent, enough: -5.0}", rewards)
+    before = weights_of(trainer)
+    metrics = trainer.step()
+    assert metrics["satisfied"] == 1 and metrics["loss"] == metrics["grad_norm"] == 0
+    torch.testing.assert_close(weights_of(trainer), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rewards.red.fn=toykit.reddish", "rewards.red: .*reddish cannot be differentiated"),
+        ("rewards.red.transform={fn: clip, low: 0, high: 1}", "rewards.red.transform"),
+        ("aggregate={fn: advantage_sum}", "aggregate: advantage_sum"),
+        ("likelihood={fn: forward}", "makes no images"),
+        ("loss={fn: reward_ascent, scale: 0}", "scale > 0"),
+        ("kl={fn: velocity_kl, beta: 1.0}", "no velocity"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_loaded(
+    tmp_path: Path, change: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer_of(tmp_path, "model={fn: toykit.unloadable}", change)
+
+
+def test_a_reward_that_breaks_its_promise_is_named(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "rewards={red: {fn: toykit.liar}}", "eval.score=red")
+    with pytest.raises(RewardError, match="reward 'red' says that it is differentiable"):
+        trainer.step()

@@ -127,7 +127,8 @@ class Unrolled(NamedTuple):
 
     sigmas: Tensor  # [S+1]  the grid
     open: Tensor  # [B, S] bool, on the host  the velocity of this step carries a gradient
-    last: Tensor  # [B] int64, on the host  the step that jumps to the end of the grid, by the x0 estimate
+    # [B] int64, on the host  the step that jumps to the end of the grid, by the x0 estimate
+    last: Tensor
     again: bool  # the backward pass evaluates the network once more, instead of storing it
 
 

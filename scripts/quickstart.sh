@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Train the embedded base model with Flow-GRPO, from a fresh clone; sets everything up first. Arguments go to the
+# Train the embedded base model with AWM, from a fresh clone; sets everything up first. Arguments go to the
 # command line: bash scripts/quickstart.sh train.iterations=20 --run runs/short
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export HF_HUB_OFFLINE=1 # everything that it needs is in the checkout
-echo "==> flowrl train shapes/flow_grpo $*"
-exec "$VIRTUAL_ENV/bin/flowrl" train shapes/flow_grpo "$@"
+echo "==> flowrl train shapes/awm $*"
+exec "$VIRTUAL_ENV/bin/flowrl" train shapes/awm "$@"

@@ -84,26 +84,53 @@ def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
                 reward.check_record(record, where)
 
 
-def batch_for(prompt_set: PromptSet, *, seed: int, iteration: int, count: int) -> list[int]:
+def groups_of(prompt_set: PromptSet, balance: str | None) -> list[list[int]]:
+    """Return the prompts' indices by the value of the record key `balance`, values in the order of
+    the list; all in one group without a key.
+
+    Raises DataError for a record in which the key is missing, or no text or number.
+    """
+    if balance is None:
+        return [list(range(len(prompt_set)))]
+    groups: dict[str | int | float, list[int]] = {}
+    for index, record in enumerate(prompt_set.records):
+        value = record.get(balance)
+        if not isinstance(value, str | int | float):
+            where = prompt_set.places[index] if prompt_set.places else f"prompt {index + 1}"
+            raise DataError(
+                f"{where}: train.balance is {balance!r}, so each record needs a text or a number "
+                f"under this key; got {value!r}. Add it, or leave train.balance out"
+            )
+        groups.setdefault(value, []).append(index)
+    return list(groups.values())
+
+
+def batch_for(
+    prompt_set: PromptSet, *, seed: int, iteration: int, count: int, balance: str | None = None
+) -> list[int]:
     """Return the `count` prompt indices of one iteration, a function of its arguments alone.
 
     The iterations read one endless stream of shuffled epochs: each epoch holds every prompt exactly
     once, in its own order. A batch may run over the end of an epoch (always, where the set is
-    smaller than `count`, and then over several); only such a batch can hold a prompt twice. Raises
-    DataError if count < 1 or iteration < 0.
+    smaller than `count`, and then over several); only such a batch can hold a prompt twice. With
+    `balance` each value of that record key has an endless stream of its own, and they take turns.
+    Raises DataError if count < 1 or iteration < 0, or as `groups_of`.
     """
     if count < 1 or iteration < 0:
         raise DataError(
             f"expected count >= 1 and iteration >= 0, got count={count} and iteration={iteration}"
         )
-    size = len(prompt_set)
-    if size == 0:
+    if len(prompt_set) == 0:
         raise DataError(f"{prompt_set.path}: no prompts to choose from")
-    places = range(iteration * count, (iteration + 1) * count)
-    return [_epoch(size, seed, place // size)[place % size] for place in places]
+    groups, chosen = groups_of(prompt_set, balance), []
+    for place in range(iteration * count, (iteration + 1) * count):
+        turn, which = divmod(place, len(groups))
+        epoch, at = divmod(turn, len(groups[which]))
+        chosen.append(groups[which][_epoch(len(groups[which]), seed, epoch)[at]])
+    return chosen
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _epoch(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     # Sorted by digest: no library promises the same shuffle in its next version, and a resumed run
     # relies on it.

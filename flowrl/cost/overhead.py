@@ -161,7 +161,11 @@ def _bare_seconds(trainer: Trainer, calls: list[NetworkCall]) -> dict[str, float
     # Inputs of the right sizes: the draws of one more rollout.
     config = trainer.config
     rows = batch_for(
-        trainer.train_set, seed=config.seed, iteration=trainer.iteration, count=config.train.prompts
+        trainer.train_set,
+        seed=config.seed,
+        iteration=trainer.iteration,
+        count=config.train.prompts,
+        balance=config.train.balance,
     )
     forest = trainer.sample(rows)
     likelihood = trainer.method.likelihood

@@ -14,7 +14,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, check_records, load_prompts
+from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import ExtendsModel, FlowModel
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost
@@ -53,6 +53,7 @@ class Setup:
         # prompts and functions
         self.train_set = load_prompts(config.prompts.train)
         self.test_set = load_prompts(config.prompts.test)
+        groups_of(self.train_set, config.train.balance)  # or says which record lacks the key
         warn_of_overlap(self.train_set, self.test_set)
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)

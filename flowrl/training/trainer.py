@@ -65,7 +65,11 @@ class Trainer(Setup):
         """Return the training prompts of the current iteration."""
         c = self.config
         return batch_for(
-            self.train_set, seed=c.seed, iteration=self.iteration, count=c.train.prompts
+            self.train_set,
+            seed=c.seed,
+            iteration=self.iteration,
+            count=c.train.prompts,
+            balance=c.train.balance,
         )
 
     def sample(self, rows: list[int]) -> Rollout:

@@ -154,6 +154,25 @@ def test_batch_is_a_function_of_its_arguments(
     assert len(once) == count and (size * 2 < count or max(counts) <= 2 + count // size)
 
 
+def test_balance_gives_every_value_its_turn() -> None:
+    """9 prompts, 6 of them a, 2 b, 1 c: by hand, of 12 places each value has every third, and each
+    of its prompts comes equally often."""
+    texts = [str(n) for n in range(9)]
+    records = [{"prompt": text, "tag": "aaaaaabbc"[n]} for n, text in enumerate(texts)]
+    prompts = PromptSet(texts, records, "n", "n.txt")
+    options = {"seed": 0, "count": 6, "balance": "tag"}
+    dealt = [n for turn in range(6) for n in batch_for(prompts, iteration=turn, **options)]
+    assert ["aaaaaabbc"[n] for n in dealt] == list("abc") * 12
+    times = Counter(dealt)
+    assert [times[n] for n in range(9)] == [2] * 6 + [6, 6] + [12]
+    # one value: as without balance
+    same = PromptSet(texts, [{**record, "tag": "x"} for record in records], "n", "n.txt")
+    assert batch_for(same, iteration=3, **options) == batch_for(same, seed=0, count=6, iteration=3)
+    records[4] = {"prompt": "4"}
+    with pytest.raises(DataError, match="prompt 5: train.balance is 'tag', so each record"):
+        batch_for(prompts, iteration=0, **options)
+
+
 def test_order_differs_between_epochs_and_seeds_and_is_pinned() -> None:
     epochs = [deal(8, 8, 0, n) for n in range(3)]
     assert epochs[0] != epochs[1] != epochs[2] and deal(8, 8, 1, 0) != epochs[0]

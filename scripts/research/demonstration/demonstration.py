@@ -1,7 +1,7 @@
 """Show what reinforcement learning gains, beside what costs less: one command, resumable.
 
     python scripts/research/demonstration/demonstration.py --base assets/shapes-sd3 \\
-        --runs runs/shapes-flow-grpo-seed0 runs/shapes-flow-grpo-seed1 ...
+        --runs runs/shapes-awm-seed0 runs/shapes-awm-seed1 ...
 
 Guidance and steps of the base model, and of the first run, are searched on the validation prompts.
 Then on the test prompts: the base, the base with its best guidance, the best of eight of its images
@@ -46,7 +46,8 @@ def main() -> None:
     write_json(args.out, result)
     args.figures.mkdir(parents=True, exist_ok=True)
     draw_pictures(bench, result, args, args.figures / f"{args.out.stem}.png")
-    draw_chart(args.runs, result, args.figures / f"{args.out.stem}-minutes.png")
+    chart = args.figures / f"{args.out.stem}-minutes.png"
+    draw_chart(args.runs, result, chart, args.seconds_per_iteration)
     print(summary(result))
 
 
@@ -62,18 +63,23 @@ def parser() -> argparse.ArgumentParser:
     add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
     add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0])
-    add("--step-counts", type=int, nargs="+", default=[6, 10, 15, 20])
-    add("--per-task", type=int, default=336, help="test images of each task, at least")
+    add("--step-counts", type=int, nargs="+", default=[10, 20])
+    add("--per-task", type=int, default=192, help="test images of each task, at least")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_001, help="of the test noise")
     add("--search-seed", type=int, default=260_002, help="of the validation noise")
-    add("--reward", default="graded", choices=["graded", "graded_angle", "strict"])
-    add("--config", default="shapes/flow_grpo", help="settings of the model folder")
+    add("--reward", default="graded_angle", choices=["graded", "graded_angle", "strict"])
+    add("--config", default="shapes/awm", help="settings of the model folder")
     add("--set", nargs="*", default=[], help="overrides of the config")
     add("--work", type=Path, default=Path("runs/demonstration"))
     add("--out", type=Path, default=Path("assets/results/demonstration.json"))
     add("--figures", type=Path, default=Path("assets/figures"))
     add("--threads", type=int, default=1)
+    add(
+        "--seconds-per-iteration",
+        type=float,
+        help="of an idle machine (flowrl bench), if the runs shared theirs; the axis of the chart",
+    )
     return made
 
 

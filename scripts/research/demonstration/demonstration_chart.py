@@ -18,14 +18,19 @@ CHECKER = Path("assets/results/checker.json")
 PHASES = ("rollout", "decode", "reward", "train")
 
 
-def curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
+def curve(run: Path, seconds: float | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return minutes of training, without evaluations, and the score at each of a run's
-    evaluations."""
+    evaluations.
+
+    Minutes are those of the run, or `seconds` per iteration, where the run shared its machine.
+    """
     ends = [0.0]
     for row in read_rows(run, TIMING):
         ends.append(ends[-1] + sum(row.get(phase, 0.0) for phase in PHASES) / 60)
     rows = read_rows(run, EVALS)
     minutes = np.array([ends[min(row["iteration"], len(ends) - 1)] for row in rows])
+    if seconds is not None:
+        minutes = np.array([row["iteration"] * seconds / 60 for row in rows])
     return minutes, np.array([row[row["score"]] for row in rows])
 
 
@@ -52,9 +57,11 @@ def _levels(result: dict[str, Any], listed: str) -> dict[str, float]:
 
 
 @styled
-def draw_chart(runs: Sequence[str], result: dict[str, Any], file: Path) -> None:
+def draw_chart(
+    runs: Sequence[str], result: dict[str, Any], file: Path, seconds: float | None = None
+) -> None:
     """Draw the mean over seeds with their range, and the base model's marks, as dashed lines."""
-    curves = [curve(Path(run)) for run in runs]
+    curves = [curve(Path(run), seconds) for run in runs]
     least = min(len(minutes) for minutes, _ in curves)
     minutes = np.mean([x[:least] for x, _ in curves], 0)
     scores = 100 * np.array([y[:least] for _, y in curves])

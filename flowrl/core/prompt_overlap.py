@@ -21,6 +21,7 @@ OPPOSITE = {
 _FILLING = re.compile(
     r"\b(?:an?|the|one|there (?:is|are)|(?:photo|picture|image|painting|drawing)s? of|to)\b"
 )
+_QUOTED = re.compile(r'"([^"]*\w[^"]*)"')
 _RELATION = re.compile(r"\b(?:the )?(left of|right of|above|below)\b")
 
 
@@ -50,7 +51,7 @@ def overlap(held_out: PromptSet, trained: PromptSet) -> Overlap:
     """Compare every held-out prompt with all training prompts.
 
     What a prompt means is its GenEval record (class, count, colour, relation) if it has one, else
-    its words without articles and "a photo of".
+    the text in double quotes that it asks for, else its words without articles and "a photo of".
     """
     found = Overlap([], [], [])
     # what training asks for, as it is said and with each relation one way round
@@ -106,6 +107,9 @@ def _placed(one: Any, relation: str, two: Any, *, turn: bool) -> tuple[Any, ...]
 def _words(text: str, *, turn: bool) -> Meaning:
     """Say what a prompt without a record asks for by its words."""
     plain = _plain(text)
+    quoted = _QUOTED.search(plain)
+    if quoted:
+        return ("text", "".join(quoted[1].split()))
     parts = _RELATION.split(plain, maxsplit=1)
     if len(parts) == 3:
         one, two = (_bare(part) for part in (parts[0], parts[2]))

@@ -13,7 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.errors import DataError
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.nearest import near
+from flowrl.core.prompt_lists import MADE, made_records
 from flowrl.core.shipped_files import resource
 from flowrl.core.users_code import as_one_message
 
@@ -41,7 +43,8 @@ class PromptSet:
 
 
 def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
-    """Read a prompt file; blank lines are skipped, a byte order mark is no part of the text.
+    """Read a prompt file, or make one of the lists of `prompt_lists.MADE`, such as
+    "geneval/test"; blank lines are skipped, a byte order mark is no part of the text.
 
     ``.jsonl``: one object per line with "prompt", optionally GenEval's "tag", "include", "exclude".
     ``.json``: a list of such objects, or of texts. ``.txt``: one prompt per line. ``.csv``,
@@ -49,7 +52,13 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     record. Raises DataError with file and line where a prompt is missing, empty or of the wrong
     type; ConfigError if no file.
     """
-    file = resource(path)
+    made = os.fspath(path)
+    if made in MADE:
+        records = made_records(made)
+        places = [f"{made}, prompt {number}" for number in range(1, len(records) + 1)]
+        texts = [record["prompt"] for record in records]
+        return PromptSet(texts, records, made.replace("/", "-"), made, places)
+    file = _found(made)
     reader = _READERS.get(file.suffix.lower())
     if reader is None:
         raise DataError(
@@ -67,6 +76,20 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     return PromptSet(
         [record["prompt"] for record in records], records, file.stem, str(file), places
     )
+
+
+def _found(path: str) -> Path:
+    """Return the file of a path. Raises ConfigError, with the nearest made list where the path has
+    no ending."""
+    try:
+        return resource(path)
+    except ConfigError as error:
+        if Path(path).suffix or not path.strip():
+            raise
+        lists = ", ".join(MADE)
+        raise ConfigError(
+            f"{error}\nLists that need no file: {lists}{near(path, list(MADE))}"
+        ) from error
 
 
 def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
@@ -307,6 +330,19 @@ def _check_objects(objects: Any, where: str) -> None:
             raise DataError(
                 f'{where}, entry {number}: expected a whole number >= 1 as "count", got {count!r}'
             )
+        if "position" in entry:
+            _check_position(entry["position"], number - 1, f"{where}, entry {number}")
+
+
+def _check_position(position: Any, earlier: int, where: str) -> None:
+    """Check GenEval's relation: a text, and the place of one of the `earlier` entries from 0."""
+    good = isinstance(position, list | tuple) and len(position) == 2
+    good = good and isinstance(position[0], str) and type(position[1]) is int
+    if not good or not 0 <= position[1] < earlier:
+        raise DataError(
+            f'{where}: expected ["left of", 0] or the like as "position", with the place of an '
+            f"earlier entry, got {position!r}"
+        )
 
 
 def _kind(value: Any) -> str:

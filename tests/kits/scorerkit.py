@@ -19,6 +19,7 @@ from clipkit import (
     save_transformers,
     tiny_open_clip,
 )
+from detectorkit import tiny_mask2former
 from dinokit import save_dinov2
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
 from rewards.clip import clip
 from rewards.dino import dino
+from rewards.geneval import geneval
 from rewards.hpsv2 import FILES, hpsv2
 from rewards.image_reward import image_reward
 from rewards.jpeg import jpeg
@@ -112,6 +114,11 @@ class Weights:
         return {"path": str(self.public_blip.file), "tokenizer": str(self.public_blip.tokenizer)}
 
     @cached_property
+    def geneval(self) -> dict[str, Any]:
+        detector = tiny_mask2former(self.root / "mask2former")
+        return {"path": str(detector), "clip": str(self.clip.folder)}
+
+    @cached_property
     def dino(self) -> str:
         return save_dinov2(self.root / "dino")
 
@@ -189,6 +196,19 @@ def head(weights: Weights) -> Scorer:
     return Scorer(lambda **more: adversarial(path=path, **more), images, words(), 1e-6, 0.03)
 
 
+def composition(weights: Weights) -> Scorer:
+    """Ask for what the random detector is likely to find, with one colour."""
+    given, meta = weights.geneval, []
+    for count, name in enumerate(
+        ("book", "vase", "tie", "bench", "baseball bat", "baseball glove")
+    ):
+        wish = {"class": name, "count": count % 3 + 1}
+        wish |= {"color": "red"} if count % 2 else {}
+        meta.append({"prompt": name, "tag": "two_object", "include": [wish]})
+    images = random_images(6, 80, 100)
+    return Scorer(lambda **more: geneval(**given, mode="graded", **more), images, meta)
+
+
 def files(weights: Weights) -> Scorer:
     return Scorer(jpeg, random_images(6, 48, 64), words())
 
@@ -226,6 +246,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "image_reward": human,
     "dino": likeness,
     "adversarial": head,
+    "geneval": composition,
     "jpeg": files,
     "shapes": scenes,
     "soft_shapes": softly,

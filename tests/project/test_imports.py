@@ -32,6 +32,7 @@ BELOW = {
 """Room of flowrl/ -> the rooms that it may import."""
 
 REWARDS = {
+    "geneval": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
     "remote": "flowrl.config flowrl.evaluation.reward_call",

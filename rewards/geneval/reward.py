@@ -1,0 +1,213 @@
+"""The reward: detections of each image, judged by its prompt's GenEval record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.types import RewardBatch
+from flowrl.evaluation.suites.geneval.credit import credit
+from flowrl.evaluation.suites.geneval.objects import Found, Limits, Objects, kept
+from flowrl.evaluation.suites.geneval.result_file import result_row
+from flowrl.evaluation.suites.geneval.rules import judge, validate
+
+from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
+from .._common.pixels import shortest
+from .._common.scorer import pick_device, pick_dtype, to_pil
+from .colors import ClipColors
+from .detectors import Detector, Mask2Former, Shapes, ZeroShot
+
+WHO = "rewards.geneval"
+CLIP = {"transformers": "openai/clip-vit-large-patch14"}
+CLIP["open_clip"] = "timm/vit_large_patch14_clip_224.openai"
+
+
+class _Kind(NamedTuple):
+    """A detector: its public weights, and limits that suit its confidences."""
+
+    path: str
+    limits: Limits
+    template: str = ""
+
+
+KINDS = {
+    "mask2former": _Kind("facebook/mask2former-swin-small-coco-instance", Limits()),
+    # GenEval says nothing of these; the limits are ours
+    "owl": _Kind(
+        "google/owlv2-base-patch16-ensemble", Limits(0.2, 0.2, 16, 0.5), "a photo of a {}"
+    ),
+    "grounding_dino": _Kind(
+        "IDEA-Research/grounding-dino-base", Limits(0.35, 0.35, 16, 0.5), "{}."
+    ),
+    # every readable shape, whatever its confidence
+    "shapes": _Kind("", Limits(0.0, 0.0, 16, 1.0)),
+}
+MODES = ("strict", "graded", "exact")
+
+
+class geneval:  # noqa: N801 - configs name rewards in lower case
+    """Score images [L, 3, H, W] by GenEval's rules: "strict" is its verdict, 0 or 1; "graded"
+    Flow-GRPO's partial credit, up to 1; "exact" 0 or 1, with counts that must be equal -> [L]
+    float32.
+
+    GenEval: Ghosh et al. 2023, djghosh13/geneval; credits: Flow-GRPO (2505.05470),
+    yifan123/reward-server. `path` is the detector's folder or hub id, `clip` that of a CLIP for the
+    colours (ViT-L/14 of OpenAI). `threshold`, `counting_threshold`, `max_objects` and `max_overlap`
+    decide which detections count; null: GenEval's own for mask2former, ours for the others.
+    `below_zero` and `wrong_place_pays` are slips of Flow-GRPO's code; see
+    flowrl/evaluation/suites/geneval/credit.py.
+
+    **Differs:** Mask2Former is transformers', not mmdet's, so absolute numbers are not exactly
+    comparable. OWL and Grounding DINO give boxes without masks: colours are then read off the whole
+    crop.
+    """
+
+    judges_singly = True
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["strict", "graded", "exact"] = "strict",
+        detector: Literal["mask2former", "owl", "grounding_dino", "shapes"] = "mask2former",
+        path: str | None = None,
+        clip: str | None = None,
+        clip_backend: Literal["transformers", "open_clip"] = "transformers",
+        clip_architecture: str = "ViT-L-14-quickgelu",
+        threshold: float | None = None,
+        counting_threshold: float | None = None,
+        max_objects: int | None = None,
+        max_overlap: float | None = None,
+        below_zero: bool = False,
+        wrong_place_pays: bool = False,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch: int = 8,
+    ) -> None:
+        # the arguments
+        for name, value, known in (
+            ("mode", mode, MODES),
+            ("detector", detector, KINDS),
+            ("clip_backend", clip_backend, CLIP),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"{WHO}: {name}: expected one of {', '.join(known)}, got {value!r}"
+                )
+        self.mode, self.batch = mode, int(positive(batch, "batch", WHO))
+        given = (threshold, counting_threshold, max_objects, max_overlap)
+        self.limits = _limits(KINDS[detector].limits, given)
+        self.slips = {"below_zero": below_zero, "wrong_place_pays": wrong_place_pays}
+        where, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        # the detector, and who reads colours
+        self.detector = _detector(detector, path, where, kind)
+        self.colors: ClipColors | None = None
+        if detector != "shapes":
+            towers = _towers(
+                clip or CLIP[clip_backend], clip_backend, clip_architecture, where, kind
+            )
+            self.colors = ClipColors(towers, batch=self.batch)
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a record that cannot be judged, before the first image is made."""
+        validate(record, where, self.detector.classes)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Judge each image by its own record."""
+        return self.explain(batch)[0]
+
+    def explain(self, batch: RewardBatch) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Judge each image -> its score, and its line of a GenEval result file without the file's
+        name, with "score"."""
+        if len(batch.meta) != len(batch.images):
+            raise DataError(
+                f"{WHO}: one GenEval record per image is needed in `meta`; got {len(batch.meta)} "
+                f"records for {len(batch.images)} images"
+            )
+        for place, record in enumerate(batch.meta):
+            self.check_record(record, f"{WHO}: image {place}")
+        images = to_pil(batch.images)
+        rows = []
+        for image, record, found in zip(images, batch.meta, self._find(images, batch), strict=True):
+            rows.append(self._row(image, record, found))
+        scores = torch.tensor([row["score"] for row in rows], dtype=torch.float32)
+        return scores.to(batch.images.device), rows
+
+    def _find(self, images: Sequence[Image.Image], batch: RewardBatch) -> list[Objects]:
+        """Return the detections that count on each image."""
+        floor = min(self.limits.threshold, self.limits.counting)
+        out: list[Objects] = []
+        for start in range(0, len(images), self.batch):
+            part = slice(start, start + self.batch)
+            records = batch.meta[part]
+            wanted = [_classes(record) for record in records]
+            found = self.detector(images[part], wanted, floor)
+            for record, objects in zip(records, found, strict=True):
+                out.append(kept(objects, str(record.get("tag", "")), self.limits))
+        return out
+
+    def _row(self, image: Image.Image, record: dict[str, Any], found: Objects) -> dict[str, Any]:
+        """Judge one image -> its line."""
+
+        def colors(name: str, objects: list[Found]) -> list[str]:
+            if self.colors is None:
+                return [one.color or "" for one in objects]
+            key = (name, len(objects))
+            if key not in seen:
+                seen[key] = self.colors(image, name, objects)
+            return seen[key]
+
+        # verdict and credit ask for the same colours
+        seen: dict[tuple[str, int], list[str]] = {}
+        verdict = judge(found, record, colors)
+        row = result_row("", record, found, verdict)
+        if self.mode == "strict":
+            return {**row, "score": float(verdict.correct)}
+        earned = credit(found, record, colors, **self.slips)
+        return {**row, "score": earned.score if self.mode == "graded" else float(earned.exact)}
+
+
+def _classes(record: dict[str, Any]) -> list[str]:
+    """Return the classes that a record names, each once."""
+    entries = [*record.get("include", []), *record.get("exclude", [])]
+    return list(dict.fromkeys(entry["class"] for entry in entries))
+
+
+def _limits(own: Limits, given: Sequence[float | None]) -> Limits:
+    """Put given limits in the place of a detector's own. Raises ConfigError."""
+    threshold, counting, most, overlap = given
+    limits = Limits(
+        own.threshold if threshold is None else threshold,
+        own.counting if counting is None else counting,
+        own.most if most is None else int(most),
+        own.overlap if overlap is None else overlap,
+    )
+    good = 0 <= limits.threshold < 1 and 0 <= limits.counting < 1
+    if not good or limits.most < 1 or not 0 < limits.overlap <= 1:
+        raise ConfigError(
+            f"{WHO}: expected threshold and counting_threshold in [0, 1), max_objects from 1 and "
+            f"max_overlap in (0, 1], got {limits}"
+        )
+    return limits
+
+
+def _detector(name: str, path: str | None, device: torch.device, dtype: torch.dtype) -> Detector:
+    kind = KINDS[name]
+    path = path or kind.path
+    if name == "shapes":
+        return Shapes()
+    if name == "mask2former":
+        return Mask2Former(path, device=device, dtype=dtype, who=WHO)
+    return ZeroShot(path, template=kind.template, device=device, dtype=dtype, who=WHO)
+
+
+def _towers(
+    path: str, backend: str, architecture: str, device: torch.device, dtype: torch.dtype
+) -> Towers:
+    if backend == "open_clip":
+        return OpenClip(path, architecture, prepare=shortest, device=device, dtype=dtype, who=WHO)
+    return TransformersClip(path, path, device=device, dtype=dtype, who=WHO)

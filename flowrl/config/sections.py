@@ -72,12 +72,12 @@ class TrainConfig(Section):
     rising"""
     prompts: Positive
     """prompts per iteration, over all processes; more gives a steadier gradient and takes longer"""
-    balance: str | None = None
-    """key of the prompts' records, `tag` for GenEval's tasks: each of its values gets as many prompts
-    of an iteration; without it each prompt comes equally often"""
     group: Positive
     """images per prompt; at least 2, or there is nothing to compare; a multiple of the images that
     the plan makes of one initial noise"""
+    balance: str | None = None
+    """key of the prompts' records, `tag` for GenEval's tasks: each of its values gets as many
+    prompts of an iteration; without it each prompt comes equally often"""
     updates: Positive = 1
     """optimizer steps per iteration; 1 is fully on-policy, more uses each rollout again and makes
     clipping matter"""

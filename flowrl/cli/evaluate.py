@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from flowrl.cli import options, target
 from flowrl.cli.output import count_up, show_or_write
+from flowrl.core.errors import ConfigError
 
 
 def evaluate(
     name: target.Name,
     *,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="a benchmark: shapes, geneval, ocr ...; its images are kept in --out"),
+    ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="prompt file; default: the config's held-out one")
+        str | None,
+        typer.Option(
+            help="prompt file or list; default: the suite's, or the config's held-out one"
+        ),
     ] = None,
     images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="of a suite; default: suites/SUITE/TARGET"),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="of a suite: compare with this one, image by image"),
+    ] = None,
     config: target.Settings = options.DEFAULT,
     weights: target.Weights = None,
     iteration: target.Iteration = None,
@@ -26,7 +45,7 @@ def evaluate(
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Score a model, a run or a checkpoint on held-out prompts, with intervals."""
+    """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.held_out import evaluation_table
     from flowrl.runs.evaluate import evaluate as evaluated
@@ -37,6 +56,12 @@ def evaluate(
         "eval.images": images,
         "prompts.test": prompts or None,
     }
+    if suite is not None:
+        where = out or _folder(suite, name, weights, iteration)
+        _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
+        return
+    if out is not None or against is not None:
+        raise ConfigError("--out and --against belong to --suite NAME")
     found = target.opened(name, config, weights, iteration, own, changes, plugin)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
@@ -45,3 +70,73 @@ def evaluate(
         {"target": name, **result},
         json,
     )
+
+
+def _folder(suite: str, name: str, weights: str | None, iteration: int | None) -> Path:
+    """Return the folder of a suite's images for a target."""
+    parts = [name.strip("/"), weights or "", "" if iteration is None else str(iteration)]
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)).strip("-.")
+    return Path("suites") / suite / (slug or "model")
+
+
+def _suite(
+    name: str,
+    suite: str,
+    out: Path,
+    against: Path | None,
+    config: str,
+    weights: str | None,
+    iteration: int | None,
+    own: dict[str, int | str | None],
+    changes: list[str],
+    plugin: list[str],
+    json: Path | None,
+) -> None:
+    """Run a suite and print its table, the difference, and the setting."""
+    from flowrl.core.processes import world
+    from flowrl.cost.out_of_memory import explained
+    from flowrl.evaluation.suites.catalogue import overrides_of
+    from flowrl.runs.suite import run_suite
+
+    # the suite's settings first, so that --set can change them
+    chosen = own["prompts.test"]
+    given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
+    found = target.opened(name, config, weights, iteration, own, given, plugin)
+    here = world()
+    with explained(found.config, "eval"):
+        result = run_suite(
+            found.model,
+            found.config,
+            suite,
+            out,
+            target=found.what,
+            base=found.base,
+            against=against,
+            progress=count_up,
+            world=here,
+        )
+    if here.main:
+        show_or_write(lambda width: _text(found.what, out, result, width), result, json)
+
+
+def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) -> str:
+    """Put a suite's report into words: table, difference, leaks, setting."""
+    from flowrl.evaluation.held_out import evaluation_table
+
+    lines = [what, evaluation_table(result, width=width)]
+    others = {k: v for k, v in result["rewards"].items() if k != result["score"]}
+    lines += [f"{name}: mean {value:.4f}" for name, value in others.items()]
+    if "against" in result:
+        found = result["against"]
+        low, high = found["interval"]
+        lines.append(
+            f"against {found['folder']}: {found['difference']:+.3f}, 95 % interval {low:+.3f} to "
+            f"{high:+.3f} (paired bootstrap over prompts)"
+        )
+    lines += [f"leak: {line}" for line in result.get("leaks", [])]
+    setting = result["setting"]
+    shown = ("guidance", "steps", "height", "width", "seed", "images", "tuned", "prompts")
+    told = [f"{key} {setting[key]}" for key in shown]
+    lines.append(f"setting: {', '.join(told)} ({setting['count']}, hash {setting['prompts_hash']})")
+    lines.append(f"images, scores and summary: {out}")
+    return "\n".join(lines)

@@ -55,7 +55,7 @@ def evaluate(
         batch=c.eval.batch,
         seed=c.eval.seed,
         tuned=c.eval.tuned,
-        late=_late(c, base),
+        late=late_weights(c, base),
         progress=progress,
         world=trainer.world if trainer else None,
         outcomes=outcomes,
@@ -93,7 +93,7 @@ def sample_all(
         batch=c.eval.batch,
         seed=seed,
         tuned=c.eval.tuned,
-        late=_late(c, base),
+        late=late_weights(c, base),
         broken=broken,
     )
     return torch.cat([pixels.cpu() for _, pixels in parts])
@@ -133,6 +133,8 @@ def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
     return [by_task[task][turn * len(by_task[task]) // share[task]] for turn, task in turns]
 
 
-def _late(c: Config, base: Weights | None) -> Callable[[], AbstractContextManager[None]] | None:
+def late_weights(
+    c: Config, base: Weights | None
+) -> Callable[[], AbstractContextManager[None]] | None:
     """Return what puts the weights from before training into the model for the last steps."""
     return partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None

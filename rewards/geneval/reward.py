@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from PIL import Image
@@ -140,6 +142,9 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
     def _find(self, images: Sequence[Image.Image], batch: RewardBatch) -> list[Objects]:
         """Return the detections that count on each image."""
         floor = min(self.limits.threshold, self.limits.counting)
+        key = _key(self.limits, images, batch)
+        if _Last.detector is self.detector and key == _Last.key:
+            return _Last.found
         out: list[Objects] = []
         for start in range(0, len(images), self.batch):
             part = slice(start, start + self.batch)
@@ -148,6 +153,7 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
             found = self.detector(images[part], wanted, floor)
             for record, objects in zip(records, found, strict=True):
                 out.append(kept(objects, str(record.get("tag", "")), self.limits))
+        _Last.detector, _Last.key, _Last.found = self.detector, key, out
         return out
 
     def _row(self, image: Image.Image, record: dict[str, Any], found: Objects) -> dict[str, Any]:
@@ -169,6 +175,22 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
             return {**row, "score": float(verdict.correct)}
         earned = credit(found, record, colors, **self.slips)
         return {**row, "score": earned.score if self.mode == "graded" else float(earned.exact)}
+
+
+class _Last:
+    """What was found on the last batch: several modes in one run look at equal images."""
+
+    detector: ClassVar[Detector | None] = None
+    key = b""
+    found: ClassVar[list[Objects]] = []
+
+
+def _key(limits: Limits, images: Sequence[Image.Image], batch: RewardBatch) -> bytes:
+    """Return a digest of all that detections depend on, but for the detector."""
+    digest = hashlib.blake2b(f"{limits}{batch.meta}".encode())
+    for image in images:
+        digest.update(f"{image.size}".encode() + image.tobytes())
+    return digest.digest()
 
 
 def _classes(record: dict[str, Any]) -> list[str]:
@@ -195,6 +217,7 @@ def _limits(own: Limits, given: Sequence[float | None]) -> Limits:
     return limits
 
 
+@lru_cache(maxsize=1)
 def _detector(name: str, path: str | None, device: torch.device, dtype: torch.dtype) -> Detector:
     kind = KINDS[name]
     path = path or kind.path
@@ -205,6 +228,7 @@ def _detector(name: str, path: str | None, device: torch.device, dtype: torch.dt
     return ZeroShot(path, template=kind.template, device=device, dtype=dtype, who=WHO)
 
 
+@lru_cache(maxsize=1)
 def _towers(
     path: str, backend: str, architecture: str, device: torch.device, dtype: torch.dtype
 ) -> Towers:

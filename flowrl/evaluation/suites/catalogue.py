@@ -1,0 +1,78 @@
+"""The suites that `flowrl eval TARGET --suite NAME` knows: prompts, rewards, images per prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import unknown
+
+Calls = dict[str, dict[str, Any]]  # of rewards, as a config has them
+
+
+class Suite(NamedTuple):
+    """What a suite measures, on what, and how often."""
+
+    prompts: str  # a list that code makes or a shipped file; "" = the user's own
+    rewards: Calls  # the first is the headline
+    images: int  # per prompt
+    what: str
+
+
+_PREFERENCE: Calls = {"pickscore": {"fn": "pickscore"}}
+_QUALITY: Calls = {
+    "pickscore": {"fn": "pickscore"},
+    "hpsv2": {"fn": "hpsv2"},
+    "image_reward": {"fn": "image_reward"},
+    "aesthetic": {"fn": "aesthetic"},
+    "clip": {"fn": "clip"},
+}
+
+SUITES: dict[str, Suite] = {
+    "shapes": Suite(
+        "assets/shapes/test.jsonl",
+        {"shapes": {"fn": "shapes", "mode": "strict"}},
+        4,
+        "the shapes benchmark, judged from pixels",
+    ),
+    "geneval": Suite(
+        "geneval/test",
+        {"geneval": {"fn": "geneval", "mode": "strict"}},
+        4,
+        "GenEval's six tasks (2310.11513), 553 prompts of our own in its structure",
+    ),
+    "ocr": Suite("ocr/test", {"ocr": {"fn": "ocr"}}, 1, "texts to be written, 1,000 prompts"),
+    "drawbench": Suite("", _QUALITY, 4, "preference scorers on DrawBench's prompts (2205.11487)"),
+    "partiprompts": Suite("", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
+    "pickscore": Suite("", _PREFERENCE, 1, "PickScore (2305.01569) on prompts of yours"),
+    "hpdv2": Suite("", {"hpsv2": {"fn": "hpsv2"}}, 1, "HPSv2 (2306.09341) on its prompts"),
+    "aesthetic": Suite("", {"aesthetic": {"fn": "aesthetic"}}, 1, "the aesthetic predictor"),
+}
+
+
+def suite_of(name: str) -> Suite:
+    """Return a suite by its name. Raises ConfigError with the nearest one."""
+    if name not in SUITES:
+        raise ConfigError(f"--suite: flowrl {unknown(name, SUITES, 'suite')}")
+    return SUITES[name]
+
+
+def overrides_of(name: str, prompts: str | None) -> list[str]:
+    """Return the overrides that make a config's evaluation the suite's.
+
+    Raises ConfigError for a suite whose prompts are not shipped, without `prompts`.
+    """
+    suite = suite_of(name)
+    chosen = prompts or suite.prompts
+    if not chosen:
+        raise ConfigError(
+            f"--suite {name}: its prompts are not shipped; give --prompts FILE with one a line, or "
+            "a CSV, TSV or JSON file with a column or key `prompt`"
+        )
+    return [
+        f"rewards={json.dumps(suite.rewards)}",
+        f"prompts.test={chosen}",
+        f"eval.images={suite.images}",
+        "eval.score=''",
+    ]

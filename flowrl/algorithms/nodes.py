@@ -107,6 +107,13 @@ def best_below(rollout: Rollout, advantage: Tensor) -> Tensor:
     return where
 
 
+def siblings(rollout: Rollout, trains: Trains, nodes: Tensor) -> Tensor:
+    """Count the trained nodes of the prompt of each node [B] -> [B] int64."""
+    group = rollout.tree.group
+    size = torch.bincount(group[trained_nodes(rollout, trains)])
+    return size[group[nodes]]
+
+
 def cond_of(rollout: Rollout, nodes: Tensor) -> dict[str, Tensor]:
     """Copy the text conditioning of nodes [N] -> {name: [N, ...]}."""
     ids, order = torch.sort(rollout.group_ids)

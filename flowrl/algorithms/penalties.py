@@ -64,6 +64,30 @@ def velocity_kl_both(data: LossInput, *, ref: float, slow: float) -> Tensor:
 
 
 @needs("ref", "zero_advantage")
+def velocity_kl_by_advantage(
+    data: LossInput, *, least: float = 1e-3, max_advantage: float = 5.0
+) -> Tensor:
+    """Penalise the distance to the base velocity more for better images,
+    ``(least + q (1 - least)) mean((v - v_ref)^2)`` [B].
+
+    ``q = clip(A / (2 max_advantage) + 1/2, 0, 1)``: bad images may leave the base model. CRD
+    (2603.14128), as in Flow-Factory: beta 0.1, least 1e-4 / beta. **Differs:** its reference is
+    guided (4.5) while the policy is not; here both have the model's own guidance.
+
+    Raises: ConfigError for `least` outside [0, 1], max_advantage not above 0, or a likelihood
+    without a velocity.
+    """
+    if not (0 <= least <= 1 and max_advantage > 0):
+        raise ConfigError(
+            "velocity_kl_by_advantage: expected 0 <= least <= 1 and max_advantage > 0, got "
+            f"{least=}, {max_advantage=}"
+        )
+    a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
+    good = a / (2 * max_advantage) + 0.5
+    return (least + good * (1 - least)) * _velocity_gap(data, "ref")
+
+
+@needs("ref", "zero_advantage")
 def norm_guard(data: LossInput) -> Tensor:
     """Penalise a velocity that is longer than that of the weights from before training:
     ``relu(|v| / |v_ref| - 1)^2`` [B].

@@ -12,6 +12,7 @@ rest is made only for functions that ask for it by name:
 ``slow``            a whole `Eval` under the slow copy (the section ``slow`` must be there)
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
+``siblings``        how many trained nodes the row's prompt has in all
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ==================  ==============================================================================
 
@@ -28,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
     {
         *("old_log_prob", "old_mean", "old", "ref", "ema", "slow"),
-        *("best", "reward", "zero_advantage", "log_prob"),
+        *("best", "reward", "siblings", "zero_advantage", "log_prob"),
     }
 )
 SNAPSHOTS = ("old", "ref", "ema", "slow")

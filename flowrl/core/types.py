@@ -175,6 +175,7 @@ class LossInput(NamedTuple):
     segment: Tensor | None = None  # [B] int64  rows with one id move as one action
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage
+    siblings: Tensor | None = None  # [B] int64  trained nodes of the row's prompt, in all
     # [B]  reward of the images of `now`, with its gradient; NaN = not scored
     reward: Tensor | None = None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, state_rows, states_of, trained_nodes
+from flowrl.algorithms.nodes import best_below, siblings, state_rows, states_of, trained_nodes
 from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
@@ -141,6 +141,8 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         old_mean = under["old"].mean if kept is None else kept[batch.node]
     # what the node table says of the rows
     data = LossInput(batch, now, old_log_prob, old_mean, under)
+    if "siblings" in needs:
+        data = data._replace(siblings=siblings(local.rollout, likelihood.trains, batch.node))
     if "reward" in needs and now.images is not None:
         data = data._replace(reward=_reward(run, local, batch, now.images))
     if table.segment is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below
+from flowrl.algorithms.nodes import best_below, siblings
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
@@ -41,6 +41,8 @@ def rehearse_loss(
         above = made.tree.parent[batch.node] if draws else batch.node
         best = best_below(made, advantage)[above]
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
+    if "siblings" in method.needs:
+        data = data._replace(siblings=siblings(made, likelihood.trains, batch.node))
     if now.images is not None:
         data = data._replace(reward=now.images.new_zeros(len(now.images)))
     method.loss(data)

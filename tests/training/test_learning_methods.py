@@ -20,6 +20,8 @@ ITERATIONS, SEEDS = 30, 4
 METHODS = [
     name for name in list_configs() if name.startswith("shapes/") and name != "shapes/adv_grpo"
 ]
+# a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
+TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}
 SETTING = [
     "model={fn: toykit.linear, channels: 2}",
     "image.height=8",
@@ -44,7 +46,8 @@ def axes(name: str) -> list[str]:
 
 
 def curve(folder: Path, name: str, seed: int) -> list[float]:
-    trainer = Trainer(toy(folder, *SETTING, *axes(name), f"seed={seed}", f"model.seed={seed}"))
+    changes = [*SETTING, *axes(name), *TOY_SCALE.get(name, [])]
+    trainer = Trainer(toy(folder, *changes, f"seed={seed}", f"model.seed={seed}"))
     rows = [trainer.step() for _ in range(ITERATIONS)]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert max(row.get("on_policy_gap", 0.0) for row in rows) < 1e-4

@@ -10,7 +10,9 @@ from toykit import toy
 from trainkit import weights_of
 
 from flowrl.core.errors import ConfigError, RewardError
+from flowrl.core.processes import world
 from flowrl.training.rehearsal import check_plan
+from flowrl.training.setup import check_processes
 from flowrl.training.trainer import Trainer
 
 SMALL = (
@@ -93,3 +95,11 @@ def test_a_reward_that_breaks_its_promise_is_named(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, "rewards={red: {fn: toykit.liar}}", "eval.score=red")
     with pytest.raises(RewardError, match="reward 'red' says that it is differentiable"):
         trainer.step()
+
+
+def test_fsdp_is_refused(tmp_path: Path) -> None:
+    """Its processes call the network in step, and these rows do not take equally many steps."""
+    config = toy(tmp_path, *SMALL, "likelihood={fn: draft}")
+    check_processes(config, world(), sharded=False)
+    with pytest.raises(ConfigError, match="without FSDP"):
+        check_processes(config, world(), sharded=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.likelihoods._times import Times
-from flowrl.algorithms.likelihoods._weights import Weight, weighted
+from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
 from flowrl.algorithms.nodes import cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import interpolate, wide
@@ -36,7 +36,10 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         first, last: of grid, the steps that are drawn from; last 0 = to the end.
         with_first: of grid, one of the draws is always step 0.
         weight: w = L, sigma L, sigma^2 L (one, sigma, sigma2), ``sigma (sqrt(L + e) - 1e-5)``
-            (huber) or ``(sigma / power) ((L + e)^power - e^power)`` (ghuber), with e = 1e-10.
+            (huber) or ``(sigma / power) ((L + e)^power - e^power)`` (ghuber), with e = 1e-10;
+            ``(1 - sigma) / (sigma + 0.001) L`` (snr); the squared error of the x0 estimate over its
+            mean absolute error, which has a gradient too (size). EPG's code (2602.04663) has one,
+            sigma2, snr and size.
         power: of ghuber. Its gradient is ``sigma (L + e)^(power - 1)`` times that of L: rows that
             fit well count more, so that all have about the same part in the gradient.
         shared: all images of a prompt get the same times and the same noise (pairs are then
@@ -110,6 +113,10 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Score the velocity -> Eval with mean = v; the transition plays no part."""
         v = wide(model.velocity(batch.x, batch.sigma, batch.cond))
-        error = (v - batch.target).double().square().flatten(1).mean(1)
-        log_prob = -weighted(error, batch.sigma.double(), self.weight, self.power)
+        gap = (v - batch.target).double()
+        error = gap.square().flatten(1).mean(1)
+        if self.weight == "size":
+            log_prob = -by_size(gap, batch.sigma.double())
+        else:
+            log_prob = -weighted(error, batch.sigma.double(), self.weight, self.power)
         return Eval(log_prob, v, torch.zeros_like(error), v)

@@ -108,11 +108,11 @@ def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0)
     """Return ``-A r`` [B], without a gradient where the policy has moved too far and moves on, and
     metrics [B].
 
-    Flow-DPPO, as in Flow-Factory: ``d = mean((mean - old_mean)^2) / (2 std^2)`` [B], the KL of the
-    step per latent dimension. A row is stopped if ``d >= most`` and its gradient leads outward:
-    r > 1 with A > 0, or r < 1 with A < 0. most: 1e-6 there. Unlike a range for r it does not depend
-    on the size of the latent or on the draw's own noise. **Differs:** the other published distance,
-    between velocities, is not here.
+    Flow-DPPO (2606.11025), as in Flow-Factory: ``d = mean((mean - old_mean)^2) / (2 std^2)`` [B],
+    the KL of the step per latent dimension. A row is stopped if ``d >= most`` and its gradient
+    leads outward: r > 1 with A > 0, or r < 1 with A < 0. most: 1e-6 there. Unlike a range for r it
+    does not depend on the size of the latent or on the draw's own noise. `velocity_mask` has the
+    other published distance.
 
     Metrics: those of `ppo_clip`; divergence d.
 
@@ -123,7 +123,33 @@ def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0)
         raise ConfigError("divergence_mask: needs the transition means of the sampling policy")
     log_ratio, share, a = _parts(data, max_advantage)
     gap = (data.now.mean.detach() - data.old_mean).square().flatten(1).mean(1)
-    divergence = gap / (2 * data.now.std.square())
+    return _masked(log_ratio, share, a, gap / (2 * data.now.std.square()), most)
+
+
+@needs("old_log_prob", "old")
+def velocity_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -> Loss:
+    """Return `divergence_mask` with ``d = mean((v - v_old)^2)`` [B], the distance of velocities.
+
+    Flow-DPPO's other form, as in Flow-Factory: all noise levels count alike. From the second
+    optimizer step of an iteration on, the old velocity is one network call more.
+
+    Raises: ConfigError unless most > 0 and max_advantage > 0, or for a likelihood without a
+    velocity.
+    """
+    _positive("velocity_mask", most=most, max_advantage=max_advantage)
+    now, old = data.now.v, data.under["old"].v
+    if now is None or old is None:
+        raise ConfigError("velocity_mask: the likelihood has no velocity; take reverse")
+    log_ratio, share, a = _parts(data, max_advantage)
+    divergence = (now.detach() - old.detach()).square().flatten(1).mean(1)
+    return _masked(log_ratio, share, a, divergence, most)
+
+
+def _masked(
+    log_ratio: Tensor, share: Tensor | float, a: Tensor, divergence: Tensor, most: float
+) -> Loss:
+    """Return ``-a r`` [B] without a gradient where the divergence is reached and r moves outward,
+    and metrics."""
     ratio = log_ratio.exp()
     outward = ((ratio > 1) & (a > 0)) | ((ratio < 1) & (a < 0))
     stopped = outward.detach() & (divergence >= most)

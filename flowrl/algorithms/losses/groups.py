@@ -1,0 +1,183 @@
+"""Losses that compare all images of a prompt, which must be in one network call. Unreduced: one
+value per row; only the training loop divides."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from flowrl.algorithms.losses._common import numbered
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
+from flowrl.core.types import Eval, LossInput
+
+Loss = tuple[Tensor, dict[str, Tensor]]
+
+
+@needs("ref", "old", "siblings")
+def dgpo(data: LossInput, *, beta: float, clip: float = 0.05, max_advantage: float = 5.0) -> Loss:
+    """Return ``w A d`` [B] and metrics [B]: the matching loss, weighted by advantage and by how
+    little the prompt's group is better than the base model's.
+
+    d, d_ref and d_old are the mean squared errors of the velocity under the current, the base and
+    the sampling weights, at one time and one noise for the whole group. ``w = sigmoid(S)`` without
+    a gradient, ``S = beta sum_i A_i (d_i - d_ref_i) / G``: 1/2 at the base weights, near 0 for a
+    group that beats them clearly. A row has no gradient if ``exp(d_old - d)`` has left
+    1 ± `clip` on the side that A pushes to. Source: DGPO (2510.08425), its code: beta 100, clip
+    0.05 or 0.01; without guidance 2000 and 1e-5.
+
+    **Differs:** the code's reference can be an average of the weights; here it is the base. Its
+    first 200 iterations are sampled with the current weights, here the copy `old` samples always.
+
+    Metrics: `weight`, w; `clip_frac`, 1 where a row is stopped; `margin`, -S.
+
+    Raises: ConfigError unless beta, clip and max_advantage are above 0, for a group that is torn
+    over network calls, or images of a prompt that were not noised alike.
+    """
+    _positive("dgpo", beta=beta, clip=clip, max_advantage=max_advantage)
+    index = _whole_groups("dgpo", data)
+    _check_alike("dgpo", data, index)
+    a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
+    # errors under the three weights
+    d = _error(data, data.now)
+    ref, old = (_error(data, data.under[name]).detach() for name in ("ref", "old"))
+    # how much better the group is than the base model's
+    score = beta * _centre(index, a * (d.detach() - ref))
+    weight = score.sigmoid()
+    # no gradient for what has moved far enough
+    ratio = (old - d.detach()).exp()
+    stopped = ((a > 0) & (ratio > 1 + clip)) | ((a <= 0) & (ratio < 1 - clip))
+    loss = weight * a * torch.where(stopped, d.detach(), d)
+    return loss, {"weight": weight, "margin": -score, "clip_frac": stopped.double()}
+
+
+@needs("slow", "siblings", "zero_advantage")
+def crd(
+    data: LossInput,
+    *,
+    beta: float = 1.0,
+    form: Literal["mse", "bce"] = "mse",
+    centre: Literal["mean", "soft", "hard", "hard_published"] = "mean",
+    temperature: float = 0.5,
+    among: Literal["group", "call"] = "group",
+    normalize: bool = True,
+    max_advantage: float = 5.0,
+) -> Loss:
+    """Return the distance [B] of the model's own reward, centred, to the given one, centred, times
+    ``max_advantage / beta``, and metrics [B]: centred reward distillation.
+
+    The model's reward of an image is how much better it fits than the slow copy,
+    ``r = -(mean (v - u)^2 / w - mean (v_slow - u)^2 / w_slow)``; w is the mean absolute error of
+    its own velocity without a gradient, at least 1e-5, or 1 without `normalize`. The given one is
+    ``q = clip(A / (2 max_advantage) + 1/2, 0, 1)``. form "mse": ``(beta (r - r') - (q - q'))^2``;
+    "bce": cross-entropy of ``beta (r - r')`` with ``sigmoid(q - q')``. r' and q' have no gradient.
+
+    centre: of what r' and q' are means. mean: all images alike. soft: half of the loss with weights
+    ``softmax(q / temperature)``, half with ``softmax(-q / temperature)``. hard: the same halves
+    over the images with q above 1/2 and over the others, ``softmax(q)`` and ``softmax(-q)``; a side
+    without images takes all alike. hard_published: as in Flow-Factory, which splits at 0, so that
+    nearly all images are in the first half.
+
+    Source: CRD (2603.14128), as in Flow-Factory; slow there has decay ``0.25 + 0.005 t``, at most
+    0.999. **Differs:** means are over the images of a prompt at one time; `among` "call" takes all
+    of a network call, as published, where easy and hard prompts mix.
+
+    Metrics: `implicit_reward`, r; `target`, q.
+
+    Raises: ConfigError unless beta, temperature and max_advantage are above 0, or for a group that
+    is torn over network calls.
+    """
+    _positive("crd", beta=beta, temperature=temperature, max_advantage=max_advantage)
+    index = _whole_groups("crd", data) if among == "group" else numbered(data.batch.step)
+    a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
+    target = a / (2 * max_advantage) + 0.5
+    reward = -(
+        _error(data, data.now, normalize=normalize)
+        - _error(data, data.under["slow"], normalize=normalize).detach()
+    )
+    # one half of the loss for each way to centre
+    loss = torch.zeros_like(reward)
+    ways = _ways(target, index, centre, temperature)
+    for weight in ways:
+        middle = _centre(index, reward.detach(), weight), _centre(index, target, weight)
+        gap, aim = beta * (reward - middle[0]), target - middle[1]
+        if form == "mse":
+            part = (gap - aim).square()
+        else:
+            part = binary_cross_entropy_with_logits(gap, aim.sigmoid(), reduction="none")
+        loss = loss + part / len(ways)
+    metrics = {"implicit_reward": reward.detach(), "target": target}
+    return loss * (max_advantage / beta), metrics
+
+
+def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> list[Tensor]:
+    """Return the weights [B] of the means that are subtracted, unnormalised, per half."""
+    if centre == "mean":
+        return [torch.ones_like(target)]
+    if centre == "soft":
+        return [(target / temperature).exp(), (-target / temperature).exp()]
+    split = 0.0 if centre == "hard_published" else 0.5
+    # the published code would favour the best of the bad ones; with its split there are none
+    sides = [(target > split, target.exp()), (target <= split, (-target).exp())]
+    ways = []
+    for inside, weight in sides:
+        weight = torch.where(inside, weight, 0.0)
+        empty = _total(index, weight) == 0
+        ways.append(torch.where(empty, 1.0, weight))
+    return ways
+
+
+def _centre(index: Tensor, values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Average values [B] over rows of one index, by weight -> of each row [B]."""
+    weight = torch.ones_like(values) if weight is None else weight
+    return _total(index, weight * values) / _total(index, weight)
+
+
+def _total(index: Tensor, values: Tensor) -> Tensor:
+    return torch.zeros_like(values).index_add(0, index, values)[index]
+
+
+def _error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
+    """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
+    gap = (under.mean - data.batch.target).double().flatten(1)
+    error = gap.square().mean(1)
+    return error / gap.detach().abs().mean(1).clamp_min(1e-5) if normalize else error
+
+
+def _whole_groups(who: str, data: LossInput) -> Tensor:
+    """Number the rows [B] of one prompt and one draw. Raises ConfigError for a group that is torn
+    over network calls, or that a selection has thinned out."""
+    if data.segment is None or data.siblings is None:
+        raise ConfigError(
+            f"{who}: compares all images of a prompt, so these must be in one network call; set "
+            "segment={fn: prompt} with likelihood forward"
+        )
+    index = numbered(data.segment, data.batch.step)
+    count = _total(index, torch.ones(len(index), device=index.device))
+    if not torch.equal(count.long(), data.siblings):
+        here, there = int(count.min()), int(data.siblings.max())
+        raise ConfigError(
+            f"{who}: a prompt's group is torn: {here} of its {there} images are in this network "
+            "call; set segment={fn: prompt}, and leave out selections that drop images"
+        )
+    return index
+
+
+def _check_alike(who: str, data: LossInput, index: Tensor) -> None:
+    """Raise ConfigError unless the rows of one group [B] have one time."""
+    sigma = data.batch.sigma
+    high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
+    if not torch.equal(high, sigma):
+        raise ConfigError(
+            f"{who}: all images of a prompt must have the same time and noise; set "
+            "likelihood.shared=true"
+        )
+
+
+def _positive(who: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ConfigError(f"{who}: expected {name} > 0, got {number}")

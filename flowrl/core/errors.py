@@ -27,6 +27,10 @@ class RunError(FlowRLError):
     """A run cannot go on: a NaN, an unwritable folder, a full disk."""
 
 
+class ProcessLost(RunError):
+    """Another of several processes is gone; it, or the system, has said why."""
+
+
 class RewardError(RunError):
     """A reward gave no usable score. The policy is as before, so the run can be saved and go on
     later."""

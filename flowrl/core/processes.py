@@ -11,13 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
+from flowrl.core.errors import ConfigError, FlowRLError, ProcessLost, RewardError, RunError
 
 T = TypeVar("T")
 BUCKET = 2**25  # numbers that are summed in one call: 128 MiB
@@ -44,11 +45,12 @@ class World(NamedTuple):
         """Return every process' value in the order of ranks, exactly (integers stay integers).
 
         Tensors must be on the CPU. All values are our own processes': they are pickled on the way.
+        Raises ProcessLost if one of them is gone.
         """
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(values, value)
+        self._exchange(partial(torch.distributed.all_gather_object, values, value))
         return values
 
     def any(self, flag: bool) -> bool:
@@ -57,19 +59,19 @@ class World(NamedTuple):
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one dtype and device by their sums over all processes, in few large
-        calls."""
+        calls. Raises ProcessLost if one of them is gone."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
         numbers = 0
         for tensor in tensors:
             if bucket and numbers + tensor.numel() > BUCKET:
-                _sum(bucket)
+                self._exchange(partial(_sum, bucket))
                 bucket, numbers = [], 0
             bucket.append(tensor)
             numbers += tensor.numel()
         if bucket:
-            _sum(bucket)
+            self._exchange(partial(_sum, bucket))
 
     def together(self, work: Callable[[], T]) -> T:
         """Do work in every process. If it fails in one, all raise: nobody waits for a process that
@@ -86,9 +88,13 @@ class World(NamedTuple):
             found.append(work())
         except Exception as error:
             failed = error
-        told = self.gather(
-            None if failed is None else (isinstance(failed, RewardError), f"{failed}")
-        )
+        mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
+        try:
+            told = self.gather(mine)
+        except ProcessLost:
+            if failed is None:
+                raise
+            raise failed from None
         if failed is not None:
             raise failed
         for rank, answer in enumerate(told):
@@ -96,6 +102,19 @@ class World(NamedTuple):
                 kind: type[FlowRLError] = RewardError if answer[0] else RunError
                 raise kind(f"process {rank} of {self.size}: {answer[1]}")
         return found[0]
+
+    def _exchange(self, call: Callable[[], object]) -> None:
+        """Talk to the other processes. Raises ProcessLost where one does not answer any more."""
+        try:
+            call()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ProcessLost(
+                f"process {self.rank} of {self.size}: another process of the run is gone; its own "
+                f"message, or the system's log, says why ({reason})"
+            ) from error
 
 
 def sharded() -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flowrl.core.errors import FlowRLError, RewardError, RunError
-from flowrl.core.files import delete
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.runs.folder import CONFIG
 from flowrl.runs.log import RunLogger, Silence
@@ -41,8 +41,14 @@ class Checkpoints:
             self._saved = now
             if self.trainer.world.main and now > 0:
                 checkpoint.prune(self.run, self.trainer.config.checkpoint.keep)
-                delete(checkpoint.checkpoint_folder(self.run, 0))
+                self._forget_the_first()
         return self.folder
+
+    def _forget_the_first(self) -> None:
+        first = checkpoint.checkpoint_folder(self.run, 0)
+        with contextlib.suppress(OSError):
+            if first.is_dir():
+                checkpoint.discard(first)
 
     def stopped(self) -> Interrupted:
         """Save, and return the error that ends a run which was asked to stop."""
@@ -61,6 +67,8 @@ class Checkpoints:
         """Save after an error if what is in memory can be gone on from -> what there is to go on
         from, and how."""
         found = self._rescued(error)
+        if found is None and not self.trainer.world.main:
+            return "process 0 says what there is to go on from"
         if found is None:
             return (
                 "there is no whole checkpoint; start again with the same command, or in another "
@@ -70,15 +78,16 @@ class Checkpoints:
 
     def _rescued(self, error: BaseException) -> str | None:
         trainer = self.trainer
-        # sharded weights need all processes, and only a reward's failure is known to all
-        alone = trainer.sharded and not isinstance(error, RewardError)
+        # process 0 writes, sharded weights need all, and only a reward's failure is known to all
+        main = trainer.world.main
+        alone = (trainer.sharded or not main) and not isinstance(error, RewardError)
         problem = ""
         if not alone and trainer.can_be_saved():
             try:
                 return f"saved {self.save()}"
             except FlowRLError as failed:
                 problem = f"{failed}; "
-        newest = checkpoint.latest(self.run) if trainer.world.main else None
+        newest = checkpoint.latest(self.run)
         return None if newest is None else f"{problem}{newest} is whole"
 
 

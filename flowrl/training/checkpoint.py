@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -134,12 +135,22 @@ def prune(run: str | os.PathLike[str], keep: int) -> None:
     ]
     for folder in doomed:
         try:
-            shutil.rmtree(folder)
+            discard(folder)
         except OSError as error:
             warnings.warn(
                 f"cannot delete the old checkpoint {folder}: {error.strerror or error}",
                 stacklevel=2,
             )
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint so that it is whole or gone, also if the process is killed meanwhile: it
+    gives up its name first. Raises OSError."""
+    old = folder
+    if re.fullmatch(r"[0-9]+", folder.name):
+        old = folder.with_name(f"{folder.name}.old-{os.getpid()}-{secrets.token_hex(4)}")
+        os.replace(folder, old)
+    shutil.rmtree(old)
 
 
 def _check_names(tensors_by_file: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny import tiny_sd3
 from toykit import toy, write_toy
 
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import ConfigError, ProcessLost
 from flowrl.core.processes import World, sharded
 from flowrl.models.sd3 import sd3
 from flowrl.runs.folder import read_rows
@@ -280,3 +280,28 @@ def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     folder = str(tiny_sd3(tmp_path / "sd3"))
     with pytest.raises(ConfigError, match="do not go with FSDP"):
         sd3(folder, t5=False, max_sequence_length=1, device="cpu", runtime={"compile": True})
+
+
+def test_a_process_that_is_gone_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed here is told rather than that the others are gone; no memory stays what it is."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", broken)
+    monkeypatch.setattr("torch.distributed.all_reduce", broken)
+    here, said = World(0, 2), r"process 0 of 2: another process .* gone.*Connection closed by peer"
+    for call in (lambda: here.gather(1), lambda: here.sum_([torch.ones(1)])):
+        with pytest.raises(ProcessLost, match=said):
+            call()
+    with pytest.raises(ProcessLost):
+        here.together(lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        here.together(lambda: 1 // 0)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        here.gather(1)

@@ -3,15 +3,13 @@ field."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
-from toykit import toy
+from toykit import axes, toy
 
-from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs
 from flowrl.training.trainer import Trainer
 
@@ -30,19 +28,6 @@ SETTING = [
 ]
 SETTING += ["train.ema=0", "eval.weights=current", "train.micro_batch=64", "train.rollout_batch=64"]
 SETTING += ["rewards={red: {fn: toykit.warmth}, strict: {fn: toykit.reddish, weight: 0}}"]
-
-
-def axes(name: str) -> list[str]:
-    """Return the overrides that put a config's axes on the toy."""
-    raw, config = load_config(name).to_dict(), load_config(name)
-    calls = ["plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss"]
-    calls += ["kl", "old", "slow"]
-    out = [f"{key}={json.dumps(raw[key])}" for key in calls if key in raw]
-    out += [
-        f"train.group={config.train.group}",
-        f"train.same_noise={str(config.train.same_noise).lower()}",
-    ]
-    return [*out, f"train.updates={config.train.updates}", f"train.order={config.train.order}"]
 
 
 def curve(folder: Path, name: str, seed: int) -> list[float]:

@@ -153,6 +153,18 @@ def toy(folder: Path, *overrides: str) -> Config:
     return load_config(write_toy(folder), overrides, ("toykit",))
 
 
+def axes(name: str) -> list[str]:
+    """Return the overrides that put the axes of a shipped config on the toy."""
+    config = load_config(name)
+    raw = config.to_dict()
+    calls = ["plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss"]
+    calls += ["kl", "old", "slow"]
+    out = [f"{key}={json.dumps(raw[key])}" for key in calls if key in raw]
+    same = str(config.train.same_noise).lower()
+    out += [f"train.group={config.train.group}", f"train.same_noise={same}"]
+    return [*out, f"train.updates={config.train.updates}", f"train.order={config.train.order}"]
+
+
 class apprentice:  # noqa: N801 - configs name rewards in lower case
     """A reward that is trained along: it likes red more with every update. The policy learns in
     every second round."""

@@ -1,0 +1,234 @@
+"""Kill runs at random moments with SIGKILL, go on with them, and compare with runs that nobody
+disturbed.
+
+    python scripts/research/kills.py        # 100 kills, writes assets/results/kills.json
+    python scripts/research/kills.py --kills 4 --only rwr --out FILE
+
+Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
+process, or in two that share their work. It is killed up to three times, each time a random moment
+after a phase began, and goes on as `--resume auto` does. After each kill every checkpoint in the
+folder is read. The last time it is left alone; then every file that does not hold a time must be
+that of the undisturbed run, byte for byte. Phases take turns, so that short ones are hit as well.
+
+A row of the result counts the kills of a config by the phase in which they came. The command fails
+if a checkpoint could not be read, or a run ended in another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
+
+from killkit import BETWEEN, NAMES, Outcome, Target, contents, run, warm_up  # noqa: E402
+from toykit import axes, toy  # noqa: E402
+
+from flowrl.config.load import Config  # noqa: E402
+from flowrl.core.environment import environment  # noqa: E402
+from flowrl.core.errors import CheckpointError  # noqa: E402
+from flowrl.core.files import delete, write_json  # noqa: E402
+from flowrl.training import checkpoint  # noqa: E402
+
+# a checkpoint after each iteration, of which the newest two are kept: many are written and deleted
+OFTEN = ("checkpoint={every: 1, keep: 2}", "eval.every=2", "samples.every=2", "train.parts=2")
+REWARDS = (
+    "rewards={red: {fn: toykit.warmth}, strict: {fn: toykit.reddish, weight: 0}}",
+    "optimizer.lr=0.01",
+)
+FAMILIES = {
+    "policy gradient": ("flow_grpo", "branch_grpo", "grpo_guard", "tp_grpo"),
+    "forward process": ("diffusion_nft", "awm"),
+    "regression": ("rwr", "best_of_n"),
+    "reward trained along": ("learned",),
+}
+"""Family -> its configs of configs/shapes; `learned` is the toy's own method with a reward that
+learns."""
+LEARNED = ("rewards={red: {fn: toykit.apprentice}, strict: {fn: toykit.reddish, weight: 0}}",)
+MOST = 3  # kills of one run
+
+
+class Trial(NamedTuple):
+    """A config, how many processes train it, and its undisturbed run."""
+
+    name: str
+    config: Config
+    processes: int
+    files: dict[str, str]
+    took: dict[str, list[float]]  # phase -> the seconds of each of its times
+
+
+def config_of(name: str, folder: Path) -> Config:
+    """Return the toy config with the axes of a shipped one."""
+    if name == "learned":
+        return toy(folder, *OFTEN, *LEARNED)
+    return toy(folder, *OFTEN, *REWARDS, *axes(f"shapes/{name}"))
+
+
+def undisturbed(name: str, processes: int, home: Path) -> Trial:
+    """Make the run that others are compared with."""
+    config, folder = config_of(name, home / name), home / f"{name}-{processes}"
+    end = run(config, folder, processes=processes)
+    if any(end.codes):
+        said = Path(f"{folder}.log").read_text()
+        sys.exit(f"{name}: the undisturbed run ended with {end.codes}\n{said}")
+    took: dict[str, list[float]] = {phase: [] for phase in NAMES}
+    for (phase, began), (_, ended) in pairwise(end.events):
+        took[phase].append(ended - began)
+    took[BETWEEN] = [end.events[-1][1] - end.events[0][1]]  # any moment
+    return Trial(name, config, processes, contents(folder), took)
+
+
+def unlike(one: dict[str, str], two: dict[str, str]) -> list[str]:
+    """Name the files that are not the same in both."""
+    return sorted(file for file in one | two if one.get(file) != two.get(file))
+
+
+def moments(trial: Trial, rng: random.Random, phases: Iterator[str]) -> Iterator[Target]:
+    """Yield moments to kill at: the phases in turn, at a random one of its times; of a run that
+    goes on, and so may have few left, at the first."""
+    first = True
+    for phase in phases:
+        took = trial.took[phase]
+        if took:
+            ranks = rng.choice([(0,), (1,), (0, 1)]) if trial.processes > 1 else (0,)
+            occurrence = rng.randrange(len(took)) if first else 0
+            first = False
+            yield Target(phase, occurrence, rng.uniform(0, took[occurrence]), ranks)
+
+
+def broken(folder: Path) -> list[str]:
+    """Read every checkpoint of a run -> what is wrong with those that cannot be."""
+    found = []
+    for each in checkpoint.numbered(folder):
+        try:
+            checkpoint.load(each)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def tried(trial: Trial, folder: Path, targets: Iterator[Target], kills: int) -> dict[str, Any]:
+    """Kill one run at up to `kills` moments, let it end, and compare."""
+    killed: list[str] = []
+    left: list[str] = []  # how processes ended whose other one was killed
+    wrong: list[str] = []
+    over = False
+    for _, target in zip(range(kills), targets, strict=False):
+        end: Outcome = run(trial.config, folder, target, trial.processes)
+        if end.phase is None:
+            over = True
+            break
+        killed.append(end.phase)
+        others = [code for rank, code in enumerate(end.codes) if rank not in target.victims]
+        left += ["had to be killed" if end.waited else f"ended with {code}" for code in others]
+        wrong += broken(folder)
+    # the rest undisturbed, if it has not come to its end
+    if not over:
+        end = run(trial.config, folder, processes=trial.processes)
+    if any(end.codes):
+        wrong.append(f"ended with {end.codes}: {Path(f'{folder}.log').read_text()[-2000:]}")
+    differ = unlike(trial.files, contents(folder))
+    return {"killed": killed, "others": left, "wrong": wrong, "differ": differ}
+
+
+def measure(args: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
+    """Kill as often as was asked for, one config after the other -> a row for each trial."""
+    rng = random.Random(args.seed)
+    names = [(f, n) for f, configs in FAMILIES.items() for n in configs if n in args.only]
+    rows = []
+    for processes, wanted in ((1, args.kills - args.pairs), (2, args.pairs)):
+        trials = {}
+        turns = {name: cycle(rng.sample(NAMES, len(NAMES))) for _, name in names}
+        done = 0
+        for number, (family, name) in enumerate(cycle(names)):
+            if done >= wanted:
+                break
+            if name not in trials:
+                trials[name] = undisturbed(name, processes, home)
+            targets = moments(trials[name], rng, turns[name])
+            folder = home / f"{name}-{processes}-{number}"
+            row = tried(trials[name], folder, targets, min(MOST, wanted - done))
+            delete(folder)
+            done += len(row["killed"])
+            rows.append({"family": family, "config": name, "processes": processes, **row})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def counted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add up the trials of each config and number of processes."""
+    found = []
+    keys = dict.fromkeys((row["family"], row["config"], row["processes"]) for row in rows)
+    for family, config, processes in keys:
+        mine = [row for row in rows if (row["config"], row["processes"]) == (config, processes)]
+        killed = Counter(phase for row in mine for phase in row["killed"])
+        others = Counter(end for row in mine for end in row["others"])
+        found.append(
+            {
+                "family": family,
+                "config": config,
+                "processes": processes,
+                "runs": len(mine),
+                "kills": killed.total(),
+                "by_phase": {phase: killed[phase] for phase in NAMES if killed[phase]},
+                "other_process": dict(others),
+                "wrong": [text for row in mine for text in row["wrong"]],
+                "differ": [file for row in mine for file in row["differ"]],
+            }
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = [name for configs in FAMILIES.values() for name in configs]
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=20, help="kills of runs of two processes")
+    parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="CONFIG")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "kills.json")
+    args = parser.parse_args()
+    # a fork says what it has to say in a file of its own
+    warnings.simplefilter("ignore")
+    warm_up()
+    began, about = time.monotonic(), environment()
+    with tempfile.TemporaryDirectory() as home:
+        rows = measure(args, Path(home))
+    # the sums
+    configs = counted(rows)
+    phases = Counter(phase for row in rows for phase in row["killed"])
+    result = {
+        "kills": phases.total(),
+        "runs": len(rows),
+        "by_phase": {phase: phases[phase] for phase in NAMES},
+        "by_processes": {
+            n: sum(row["kills"] for row in configs if row["processes"] == n) for n in (1, 2)
+        },
+        "checkpoints_unreadable": sum(bool(row["wrong"]) for row in rows),
+        "runs_that_differ": sum(bool(row["differ"]) for row in rows),
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": args.seed,
+        "configs": configs,
+        "machine": about,
+    }
+    write_json(args.out, result)
+    if any(row["wrong"] or row["differ"] for row in rows):
+        sys.exit(f"a run came out wrong: see {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Runs that are killed at random moments end as if nobody had disturbed them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toykit import toy
+
+from flowrl.core.errors import ProcessLost
+from flowrl.core.processes import World
+from flowrl.runs.rescue import Checkpoints
+from flowrl.training import checkpoint
+from flowrl.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "assets" / "results" / "kills.json"
+
+
+@pytest.mark.integration
+def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
+    """Three moments of a run of one process and one of a run of two; the script compares every byte
+    that does not hold a time, and reads every checkpoint after each kill."""
+    out = tmp_path / "kills.json"
+    script = str(ROOT / "scripts" / "research" / "kills.py")
+    command = [sys.executable, script, "--kills", "4", "--pairs", "1", "--only", "awm"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, env=environment, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert found["by_processes"] == {"1": 3, "2": 1}
+    assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
+
+
+def test_the_result_file_says_what_the_docs_say() -> None:
+    """100 kills, each family, both numbers of processes, every phase; nothing lost."""
+    found = json.loads(RESULT.read_text())
+    assert found["kills"] >= 100 and min(found["by_processes"].values()) >= 10
+    assert min(found["by_phase"].values()) > 0
+    assert {row["config"] for row in found["configs"]} >= {"awm", "diffusion_nft", "rwr"}
+    assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
+
+
+def test_a_checkpoint_that_is_being_deleted_has_no_name_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in the middle of a deletion: what is left is not taken for a checkpoint, and goes with
+    the next ones."""
+    for iteration in (1, 2):
+        checkpoint.save(checkpoint.checkpoint_folder(tmp_path, iteration), {}, {})
+
+    def killed(folder: Path) -> None:
+        (folder / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flowrl.training.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.prune(tmp_path, 1)
+    assert [folder.name for folder in checkpoint.numbered(tmp_path)] == ["000002"]
+    checkpoint.prune(tmp_path, 1)
+    assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["000002"]
+
+
+def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) -> None:
+    """Process 0 writes: without it nothing is saved, and the newest checkpoint is named."""
+    trainer = Trainer(toy(tmp_path))
+    checkpoints = Checkpoints(trainer, tmp_path / "run", None)
+    trainer.world = World(1, 2)
+    lost = ProcessLost("process 0 is gone")
+    assert checkpoints.after(lost) == "process 0 says what there is to go on from"
+    trainer.world = World()
+    checkpoints.save()
+    trainer.world, trainer.iteration = World(1, 2), 1
+    said = checkpoints.after(lost)
+    assert "000000 is whole; go on with: flowrl train --resume" in said and "saved" not in said

@@ -5,10 +5,11 @@ disturbed.
     python scripts/research/kills.py --kills 4 --only rwr --out FILE
 
 Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
-process, or in two that share their work. It is killed up to three times, each time a random moment
-after a phase began, and goes on as `--resume auto` does. After each kill every checkpoint in the
-folder is read. The last time it is left alone; then every file that does not hold a time must be
-that of the undisturbed run, byte for byte. Phases take turns, so that short ones are hit as well.
+process, or in two that share their work. It is killed up to three times, each time at a random
+call of a function within a phase, or by the clock, and goes on as `--resume auto` does. After each
+kill every checkpoint in the folder is read. The last time it is left alone; then every file that
+does not hold a time must be that of the undisturbed run, byte for byte. Phases take turns, so that
+short ones are hit as well.
 
 A row of the result counts the kills of a config by the phase in which they came. The command fails
 if a checkpoint could not be read, or a run ended in another way.
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
 
-from killkit import BETWEEN, NAMES, Outcome, Target, contents, run, warm_up  # noqa: E402
+from killkit import NAMES, Outcome, Target, contents, run, warm_up  # noqa: E402
 from toykit import axes, toy  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
@@ -66,7 +67,7 @@ class Trial(NamedTuple):
     config: Config
     processes: int
     files: dict[str, str]
-    took: dict[str, list[float]]  # phase -> the seconds of each of its times
+    calls: dict[str, list[int]]  # phase -> the function calls in each of its times
 
 
 def config_of(name: str, folder: Path) -> Config:
@@ -83,11 +84,10 @@ def undisturbed(name: str, processes: int, home: Path) -> Trial:
     if any(end.codes):
         said = Path(f"{folder}.log").read_text()
         sys.exit(f"{name}: the undisturbed run ended with {end.codes}\n{said}")
-    took: dict[str, list[float]] = {phase: [] for phase in NAMES}
-    for (phase, began), (_, ended) in pairwise(end.events):
-        took[phase].append(ended - began)
-    took[BETWEEN] = [end.events[-1][1] - end.events[0][1]]  # any moment
-    return Trial(name, config, processes, contents(folder), took)
+    calls: dict[str, list[int]] = {phase: [] for phase in NAMES}
+    for (phase, _), (_, count) in pairwise(end.events):
+        calls[phase].append(count)
+    return Trial(name, config, processes, contents(folder), calls)
 
 
 def unlike(one: dict[str, str], two: dict[str, str]) -> list[str]:
@@ -97,15 +97,18 @@ def unlike(one: dict[str, str], two: dict[str, str]) -> list[str]:
 
 def moments(trial: Trial, rng: random.Random, phases: Iterator[str]) -> Iterator[Target]:
     """Yield moments to kill at: the phases in turn, at a random one of its times; of a run that
-    goes on, and so may have few left, at the first."""
+    goes on, and so may have few left, at the first. One in four is by the clock."""
     first = True
     for phase in phases:
-        took = trial.took[phase]
-        if took:
+        calls = trial.calls[phase]
+        if calls:
             ranks = rng.choice([(0,), (1,), (0, 1)]) if trial.processes > 1 else (0,)
-            occurrence = rng.randrange(len(took)) if first else 0
+            number = rng.randrange(len(calls)) if first else 0
             first = False
-            yield Target(phase, occurrence, rng.uniform(0, took[occurrence]), ranks)
+            if rng.random() < 0.25:
+                yield Target(phase, number, seconds=rng.uniform(0, 0.01), victims=ranks)
+            else:
+                yield Target(phase, number, rng.randint(1, max(calls[number], 1)), victims=ranks)
 
 
 def broken(folder: Path) -> list[str]:

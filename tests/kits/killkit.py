@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
@@ -40,7 +41,7 @@ PHASES = {
 }
 """What a run's log calls a phase -> what it is called here."""
 NAMES = (BETWEEN, *dict.fromkeys(PHASES.values()))
-EVENT = struct.Struct("<Bd")  # the phase that begins, and when
+EVENT = struct.Struct("<BI")  # the phase that begins, and the calls since the one before
 # what depends on the clock, or on the number of a process
 UNLIKE = {"timing.jsonl", "summary.json", "report.html", "curves.png", "environment.json", ".lock"}
 PATIENCE = 120.0  # seconds for a run that takes one or two
@@ -48,12 +49,14 @@ GRACE = 20.0  # seconds for the process whose other one was killed; then it is k
 
 
 class Target(NamedTuple):
-    """Kill so many seconds after `phase` began for the `occurrence`-th time, 0 = the first; after
-    the start of the run where `phase` is BETWEEN."""
+    """Kill after `phase` began for the `occurrence`-th time, 0 = the first: the first victim kills
+    itself at its so many-th call of a function, of Python or C; or, without `calls`, is killed
+    after so many seconds. The others are killed when it is dead."""
 
     phase: str
     occurrence: int
-    delay: float
+    calls: int = 0
+    seconds: float = 0.0
     victims: tuple[int, ...] = (0,)
 
 
@@ -62,7 +65,7 @@ class Outcome(NamedTuple):
 
     phase: str | None  # in which it was killed; None: it had ended before
     codes: list[int]  # of all processes, negative for a signal
-    events: list[tuple[str, float]]  # (phase, when it began) of the first victim
+    events: list[tuple[str, int]]  # of the first victim: phases, and the calls before each
     waited: bool  # whether a process that was left alone did not end by itself
 
 
@@ -78,14 +81,15 @@ class Fork(NamedTuple):
         """Return the phase that it is in, or was in when it died."""
         return NAMES[self.now[0]]
 
-    def events(self, until: float) -> Iterator[tuple[str, float]]:
-        """Yield each phase that begins, and when, until the process or the time is over."""
+    def events(self, until: float) -> Iterator[tuple[str, int]]:
+        """Yield each phase that begins, and the calls since the one before, until the process or
+        the time is over."""
         while select.select([self.pipe], [], [], max(until - time.monotonic(), 0.0))[0]:
             data = os.read(self.pipe, EVENT.size)
             if len(data) < EVENT.size:
                 return
-            number, when = EVENT.unpack(data)
-            yield NAMES[number], when
+            number, calls = EVENT.unpack(data)
+            yield NAMES[number], calls
 
 
 def run(config: Config, folder: Path, target: Target | None = None, processes: int = 1) -> Outcome:
@@ -93,47 +97,47 @@ def run(config: Config, folder: Path, target: Target | None = None, processes: i
 
     What the processes say goes to ``<folder>.log``.
     """
-    forks = start(config, folder, processes)
-    victims = [forks[rank] for rank in (target.victims if target else (0,))]
-    # follow the first victim up to the target
-    events, killed = [], None
-    times = 0
-    for phase, when in victims[0].events(time.monotonic() + PATIENCE):
-        events.append((phase, when))
-        times += target is not None and phase == target.phase
-        if target is not None and times > target.occurrence:
-            time.sleep(target.delay)
-            for victim in victims:
-                os.kill(victim.pid, signal.SIGKILL)
-            killed = victims[0].phase
+    forks = start(config, folder, processes, target)
+    ranks = target.victims if target else (0,)
+    first, events, times = forks[ranks[0]], list[tuple[str, int]](), 0
+    # follow the first victim to its end
+    for event in first.events(time.monotonic() + PATIENCE):
+        events.append(event)
+        times += target is not None and event[0] == target.phase
+        if target is not None and not target.calls and times > target.occurrence:
+            time.sleep(target.seconds)
+            os.kill(first.pid, signal.SIGKILL)
             break
     # the end of all
-    codes, waited = collect(forks, PATIENCE if killed is None else GRACE)
-    if target is not None and -signal.SIGKILL not in [codes[rank] for rank in target.victims]:
-        killed = None
-    return Outcome(killed, codes, events, waited)
+    phase = first.phase
+    codes = {ranks[0]: ended(first, PATIENCE)[0]}
+    killed = codes[ranks[0]] == -signal.SIGKILL
+    for rank in ranks[1:] if killed else ():
+        os.kill(forks[rank].pid, signal.SIGKILL)
+    waited = False
+    for rank, fork in enumerate(forks):
+        if rank not in codes:
+            codes[rank], late = ended(fork, GRACE if killed else PATIENCE)
+            waited = waited or late
+    return Outcome(phase if killed else None, [codes[n] for n in sorted(codes)], events, waited)
 
 
-def collect(forks: list[Fork], seconds: float) -> tuple[list[int], bool]:
-    """Wait until all have ended -> their exit codes, and whether one had to be killed for it."""
-    until, waited = time.monotonic() + seconds, False
-    codes = []
-    for fork in forks:
-        while True:
-            pid, status = os.waitpid(fork.pid, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() > until:
-                os.kill(fork.pid, signal.SIGKILL)
-                waited = True
-            time.sleep(0.005)
-        codes.append(os.waitstatus_to_exitcode(status))
-        os.close(fork.pipe)
-        fork.now.close()
-    return codes, waited
+def ended(fork: Fork, seconds: float) -> tuple[int, bool]:
+    """Wait until a process has ended -> its exit code, and whether it had to be killed for it."""
+    until, late = time.monotonic() + seconds, False
+    while True:
+        pid, status = os.waitpid(fork.pid, os.WNOHANG)
+        if pid:
+            break
+        if not late and time.monotonic() > until:
+            os.kill(fork.pid, signal.SIGKILL)
+            late = True
+        time.sleep(0.005)
+    os.close(fork.pipe)
+    return os.waitstatus_to_exitcode(status), late
 
 
-def start(config: Config, folder: Path, processes: int) -> list[Fork]:
+def start(config: Config, folder: Path, processes: int, target: Target | None) -> list[Fork]:
     """Fork the processes of a run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -146,15 +150,20 @@ def start(config: Config, folder: Path, processes: int) -> list[Fork]:
         pid = os.fork()
         if pid == 0:
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            _live(config, folder, now, writer, environment if processes > 1 else {})
+            if processes > 1:
+                os.environ |= environment
+            _live(config, folder, _Watch(now, writer, _own(target, rank)))
         os.close(writer)
         forks.append(Fork(pid, reader, now))
     return forks
 
 
-def _live(
-    config: Config, folder: Path, now: mmap.mmap, writer: int, environment: dict[str, str]
-) -> None:
+def _own(target: Target | None, rank: int) -> Target | None:
+    """Return the target of the process that kills itself."""
+    return target if target and target.calls and target.victims[0] == rank else None
+
+
+def _live(config: Config, folder: Path, watch: _Watch) -> None:
     """Be a process of a run: train, say how it went, end. Never returns."""
     code = 1
     atexit._clear()  # what the parent will do at its own end
@@ -162,8 +171,7 @@ def _live(
         log = os.open(f"{folder}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(log, stream)
-        os.environ |= environment
-        _watch(now, writer)
+        watch.begin()
         runs.train(config, folder, resume="auto", quiet=True)
         code = 0
     except FlowRLError as error:
@@ -175,32 +183,53 @@ def _live(
         end_process(code)
 
 
-def _watch(now: mmap.mmap, writer: int) -> None:
-    """Let the logs say each phase that begins, here and through the pipe."""
+class _Watch:
+    """Let the logs say each phase that begins, in `now` and through a pipe, count calls, and kill
+    this process at its target."""
 
-    def say(name: str) -> None:
+    def __init__(self, now: mmap.mmap, writer: int, target: Target | None) -> None:
+        self.now, self.writer, self.target = now, writer, target
+        self.calls, self.times, self.last = 0, 0, 0
+
+    def begin(self) -> None:
+        """Take the place of the logs' phases; figures and page of the end take longer than the run
+        and hold times: they are left out."""
+        runs.save_figure, runs.html_report = lambda *_, **__: None, lambda run: ""  # type: ignore
+        for kind in (RunLogger, Silence):
+            real = kind.phase
+            kind.phase = lambda log, name, real=real: self.noted(real, log, name)  # type: ignore
+        sys.setprofile(self.count)
+        self.say(BETWEEN)
+
+    @contextmanager
+    def noted(self, real: Any, log: Any, name: str) -> Iterator[None]:
+        """Say where a phase begins and ends."""
+        self.say(PHASES[name])
+        try:
+            with real(log, name):
+                yield
+        finally:
+            self.say(BETWEEN)
+
+    def say(self, name: str) -> None:
+        """Say that a phase begins."""
         number = NAMES.index(name)
-        now[0] = number
-        os.write(writer, EVENT.pack(number, time.monotonic()))
+        self.now[0] = number
+        os.write(self.writer, EVENT.pack(number, self.calls))
+        self.calls = 0
+        if self.target is not None and name == self.target.phase:
+            self.times += 1
+            if self.times > self.target.occurrence:
+                self.last = self.last or self.target.calls
 
-    def watched(real: Any, self: Any, name: str) -> Any:
-        @contextmanager
-        def noted() -> Iterator[None]:
-            say(PHASES[name])
-            try:
-                with real(self, name):
-                    yield
-            finally:
-                say(BETWEEN)
-
-        return noted()
-
-    say(BETWEEN)
-    # figures and page of the end take longer than the run, and hold times
-    runs.save_figure, runs.html_report = lambda *_, **__: None, lambda run: ""  # type: ignore
-    for kind in (RunLogger, Silence):
-        real = kind.phase
-        kind.phase = lambda self, name, real=real: watched(real, self, name)  # type: ignore
+    def count(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Count a call; at the last one, die."""
+        if event in ("call", "c_call"):
+            self.calls += 1
+            if self.last:
+                self.last -= 1
+                if not self.last:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def contents(folder: Path) -> dict[str, str]:

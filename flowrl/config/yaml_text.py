@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -36,6 +37,20 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, mark)
         return super().compose_node(parent, index)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """Refuse 010, which YAML 1.1 reads as 8, and 1:30, which it reads as 90."""
+        if ":" in node.value or re.fullmatch(r"[-+]?0[0-9_]+", node.value):
+            problem = f"ambiguous number {node.value!r}; write it without a leading 0 or a colon"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+
+    def construct_yaml_float(self, node: Any) -> float:
+        """Refuse 1:30.5, which YAML 1.1 reads as 90.5."""
+        if ":" in node.value:
+            problem = f"ambiguous number {node.value!r}; write it without a colon"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return float(super().construct_yaml_float(node))  # type: ignore[no-untyped-call]
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse a key that comes twice or is no text."""
         seen: set[str] = set()
@@ -48,3 +63,9 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+for _kind in ("int", "float"):
+    _StrictLoader.add_constructor(
+        f"tag:yaml.org,2002:{_kind}", getattr(_StrictLoader, f"construct_yaml_{_kind}")
+    )

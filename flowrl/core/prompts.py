@@ -286,6 +286,8 @@ def _json(text: str, where: str) -> Any:
         raise DataError(
             f"{where}: expected a flat record, got JSON that is nested too deeply"
         ) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DataError(f"{where}: expected JSON, got what cannot be read: {error}") from error
 
 
 def _check(item: Any, where: str) -> Record:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.pixels import png_bytes, png_needs
 from flowrl.core.prompts import PromptSet, Record, load_prompts
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -145,6 +147,8 @@ def read_image(file: ImageFile) -> tuple[Tensor, list[str]]:
     notes = ["only the first frame"] if file.moves else []
     with _open(file.path) as image:
         try:
+            if image.format == "PNG":
+                _check_rows(file.path.read_bytes())
             rgb, see_through = _rgb(image)
         except Exception as error:  # cut off, broken checksums, memory
             raise DataError(f"{file.path}: a damaged file: {_words(error)}") from error
@@ -154,6 +158,18 @@ def read_image(file: ImageFile) -> tuple[Tensor, list[str]]:
         rgb = rgb.transpose(_TURNS[file.turn])
         notes.append("turned as EXIF says")
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous(), notes
+
+
+def _check_rows(data: bytes) -> None:
+    """Raise ValueError if rows of a PNG are missing, which Pillow would show black. What cannot be
+    unpacked Pillow judges itself."""
+    need = png_needs(data)
+    try:
+        got = png_bytes(data, need)
+    except zlib.error:
+        return
+    if got < need:
+        raise ValueError(f"expected {need} bytes of pixels, got {got}")
 
 
 def _rgb(image: Image.Image) -> tuple[Image.Image, bool]:

@@ -60,7 +60,7 @@ def check_plan(config: Config) -> RehearsedIteration:
 
     Raises: ConfigError that names the numbers: a group that the leaves do not divide, fewer states
     than updates, no noise on a step that is trained, a transition that turns noise into a std of 0,
-    segments, a selection or a credit that do not fit the plan.
+    segments, a selection or a credit that do not fit the plan, or anything that fails.
     """
     method, first, known = method_of(config), None, set()
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
@@ -77,6 +77,12 @@ def check_plan(config: Config) -> RehearsedIteration:
             rehearsed = _rehearse(config, method, plan, iteration)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ConfigError(
+                f"{where}: plan, credit, select, likelihood, loss and kl were tried out without a "
+                f"model and failed with {reason}; is one of their numbers out of range?"
+            ) from error
         first = first or rehearsed
     assert first is not None  # train.iterations is at least 1
     return first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -93,9 +94,22 @@ class Trainer(Setup):
             )
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint. Raises CheckpointError if it is torn or belongs to another
-        model."""
+        """Continue from a checkpoint. Raises CheckpointError if it is torn, belongs to another
+        model, or is none of a run."""
         files, state = checkpoint.load(folder)
+        try:
+            self._put(files, state, folder)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder}: whole, but not what a run saves: {type(error).__name__}: {error}; "
+                "go on from another checkpoint"
+            ) from error
+
+    def _put(self, files: dict[str, dict[str, Tensor]], state: Any, folder: Path) -> None:
+        """Take over what a checkpoint holds."""
+        iteration = state["iteration"]
+        if type(iteration) is not int or iteration < 0:
+            raise ValueError(f"the iteration is {iteration!r}")
         current, optimizer = files.pop("current"), files.pop("optimizer")
         rewards = {}
         for name in [*files]:
@@ -103,11 +117,13 @@ class Trainer(Setup):
                 rewards[name] = files.pop(name)
         # the weights in use, the rewards, the copies of the weights
         put_weights(self.params, current, folder)
+        if not all(bool(tensor.isfinite().all()) for tensor in current.values()):
+            raise ValueError("a weight is no finite number")
         self.reward_set.load_state_dict(rewards, folder)
         self._load_copies(files, folder)
         # the optimizer
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
-        self.iteration = int(state["iteration"])
+        self.iteration = iteration
 
     def _follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``
@@ -133,7 +149,8 @@ class Trainer(Setup):
             )
         shared = {}
         for name, rows in files.items():
-            shared[name] = {k: shared_as(v, self.params[k]) for k, v in rows.items()}
+            like = {k: self.params.get(k, v) for k, v in rows.items()}
+            shared[name] = {k: shared_as(v, like[k]) for k, v in rows.items()}
         self.weights.load_state_dict(shared)
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -206,10 +206,11 @@ async def _body(request: Request, limit: int) -> bytearray:
 
     # in parts
     body, size = bytearray(), 0
-    declared = request.headers.get("content-length", "0")
+    declared = request.headers.get("content-length", "0")[:20]
+    known = declared.isascii() and declared.isdigit()  # "²" is a digit, too
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            if not declared.isdigit() or int(declared) <= 2 * limit:
+            if not known or int(declared) <= 2 * limit:
                 async for part in request.stream():
                     size += len(part)
                     body += part if size <= limit else b""
@@ -222,7 +223,7 @@ async def _body(request: Request, limit: int) -> bytearray:
             408, "time", f"the body did not come within {BODY_SECONDS:g} seconds"
         ) from error
     # too long
-    if size > limit or (declared.isdigit() and int(declared) > limit):
+    if size > limit or (known and int(declared) > limit):
         raise RequestRefused(
             413, "size", f"expected a body of at most {limit} bytes; send fewer images at a time"
         )

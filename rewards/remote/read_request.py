@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
+from flowrl.core.pixels import png_bytes
 
 from .request_queue import ScoreRequest
 
@@ -179,11 +179,7 @@ def _decode(file: bytes, size: tuple[int, int], where: str) -> np.ndarray:
 def _check_rows(file: bytes, width: int, height: int) -> None:
     """Raise ValueError unless the file holds every row: Pillow paints those that are missing
     black."""
-    need, got, place, unpack = height * (1 + 3 * width), 0, len(SIGNATURE), zlib.decompressobj()
-    while got <= need and place + 8 <= len(file):
-        length, name = struct.unpack(">I4s", file[place : place + 8])
-        if name == b"IDAT":
-            got += len(unpack.decompress(file[place + 8 : place + 8 + length], need + 1 - got))
-        place += 12 + length
+    need = height * (1 + 3 * width)
+    got = png_bytes(file, need)
     if got != need:
         raise ValueError(f"expected {need} bytes of pixels, got {'more' if got > need else got}")

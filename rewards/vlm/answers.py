@@ -96,7 +96,7 @@ def pair_score(answer: Answer, how: ReadingOptions) -> float | str:
     """Average the first image's share over the axes (UnifiedReward 2.0 pair score); both shares
     must sum to 1."""
     shares: dict[str, float] = {}
-    form = rf"(\w+) Score:\s*Image 1:\s*{_NUMBER}\s*Image 2:\s*{_NUMBER}"
+    form = rf"\b(\w+) Score:\s*Image 1:\s*{_NUMBER}\s*Image 2:\s*{_NUMBER}"
     for axis, first, second in re.findall(form, _plain(answer.text)):
         if abs(float(first) + float(second) - 1) <= 0.02:
             shares[axis] = float(first) / (float(first) + float(second))
@@ -108,7 +108,7 @@ def acs(answer: Answer, how: ReadingOptions) -> float | str:
 
     **Differs:** theirs fills a missing axis with the batch's mean; here the answer is missing.
     """
-    found = re.findall(rf"(\w+) Score \(1-5\):\s*{_NUMBER}", _plain(answer.text))
+    found = re.findall(rf"\b(\w+) Score \(1-5\):\s*{_NUMBER}", _plain(answer.text))
     return _weighted(
         {axis: float(x) / 5 for axis, x in found if 1 <= float(x) <= 5}, how, "a rating from 1 to 5"
     )
@@ -213,7 +213,7 @@ def _last_object(text: str, key: str) -> dict[str, Any] | None:
     while at >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also a number of thousands of digits
             end = at + 1
         else:
             out = value if key in value else out

@@ -104,7 +104,7 @@ def list_models(server: Server) -> list[str]:
         raise RunError(f"{WHO}: {url} answered {_status(http, response)}")
     try:
         return [str(model["id"]) for model in json.loads(response.body)["data"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RunError(f"{WHO}: {url}: expected a list of models, got something else") from None
 
 
@@ -197,7 +197,7 @@ def _parse(content: bytes) -> Answer | None:
         rows = ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or []
         top = [(str(row["token"]), float(row["logprob"])) for row in rows]
         cut = choice.get("finish_reason") == "length"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     if not isinstance(text, str):
         return None

@@ -109,9 +109,9 @@ def prompts(suffix: str) -> Target:
         lines = [line for line in lines if line]
         wanted = found.records
         if suffix == ".jsonl":
-            wanted = [json.loads(line, object_pairs_hook=_once) for line in lines]
+            wanted = [json.loads(line) for line in lines]
         elif suffix == ".json":
-            every = json.loads(text, object_pairs_hook=_once)
+            every = json.loads(text)
             wanted = [{"prompt": each} if isinstance(each, str) else each for each in every]
         elif suffix == ".txt":
             wanted = [{"prompt": line} for line in lines]
@@ -120,11 +120,6 @@ def prompts(suffix: str) -> Target:
 
     damage = damage_json if suffix == ".json" else damage_bytes
     return Target([PROMPTS[suffix].encode()], damage, read, (FlowRLError,), check)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    return dict(pairs) if len(set(names)) == len(names) else {"twice": names}
 
 
 # -------------------------------------------------------------------------------------- checkpoints

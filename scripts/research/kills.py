@@ -146,13 +146,18 @@ def tried(trial: Trial, folder: Path, targets: Iterator[Target], kills: int) -> 
     return {"killed": killed, "others": left, "wrong": wrong, "differ": differ}
 
 
-def measure(args: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
-    """Kill as often as was asked for, one config after the other -> a row for each trial."""
+def measure(args: argparse.Namespace, home: Path) -> Iterator[dict[str, Any]]:
+    """Kill as often as was asked for, one config after the other, and yield a row for each trial.
+
+    Of each family one config is trained by two processes.
+    """
     rng = random.Random(args.seed)
-    names = [(f, n) for f, configs in FAMILIES.items() for n in configs if n in args.only]
-    rows = []
-    for processes, wanted in ((1, args.kills - args.pairs), (2, args.pairs)):
-        trials = {}
+    chosen = {f: [n for n in configs if n in args.only] for f, configs in FAMILIES.items()}
+    every = [(f, n) for f, configs in chosen.items() for n in configs]
+    first = [(f, configs[0]) for f, configs in chosen.items() if configs]
+    for processes, wanted in ((2, args.pairs), (1, args.kills - args.pairs)):
+        names = first if processes == 2 else every
+        trials: dict[str, Trial] = {}
         turns = {name: cycle(rng.sample(NAMES, len(NAMES))) for _, name in names}
         done = 0
         for number, (family, name) in enumerate(cycle(names)):
@@ -165,9 +170,7 @@ def measure(args: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
             row = tried(trials[name], folder, targets, min(MOST, wanted - done))
             delete(folder)
             done += len(row["killed"])
-            rows.append({"family": family, "config": name, "processes": processes, **row})
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            yield {"family": family, "config": name, "processes": processes, **row}
 
 
 def counted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,7 +203,7 @@ def main() -> None:
     )
     every = [name for configs in FAMILIES.values() for name in configs]
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--pairs", type=int, default=20, help="kills of runs of two processes")
+    parser.add_argument("--pairs", type=int, default=12, help="kills of runs of two processes")
     parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="CONFIG")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "kills.json")
@@ -208,13 +211,25 @@ def main() -> None:
     # a fork says what it has to say in a file of its own
     warnings.simplefilter("ignore")
     warm_up()
-    began, about = time.monotonic(), environment()
+    began, about, rows = time.monotonic(), environment(), []
     with tempfile.TemporaryDirectory() as home:
-        rows = measure(args, Path(home))
-    # the sums
+        for row in measure(args, Path(home)):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            # after every trial, so that a run of this script that was cut off is not lost
+            seconds = round(time.monotonic() - began, 1)
+            write_json(
+                args.out, {**summed(rows), "seconds": seconds, "seed": args.seed, "machine": about}
+            )
+    if any(row["wrong"] or row["differ"] for row in rows):
+        sys.exit(f"a run came out wrong: see {args.out}")
+
+
+def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up all trials."""
     configs = counted(rows)
     phases = Counter(phase for row in rows for phase in row["killed"])
-    result = {
+    return {
         "kills": phases.total(),
         "runs": len(rows),
         "by_phase": {phase: phases[phase] for phase in NAMES},
@@ -223,14 +238,8 @@ def main() -> None:
         },
         "checkpoints_unreadable": sum(bool(row["wrong"]) for row in rows),
         "runs_that_differ": sum(bool(row["differ"]) for row in rows),
-        "seconds": round(time.monotonic() - began, 1),
-        "seed": args.seed,
         "configs": configs,
-        "machine": about,
     }
-    write_json(args.out, result)
-    if any(row["wrong"] or row["differ"] for row in rows):
-        sys.exit(f"a run came out wrong: see {args.out}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ Inputs are configs, prompt files, checkpoints, requests to the reward server, it
 judges, and pictures. Each is right at first; then bytes, values or chunks of it are changed,
 dropped, moved or doubled. What may come out is one message that says what is wrong, or the input as
 another reader reads it. A traceback, a message that says nothing, a hang and a wrong value are
-faults: they are written to --keep, from where they go into tests/kits/fuzzcases.json and are tried
-by every run of the tests.
+faults: they are printed with their numbers, and the command fails. What was found is kept in
+tests/project/test_fuzz.py.
 
 All happens in this process, without a network. The same seed makes the same cases.
 """
@@ -16,7 +16,6 @@ All happens in this process, without a network. The same seed makes the same cas
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import random
 import resource
@@ -39,15 +38,16 @@ from fuzztargets import targets  # noqa: E402
 from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
 
+BAD = ("traceback", "mute", "hang", "wrong")
 CASES = {"configs": 400, "checkpoints": 200, "requests": 300, "addresses": 150, "answers": 250}
 CASES |= {"judges": 150, "judge texts": 150, "pictures": 400}
 CASES |= {f"prompts{suffix}": 50 for suffix in PROMPTS}
 
 
-def fuzz(name: str, count: int, seed: int, home: Path) -> tuple[dict[str, Any], list[Any]]:
-    """Try `count` cases of a target -> its figures, and the cases that are faults."""
+def fuzz(name: str, count: int, seed: int, home: Path) -> dict[str, Any]:
+    """Try `count` cases of a target -> its figures. Faults are printed."""
     target = targets(home)[name]()
-    began, faults = time.process_time(), list[Any]()
+    began = time.process_time()
     kinds: Counter[str] = Counter()
     slowest = 0.0
     for number in range(count):
@@ -58,24 +58,11 @@ def fuzz(name: str, count: int, seed: int, home: Path) -> tuple[dict[str, Any], 
         slowest = max(slowest, time.process_time() - start)
         kinds[verdict.kind] += 1
         if verdict.bad:
-            faults.append((number, data, verdict))
             print(f"{name} {number}: {verdict.kind}: {verdict.text[-600:]}", flush=True)
     seconds = time.process_time() - began
     figures = {"cases": count, **kinds, "seconds": round(seconds, 1), "slowest": round(slowest, 2)}
     print(name, json.dumps(figures), flush=True)
-    return figures, faults
-
-
-def kept(name: str, faults: list[Any]) -> list[dict[str, str]]:
-    """Write faults as tests/kits/fuzzcases.json has them."""
-    return [
-        {
-            "target": name,
-            "why": verdict.text.strip().splitlines()[-1][:200],
-            "data": base64.b64encode(data).decode(),
-        }
-        for _, data, verdict in faults
-    ]
+    return figures
 
 
 def main() -> None:
@@ -85,29 +72,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*CASES], choices=[*CASES], metavar="TARGET")
     parser.add_argument("--cases", type=int, help="of each target (default: 50 to 400)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a JSON file for the cases that are faults")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "fuzz.json")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    about, found, keep = environment(), {}, []
+    about, found = environment(), {}
     with tempfile.TemporaryDirectory() as home:
         for name in args.only:
-            found[name], faults = fuzz(name, args.cases or CASES[name], args.seed, Path(home))
-            keep += kept(name, faults)
+            found[name] = fuzz(name, args.cases or CASES[name], args.seed, Path(home))
     # the sums
-    sums = {key: sum(row.get(key, 0) for row in found.values()) for key in ("cases", "refused")}
-    sums |= {key: sum(row.get(key, 0) for row in found.values()) for key in ("accepted",)}
-    bad = {
-        kind: sum(row.get(kind, 0) for row in found.values())
-        for kind in ("traceback", "mute", "hang", "wrong")
-    }
+    kinds = ("cases", "refused", "accepted", *BAD)
+    sums = {kind: sum(row.get(kind, 0) for row in found.values()) for kind in kinds}
+    bad = {kind: sums[kind] for kind in BAD if sums[kind]}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if args.keep:
-        write_json(args.keep, keep)
-    result = {**sums, **bad, "peak_mib": round(memory), "seed": args.seed, "targets": found}
+    result = {**sums, "peak_mib": round(memory), "seed": args.seed, "targets": found}
     write_json(args.out, {**result, "machine": about})
-    if any(bad.values()):
+    if bad:
         sys.exit(f"faults: {bad}")
 
 

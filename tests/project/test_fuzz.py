@@ -133,7 +133,7 @@ def test_good_inputs_are_taken_and_damaged_ones_judged(
         assert not verdict.bad, (number, verdict.text)
 
 
-# ------------------------------------------------------------------------------ the tools themselves
+# ----------------------------------------------------------------------------- the tools themselves
 
 
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

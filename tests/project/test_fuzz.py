@@ -4,7 +4,6 @@ traceback, a hang or a wrong value are kept."""
 from __future__ import annotations
 
 import io
-import json
 import random
 import zipfile
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from fuzztargets import targets
 from flowrl.core.errors import DataError
 from flowrl.core.pixels import png_bytes, png_needs
 
-RESULT = Path(__file__).resolve().parents[2] / "assets" / "results" / "fuzz.json"
 DIGITS = b"9" * 5000  # more than Python turns into a number
 
 
@@ -186,8 +184,3 @@ def test_rows_of_an_interlaced_picture() -> None:
     assert png_needs(head + bytes([8, 0, 0, 0, 0])) == 8 * 9
     with pytest.raises(ValueError, match="no header"):
         png_needs(b"GIF89a")
-
-
-def test_the_result_file_has_no_fault() -> None:
-    found = json.loads(RESULT.read_text())
-    assert found["cases"] >= 2000 and found["refused"] + found["accepted"] == found["cases"]

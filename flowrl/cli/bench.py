@@ -18,7 +18,7 @@ def bench(
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Time the phases of an iteration against bare network calls."""
+    """Time the parts of an iteration against the calls of network and VAE alone."""
     from flowrl.config.load import load_config
     from flowrl.cost.overhead import bench as timed
     from flowrl.cost.overhead import table

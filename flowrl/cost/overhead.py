@@ -1,25 +1,34 @@
-"""Time an iteration by phase, and against the same network calls made bare."""
+"""Time an iteration by phase, and how much of it is inside the calls of network and VAE."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from flowrl.algorithms.nodes import trained_nodes
 from flowrl.config.load import Config
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompts import batch_for
-from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import Batch, Cond, FlowModel
+from flowrl.core.types import Cond, FlowModel
 from flowrl.training.trainer import Trainer
 
 PHASES = ("rollout", "decode", "reward", "train")
+BARE = ("rollout", "decode", "train")
+"""Phases that call the network or the VAE."""
+
+
+def now() -> float:
+    """Return the processor's seconds of this process, over all its threads: what else the machine
+    does counts for nothing. With a GPU, those of the wall."""
+    wait()
+    return time.perf_counter() if on_gpu() else time.process_time()
 
 
 class PhaseClock:
@@ -35,51 +44,74 @@ class PhaseClock:
         return self
 
     def __enter__(self) -> None:
-        wait()
-        self._began = time.perf_counter()
+        self._began = now()
 
     def __exit__(self, *_: object) -> None:
-        wait()
-        self.seconds[self.name] += time.perf_counter() - self._began
+        self.seconds[self.name] += now() - self._began
 
 
-class NetworkCall(NamedTuple):
-    """One call of the network."""
-
-    size: int
-    graded: bool  # differentiated
-    sampling: bool
-
-
-class CallRecorder:
-    """Stand in for a model and note each velocity call."""
+class CallTimer:
+    """Stand in for a model and time its calls: the network forward and backward, the VAE, the text
+    encoders."""
 
     def __init__(self, model: FlowModel, clock: PhaseClock) -> None:
         self.model, self.clock = model, clock
-        self.calls: list[NetworkCall] = []
+        self.seconds: Counter[str] = Counter()
+        self.states = 0  # that were differentiated
+        self._began: float | None = None  # of the backward pass, while there is one
 
-    def velocity(self, x: torch.Tensor, sigma: torch.Tensor, cond: Cond) -> torch.Tensor:
-        self.calls.append(
-            NetworkCall(len(x), torch.is_grad_enabled(), self.clock.name == "rollout")
-        )
-        return self.model.velocity(x, sigma, cond)
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the model's velocity [B, *]."""
+        with self._timed("rollout" if self.clock.name == "rollout" else "train"):
+            v = self.model.velocity(x, sigma, cond)
+        if v.requires_grad:
+            self.states += len(x)
+            v.register_hook(self._backward_begins)
+        return v
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """Return the model's images [B, 3, H, W]."""
+        with self._timed("decode"):
+            return self.model.decode(x0)
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Return the prompts' embeddings {name: [G, ...]}."""
+        with self._timed("texts"):
+            return self.model.encode(prompts)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = now()
+        yield
+        self.seconds[name] += now() - began
+
+    def _backward_begins(self, gradient: Tensor) -> None:
+        """Note that the gradient has come as far as v: from here to the end it is the network's."""
+        if self._began is None:
+            self._began = now()
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        if self._began is not None:
+            self.seconds["train"] += now() - self._began
+        self._began = None
+
 
 def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
-    """Run `iterations` after a warm-up; every iteration is followed at once by its own calls made
-    bare.
+    """Run `iterations` after a warm-up, and time each call of the model inside them.
 
-    The overhead ratio is the whole iteration's time over that of its network calls: the same number
-    of velocity evaluations (no gradient), of forward + backward passes (and the reference's forward
-    passes under a KL) and of VAE decodes, at the same batch sizes, on such tensors. What is left is
-    mostly the rewards. `overhead_ratio_with_vae` counts the decodes as overhead, and
-    `rollout_ratio` is of sampling alone, without decodes and rewards. With ``train.parts`` above 1,
-    an iteration without overlap is timed too. All sides are timed in turn, so that a machine that
-    slows down slows all; figures are medians over iterations (a plan may fork elsewhere each time).
-    Raises ConfigError for less than one iteration.
+    The overhead ratio is the whole iteration's time over that of the network's calls, forward and
+    backward, and of the VAE's. Both are taken in one run, on the processor's clock (on a GPU the
+    wall's), so that other work on the machine does not move it. `overhead_ratio_without_rewards`
+    leaves out the rewards' time, `overhead_ratio_with_vae` counts the decodes as overhead, and
+    `rollout_ratio` is of sampling alone. `shares` says where the time goes. What is timed scores
+    each part before it samples the next; with ``train.parts`` above 1 and overlap, an iteration
+    with and one without are timed by the wall too. Figures are medians over iterations (a plan may
+    fork elsewhere each time). Raises ConfigError for less than one iteration.
     """
     if iterations < 1:
         raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
@@ -90,26 +122,34 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
 
 
 def _timed_iteration(trainer: Trainer) -> dict[str, float]:
-    """Run one iteration, then its network calls alone -> seconds, ratios and counts by name."""
-    # The iteration, by phase, with a note of each network call.
+    """Run one iteration -> seconds, ratios and counts by name."""
+    # the iteration, by phase and by call
     planned, clock = trainer.cost, PhaseClock()
-    recorder = CallRecorder(trainer.model, clock)
-    trainer.log, trainer.model = clock, recorder  # type: ignore[assignment]
-    total = seconds_of(trainer.step)
-    trainer.model = recorder.model
-    row = {"total": total, **clock.seconds}
+    timer = CallTimer(trainer.model, clock)
+    trainer.log, trainer.model = clock, timer  # type: ignore[assignment]
+    wall, began = time.perf_counter(), now()
+    with _without_overlap(trainer):
+        trainer.step()
+    total, wall = now() - began, time.perf_counter() - wall
+    trainer.log, trainer.model = None, timer.model
+    row = {"total": total, "wall": wall, **clock.seconds}
 
-    # The same without overlap, and the same calls bare.
+    # by the wall, what overlap is good for
     if trainer.config.train.parts > 1 and trainer.config.train.overlap:
-        row["apart"] = _seconds_without_overlap(trainer)
-    bare = _bare_seconds(trainer, recorder.calls)
-    row |= {f"bare_{name}": value for name, value in bare.items()}
+        row["wall"] = _wall_seconds(trainer)
+        with _without_overlap(trainer):
+            row["apart"] = _wall_seconds(trainer)
 
-    # What one is to the other, and how much was done.
+    # what one is to the other, and how much was done
+    bare = {name: timer.seconds[name] for name in BARE}
+    row |= {f"bare_{name}": seconds for name, seconds in bare.items()}
+    row["texts"] = timer.seconds["texts"]
     row["ratio"] = total / sum(bare.values())
+    row["ratio_without_rewards"] = (total - clock.seconds["reward"]) / sum(bare.values())
     row["ratio_with_vae"] = total / (bare["rollout"] + bare["train"])
-    row["rollout_ratio"] = clock.seconds["rollout"] / bare["rollout"]
-    row["states"] = sum(call.size for call in recorder.calls if call.graded)
+    sampled = bare["rollout"]
+    row["rollout_ratio"] = clock.seconds["rollout"] / sampled if sampled else 1.0
+    row["states"] = timer.states
     return row | {"images": planned.images, "nfe": planned.nfe, "decisions": planned.decisions}
 
 
@@ -120,16 +160,20 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     seconds |= {"other": middle["total"] - sum(seconds.values()), "all": middle["total"]}
     apart = {"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}
     return {
+        "clock": "wall" if on_gpu() else "processor",
         "seconds": seconds,
-        "bare": {name: middle[f"bare_{name}"] for name in ("rollout", "decode", "train")},
+        "bare": {name: middle[f"bare_{name}"] for name in BARE},
+        "shares": _shares(middle),
         "overhead_ratio": middle["ratio"],
         "overhead_ratios": [row["ratio"] for row in rows],
+        "overhead_ratio_without_rewards": middle["ratio_without_rewards"],
         "overhead_ratio_with_vae": middle["ratio_with_vae"],
         "rollout_ratio": middle["rollout_ratio"],
         "rollout_ratios": [row["rollout_ratio"] for row in rows],
+        "wall_seconds": middle["wall"],
         **apart,
         "images": round(middle["images"]),
-        "images_per_s": median(row["images"] / row["total"] for row in rows),
+        "images_per_s": median(row["images"] / row["wall"] for row in rows),
         "nfe": round(middle["nfe"]),
         "decisions": round(middle["decisions"]),
         "states": round(middle["states"]),
@@ -137,97 +181,67 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Time some work, with the GPU's share of it."""
-    wait()
-    began = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - began
+def _shares(middle: dict[str, float]) -> dict[str, float]:
+    """Share the time of an iteration out to its parts; all of them are 1."""
+    parts = {
+        "network, sampling": middle["bare_rollout"],
+        "network, training": middle["bare_train"],
+        "VAE": middle["bare_decode"],
+        "rewards": middle["reward"],
+        "text encoders": middle["texts"],
+        "around sampling": middle["rollout"] - middle["bare_rollout"] - middle["texts"],
+        "around decoding": middle["decode"] - middle["bare_decode"],
+        "around training": middle["train"] - middle["bare_train"],
+    }
+    shares = {name: seconds / middle["total"] for name, seconds in parts.items()}
+    return shares | {"other": 1 - sum(shares.values())}
 
 
-def _seconds_without_overlap(trainer: Trainer) -> float:
-    """Time an iteration that scores each part before it samples the next."""
+@contextmanager
+def _without_overlap(trainer: Trainer) -> Iterator[None]:
+    """Let the trainer score each part before it samples the next."""
     kept = trainer.config
     trainer.config = replace(kept, train=replace(kept.train, overlap=False))
     try:
-        return seconds_of(trainer.step)
+        yield
     finally:
         trainer.config = kept
 
 
-def _bare_seconds(trainer: Trainer, calls: list[NetworkCall]) -> dict[str, float]:
-    """Time the noted network calls again with nothing around them -> seconds by phase."""
-    # Inputs of the right sizes: the draws of one more rollout.
-    config = trainer.config
-    rows = batch_for(
-        trainer.train_set,
-        seed=config.seed,
-        iteration=trainer.iteration,
-        count=config.train.prompts,
-        balance=config.train.balance,
-    )
-    forest = trainer.sample(rows)
-    likelihood = trainer.method.likelihood
-    nodes = trained_nodes(forest, likelihood.trains)
-    index = torch.arange(max(call.size for call in calls), device=nodes.device) % len(nodes)
-    ones = torch.ones(len(forest.x), device=nodes.device)
-    streams = NodeStreams(forest.tree.group, "overhead")
-    batch = likelihood.batch(forest, ones, nodes[index], streams)
-
-    def repeat(sampling: bool) -> None:
-        for call in calls:
-            if call.sampling == sampling:
-                _call_again(trainer.model, batch, call)
-
-    def decode() -> None:
-        with torch.no_grad():
-            trainer.model.decode(leaves)
-
-    # The calls of sampling, those of training, and the VAE's.
-    seconds = {"rollout": seconds_of(lambda: repeat(True))}
-    seconds["train"] = seconds_of(lambda: repeat(False))
-    leaves = forest.x[forest.leaf].float()
-    seconds["decode"] = seconds_of(decode)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    return seconds
+def _wall_seconds(trainer: Trainer) -> float:
+    """Time one more iteration by the wall."""
+    wait()
+    began = time.perf_counter()
+    trainer.step()
+    wait()
+    return time.perf_counter() - began
 
 
-def _call_again(model: FlowModel, batch: Batch, call: NetworkCall) -> None:
-    """Repeat one network call on the first rows of a batch, with its backward pass if it had
-    one."""
-    size = call.size
-    cond = {name: rows[:size] for name, rows in batch.cond.items()}
-    with torch.set_grad_enabled(call.graded):
-        v = model.velocity(batch.x[:size], batch.sigma[:size], cond)
-        if call.graded:
-            v.sum().backward()
+def on_gpu() -> bool:
+    """Say whether a GPU is used."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def wait() -> None:
     """Wait for the GPU, if one is used."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if on_gpu():
         torch.cuda.synchronize()
 
 
 def table(result: dict[str, Any]) -> str:
     """Say the figures in words."""
-    seconds, bare = result["seconds"], result["bare"]
-    lines = [f"{result['config']}: median of {result['iterations']} iterations", ""]
-    lines += [
-        f"  {name:<10}{seconds[name]:8.3f} s  {100 * seconds[name] / seconds['all']:5.1f} %"
-        for name in seconds
-    ]
+    seconds, shares = result["seconds"], result["shares"]
+    clock = "processor's seconds" if result["clock"] == "processor" else "seconds"
+    lines = [f"{result['config']}: median of {result['iterations']} iterations, {clock}", ""]
+    lines += [f"  {name:<20}{seconds[name]:8.3f} s" for name in seconds]
+    lines += ["", "  where the time goes"]
+    lines += [f"  {name:<20}{100 * share:8.1f} %" for name, share in shares.items()]
     lines += [
         "",
-        f"  the same network calls bare: sampling {bare['rollout']:.3f} s, VAE "
-        f"{bare['decode']:.3f} s, "
-        f"training {bare['train']:.3f} s",
-        f"  overhead ratio {result['overhead_ratio']:.3f} (with the VAE's calls as overhead "
-        f"{result['overhead_ratio_with_vae']:.3f}; of sampling alone "
-        f"{result['rollout_ratio']:.3f}); the rest: "
-        f"rewards {seconds['reward']:.3f} s, "
-        f"everything else {seconds['all'] - seconds['reward'] - sum(bare.values()):.3f} s",
+        f"  overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone: "
+        f"{result['overhead_ratio_without_rewards']:.3f} without the rewards, "
+        f"{result['overhead_ratio_with_vae']:.3f} with the VAE's calls as overhead, "
+        f"{result['rollout_ratio']:.3f} of sampling alone",
         f"  {result['images_per_s']:.1f} images/s   {result['nfe']} velocity "
         "evaluations   "
         f"{result['decisions']} decisions",
@@ -235,7 +249,7 @@ def table(result: dict[str, Any]) -> str:
     if "seconds_without_overlap" in result:
         without = result["seconds_without_overlap"]
         lines.append(
-            f"  without overlap of rewards and sampling {without:.3f} s: "
-            f"x{without / seconds['all']:.2f}"
+            f"  without overlap of rewards and sampling {without:.3f} s by the wall: "
+            f"x{without / result['wall_seconds']:.2f}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Time an iteration of every shapes config against its own network calls made bare.
+"""Time an iteration of every shapes config against the calls of network and VAE inside it.
 
     python scripts/research/bench_plans.py
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import toykit
 from torch import Tensor
 from toykit import toy
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Cond
+from flowrl.core.types import Cond, RewardBatch
+from flowrl.cost import overhead
 from flowrl.cost.overhead import PHASES, bench, table
 from flowrl.models.toy import LinearFlow
 
 KEYS = {"config", "iterations", "images", "nfe", "decisions", "states", "environment"}
 KEYS |= {"seconds", "bare", "images_per_s", "rollout_ratio", "rollout_ratios"}
 KEYS |= {"overhead_ratio", "overhead_ratios", "overhead_ratio_with_vae"}
+KEYS |= {"overhead_ratio_without_rewards", "clock", "shares", "wall_seconds"}
 TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [0, 1, 2]}"
 LATE = "plan={fn: tree, steps: 2, noise_scale: 0.5, splits: [1], branch: 4}"
 
@@ -50,30 +55,74 @@ def test_bench_reports_what_was_done(
     assert all(phase in text for phase in PHASES) and f"{nfe} velocity evaluations" in text
 
 
+class Clock:
+    """A clock that only the work moves: 5 for a row of the network, 3 for its gradient, 7 for an
+    image of the VAE, 2 for a prompt's embedding, 11 for each reward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time, self.rows, self.graded = 0.0, 0, 0
+        velocity, decode, encode = LinearFlow.velocity, LinearFlow.decode, LinearFlow.encode
+        clock = self
+
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, v: Tensor) -> Tensor:
+                return v.clone()
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+                clock.time += 3 * len(gradients[0])
+                clock.graded += len(gradients[0])
+                return gradients[0]
+
+        def slow_velocity(self: LinearFlow, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+            clock.time += 5 * len(x)
+            clock.rows += len(x)
+            out: Tensor = Slow.apply(velocity(self, x, sigma, cond))
+            return out
+
+        def slow_decode(self: LinearFlow, x0: Tensor) -> Tensor:
+            clock.time += 7 * len(x0)
+            return decode(self, x0)
+
+        def slow_encode(self: LinearFlow, prompts: list[str]) -> Cond:
+            clock.time += 2 * len(prompts)
+            return encode(self, prompts)
+
+        @functools.wraps(toykit.warmth)
+        def slow_reward(batch: RewardBatch) -> Tensor:
+            clock.time += 11
+            return toykit.redness(batch)
+
+        monkeypatch.setattr(LinearFlow, "velocity", slow_velocity)
+        monkeypatch.setattr(LinearFlow, "decode", slow_decode)
+        monkeypatch.setattr(LinearFlow, "encode", slow_encode)
+        monkeypatch.setattr(toykit, "warmth", slow_reward)
+        monkeypatch.setattr(overhead, "now", lambda: clock.time)
+
+
 @pytest.mark.parametrize("kl", [False, True])
-def test_bare_calls_are_those_of_the_iteration(
+def test_every_second_is_counted_where_it_was_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kl: bool
 ) -> None:
-    """The same numbers of calls by size, with and without a gradient, in the iteration and on their
-    own."""
-    calls: list[tuple[bool, int]] = []
-    velocity = LinearFlow.velocity
-
-    def counting(self: LinearFlow, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        calls.append((torch.is_grad_enabled(), len(x)))
-        return velocity(self, x, sigma, cond)
-
-    monkeypatch.setattr(LinearFlow, "velocity", counting)
+    """8 images in 4 steps, of which 3 are trained: 32 and 24 rows of the network, the latter again
+    for a reference."""
+    clock = Clock(monkeypatch)
     options = ["train.micro_batch=5", "train.rollout_batch=6"]
+    options += ["rewards={warm: {fn: toykit.warmth}}"]
     options += ["kl={fn: transition_kl, beta: 1}"] if kl else []
-    bench(toy(tmp_path, *options), iterations=1)
-    sampling = [(False, 6), (False, 2)] * 4
-    # warm-up, iteration, a rollout that only notes its sizes, bare calls
-    one = (len(calls) - len(sampling)) // 3
-    warm_up, iteration, rest = calls[:one], calls[one : 2 * one], calls[2 * one :]
-    sized, bare = rest[: len(sampling)], rest[len(sampling) :]
-    assert warm_up[: len(sampling)] == sized == sampling
-    assert len(bare) == one > len(sampling) and sorted(iteration) == sorted(bare) == sorted(warm_up)
+    result = bench(toy(tmp_path, *options), iterations=1)
+    assert clock.rows == 2 * (32 + 24 + 24 * kl) and clock.graded == 2 * 24
+    bare = {"rollout": 5 * 32, "decode": 7 * 8, "train": (5 + 3) * 24 + 5 * 24 * kl}
+    assert result["bare"] == bare and result["states"] == 24
+    total = sum(bare.values()) + 2 * 2 + 11
+    assert result["seconds"]["all"] == total and result["seconds"]["reward"] == 11
+    assert result["overhead_ratio"] == pytest.approx(total / sum(bare.values()))
+    assert result["overhead_ratio_without_rewards"] == pytest.approx((total - 11) / (total - 15))
+    assert result["shares"]["text encoders"] == pytest.approx(4 / total)
+    assert result["shares"]["rewards"] == pytest.approx(11 / total)
+    assert sum(result["shares"].values()) == pytest.approx(1)
+    assert result["shares"]["around training"] == pytest.approx(0)
 
 
 def test_overlap_is_timed_against_scoring_in_turn(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 def to_bytes(images: Tensor) -> Tensor:
     """Round images in [0, 1] to 256 levels -> uint8. `from_bytes` gives what `round_8bit` gives, to
     the bit."""
-    return (images.float().clamp(0, 1) * 255).round().to(torch.uint8)
+    # one copy, then in place
+    return images.to(torch.float32, copy=True).clamp_(0, 1).mul_(255).round_().to(torch.uint8)
 
 
 def from_bytes(levels: Tensor) -> Tensor:

@@ -9,12 +9,21 @@ from flowrl.core.types import Rollout
 from flowrl.training.metrics import Trained
 
 
+def broken_rows(rows: Tensor) -> list[int]:
+    """List the rows [B, *] that hold a number that is not finite."""
+    # where the sum is finite, so is every term of it
+    if bool(rows.sum().isfinite()):
+        return []
+    found: list[int] = (~rows.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+    return found
+
+
 def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
     """Raise RunError if the model made a latent that is not finite; texts: the prompts of the
     iteration, by group id."""
-    broken = (~ro.x.isfinite().flatten(1).all(1)).nonzero()
-    if len(broken):
-        node = int(broken[0])  # nodes are stored step by step, so this is an earliest one
+    broken = broken_rows(ro.x)
+    if broken:
+        node = broken[0]  # nodes are stored step by step, so this is an earliest one
         done, text = int(ro.tree.step[node]) - 1, _prompt(ro, node, texts)
         raise RunError(
             f"iteration {iteration}: the model made a latent that is not finite by denoising step "
@@ -27,9 +36,9 @@ def check_images(
     ro: Rollout, nodes: Tensor, images: Tensor, texts: list[str], iteration: int
 ) -> None:
     """Raise RunError if one of the images [B, 3, H, W] of leaves [B] is not finite."""
-    broken = (~images.isfinite().flatten(1).all(1)).nonzero()
-    if len(broken):
-        node = int(nodes[int(broken[0])])
+    broken = broken_rows(images)
+    if broken:
+        node = int(nodes[broken[0]])
         raise RunError(
             f"iteration {iteration}: the model made an image of {_prompt(ro, node, texts)} that is "
             "not finite, although its latent is"

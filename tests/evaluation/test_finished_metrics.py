@@ -11,6 +11,8 @@ from toykit import redness, toy
 from flowrl.algorithms.nodes import KINDS, leaf_kinds
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation.reward_metrics import distances
+from flowrl.training.checks import broken_rows
 from flowrl.training.collect import collect
 from flowrl.training.trainer import Trainer
 
@@ -62,3 +64,28 @@ def spread(batch: RewardBatch) -> float:
         pairs = torch.pdist(pixels).square() / pixels.shape[1]
         means.append(float(pairs.mean().sqrt()))
     return sum(means) / len(means)
+
+
+def test_distances_are_those_of_each_two_images() -> None:
+    """Oracle: the root of the mean squared distance over all pairs, by `torch.pdist` in float64."""
+    levels = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
+    group = torch.tensor([4, 4, 4, 1, 1, 1, 1, 4, 7])
+    wanted = []
+    for prompt in (1, 4):
+        rows = levels[group == prompt].flatten(1).double() / 255
+        wanted.append(float((torch.pdist(rows).square() / rows.shape[1]).mean().sqrt()))
+    for images in (levels, from_bytes(levels), from_bytes(levels).double()):
+        found = distances(images, group)
+        assert found[:2].tolist() == pytest.approx(wanted, rel=1e-6) and found[2].isnan()
+    assert distances(levels[:1].expand(4, -1, -1, -1), torch.zeros(4)).tolist() == [0]
+
+
+def test_broken_rows() -> None:
+    """Infinities of both signs, a sum that is too large though no term is, a NaN."""
+    rows = torch.zeros(5, 2, 2)
+    assert broken_rows(rows) == []
+    rows[1] = 3e38
+    assert broken_rows(rows) == []
+    rows[2, 0] = torch.tensor([torch.inf, -torch.inf])
+    rows[4, 1, 1] = torch.nan
+    assert broken_rows(rows) == [2, 4]

@@ -7,6 +7,7 @@ so that nothing unreadable passes for a clean image.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from flowrl.evaluation.suites.shapes import flaws
+from flowrl.evaluation.suites.shapes.chunks import in_chunks
 from flowrl.evaluation.suites.shapes.pixels import quantised
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, coverage
 
@@ -92,7 +94,11 @@ def detect(images: Tensor, *, find_flaws: bool = False) -> Detections:
     Images are rounded to 8 bits first, so that a tensor and its PNG are read alike. `find_flaws`
     also looks for what neither templates nor mean colours see, which costs a quarter more.
     """
-    pixels = quantised(images)
+    return Detections(*in_chunks(partial(_detect, find_flaws=find_flaws), quantised(images)))
+
+
+def _detect(pixels: np.ndarray, *, find_flaws: bool) -> Detections:
+    """Find the objects of a few images [N, 3, 64, 64]."""
     ring = np.ones((SIZE, SIZE), bool)
     ring[2:-2, 2:-2] = False  # rendered shapes keep two pixels from the edge
     background = np.median(pixels[:, :, ring], axis=-1)

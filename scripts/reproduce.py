@@ -87,6 +87,7 @@ def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Train with each seed and write the result file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

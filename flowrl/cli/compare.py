@@ -136,24 +136,13 @@ def compare(
             raise ConfigError(
                 "--factorial takes its config and rates from the design: leave out others"
             )
-        files = _factorial(
-            factorial,
-            seeds,
-            nfe,
-            changes,
-            plugin,
-            runs,
-            out,
-            figures or out.parent,
-            report_only,
-            quiet,
-        )
-        print("\n".join(map(str, files)))
+        rest = (plugin, runs, out, figures or out.parent, report_only, quiet)
+        print(*_factorial(factorial, seeds, nfe, changes, *rest), sep="\n")
         return
     # a result, made or read
-    if report_only and configs:
-        raise ConfigError("--report-only reads --out alone: leave out the configs")
     if report_only:
+        if configs:
+            raise ConfigError("--report-only reads --out alone: leave out the configs")
         result = saved_result(out)
     else:
         result = run_comparison(

@@ -147,10 +147,12 @@ def _strict(hint: Any, *limits: Any) -> Any:
     if base in (Union, types.UnionType):
         return _strict_union(args, limits)
     if base in (list, collections.abc.Sequence):
-        return Annotated[list[_strict(args[0]) if args else Any], *limits, BeforeValidator(_list)]  # type: ignore[misc]
+        inner: Any = _strict(args[0]) if args else Any
+        return Annotated[list[inner], *limits, BeforeValidator(_list)]
     if base is tuple and args:
         members = [member if member is ... else _strict(member) for member in args]
-        return Annotated[tuple[*members], *limits, BeforeValidator(_list)]  # type: ignore[valid-type]
+        row: Any = tuple[*members]  # type: ignore[valid-type]
+        return Annotated[row, *limits, BeforeValidator(_list)]
     if base in (dict, collections.abc.Mapping):
         return dict[str, _strict(args[1]) if args else Any]  # type: ignore[misc]
     if is_typeddict(hint) or (inspect.isclass(hint) and issubclass(hint, BaseModel)):
@@ -173,7 +175,8 @@ def _strict_options(hint: Any) -> Any:
     """Return the mapping that a record of pydantic or a TypedDict is made of."""
     hints = typing.get_type_hints(hint, include_extras=True)
     fields = {name: _strict(inner) for name, inner in hints.items()}
-    made = TypedDict(hint.__name__, fields, total=getattr(hint, "__total__", False))  # type: ignore[misc]
+    total = getattr(hint, "__total__", False)
+    made = TypedDict(hint.__name__, fields, total=total)  # type: ignore[misc]
     setattr(made, "__pydantic_config__", ConfigDict(extra="forbid"))  # noqa: B010
     return made
 

@@ -78,8 +78,11 @@ class RandomModel:
 
     def _rows(self, count: int) -> dict[str, Tensor]:
         shapes = {"embeds": (self.text.tokens, self.text.width), "pooled": (self.text.pooled,)}
-        like = {"device": self.adapter.device, "dtype": self.adapter.dtype}
-        return {name: torch.randn(count, *shape, **like) for name, shape in shapes.items()}  # type: ignore[call-overload]
+        device, dtype = self.adapter.device, self.adapter.dtype
+        return {
+            name: torch.randn(count, *shape, device=device, dtype=dtype)
+            for name, shape in shapes.items()
+        }
 
 
 def random_model(config: Config, *, vae: bool = False) -> FlowModel:

@@ -179,12 +179,10 @@ def evaluate_prompts(
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
-    rows: list[int] = []
-    parts: list[dict[str, Tensor]] = []
-    for index, scored in world.gather(world.together(mine)):
-        rows += index
-        parts += scored
+    shares = world.gather(world.together(mine))
+    rows = [row for index, _ in shares for row in index]
     # one score per image
+    parts = [part for _, scored in shares for part in scored]
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
     most = 0.0 if outcomes else max_unscored
     unscored = _unscored(scores, [prompts.texts[i] for i in rows], most)
@@ -197,13 +195,18 @@ def evaluate_prompts(
     if unscored:
         report["unscored"] = unscored
     if outcomes:
-        each: list[list[float]] = [[] for _ in prompts.texts]
-        for row, value in zip(rows, scores[headline].tolist(), strict=True):
-            each[row].append(value)
-        report["outcomes"] = each
+        report["outcomes"] = _by_prompt(scores[headline], rows, len(prompts.texts))
     guidance = getattr(model, "guidance", None)
     report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
     return report
+
+
+def _by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]]:
+    """Sort the scores of images [n] by the prompt [n] of each."""
+    each: list[list[float]] = [[] for _ in range(prompts)]
+    for row, value in zip(rows, scores.tolist(), strict=True):
+        each[row].append(value)
+    return each
 
 
 def _unscored(scores: Mapping[str, Tensor], texts: list[str], most: float) -> dict[str, int]:

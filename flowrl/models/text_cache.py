@@ -55,7 +55,8 @@ class TextCache:
             return None
         try:
             with safe_open(file, framework="pt") as stored:
-                tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - no mapping
+                names = list(stored.keys())
+                tensors = {name: stored.get_tensor(name).clone() for name in names}
                 expected = (stored.metadata() or {}).get("sha256")
             if _checksum(tensors) == expected:
                 return tensors

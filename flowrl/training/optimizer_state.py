@@ -118,6 +118,7 @@ def plain_json(state: dict[str, Any]) -> str:
     """Write plain JSON values with text keys; raise CheckpointError that names anything else."""
 
     def check(value: Any, where: str) -> None:
+        """Raise CheckpointError for what JSON would not give back, at any depth."""
         if isinstance(value, dict):
             for key, child in value.items():
                 if not isinstance(key, str):

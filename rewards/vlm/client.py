@@ -90,6 +90,7 @@ def list_models(server: Server) -> list[str]:
     url = f"{server.base}/models"
 
     async def ask() -> Response:
+        """Ask once, for no longer than a probe may take."""
         async with http.open() as client:
             return await exchange(client, "GET", url, timeout=min(server.timeout, PROBE_SECONDS))
 
@@ -126,6 +127,7 @@ def ask_all(
     failed: dict[str, str] = {}
 
     async def ask(client: Any, job: tuple[str, Question]) -> None:
+        """Ask one question and note what went wrong; raise RunError once too much did."""
         key, question = job
         answer = await _ask_until_answered(server, http, client, question.body())
         fault = answer if isinstance(answer, str) else accept(key, answer)

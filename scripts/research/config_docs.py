@@ -113,7 +113,8 @@ def _sections(text: str, fill: Callable[[str, str], str]) -> Iterator[str]:
 
 def _config_tables(part: str, heading: str) -> str:
     for first, record in OPTIONS.items():
-        part = _fill(part, first, lambda old, record=record: option_keys(record))  # type: ignore[misc]
+        keys = option_keys(record)
+        part = _fill(part, first, lambda old, keys=keys: keys)  # type: ignore[misc]
     part = _fill(part, "section", lambda old: section_keys())
     part = _fill(
         part, "key of 0.1", lambda old: [Key(*it, text=f"`{it[1]}`") for it in RENAMED.items()]

@@ -125,6 +125,7 @@ def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
 
 
 def main() -> None:
+    """Measure the runs and write the result file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -178,6 +178,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Load a reward server and print what it did."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

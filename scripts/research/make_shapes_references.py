@@ -82,6 +82,7 @@ def make_references(prompts: Path, out: Path, *, each: int, seed: int) -> Path:
 
 
 def main() -> None:
+    """Draw the references and write the new prompt files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

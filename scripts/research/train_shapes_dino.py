@@ -286,6 +286,7 @@ def read_cls(model: Learner, images: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Train the network and write it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -28,5 +28,5 @@ def optimality(advantage: Tensor, max_advantage: float, labels: Labels = "all") 
     elif labels == "binary":
         a = a.sign()
     elif labels != "all":
-        raise ConfigError(f"nft: labels must be one of {Labels.__args__}, got {labels!r}")  # type: ignore[attr-defined]
+        raise ConfigError(f"nft: labels must be one of {get_args(Labels)}, got {labels!r}")
     return (a / max_advantage / 2 + 0.5).clamp(0, 1)

@@ -45,17 +45,7 @@ def tree(
     or an empty block.
     """
     plan = full(iteration, steps=steps, noise_scale=noise_scale, ode_last=ode_last)
-    bad = [k for k in splits if not 0 <= k < steps - ode_last]
-    if bad or len(set(splits)) != len(splits):
-        raise ConfigError(
-            f"plan tree: splits={list(splits)} must be different steps from 0 to "
-            f"{steps - ode_last - 1} "
-            f"(steps={steps}, ode_last={ode_last}); wrong: {bad or 'a step is named twice'}"
-        )
-    if branch < 2:
-        raise ConfigError(
-            f"plan tree: branch={branch} does not fork; use branch >= 2, or plan full"
-        )
+    _check_splits(splits, steps, ode_last, branch)
     if not spread > 0:
         raise ConfigError(
             f"plan tree: spread={spread} leaves siblings without noise of their own; use spread > 0"
@@ -75,6 +65,21 @@ def tree(
         share=1 / (1 + spread**2) if split_noise == "correlated" else 0.0,
         stretch=spread if split_noise == "scaled" else 1.0,
     )
+
+
+def _check_splits(splits: Sequence[int], steps: int, ode_last: int, branch: int) -> None:
+    """Raise ConfigError unless a tree forks, at different noisy steps."""
+    bad = [k for k in splits if not 0 <= k < steps - ode_last]
+    if bad or len(set(splits)) != len(splits):
+        raise ConfigError(
+            f"plan tree: splits={list(splits)} must be different steps from 0 to "
+            f"{steps - ode_last - 1} "
+            f"(steps={steps}, ode_last={ode_last}); wrong: {bad or 'a step is named twice'}"
+        )
+    if branch < 2:
+        raise ConfigError(
+            f"plan tree: branch={branch} does not fork; use branch >= 2, or plan full"
+        )
 
 
 def window_tree(

@@ -77,17 +77,14 @@ def rollout(
         plan=plan, keep_mean=keep_mean, history=any(step.solver > 1 for step in steps)
     )
     groups = torch.arange(len(generators)) if group_ids is None else group_ids
-    forest, leaves = ForestBuilder(run, groups), []
-    x, copies = (
-        initial_latents(run, 1 if same_noise else group_size),
-        group_size if same_noise else 1,
-    )
-    nowhere = torch.full((len(x) * copies,), -1)
-    roots = forest.add(x, nowhere, 0, learned_noise(run, x, copies), copies=copies)
-    live = Frontier(x, roots, stored=True, copies=copies)
+    forest = ForestBuilder(run, groups)
+    # the roots, and their leaves without noise
+    live = _roots(run, forest, group_size, same_noise)
+    leaves: list[Tensor] = []
     if plan.baseline:
-        live = live._replace(v=velocity(run, x, 0))
+        live = live._replace(v=velocity(run, live.x, 0))
         leaves += _tails(run, forest, live, 0, len(steps), (1,))
+    # step by step, as far as anybody goes on
     ends = trunk_ends(steps)
     for k, step in enumerate(steps if ends is None else steps[: ends + 1]):
         if step.noise_scale == 0:
@@ -97,12 +94,9 @@ def rollout(
             leaves += previews
         if progress is not None:
             progress(k + 1, len(steps))
+    # what has arrived is a leaf
     if ends is None or ends + 1 == len(steps):
-        leaves.append(
-            live.node
-            if live.stored
-            else forest.add(live.x, live.node, len(steps), copies=live.copies)
-        )
+        leaves.append(_arrived(forest, live, len(steps)))
     return forest.rollout(leaves, sigmas.float())
 
 
@@ -146,6 +140,22 @@ def sample_ode(
             v = velocity(run, x, k)
         x = euler_step(run, x, v, k, k + 1)
     return apart(x, group_size if same_noise else 1)
+
+
+def _roots(run: Sampling, forest: ForestBuilder, group_size: int, same_noise: bool) -> Frontier:
+    """Draw and store the initial noise; with same_noise one sample stands for a prompt's group."""
+    copies = group_size if same_noise else 1
+    x = initial_latents(run, 1 if same_noise else group_size)
+    nowhere = torch.full((len(x) * copies,), -1)
+    roots = forest.add(x, nowhere, 0, learned_noise(run, x, copies), copies=copies)
+    return Frontier(x, roots, stored=True, copies=copies)
+
+
+def _arrived(forest: ForestBuilder, live: Frontier, end: int) -> Tensor:
+    """Store the clean latents, unless they are -> their ids."""
+    if live.stored:
+        return live.node
+    return forest.add(live.x, live.node, end, copies=live.copies)
 
 
 def _run_on(run: Sampling, live: Frontier, k: int, solver: int) -> Frontier:

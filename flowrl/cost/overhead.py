@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,7 +55,7 @@ class CallTimer:
 
     def __init__(self, model: FlowModel, clock: PhaseClock) -> None:
         self.model, self.clock = model, clock
-        self.seconds: Counter[str] = Counter()
+        self.seconds = dict.fromkeys((*BARE, "texts"), 0.0)
         self.states = 0  # that were differentiated
         self._began: float | None = None  # of the backward pass, while there is one
 

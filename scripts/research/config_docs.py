@@ -113,7 +113,7 @@ def _sections(text: str, fill: Callable[[str, str], str]) -> Iterator[str]:
 
 def _config_tables(part: str, heading: str) -> str:
     for first, record in OPTIONS.items():
-        keys = option_keys(record)
+        keys = option_keys(record)  # type: ignore[arg-type]
         part = _fill(part, first, lambda old, keys=keys: keys)  # type: ignore[misc]
     part = _fill(part, "section", lambda old: section_keys())
     part = _fill(

@@ -160,7 +160,7 @@ def test_balance_gives_every_value_its_turn() -> None:
     texts = [str(n) for n in range(9)]
     records = [{"prompt": text, "tag": "aaaaaabbc"[n]} for n, text in enumerate(texts)]
     prompts = PromptSet(texts, records, "n", "n.txt")
-    options = {"seed": 0, "count": 6, "balance": "tag"}
+    options: dict[str, Any] = {"seed": 0, "count": 6, "balance": "tag"}
     dealt = [n for turn in range(6) for n in batch_for(prompts, iteration=turn, **options)]
     assert ["aaaaaabbc"[n] for n in dealt] == list("abc") * 12
     times = Counter(dealt)
@@ -189,9 +189,9 @@ def test_first_place_is_uniform() -> None:
 
 
 def test_impossible_batches() -> None:
-    for settings in ({"iteration": 0, "count": 0}, {"iteration": -1, "count": 1}):
+    for iteration, count in ((0, 0), (-1, 1)):
         with pytest.raises(DataError, match="expected count >= 1 and iteration >= 0"):
-            batch_for(numbered(3), seed=0, **settings)
+            batch_for(numbered(3), seed=0, iteration=iteration, count=count)
     with pytest.raises(DataError, match="no prompts"):
         batch_for(numbered(0), seed=0, iteration=0, count=1)
 

@@ -33,7 +33,7 @@ def test_every_field_is_that_of_one_look(
     monkeypatch.setattr(chunks, "CHUNK", size)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for name, one, parts in zip(whole._fields, whole, detect(some, find_flaws=True), strict=True):
-        assert one is not None and np.array_equal(one, parts), name
+        assert one is not None and parts is not None and np.array_equal(one, parts), name
 
 
 def test_no_images() -> None:

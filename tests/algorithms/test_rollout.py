@@ -198,7 +198,7 @@ def test_conditioning_follows_its_prompt() -> None:
         assert torch.equal(row, ro.cond["text"][expected[group]])
     some = decision_nodes(ro)[[3, 1]]
     few, same = decisions(ro, torch.zeros(len(ro.x)), nodes=some), take(batch, torch.tensor([3, 1]))
-    for a, b in zip(few[:-2], same[:-2], strict=True):
+    for a, b in zip(few[:10], same[:10], strict=True):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     assert torch.equal(few.cond["text"], same.cond["text"])
 

@@ -42,6 +42,10 @@ class Row(NamedTuple):
 TABLE = {
     "sd3/flow_grpo": Row(10, 40, 0.7, 24, 9, 1e-4, 0.01, 3e-4, 2),
     "flux/flow_grpo": Row(6, 28, 0.9, 24, 5, 1e-4, 0, 3e-4, 2),
+    "sd3/flow_grpo_geneval": Row(10, 40, 0.7, 24, 9, 1e-4, 0.04, 3e-4, 2),
+    "sd3/flow_grpo_ocr": Row(10, 40, 0.7, 24, 9, 1e-4, 0.04, 3e-4, 2),
+    "flux/flow_grpo_geneval": Row(6, 28, 0.9, 24, 5, 1e-4, 0, 3e-4, 2),
+    "flux/flow_grpo_ocr": Row(6, 28, 0.9, 24, 5, 1e-4, 0, 3e-4, 2),
     "sd3/flow_grpo_fast": Row(10, 40, 0.8, 18, 3, 1e-5, 0, 3e-4, 2),
     "sd3/grpo_guard": Row(10, 40, 0.7, 24, 9, 4e-6, 0, 1e-4, 2),
     "flux/dance_grpo": Row(16, None, 0.3, 12, 9, 1e-4, 0, 1e-5, 3),
@@ -65,6 +69,8 @@ TABLE = {
 # Flow-GRPO's tracker.
 NORMS = {
     "flow_grpo": (0, 1e-4, "global"),
+    "flow_grpo_geneval": (0, 1e-4, "global"),
+    "flow_grpo_ocr": (0, 1e-4, "global"),
     "flow_grpo_cps": (0, 1e-4, "global"),
     "flow_grpo_fast": (0, 1e-4, "group"),
     "grpo_guard": (0, 1e-4, "group"),

@@ -19,6 +19,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation import held_out
 from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.suites.catalogue import SUITES, overrides_of
 from flowrl.runs import suite as suites
@@ -65,7 +66,7 @@ def test_a_stopped_suite_goes_on(
     result is that of an unbroken suite."""
     whole = run(config, tmp_path / "whole")
     out, model, asked = tmp_path / "out", config.call("model")(), []
-    drawing = suites.sample
+    drawing = held_out.sample
 
     def some(*given: Any, places: Any, **more: Any) -> Any:
         asked.append(list(places))

@@ -34,9 +34,9 @@ def test_lives_in_git() -> None:
 def test_diffusers_alone_draws_what_is_asked_for(pipeline: StableDiffusion3Pipeline) -> None:
     """12 images of seen coloured shapes with the pipeline's own default text length.
 
-    Measured rate of this task: 0.74 (assets/results/shapes-base.json); fewer than 6 of 12 then has
-    probability 0.018 (binomial), and the seed is fixed. A model that ignores the prompt is right
-    once in 24.
+    Measured rate of this task, held-out combinations included: above 0.9
+    (assets/results/demonstration.json); fewer than 8 of 12 then has probability 0.004 (binomial),
+    and the seed is fixed. A model that ignores the prompt is right once in 24.
     """
     wanted = [r for r in all_records()["colors"] if not r["held_out"]][:24:2]
     for record in wanted:
@@ -44,9 +44,9 @@ def test_diffusers_alone_draws_what_is_asked_for(pipeline: StableDiffusion3Pipel
         assert (entry["class"], entry["color"]) not in HELD_COLORED
     prompts = [record["prompt"] for record in wanted]
     key = torch.Generator().manual_seed(0)
-    how = {"num_inference_steps": 15, "guidance_scale": 3.5, "generator": key, "output_type": "pt"}
+    how = {"num_inference_steps": 20, "guidance_scale": 2.5, "generator": key, "output_type": "pt"}
     images = pipeline(prompts, **SIZE, **how).images
-    assert len(prompts) == 12 and int(check(images.float(), wanted).strict.sum()) >= 6
+    assert len(prompts) == 12 and int(check(images.float(), wanted).strict.sum()) >= 8
 
 
 def test_adapter_equals_diffusers(pipeline: StableDiffusion3Pipeline) -> None:

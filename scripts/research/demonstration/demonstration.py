@@ -63,8 +63,9 @@ def parser() -> argparse.ArgumentParser:
     add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
     add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0])
+    add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
     add("--step-counts", type=int, nargs="+", default=[10, 20])
-    add("--per-task", type=int, default=192, help="test images of each task, at least")
+    add("--per-task", type=int, default=144, help="test images of each task, at least")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_001, help="of the test noise")
     add("--search-seed", type=int, default=260_002, help="of the validation noise")
@@ -86,8 +87,8 @@ def parser() -> argparse.ArgumentParser:
 def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """Search, then measure all five settings -> the result file's content."""
     # guidance and steps, by validation prompts alone
-    base_search = search(bench, "base", args.base, args)
-    run_search = search(bench, "rl", args.runs[0], args)
+    base_search = search(bench, "base", args.base, args.guidances, args)
+    run_search = search(bench, "rl", args.runs[0], args.run_guidances, args)
     plain = {"guidance": 1.0, "steps": args.steps}
     best, best_run = (_best(rows) for rows in (base_search, run_search))
     # the five settings on the test prompts
@@ -117,17 +118,20 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     for name, some in found.items():
         result[name] = entry(some, command=command)
     for name in ("base", "base_best_guidance", f"base_best_of_{BEST_OF}"):
-        gains = rates(found["rl"]) - rates(found[name])
-        result[f"rl_minus_{name}"] = crossed(gains, found["rl"][0]["tags"])
+        for run in ("rl", "rl_best_guidance"):
+            gains = rates(found[run]) - rates(found[name])
+            result[f"{run}_minus_{name}"] = crossed(gains, found[run][0]["tags"])
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     return result
 
 
-def search(bench: Bench, name: str, target: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def search(
+    bench: Bench, name: str, target: str, guidances: list[float], args: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Try every guidance and number of steps on the validation prompts -> a row each."""
     rows = []
-    for guidance in args.guidances:
+    for guidance in guidances:
         for steps in args.step_counts:
             setting = Setting(
                 target=str(target),

@@ -28,6 +28,7 @@ from demonstration_pictures import draw_pictures
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
+from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed import crossed
 
 LISTS = "assets/shapes"
@@ -117,6 +118,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"kind": "flowrl demonstration", "command": command}
     for name, some in found.items():
         result[name] = entry(some, command=command)
+        result[name]["combinations"] = combinations(some)
     for name in ("base", "base_best_guidance", f"base_best_of_{BEST_OF}"):
         for run in ("rl", "rl_best_guidance"):
             gains = rates(found[run]) - rates(found[name])
@@ -124,6 +126,20 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     return result
+
+
+def combinations(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the share of right images of each task, apart for prompts whose combination of shapes,
+    colours or counts was trained on, and for those that were held out."""
+    records = load_prompts(found[0]["setting"]["prompts"]).records
+    rate, out = rates(found).mean(0), dict[str, dict[str, float]]()
+    for name, wanted in (("trained", False), ("held_out", True)):
+        rows: dict[str, list[float]] = {}
+        for record, value in zip(records, rate.tolist(), strict=True):
+            if bool(record.get("held_out")) == wanted:
+                rows.setdefault(str(record["tag"]), []).append(value)
+        out[name] = {task: sum(some) / len(some) for task, some in rows.items()}
+    return out
 
 
 def search(

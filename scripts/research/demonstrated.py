@@ -45,11 +45,10 @@ def short(result: Result) -> str:
     rows = [["test prompts", "right images", "95 % interval", "guidance", "steps", "NFE per image"]]
     for key, name in NAMES.items():
         one = result[key]
-        mean = percent(one["mean"])
         rows.append(
             [
                 name,
-                f"**{mean}**" if key == "rl" else mean,
+                percent(one["mean"]),
                 span(one),
                 f"{one['guidance']:g}",
                 str(one["steps"]),
@@ -64,7 +63,7 @@ def tasks(result: Result) -> str:
     rows = [["task", *NAMES.values()]]
     for task in result["base"]["tasks"]:
         rows.append([task, *(percent(result[key]["tasks"][task]["mean"]) for key in NAMES)])
-    rows.append(["**mean over tasks**", *(percent(result[key]["mean"]) for key in NAMES)])
+    rows.append(["mean over tasks", *(percent(result[key]["mean"]) for key in NAMES)])
     return markdown_table(rows)
 
 

@@ -60,7 +60,7 @@ def short(result: Result) -> str:
 
 def tasks(result: Result) -> str:
     """Show each task under each setting."""
-    rows = [["task", *NAMES.values()]]
+    rows = [["right images", *NAMES.values()]]
     for task in result["base"]["tasks"]:
         rows.append([task, *(percent(result[key]["tasks"][task]["mean"]) for key in NAMES)])
     rows.append(["mean over tasks", *(percent(result[key]["mean"]) for key in NAMES)])
@@ -90,7 +90,11 @@ def card(result: Result) -> str:
     """Show what the base model can do, for its card."""
     best = result["base_best_guidance"]
     rows = [
-        ["task", "no guidance, 10 steps", f"guidance {best['guidance']:g}, {best['steps']} steps"]
+        [
+            "right images",
+            "no guidance, 10 steps",
+            f"guidance {best['guidance']:g}, {best['steps']} steps",
+        ]
     ]
     pair = (result["base"], best)
     for task in result["base"]["tasks"]:

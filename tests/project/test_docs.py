@@ -154,8 +154,8 @@ def test_the_python_of_the_readme_runs(
 ) -> None:
     """On the embedded model, from a folder of its own; only made smaller."""
     small = [
-        *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2"),
-        *("plan.steps=2", "plan.high=1", "eval.steps=1", "eval.images=1", "eval.every=0"),
+        *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.steps=4"),
+        *("likelihood.last=3", "eval.steps=1", "eval.images=1", "eval.every=0"),
         "samples.prompts=1",
     ]
     load = flowrl.load_config

@@ -274,6 +274,7 @@ def test_one_iteration_of_each_on_a_toy(name: str, tmp_path: Path) -> None:
         "train.micro_batch=256",
         "train.rollout_batch=256",
         "rewards={red: {fn: toykit.blueness}}",
+        "eval.score=red",
     ]
     config = load_config(name, small, ("toykit",))
     trainer = Trainer(config)

@@ -130,10 +130,10 @@ def test_the_shapes_reward_passes(mode: Any) -> None:
         ("eight_bits", {"noise": "fails", "NaN image": "fails!"}),
         ("crashing", {"NaN image": "weak"}),
         # the words are read
-        ("wins", {"wrong prompt": "ok", "blur": "weak"}),  # compares; is given whole groups
+        ("wins", {"wrong prompt": "ok"}),  # compares; is given whole groups
         ("deaf", {"wrong prompt": "fails!"}),
         ("hostile", {"blur": "fails!", "noise": "fails!", "wrong prompt": "fails!"}),
-        ("half", {"wrong prompt": "ok", "answers": "weak", "blur": "weak"}),
+        ("half", {"wrong prompt": "weak", "answers": "weak", "blur": "weak"}),
     ],
 )
 def test_what_is_broken_is_found_and_nothing_else(name: str, differs: dict[str, str]) -> None:
@@ -174,15 +174,15 @@ def test_a_liking_for_the_first_or_the_last_wins_nothing(sign: float) -> None:
 
 
 def test_the_words_of_the_table_and_its_interval() -> None:
-    """Of `wins`, whose blurred images are 11 of 16 right and 5 tied; Wilson's by scipy."""
+    """Of `wins`, whose blurred images are 13 of 16 right and 3 tied; Wilson's by scipy."""
     rows = selftest("wins", brokenkit.wins, SCENES)
     (blurred,) = [row.figures for row in rows if row.check == "blur"]
-    low, high = scipy.stats.binomtest(11, 16).proportion_ci(0.95, "wilson")
-    assert (blurred["right"], blurred["tied"], blurred["wrong"]) == (11, 5, 0)
+    low, high = scipy.stats.binomtest(13, 16).proportion_ci(0.95, "wilson")
+    assert (blurred["right"], blurred["tied"], blurred["wrong"]) == (13, 3, 0)
     assert (blurred["low"], blurred["high"]) == pytest.approx((low, high))
-    shares = f"68.8 % of 16 pairs right (95 %: {100 * low:.1f} to {100 * high:.1f}), 5 tied"
+    shares = f"81.2 % of 16 pairs right (95 %: {100 * low:.1f} to {100 * high:.1f}), 3 tied"
     text = table(rows)
-    assert f"  blur                weak     {shares}\n" in text and text.endswith("\nnothing fails")
+    assert f"  blur                ok       {shares}\n" in text and text.endswith("\nnothing fails")
     said = "it: noise: ranked the wrong way round; if that is not meant, look into it"
     assert table(selftest("it", brokenkit.contrast, SCENES)).endswith(f"\n\n{said}")
 

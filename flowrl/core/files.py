@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -74,6 +75,17 @@ def replacing(
         raise RunError(
             f"cannot write {what or path}: {reason}; nothing half-written was kept"
         ) from error
+
+
+_DRAFT = re.compile(r".+\.tmp-\d+-[0-9a-f]{8}")
+
+
+def delete_drafts(folder: Path) -> None:
+    """Delete what `replacing` left in a folder when its process was killed; only for a folder that
+    nobody else writes into."""
+    for path in sorted(folder.rglob("*.tmp-*")):
+        if _DRAFT.fullmatch(path.name):
+            delete(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.files import delete, write_json, write_text
+from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.locks import FolderLock, lock, try_lock
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
@@ -85,6 +85,7 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
     if resume is True and not run.exists():
         raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
     held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
+    delete_drafts(run)  # of a process that was killed
     if resume is True or (resume == "auto" and holds_run(run)):
         return _resumed(config, run, resume)
     if holds_run(run):

@@ -84,7 +84,7 @@ def server(config: str, overrides: list[str], options: list[str]) -> Iterator[st
     command = [
         sys.executable,
         "-m",
-        "flowrl.cli.main",
+        "flowrl",
         "serve-rewards",
         config,
         *overrides,

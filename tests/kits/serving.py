@@ -118,7 +118,7 @@ class Process:
 
     def __init__(self, *argv: str | Path, **environment: str) -> None:
         paths = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS / "kits")])}
-        command = [sys.executable, "-m", "flowrl.cli.main", "serve-rewards", *map(str, argv)]
+        command = [sys.executable, "-m", "flowrl", "serve-rewards", *map(str, argv)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(
             command, env={**os.environ, **paths, **environment}, text=True, **pipes

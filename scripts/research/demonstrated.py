@@ -8,7 +8,6 @@ assets/results/demonstration.json, which `scripts/research/demonstration/demonst
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -116,8 +115,9 @@ def fill(text: str, result: Result | None) -> str:
     for name, part in PARTS.items():
         said = f"{part(result)}\n\n" if result else ""
         start, end = f"<!-- demonstration: {name} -->", "<!-- demonstration: end -->"
-        new = f"{start}\n\n{said}{end}"
-        text = re.sub(f"{start}\n.*?{end}", lambda _, new=new: new, text, flags=re.DOTALL)
+        head, found, rest = text.partition(f"{start}\n")
+        if found:
+            text = f"{head}{start}\n\n{said}{end}{rest.partition(end)[2]}"
     return text
 
 

@@ -72,9 +72,9 @@ def evaluate(
     )
 
 
-def _folder(suite: str, name: str, weights: str | None, iteration: int | None) -> Path:
+def _folder(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
     """Return the folder of a suite's images for a target."""
-    parts = [name.strip("/"), weights or "", "" if iteration is None else str(iteration)]
+    parts = [name.strip("/"), weights or "", iteration or ""]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)).strip("-.")
     return Path("suites") / suite / (slug or "model")
 
@@ -86,7 +86,7 @@ def _suite(
     against: Path | None,
     config: str,
     weights: str | None,
-    iteration: int | None,
+    iteration: str | None,
     own: dict[str, int | str | None],
     changes: list[str],
     plugin: list[str],

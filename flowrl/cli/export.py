@@ -35,7 +35,14 @@ Dtype = Annotated[
 Weights = Annotated[
     Literal["ema", "current"] | None, typer.Option(help="default: the run's eval.weights")
 ]
-Iteration = Annotated[int | None, typer.Option(help="the checkpoint to take; default: the newest")]
+Iteration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|best|last",
+        help="the checkpoint to take; default: the best by held-out score",
+        autocompletion=lambda: ["best", "last"],
+    ),
+]
 BaseModel = Annotated[
     str, typer.Option(metavar="ID", help="hub id of a base model that was in a folder")
 ]

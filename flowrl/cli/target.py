@@ -32,7 +32,12 @@ Weights = Annotated[
     typer.Option(help="of a run; default: its eval.weights"),
 ]
 Iteration = Annotated[
-    int | None, typer.Option(help="of a run: the checkpoint to take; default: the newest")
+    str | None,
+    typer.Option(
+        metavar="N|best|last",
+        help="of a run: the checkpoint to take; default: the best by held-out score",
+        autocompletion=lambda: ["best", "last"],
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(help="denoising steps")]
 Seed = Annotated[int | None, typer.Option(help="of the initial noise")]
@@ -42,7 +47,7 @@ def opened(
     target: str,
     settings: str,
     weights: str | None,
-    iteration: int | None,
+    iteration: str | None,
     changes: dict[str, int | str | None],
     overrides: list[str],
     plugins: list[str],

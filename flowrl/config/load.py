@@ -22,7 +22,9 @@ from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
+from flowrl.config.monitors import MonitorsConfig
 from flowrl.config.overrides import Source, apply_override
+from flowrl.config.section import Section, Seed
 from flowrl.config.sections import (
     SECTIONS,
     CheckpointConfig,
@@ -30,10 +32,9 @@ from flowrl.config.sections import (
     ImageConfig,
     PromptsConfig,
     SamplesConfig,
-    Seed,
     TrainConfig,
 )
-from flowrl.config.values import convert, plain, show
+from flowrl.config.values import convert, show
 from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import unknown
@@ -42,7 +43,7 @@ from flowrl.core.shipped_files import list_configs, resource
 ORDER = (
     *("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate"),
     *("credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow", "optimizer"),
-    *("train", "eval", "checkpoint", "samples"),
+    *("train", "eval", "checkpoint", "samples", "monitors"),
 )
 """The sections, in the order in which a file is written."""
 
@@ -73,6 +74,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
+    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     source: str = field(default="", compare=False)  # the file it came from
     plugins: tuple[str, ...] = field(default=(), compare=False)
 
@@ -139,7 +141,7 @@ class Config:
             elif isinstance(value, dict):
                 out[key] = {name: call.to_dict() for name, call in value.items()}
             elif value is not None:
-                out[key] = plain(vars(value)) if key in SECTIONS else value
+                out[key] = value.to_dict() if isinstance(value, Section) else value
         return out
 
     def dump(self) -> str:
@@ -255,10 +257,26 @@ def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> 
         return Call.bind(key, value, source=source, plugins=plugins)
     if key not in SECTIONS:
         return convert(value, {"name": str, "seed": Seed}[key], key, source.at)
+    return _plain_section(SECTIONS[key], value, key, source)
+
+
+def _plain_section(section: type[Section], value: Any, key: str, source: Source) -> Section:
+    """Make a plain section; null leaves out one that is inside another."""
     if not isinstance(value, dict):
         raise ConfigError(f"{source.at(key)}: expected keys and values, got {show(value)}")
-    section = SECTIONS[key]
-    return section(**arguments(value, settable(section, everything=True), key, key, source))
+    inner = section.inner()
+    if not inner:
+        return section(**arguments(value, settable(section, everything=True), key, key, source))
+    found, built = Collector(), {}
+    for name, child in value.items():
+        below = f"{key}.{name}"
+        with found.catch():
+            if name not in inner:
+                raise ConfigError(f"{source.at(below)}: {key} {unknown(name, inner, 'section')}")
+            made = None if child is None else _plain_section(inner[name], child, below, source)
+            built[name] = made
+    found.close()
+    return section(**built)
 
 
 def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -> dict[str, Call]:

@@ -19,7 +19,8 @@ from pydantic import TypeAdapter
 from flowrl.config.axes import AXES
 from flowrl.config.calls import fits, offers, reserved, settable_of
 from flowrl.config.load import ORDER, REQUIRED
-from flowrl.config.sections import SECTIONS, Section, Seed
+from flowrl.config.section import Section, Seed
+from flowrl.config.sections import SECTIONS
 from flowrl.config.values import Schema, plain, schema_of
 from flowrl.core.files import write_json
 
@@ -90,10 +91,14 @@ def section_schema(section: type[Section]) -> Schema:
     """Return the schema of a plain section, with what each key is for."""
     # of pydantic's own schema only the descriptions are taken: a value may be a text of a number
     said = TypeAdapter(section).json_schema()
-    hints = typing.get_type_hints(section, include_extras=True)
+    hints, inner = typing.get_type_hints(section, include_extras=True), section.inner()
     properties = {}
     for field in fields(section):
         about = " ".join(said["properties"][field.name].get("description", "").split())
+        if field.name in inner:
+            both = [section_schema(inner[field.name]), {"type": "null"}]
+            properties[field.name] = {"description": about, "anyOf": both}
+            continue
         default = {} if field.default is MISSING else {"default": field.default}
         properties[field.name] = {"description": about, **schema_of(hints[field.name]), **default}
     required = [field.name for field in fields(section) if field.default is MISSING]

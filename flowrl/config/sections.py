@@ -5,36 +5,13 @@ The text below a field is what docs/config.md and the JSON schema say of it.
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Interval
-from pydantic import ConfigDict
+from annotated_types import Gt, Interval
 
-from flowrl.config.mistakes import Collector
-from flowrl.config.values import convert
-
-Positive = Annotated[int, Ge(1)]
-Count = Annotated[int, Ge(0)]
-Seed = Annotated[int, Interval(ge=0, lt=2**63)]
-Share = Annotated[float, Interval(ge=0, le=1)]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A plain section; its values are checked whenever one is made. Raises ConfigError."""
-
-    __pydantic_config__: ClassVar = ConfigDict(use_attribute_docstrings=True)
-    key: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        found = Collector()
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            if typing.get_origin(hint) is not ClassVar and hint is not ClassVar:
-                with found.catch():
-                    convert(getattr(self, name), hint, f"{self.key}.{name}")
-        found.close()
+from flowrl.config.monitors import MonitorsConfig
+from flowrl.config.section import Count, Positive, Section, Seed, Share
 
 
 @dataclass(frozen=True)
@@ -148,7 +125,7 @@ class CheckpointConfig(Section):
     every: Count = 20
     """iterations between checkpoints; 0 = only at the end"""
     keep: Positive = 3
-    """newest ones kept"""
+    """newest ones kept; the best by held-out score is kept as well"""
 
 
 @dataclass(frozen=True)
@@ -174,5 +151,6 @@ SECTIONS: dict[str, type[Section]] = {
         EvalConfig,
         CheckpointConfig,
         SamplesConfig,
+        MonitorsConfig,
     )
 }

@@ -19,6 +19,7 @@ Rows = list[dict[str, Any]]
 CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
 # logs with one object a line, each with its iteration
 METRICS, TIMING, EVALS = "metrics.jsonl", "timing.jsonl", "eval.jsonl"
+FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
 SAMPLES, PROMPTS = "samples", "prompts.json"
 # what is written at the end

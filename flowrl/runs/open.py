@@ -10,6 +10,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.runs.best import Which, chosen_checkpoint, which_of
 from flowrl.runs.folder import CONFIG
 from flowrl.training import checkpoint
 from flowrl.training.setup import build_model
@@ -23,13 +24,14 @@ class OpenedRun(NamedTuple):
     config: Config
     iteration: int
     base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
+    what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
 
 
 def open_run(
     path: str | Path,
     *,
     weights: str | None = None,
-    iteration: int | None = None,
+    iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> tuple[FlowModel, Config, int]:
@@ -43,15 +45,16 @@ def load_run(
     path: str | Path,
     *,
     weights: str | None = None,
-    iteration: int | None = None,
+    iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> OpenedRun:
     """Load the model of a run at a checkpoint.
 
-    `path` is a run folder (its newest whole checkpoint, or the one of `iteration`) or a checkpoint
-    folder; `weights` is ema, current or base (as before training), by default what the run's
-    evaluations take. Raises CheckpointError if there is none or it does not fit.
+    `path` is a checkpoint folder or a run. Of a run, `iteration` is a number, ``last`` or ``best``,
+    by held-out score; by default it is the best, and the last where none was judged. `weights` is
+    ema, current or base (as before training), by default what the run's evaluations take. Raises
+    CheckpointError if there is none or it does not fit.
     """
     # the config of the run
     path = Path(path)
@@ -68,14 +71,15 @@ def load_run(
     if weights == "base":
         return OpenedRun(model, config, 0, base)
     # the weights of the checkpoint
-    folder = _checkpoint_of(path, run, iteration)
+    folder = path if path != run else chosen_checkpoint(run, iteration)
     files, state = checkpoint.load(folder)
     name = weights or config.eval.weights
     if name not in files:
         there = ", ".join(files.keys() - {"optimizer"})
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
     put_weights(model.trainable(), files[name], folder)
-    return OpenedRun(model, config, int(state["iteration"]), base)
+    what = "" if path != run else which_of(run, folder)
+    return OpenedRun(model, config, int(state["iteration"]), base, what)
 
 
 def run_of(path: Path) -> Path:
@@ -90,15 +94,3 @@ def base_weights(model: FlowModel, config: Config) -> Weights:
     if config.eval.tuned < 1:
         base.snapshot("ref")
     return base
-
-
-def _checkpoint_of(path: Path, run: Path, iteration: int | None) -> Path:
-    """Return the checkpoint that is meant: `path` itself, that of an iteration, or the newest."""
-    if path != run:
-        return path
-    if iteration is not None:
-        return checkpoint.checkpoint_folder(run, iteration)
-    newest = checkpoint.latest(run)
-    if newest is None:
-        raise CheckpointError(f"{run}: there is no whole checkpoint yet")
-    return newest

@@ -24,6 +24,7 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, run: Path, resumed_at: int | None) -> None:
         self.trainer, self.run = trainer, run
         self._saved = resumed_at  # the iteration that is on the disk already
+        self.best: int | None = None  # the iteration that is never deleted
 
     @property
     def folder(self) -> Path:
@@ -39,9 +40,10 @@ class Checkpoints:
         if self._saved != now:
             self.trainer.save(self.folder)
             self._saved = now
-            if self.trainer.world.main and now > 0:
-                checkpoint.prune(self.run, self.trainer.config.checkpoint.keep)
-                self._forget_the_first()
+        if self.trainer.world.main and now > 0:
+            keep = self.trainer.config.checkpoint.keep
+            checkpoint.prune(self.run, keep, besides=self.best)
+            self._forget_the_first()
         return self.folder
 
     def _forget_the_first(self) -> None:

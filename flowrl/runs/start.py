@@ -23,6 +23,7 @@ from flowrl.runs.folder import (
     CONFIG,
     ENVIRONMENT,
     EVALS,
+    FINDINGS,
     METRICS,
     SAMPLES,
     SUMMARY,
@@ -37,7 +38,7 @@ from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
 Resume = bool | Literal["auto"]
-FREE = ("eval", "samples", "checkpoint")  # sections that may change when a run goes on
+FREE = ("eval", "samples", "checkpoint", "monitors")  # sections that may change when a run goes on
 
 
 class Start(NamedTuple):
@@ -203,7 +204,7 @@ def begin(
 def _occupy(config: Config, run: Path) -> None:
     """Write what a run is; logs of one that was killed before its first checkpoint go."""
     if (run / CONFIG).exists():
-        for name in (METRICS, TIMING, EVALS, TENSORBOARD):
+        for name in (METRICS, TIMING, EVALS, FINDINGS, TENSORBOARD):
             delete(run / name)
     write_text(run / CONFIG, config.dump())
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})

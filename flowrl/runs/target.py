@@ -11,6 +11,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.runs.best import Which
 from flowrl.runs.folder import CONFIG
 from flowrl.runs.open import base_weights, load_run
 from flowrl.training.checkpoint import MANIFEST
@@ -31,7 +32,7 @@ def open_target(
     *,
     settings: str,
     weights: str | None = None,
-    iteration: int | None = None,
+    iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
 ) -> Target:
@@ -46,7 +47,9 @@ def open_target(
         run = load_run(
             path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
         )
-        return Target(run.model, run.config, f"{path} at iteration {run.iteration}", run.base)
+        why = f" ({run.what})" if run.what else ""
+        what = f"{path} at iteration {run.iteration}{why}"
+        return Target(run.model, run.config, what, run.base)
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
     if path.is_dir():

@@ -9,34 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flowrl.config.load import Config, with_rewards
-from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.held_out import finite_images
-from flowrl.evaluation.image_grids import save_png, save_strip
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts
+from flowrl.runs.best import best_checkpoint, score_of
 from flowrl.runs.folder import (
     CURVES,
     EVALS,
     GRID,
     METRICS,
-    PROMPTS,
     REPORT,
-    SAMPLES,
     SUMMARY,
     TIMING,
     Rows,
     read_rows,
-    strip_file,
-    write_evals,
 )
 from flowrl.runs.log import RunLogger, Silence
+from flowrl.runs.milestones import Milestones
+from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.report.curves import curves
-from flowrl.runs.report.page import before_after_table, html_report
-from flowrl.runs.report.run_grid import run_grid
+from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure
 from flowrl.runs.rescue import Checkpoints, Log, rescued
 from flowrl.runs.start import Resume, begin, claimed
@@ -75,10 +67,11 @@ def train(
         with _logger(trainer, run, resumed_at, quiet) as log, StopSignal() as stop:
             trainer.log = log
             log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
+            milestones = Milestones(checkpoints, log, stop, Watch(trainer, run, log))
             with rescued(checkpoints, log):
-                _iterate(checkpoints, log, stop)
-            here = trainer.world
-            summary = here.together(lambda: _finish(run, config, log) if here.main else {})
+                _iterate(milestones, log)
+            here, why = trainer.world, milestones.watch.stopped
+            summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
         return here.gather(summary)[0]
 
 
@@ -109,125 +102,25 @@ def _logger(trainer: Trainer, run: Path, resumed_at: int | None, quiet: bool) ->
     return RunLogger(run, resumed_at, quiet=quiet, total=config.train.iterations, columns=labels)
 
 
-# ----------------------------------------------------------------------------------- the iterations
-
-
-def _iterate(checkpoints: Checkpoints, log: Log, stop: StopSignal) -> None:
+def _iterate(milestones: Milestones, log: Log) -> None:
     """Run the iterations that are left. Raises Interrupted where a stop was asked for."""
-    trainer = checkpoints.trainer
-    last, idle = trainer.config.train.iterations, False
-    _milestone(checkpoints, log, stop)
-    while trainer.iteration < last:
+    trainer, idle = milestones.trainer, False
+    milestones.reach()
+    while milestones.going_on:
         metrics = trainer.step()
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
         log.log(trainer.iteration - 1, metrics, images=trainer.cost.images)
         if metrics.get("trained") == 0 and not idle:
             idle = True
             log.say(f"iteration {trainer.iteration} trained nothing: {WHY_NOTHING}")
-        _milestone(checkpoints, log, stop)
-
-
-def _milestone(checkpoints: Checkpoints, log: Log, stop: StopSignal) -> None:
-    """Save, evaluate and draw where the config asks for it at this iteration; each is done once,
-    also over a resume.
-
-    The checkpoint comes first: nothing that goes wrong in an evaluation can lose it. Raises
-    Interrupted where a stop was asked for.
-    """
-    trainer, run = checkpoints.trainer, checkpoints.run
-    c, now, here = trainer.config, trainer.iteration, trainer.world
-    if _due(c.checkpoint.every, trainer):
-        with log.phase("save"):
-            here.together(checkpoints.save)
-    _stop_if_asked(checkpoints, stop)
-    # the evaluation
-    rows = here.gather(read_rows(run, EVALS) if here.main else [])[0]
-    fresh = [row for row in rows if row["iteration"] <= now]
-    evaluated = any(row["iteration"] == now for row in fresh)
-    if _due(c.eval.every, trainer) and not evaluated:
-        fresh.append({"iteration": now, **_evaluate(checkpoints, log, stop)})
-    changed = fresh if fresh != rows else None
-    here.together(lambda: _keep(trainer, run, log, changed))
-    _stop_if_asked(checkpoints, stop)
-
-
-def _stop_if_asked(checkpoints: Checkpoints, stop: StopSignal) -> None:
-    """Raise Interrupted if a stop was asked for, unless nothing is left to train."""
-    trainer = checkpoints.trainer
-    if trainer.world.any(stop.asked) and trainer.iteration < trainer.config.train.iterations:
-        raise checkpoints.stopped()
-
-
-def _due(every: int, trainer: Trainer) -> bool:
-    """Say whether something is done at this iteration: before the first, after the last, and every
-    so many."""
-    now, last = trainer.iteration, trainer.config.train.iterations
-    return now in (0, last) or bool(every and now % every == 0)
-
-
-def _evaluate(checkpoints: Checkpoints, log: Log, stop: StopSignal) -> dict[str, Any]:
-    """Evaluate on the held-out prompts, and say how it went. Raises Interrupted where a stop is
-    asked for meanwhile."""
-    trainer = checkpoints.trainer
-    c, asked = trainer.config, stop.asked
-
-    def heard(done: int, total: int) -> None:
-        # of several processes none may leave alone
-        if stop.asked and not asked and done < total and trainer.world.size == 1:
-            raise _Heard
-
-    log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out images ...")
-    try:
-        with log.phase("eval"), eval_weights(trainer):
-            result = evaluate(trainer.model, c, trainer=trainer, progress=heard)
-    except _Heard:
-        raise checkpoints.stopped() from None
-    low, high = result["interval"]
-    log.say(
-        f"held out after {trainer.iteration} iterations: {c.headline} {result[c.headline]:.3f} "
-        f"(95 % {low:.3f} to {high:.3f})"
-    )
-    for name, count in result.get("unscored", {}).items():
-        log.say(f"{count} of them have no score by {name}, and count in no mean of it")
-    return result
-
-
-class _Heard(FlowRLError):
-    """A stop was asked for in the middle of an evaluation."""
-
-
-def _keep(trainer: Trainer, run: Path, log: Log, evals: Rows | None) -> None:
-    """Write evaluations and grid where they are due; only the first process writes."""
-    main = trainer.world.main
-    if evals is not None and main:
-        write_evals(run, evals)
-    # sharded weights are put together by all processes
-    if _due(trainer.config.samples.every, trainer) and (main or trainer.sharded):
-        with log.phase("samples"):
-            _sample(trainer, run, log)
-
-
-def _sample(trainer: Trainer, run: Path, log: Log) -> None:
-    """Draw the same prompts from the same noise as at every other iteration."""
-    texts, images = sample_grid_prompts(trainer)
-    if not trainer.world.main:
-        return
-    broken = int((~finite_images(images)).sum())
-    if broken:
-        log.say(f"{broken} of {len(images)} images of the grid are not finite: drawn grey")
-        images = grey(images)
-    size = trainer.config.image
-    prompts = {"prompts": texts, "height": size.height, "width": size.width}
-    write_json(run / SAMPLES / PROMPTS, prompts)
-    save_strip(images, strip_file(run, trainer.iteration))
-    log.image("samples", torch.cat(list(images), dim=2), trainer.iteration)
-    save_png(run_grid(run), run / GRID)
+        milestones.reach()
+    milestones.end()
 
 
 # --------------------------------------------------------------------------------------- the end
 
 
-def _finish(run: Path, config: Config, log: Log) -> dict[str, Any]:
+def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None) -> dict[str, Any]:
     """Write the summary and the figures, and print before and after."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
     summary = {
@@ -235,7 +128,9 @@ def _finish(run: Path, config: Config, log: Log) -> dict[str, Any]:
         "before": rows[0],
         "after": rows[-1],
         "gain": rows[-1][config.headline] - rows[0][config.headline],
-        "iterations": config.train.iterations,
+        "best": _best(run, rows),
+        "stopped": stopped,
+        "iterations": rows[-1]["iteration"],
         "seed": config.seed,
         "seconds": round(sum(row["total"] for row in timing), 1),
         "finished": time.strftime("%Y-%m-%d"),
@@ -245,9 +140,21 @@ def _finish(run: Path, config: Config, log: Log) -> dict[str, Any]:
     save_figure(curves(run), run / CURVES, dpi=110)
     write_text(run / REPORT, html_report(run))
     log.say(before_after_table(summary))
+    for line in best_line(summary):
+        log.say(line)
     idle = sum(row.get("trained") == 0 for row in read_rows(run, METRICS))
     if idle:
-        log.say(f"{idle} of {config.train.iterations} iterations trained nothing: {WHY_NOTHING}")
+        log.say(f"{idle} of {summary['iterations']} iterations trained nothing: {WHY_NOTHING}")
     figures = ", ".join(str(run / name) for name in (GRID, CURVES, REPORT))
     log.say(f"images: {figures}")
     return summary
+
+
+def _best(run: Path, rows: Rows) -> dict[str, Any] | None:
+    """Say which checkpoint is the best by held-out score; None where none was judged."""
+    found = best_checkpoint(run)
+    if found is None:
+        return None
+    (row,) = (row for row in rows if row["iteration"] == int(found.name))
+    where = found.relative_to(run).as_posix()
+    return {"iteration": row["iteration"], "score": score_of(row), "checkpoint": where}

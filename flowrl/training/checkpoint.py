@@ -112,9 +112,9 @@ def latest(run: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def prune(run: str | os.PathLike[str], keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints of a run, and what interrupted saves
-    left behind.
+def prune(run: str | os.PathLike[str], keep: int, *, besides: int | None = None) -> None:
+    """Delete all but the newest `keep` complete checkpoints of a run and that of iteration
+    `besides`, and what interrupted saves left behind.
 
     Torn checkpoints do not count as kept, so the last good one is never lost. A folder that cannot
     be deleted is a warning. Raises CheckpointError if keep < 1.
@@ -126,7 +126,9 @@ def prune(run: str | os.PathLike[str], keep: int) -> None:
     doomed = [
         folder
         for folder in every
-        if len(complete) >= keep and int(folder.name) < int(complete[-keep].name)
+        if len(complete) >= keep
+        and int(folder.name) < int(complete[-keep].name)
+        and int(folder.name) != besides
     ]
     doomed += [
         item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -46,6 +46,7 @@ class Setup:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
+        self.memory: dict[str, Any] = {}  # of the monitors: plain JSON that checkpoints keep
         # whether weights, optimizer and rewards are those after `iteration` whole iterations
         self.intact = True
         self.world, self.sharded = world(), sharded()

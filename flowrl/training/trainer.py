@@ -89,9 +89,8 @@ class Trainer(Setup):
             files = {name: self._whole(rows) for name, rows in files.items()}
         if self.world.main:
             config = self.config.dump()
-            checkpoint.save(
-                folder, files, {"iteration": self.iteration, "optimizer": state, "config": config}
-            )
+            about = {"iteration": self.iteration, "optimizer": state, "config": config}
+            checkpoint.save(folder, files, {**about, "monitors": self.memory})
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint. Raises CheckpointError if it is torn, belongs to another
@@ -123,7 +122,7 @@ class Trainer(Setup):
         self._load_copies(files, folder)
         # the optimizer
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
-        self.iteration = iteration
+        self.iteration, self.memory = iteration, dict(state.get("monitors", {}))
 
     def _follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``

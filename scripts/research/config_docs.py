@@ -80,12 +80,18 @@ def section_keys() -> list[Key]:
 
 
 def plain_keys(key: str) -> list[Key]:
-    """Return a row for each key of a plain section."""
-    found = section_schema(SECTIONS[key])["properties"]
-    return [
-        Key(name, kind_of(it), it.get("default", NO_DEFAULT), it["description"])
-        for name, it in found.items()
-    ]
+    """Return a row for each key of a plain section, and of the sections inside."""
+    return list(_plain_keys(section_schema(SECTIONS[key]), ""))
+
+
+def _plain_keys(schema: Schema, prefix: str) -> Iterator[Key]:
+    for name, it in schema["properties"].items():
+        inner = [one for one in it.get("anyOf", ()) if "properties" in one]
+        for one in inner:
+            yield from _plain_keys(one, f"{prefix}{name}.")
+        if not inner:
+            default = it.get("default", NO_DEFAULT)
+            yield Key(f"{prefix}{name}", kind_of(it), default, it["description"])
 
 
 def argument_keys(axis: str, name: str, prefix: str = "") -> list[Key]:

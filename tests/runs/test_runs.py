@@ -158,20 +158,27 @@ def test_a_crash_leaves_the_last_checkpoint(
 
 def test_schedules_and_weights(home: Path, tmp_path: Path) -> None:
     """Evaluate every 2, save every 1 and keep 1; evaluations are those of the current weights,
-    measured again."""
+    measured again. The reward counts negatively, so the run gets worse: the checkpoint of the
+    better evaluation stays, and is what is opened."""
     options = ["eval.every=2", "checkpoint.every=1", "checkpoint.keep=1", "samples.every=0"]
     options += ["eval.weights=current", "train.ema=0", "plan.noise_scale=0.3"]
-    config = toy(home, *options)
-    train(config, tmp_path / "run", quiet=True)
-    evals = rows(tmp_path / "run" / "eval.jsonl")
-    assert [row["iteration"] for row in evals] == [0, 2, 4]
-    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["000004"]
-    assert len(list((tmp_path / "run" / "samples").glob("*.png"))) == 2
-    model, again, iteration = open_run(tmp_path / "run", plugins=("toykit",))
-    assert iteration == 4 and again == config
-    assert {"iteration": 4, **evaluate(model, again)} == evals[2] != {**evals[1], "iteration": 4}
+    options += ["rewards.red.weight=-1"]
+    config, run = toy(home, *options), tmp_path / "run"
+    summary = train(config, run, quiet=True)
+    evals = rows(run / "eval.jsonl")
+    assert [row["iteration"] for row in evals] == [0, 2, 4] and evals[1]["red"] > evals[2]["red"]
+    assert {folder.name for folder in (run / "checkpoints").iterdir()} == {"000002", "000004"}
+    assert len(list((run / "samples").glob("*.png"))) == 2
+    best = {"iteration": 2, "score": evals[1]["red"], "checkpoint": "checkpoints/000002"}
+    assert summary["best"] == best and summary["stopped"] is None
+    for which, at in ((None, 2), ("best", 2), ("last", 4), (4, 4), ("4", 4)):
+        model, again, iteration = open_run(run, iteration=which, plugins=("toykit",))
+        assert iteration == at and again == config
+        assert {"iteration": at, **evaluate(model, again)} == evals[at // 2]
+    with pytest.raises(CheckpointError, match="expected the number of an iteration, best or last"):
+        open_run(run, iteration="first", plugins=("toykit",))
     with pytest.raises(CheckpointError, match="has no 'ema' weights, only current"):
-        open_run(tmp_path / "run", weights="ema", plugins=("toykit",))
+        open_run(run, weights="ema", plugins=("toykit",))
 
 
 def test_headline_and_describe(home: Path) -> None:

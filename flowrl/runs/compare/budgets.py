@@ -76,7 +76,7 @@ def comparable(config: Config) -> dict[str, Any]:
     without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
     for section, keys in without.items():
         raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
-    del raw["checkpoint"]
+    del raw["checkpoint"], raw["monitors"]
     return raw
 
 

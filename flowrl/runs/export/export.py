@@ -16,6 +16,7 @@ from flowrl.core.devices import DTYPES
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
+from flowrl.runs.best import Which
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights
 from flowrl.runs.export.merged import Change, write_pipeline
@@ -63,7 +64,7 @@ def export(
     *,
     formats: Sequence[str] = (),
     weights: str | None = None,
-    iteration: int | None = None,
+    iteration: Which = None,
     dtype: str = "auto",
     base_model: str = "",
     overrides: Sequence[str] = (),

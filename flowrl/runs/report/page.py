@@ -48,6 +48,22 @@ def before_after_table(summary: Mapping[str, Any]) -> str:
     return text_table(rows, rules=[len(rows) - 2])
 
 
+def best_line(summary: Mapping[str, Any]) -> list[str]:
+    """Say which checkpoint is the best and what ended the run early, a line each; nothing of what
+    the summary does not have."""
+    lines, best, stopped = [], summary.get("best"), summary.get("stopped")
+    if best:
+        score, last = f"{best['score']:.3f}", summary["after"]["iteration"]
+        later = "" if best["iteration"] == last else f", the last is {last}: --iteration last"
+        lines.append(f"best checkpoint: {best['checkpoint']} (held out {score}){later}")
+    if stopped:
+        lines.append(
+            f"stopped after {stopped['iteration']} iterations by the monitor {stopped['monitor']}: "
+            f"{stopped['why']}"
+        )
+    return lines
+
+
 def html_report(run: RunPath) -> str:
     """Tell a run on one self-contained page: scores, curves, samples, config; nothing is loaded
     from elsewhere.
@@ -158,6 +174,9 @@ def _facts(summary: Mapping[str, Any], iterations: int) -> dict[str, str]:
     for key, value in summary.items():
         if isinstance(value, str | int | float):
             facts[key.replace("_", " ")] = _value(value)
+    for line in best_line(summary):
+        name, _, value = line.partition(": ")
+        facts[name] = value
     return facts
 
 

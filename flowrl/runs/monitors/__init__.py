@@ -1,0 +1,1 @@
+"""What is watched while a run trains: findings, and what is done about them."""

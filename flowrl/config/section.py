@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Interval
@@ -50,5 +50,5 @@ class Section:
         out = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            out[each.name] = value.to_dict() if is_dataclass(value) else plain(value)
+            out[each.name] = value.to_dict() if isinstance(value, Section) else plain(value)
         return out

@@ -96,7 +96,7 @@ def test_tables_of_keys_are_filled() -> None:
     assert "| `chunks.weighted` | `none`, `l1` or `softmax` | `none` |  |\n" in made
     keys = "| key | type | default | when to change it |\n|---|---|---|---|\n| `x` | y | z | |\n"
     made = module.config_page(f"### `checkpoint`\n\n{keys}")
-    assert made.endswith("|\n| `keep` | whole number >= 1 | `3` | newest ones kept |\n")
+    assert "|\n| `keep` | whole number >= 1 | `3` | newest ones kept; the best" in made
     made = module.config_page(
         f"### `kl`\n\n{head}| `transition_kl.divide_by` | text | `g` | why |\n"
     )

@@ -55,6 +55,13 @@ Clock = Annotated[
         "a machine that others use"
     ),
 ]
+Count = Annotated[
+    Literal["cost", "calls"],
+    typer.Option(
+        help="what --nfe counts: with decoding, rewards and training at their measured cost, or "
+        "calls of the network alone"
+    ),
+]
 Points = Annotated[int, typer.Option(help="held-out evaluations of a run")]
 LrSearch = Annotated[
     list[float],
@@ -105,6 +112,7 @@ def compare(
     nfe: Nfe = 60000,
     seconds: Seconds = 90,
     clock: Clock = "wall",
+    count: Count = "cost",
     points: Points = 2,
     lr_search: LrSearch,
     search_seed: SearchSeed = 100,
@@ -137,7 +145,7 @@ def compare(
                 "--factorial takes its config and rates from the design: leave out others"
             )
         rest = (plugin, runs, out, figures or out.parent, report_only, quiet)
-        print(*_factorial(factorial, seeds, nfe, changes, *rest), sep="\n")
+        print(*_factorial(factorial, seeds, nfe, count, changes, *rest), sep="\n")
         return
     # a result, made or read
     if report_only:
@@ -151,6 +159,7 @@ def compare(
             nfe=nfe,
             seconds=seconds,
             clock=clock,
+            count=count,
             points=points,
             lr_search=lr_search,
             search_seed=search_seed,
@@ -172,6 +181,7 @@ def _factorial(
     design: Path,
     seeds: list[int],
     nfe: float,
+    count: Literal["cost", "calls"],
     changes: list[str],
     plugins: list[str],
     runs: Path,
@@ -189,7 +199,7 @@ def _factorial(
         result = module.read_factorial(out)
     else:
         what = module.Experiment(
-            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins)
+            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins), count
         )
         result = module.run_factorial(what, quiet=quiet)
     if result["effects"]:

@@ -53,6 +53,11 @@ class World(NamedTuple):
         self._exchange(partial(torch.distributed.all_gather_object, values, value))
         return values
 
+    def totals(self, rows: Sequence[Sequence[int]], columns: int) -> list[int]:
+        """Add up columns of whole numbers, over rows and over all processes."""
+        mine = [sum(row[column] for row in rows) for column in range(columns)]
+        return [sum(column) for column in zip(*self.gather(mine), strict=True)]
+
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set in any process."""
         return any(self.gather(flag))

@@ -127,7 +127,7 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
     timer = CallTimer(trainer.model, clock)
     trainer.log, trainer.model = clock, timer  # type: ignore[assignment]
     wall, began = time.perf_counter(), now()
-    with _without_overlap(trainer):
+    with without_overlap(trainer):
         trainer.step()
     total, wall = now() - began, time.perf_counter() - wall
     trainer.log, trainer.model = None, timer.model
@@ -136,7 +136,7 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
     # by the wall, what overlap is good for
     if trainer.config.train.parts > 1 and trainer.config.train.overlap:
         row["wall"] = _wall_seconds(trainer)
-        with _without_overlap(trainer):
+        with without_overlap(trainer):
             row["apart"] = _wall_seconds(trainer)
 
     # what one is to the other, and how much was done
@@ -197,7 +197,7 @@ def _shares(middle: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def _without_overlap(trainer: Trainer) -> Iterator[None]:
+def without_overlap(trainer: Trainer) -> Iterator[None]:
     """Let the trainer score each part before it samples the next."""
     kept = trainer.config
     trainer.config = replace(kept, train=replace(kept.train, overlap=False))

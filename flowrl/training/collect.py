@@ -156,7 +156,7 @@ def _score(
     """Ask the rewards about a turn, in the thread of `pool` or at once. Each sees its images as
     floats of its own; equal ones, of one number in `same` [L], are shown once if all judge singly.
     """
-    once = all(judges_singly(reward) for reward in run.rewards.values())
+    once = scored_once(run)
 
     def ask() -> Values:
         seen = _first_of(batch, same) if once else batch
@@ -169,6 +169,17 @@ def _score(
     with run.phase("reward"):
         done.set_result(ask())
     return done
+
+
+def scored_once(run: Setup) -> bool:
+    """Say whether equal images are shown to the rewards once."""
+    return all(judges_singly(reward) for reward in run.rewards.values())
+
+
+def images_worked_on(run: Setup, ro: Rollout) -> tuple[int, int]:
+    """Count the images of a rollout that were decoded, and those that were scored."""
+    distinct = len(distinct_leaves(ro)[0])
+    return distinct, distinct if scored_once(run) else len(ro.leaf)
 
 
 def _first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:

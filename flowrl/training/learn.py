@@ -66,8 +66,8 @@ def learn(
         norms.append(_optimizer_step(run, ro, parts, rows, update))
         seen += parts
     # what it cost
-    counts = run.world.gather(sum(_network_calls(run, part) for part in seen))
-    cost = {"nfe": float(run.cost.nfe + sum(counts))}
+    calls, backwards = run.world.totals([_network_calls(run, part) for part in seen], 2)
+    cost = {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
     metrics = reduce_metrics(seen, norms, run.world)
     return metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
 
@@ -164,10 +164,12 @@ def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tenso
     return summed(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
 
 
-def _network_calls(run: Setup, part: Trained) -> int:
+def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:
+    """Return the network calls that a part counts as, and its rows that went backward."""
     if part.calls is not None:
         return part.calls
-    return part.network_rows() * run.method.trained_calls(part.update, run.steps_before)
+    calls, rows = run.method.trained_calls(part.update, run.steps_before), part.network_rows()
+    return rows * calls, rows if calls else 0
 
 
 def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:

@@ -80,13 +80,14 @@ class Method(NamedTuple):
         return TRAINED_CALLS + len(self.others(update, steps))
 
 
-def unrolled_calls(path: Unrolled) -> int:
-    """Return the network calls that training rows of a sampler costs: a forward pass for each step,
-    and for open ones a backward pass, and another forward pass where they are computed again."""
+def unrolled_calls(path: Unrolled) -> tuple[int, int]:
+    """Return the network calls that training rows of a sampler costs, and how many rows go
+    backward: a forward pass for each step, and for open ones a backward pass, and another forward
+    pass where they are computed again."""
     steps = torch.arange(path.open.shape[1])
     taken = steps <= path.last[:, None]
     opened = int((taken & path.open).sum())
-    return int(taken.sum()) + opened * (TRAINED_CALLS - 1 + path.again)
+    return int(taken.sum()) + opened * (TRAINED_CALLS - 1 + path.again), opened
 
 
 def method_of(config: Config) -> Method:

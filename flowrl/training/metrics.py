@@ -20,7 +20,8 @@ class Trained(NamedTuple):
     step: Tensor  # [B] int64
     state: Tensor  # [B] int64: rows with one id were one row of the network
     update: int  # number of the optimizer step within the iteration
-    calls: int | None = None  # of the network, where rows took several steps of the sampler
+    # of the network, and how many of them went backward, where rows took several steps
+    calls: tuple[int, int] | None = None
 
     def network_rows(self) -> int:
         """Count the rows that the network was called with."""

@@ -138,7 +138,7 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
     unique = torch.unique(states_of(made, nodes, method.likelihood.trains))
     states = work.prompts * len(unique) * method.rows
     if batch is not None and batch.unrolled is not None:
-        trained = work.prompts * unrolled_calls(batch.unrolled)
+        trained = work.prompts * unrolled_calls(batch.unrolled)[0]
     else:
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
         trained = first * method.trained_calls(0, last)

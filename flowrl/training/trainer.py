@@ -12,7 +12,7 @@ from flowrl.core.processes import shared_as, whole
 from flowrl.core.prompts import batch_for
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
-from flowrl.training.collect import collect, give_credit, sample
+from flowrl.training.collect import collect, give_credit, images_worked_on, sample
 from flowrl.training.learn import learn
 from flowrl.training.optimizer_state import optimizer_from_tensors, optimizer_to_tensors
 from flowrl.training.setup import Setup
@@ -41,6 +41,9 @@ class Trainer(Setup):
         with self.phase("reward"):
             forest = join(self.world, found.rollout)
             advantage, metrics = give_credit(self, forest, found, rows)
+        worked = images_worked_on(self, found.rollout)
+        decoded, scored = self.world.totals([worked], 2)
+        metrics |= {"decoded": float(decoded), "scored": float(scored)}
         # the images go before anything is learned
         ro = found.rollout
         del found
@@ -50,7 +53,7 @@ class Trainer(Setup):
                 metrics |= learn(self, ro, advantage, rows, forest)
             self._follow()
         # the cost is this iteration's: the next one may have another plan
-        metrics = {"nfe": float(self.cost.nfe), **metrics}
+        metrics = {"nfe": float(self.cost.nfe), "backwards": 0.0, **metrics}
         self.iteration += 1
         self.intact = True
         return metrics

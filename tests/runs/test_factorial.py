@@ -144,7 +144,17 @@ def test_the_command_on_the_toy_field(tmp_path: Path, capsys: pytest.CaptureFixt
     design |= {"interactions": "all"}
     (tmp_path / "design.yaml").write_text(yaml.safe_dump(design, sort_keys=False))
     command = ["compare", "--factorial", str(tmp_path / "design.yaml"), "--plugin", "toykit"]
-    command += ["--seeds", "0", "1", "--nfe", "150", "--runs", str(tmp_path / "runs")]
+    command += [
+        "--seeds",
+        "0",
+        "1",
+        "--nfe",
+        "150",
+        "--count",
+        "calls",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     command += ["--out", str(tmp_path / "out.json"), "--quiet"]
     assert main(command) == 0
     result = json.loads((tmp_path / "out.json").read_text())

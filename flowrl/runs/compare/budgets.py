@@ -13,6 +13,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
+from flowrl.runs.compare.prices import Prices
 from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_object, read_rows, write_evals
 
 CLAIM, RESULT = "claim.json", "result.json"
@@ -24,7 +25,7 @@ class Spent(NamedTuple):
     """What a run has used up."""
 
     iterations: int
-    nfe: float  # of the network, per latent
+    nfe: float  # of the network, per latent, and other work in terms of these
     seconds: float  # of training: no evaluation, no checkpoint
 
     def metrics(self) -> dict[str, float]:
@@ -41,6 +42,8 @@ class Budgets(NamedTuple):
     points: int  # held-out evaluations, at equal distances of network evaluations
     # processor: seconds of this process, over its threads; others do not count
     clock: Literal["wall", "processor"] = "wall"
+    # cost: training, decoding and rewards at what they were measured to cost; calls: of the network
+    counted: Literal["cost", "calls"] = "calls"
 
     def used(self, spent: Spent) -> float:
         """Return the used share of the budget that is further from its end, at most 1."""
@@ -86,7 +89,8 @@ def check(folder: Path, config: Config, budgets: Budgets) -> None:
         return
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
-    wrong += different(read_object(folder, CLAIM)["budgets"], budgets._asdict())
+    claimed = {"counted": "calls", **read_object(folder, CLAIM)["budgets"]}
+    wrong += different(claimed, budgets._asdict())
     if wrong:
         raise ConfigError(
             f"{folder} holds a run of another config or budget, there and now: "
@@ -95,13 +99,15 @@ def check(folder: Path, config: Config, budgets: Budgets) -> None:
         )
 
 
-def claim(folder: Path, config: Config, budgets: Budgets) -> None:
-    """Write what is run here, once. Raises RunError if the folder cannot be written."""
+def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Prices:
+    """Write what is run here, once -> the prices that this run counts with, from its beginning on.
+    Raises RunError if the folder cannot be written."""
     if (folder / CONFIG).exists():
-        return
-    about = {"budgets": budgets._asdict(), "load": load(), "environment": _machine()}
-    write_json(folder / CLAIM, about)
+        return Prices(**read_object(folder, CLAIM).get("prices", {}))
+    about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
+    write_json(folder / CLAIM, {**about, "load": load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
+    return prices
 
 
 @functools.cache
@@ -175,6 +181,7 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
         "at": at,
         "last_quarter": {key: _mean(quarter, key) for key in TRACED},
         "trajectory": trajectory(metrics),
+        "prices": claimed.get("prices", Prices()._asdict()),
         "load": claimed["load"],
         "environment": claimed["environment"],
     }

@@ -18,6 +18,7 @@ from flowrl.core.files import write_json
 from flowrl.core.locks import lock
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
 from flowrl.runs.compare.one_run import draw, evaluated, spend
+from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.folder import read_object
@@ -145,7 +146,8 @@ class _Runs:
         what, search = self.what, self.what.search
         assert search is not None
         mine = what.load(name, f"optimizer.lr={config.lr * factor!r}", f"seed={search.seed}")
-        budgets = Budgets(what.budgets.nfe * search.share, 0.0, 0, what.budgets.clock)
+        share = what.budgets.nfe * search.share
+        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=0)
         run = self._run(mine, f"{config.name}/search-x{factor:g}", budgets, search.share)
         score = None if run["failed"] is not None else run["last_quarter"]["accuracy"]
         kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
@@ -160,6 +162,8 @@ class _Runs:
         if fresh:
             self.left.start(size)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
+        if fresh and budgets.counted == "cost":
+            options["prices"] = prices_of(config, folder.parent)
         found = spend(config, folder, budgets, stop=self.stop, **options)
         if fresh:
             self.left.finish()

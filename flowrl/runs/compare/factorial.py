@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.files import write_json, write_text
+from flowrl.core.locks import lock
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
-from flowrl.runs.compare.budgets import Budgets, different
+from flowrl.runs.compare.budgets import RESULT, Budgets, different
 from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.design import Design, Levels, load_design
 from flowrl.runs.compare.effects import Result, analysed, effect_rows
 from flowrl.runs.compare.one_run import spend
+from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import setting
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import check_plan
@@ -34,6 +36,7 @@ class Experiment(NamedTuple):
     out: Path
     overrides: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    counted: Literal["cost", "calls"] = "calls"  # as of `Budgets`
 
     def load(self, design: Design, cell: Levels, *more: str) -> Config:
         """Load the config of a cell."""
@@ -60,18 +63,21 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
     ]
     _check(design, configs)
     result = _opened(what, design, names, configs[0])
-    budgets = Budgets(what.nfe, 0.0, 1)
+    budgets = Budgets(what.nfe, 0.0, 1, counted=what.counted)
     # one seed of all cells before the next
     left = TimeLeft(float(len(what.seeds) * len(names)))
-    with StopSignal() as stop:
+    with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         for seed in what.seeds:
             for name, cell in zip(names, design.cells, strict=True):
                 if stop.asked:
                     raise Interrupted("stopped between two runs; the same command goes on")
                 config = what.load(design, cell, f"name={name}", f"seed={seed}")
                 folder = what.runs / name / f"seed{seed}"
+                options: dict[str, Any] = {"quiet": quiet, "minutes_left": left}
+                if what.counted == "cost" and not (folder / RESULT).exists():
+                    options["prices"] = prices_of(config, folder.parent)
                 left.start(1.0)
-                found = spend(config, folder, budgets, stop=stop, quiet=quiet, minutes_left=left)
+                found = spend(config, folder, budgets, stop=stop, **options)
                 left.finish()
                 result = _kept(result, name, seed, found)
                 write_json(what.out, result)
@@ -110,14 +116,15 @@ def _opened(what: Experiment, design: Design, names: Sequence[str], config: Conf
         "fraction": "D-optimal" if design.efficiency < 1 - 1e-9 else "D-optimal, orthogonal",
         "efficiency": design.efficiency,
     }
-    fresh = {"kind": KIND, "format": FORMAT, "nfe": what.nfe, "score": config.headline}
+    fresh = {"kind": KIND, "format": FORMAT, "score": config.headline}
+    fresh |= {"nfe": what.nfe, "counted": what.counted}
     fresh |= {"design": stated, "cells": cells}
     fresh = dict(json.loads(json.dumps(fresh)))
     tags = [str(r.get("tag", "all")) for r in load_prompts(config.prompts.test).records]
     if not what.out.exists():
         what.out.parent.mkdir(parents=True, exist_ok=True)
         return {**fresh, "tags": tags, "environments": [], "runs": []}
-    found = read_factorial(what.out)
+    found = {"counted": "calls", **read_factorial(what.out)}
     wrong = different({key: found[key] for key in fresh}, fresh)
     if wrong:
         raise ConfigError(
@@ -153,6 +160,13 @@ def read_factorial(path: Path) -> Result:
     raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
 
 
+def counted(about: Result) -> str:
+    """Say what the network evaluations of a budget were."""
+    if about.get("counted", "calls") == "calls":
+        return "calls alone, 3 for a trained state"
+    return "with decoding, rewards and training at their measured cost"
+
+
 def factorial_notes(result: Result) -> list[str]:
     """Say in sentences what was run and how the effects are to be read."""
     design, fit = result["design"], result["fit"]
@@ -160,7 +174,7 @@ def factorial_notes(result: Result) -> list[str]:
     lines = [
         f"{len(result['cells'])} cells ({design['fraction']}, efficiency per cell against the full "
         f"product {design['efficiency']:.2f}), {len(result['runs'])} runs, {failed} failed, "
-        f"{result['nfe']:g} network evaluations each, score {result['score']}.",
+        f"{result['nfe']:g} network evaluations each ({counted(result)}), score {result['score']}.",
         "Differences in points, averaged over the other axes; 95 % intervals over seeds and "
         "prompts; a star: p after Holm's correction over all effects is below 0.05. "
         "Interactions that are not listed are taken to be zero.",

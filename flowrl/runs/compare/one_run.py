@@ -27,6 +27,7 @@ from flowrl.runs.compare.budgets import (
     spent_at,
 )
 from flowrl.runs.compare.outcomes import packed
+from flowrl.runs.compare.prices import Prices
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts
 from flowrl.runs.folder import EVALS, PROMPTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
@@ -54,9 +55,10 @@ def spend(
     stop: StopSignal,
     quiet: bool = False,
     minutes_left: MinutesLeft | None = None,
+    prices: Prices | None = None,
 ) -> dict[str, Any]:
     """Train until both budgets are used up -> the result, also in ``result.json``; one that is
-    there is returned.
+    there is returned. `prices` are for `Budgets.counted` ``cost``.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
     with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed, in both
@@ -71,13 +73,14 @@ def spend(
     start = checkpoint.latest(folder)
     if start is not None:
         trainer.load(start)
-    claim(folder, config, budgets)
+    prices = claim(folder, config, budgets, prices or Prices())
     # the rest of the run
     options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": COLUMNS}
     with RunLogger(folder, trainer.iteration, **options) as log:
         trainer.log = log
         log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-        failed = _BudgetedRun(trainer, folder, budgets, log, minutes_left).train(stop)
+        run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
+        failed = run.train(stop)
     found = result(config, folder, failed)
     write_json(folder / RESULT, found)
     return found
@@ -120,9 +123,10 @@ class _BudgetedRun:
         budgets: Budgets,
         log: RunLogger,
         minutes_left: MinutesLeft | None,
+        prices: Prices,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left = minutes_left
+        self.minutes_left, self.prices = minutes_left, prices
 
     def train(self, stop: StopSignal) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -164,7 +168,8 @@ class _BudgetedRun:
             torch.cuda.synchronize()  # its last kernels are part of the step
         seconds = self._now() - began
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
-        spent = Spent(trainer.iteration, before.nfe + metrics["nfe"], before.seconds + seconds)
+        nfe = before.nfe + self.prices.of(metrics)
+        spent = Spent(trainer.iteration, nfe, before.seconds + seconds)
         return metrics, spent
 
     def _now(self) -> float:

@@ -27,6 +27,7 @@ def compare(
     nfe: float = 60_000,
     seconds: float = 90,
     clock: Literal["wall", "processor"] = "wall",
+    count: Literal["cost", "calls"] = "cost",
     points: int = 2,
     lr_search: Sequence[float] = (),
     search_seed: int = 100,
@@ -40,10 +41,12 @@ def compare(
     """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
 
     Each run ends when it has used up `nfe` network evaluations per latent and `seconds` of
-    training. `clock` ``processor`` counts the seconds that a processor worked for the run. `points`
-    is the number of held-out evaluations of a run. With `lr_search` each config first tries its own
-    learning rate times these factors, with `search_seed`, for `search_share` of `nfe` each. The
-    call goes on after a stop, and adds to what is there. Raises as `run_comparison` does.
+    training. `clock` ``processor`` counts the seconds that a processor worked for the run. `count`
+    ``cost`` adds decoding and rewards to `nfe` at what they are measured to cost, and training at
+    what it costs; ``calls`` counts a trained state as three. `points` is the number of held-out
+    evaluations of a run. With `lr_search` each config first tries its own learning rate times these
+    factors, with `search_seed`, for `search_share` of `nfe` each. The call goes on after a stop,
+    and adds to what is there. Raises as `run_comparison` does.
     """
     if not configs:
         raise ConfigError(
@@ -53,7 +56,7 @@ def compare(
     what = Comparison(
         configs=tuple(configs),
         seeds=tuple(seeds),
-        budgets=Budgets(nfe, seconds, points, clock),
+        budgets=Budgets(nfe, seconds, points, clock, count),
         runs=Path(runs),
         out=Path(out),
         search=search,

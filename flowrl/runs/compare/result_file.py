@@ -68,6 +68,7 @@ def open_result(
         }
     # or add to one of the same settings
     found = read(path)
+    found["budgets"] = {"counted": "calls", **found["budgets"]}
     wrong = different({key: found[key] for key in fresh}, fresh)
     there = {entry["name"]: entry["config"] for entry in found["configs"]}
     for c in [c for c in configs if c.name in there]:

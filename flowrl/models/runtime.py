@@ -9,7 +9,7 @@ import torch
 from diffusers import SD3Transformer2DModel
 from pydantic import BaseModel, Field, field_validator
 
-from flowrl.models.attention import set_attention, unknown_back_end
+from flowrl.models.attention import AUTO, set_attention, unknown_back_end
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -22,7 +22,7 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
 
     # activations are computed again in the backward pass instead of being kept
     checkpointing: bool = False
-    attention: str = "native"  # the back end, by the name that diffusers gives it
+    attention: str = AUTO  # or a back end, by the name that diffusers gives it
     compile: bool = False  # each repeated block is compiled by torch.compile
     quantize: Literal["none", "nf4", "int8"] = "none"  # of the frozen weights under LoRA
     # float32 products, LoRA's under a short dtype among them, with 10 bits of mantissa on CUDA
@@ -48,7 +48,7 @@ def set_up(
 
     Raise ModelError if the attention back end does not work here.
     """
-    if runtime.attention != "native":
+    if not (runtime.compile and runtime.attention == AUTO):  # the compiler brings its own
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
     if runtime.tf32:
         torch.backends.cuda.matmul.allow_tf32 = True  # of the whole process

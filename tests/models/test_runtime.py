@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
-from flowrl.models.attention import HUB, LOCAL, NAMES
+from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups
 from flowrl.models.flux import FluxOptions
 from flowrl.models.options import checked
 from flowrl.models.runtime import Runtime
@@ -149,6 +149,38 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
             atol = 5e-3 * float(grad.abs().max())
             torch.testing.assert_close(grads_math[name], grad, rtol=0, atol=atol)
     assert kernels(load(folders, fn))[2] == seen
+
+
+def test_in_bfloat16_on_a_cpu_short_sequences_attend_in_groups(folders: Folders) -> None:
+    """By torch's names of the kernels: none is fused in the network's passes, which are noted
+    without the encoders'. The velocity is as far from float32's as with the fused kernel."""
+    reference = load(folders, "sd3")
+    perturb(reference, 0.05)
+    exact, error = velocity(reference), {}
+    for attention in ("auto", "native"):
+        model = load(folders, "sd3", dtype="bfloat16", runtime={"attention": attention})
+        perturb(model, 0.05)
+        model.encode(PROMPTS)
+        with Kernels() as noted:
+            v = velocity(model)
+            gradients(model, v.square().sum())
+        assert (FLASH in noted.seen) == (attention == "native"), noted.seen
+        error[attention] = float((v - exact).detach().norm() / exact.detach().norm())
+    assert error["auto"] < 1.5 * error["native"] < 0.1, error
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 5, 7), (40, 4, 142, 142), (3, 1, 64, 513)])
+def test_attention_in_groups_is_torchs(sizes: tuple[int, int, int, int]) -> None:
+    """In float64, forward and backward; 40 samples of 4 heads and 142 tokens make four groups."""
+    batch, heads, n, m = sizes
+    shapes = ((batch, heads, n, 8), (batch, heads, m, 8), (batch, heads, m, 8))
+    qkv = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    ours, theirs = attend_in_groups(*qkv), torch.nn.functional.scaled_dot_product_attention(*qkv)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn_like(theirs)
+    found = torch.autograd.grad((ours * weights).sum(), qkv)
+    expected = torch.autograd.grad((theirs * weights).sum(), qkv)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["_native_cudnn", "xformers", "flash", "sage"])

@@ -26,6 +26,7 @@ from .._common.scorer import (
     read_weights,
     to_pil,
 )
+from .._common.weights import load_network
 
 Prepare = Callable[[Image.Image, int], Tensor]
 """``prepare(image, size) -> [3, size, size]`` in [0, 1], not normalised."""
@@ -140,9 +141,10 @@ class TransformersClip:
     def __init__(
         self, path: str, processor: str, *, device: torch.device, dtype: torch.dtype, who: str
     ) -> None:
-        from transformers import CLIPImageProcessorPil, CLIPTokenizer
+        from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-        model = _load_model(path, who)
+        options = {"expected": "a CLIPModel", "dtype": torch.float32}
+        model = load_network(CLIPModel, path, who=who, **options)
         self.images = _load_part(CLIPImageProcessorPil, "an image processor", processor, who)
         self.tokens = _load_part(CLIPTokenizer, "a CLIP tokenizer", processor, who)
         self.length = int(model.config.text_config.max_position_embeddings)
@@ -171,34 +173,6 @@ class TransformersClip:
         ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
         embedding: Tensor = self.model.get_text_features(ids, attention_mask=mask).pooler_output
         return embedding
-
-
-def _load_model(path: str, who: str) -> Any:
-    from transformers import CLIPModel
-
-    # offline, misspelt, no safetensors, another kind of model: one message
-    try:
-        model, info = CLIPModel.from_pretrained(
-            path,
-            dtype=torch.float32,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise ModelError(
-            f"{who}: {path}: expected a folder or hub repository of a CLIPModel (config.json and "
-            f"safetensors): {first_line(error)}"
-        ) from error
-    # every tensor accounted for
-    kinds = ("missing", "unexpected", "mismatched")
-    wrong = {kind: sorted(map(str, info[f"{kind}_keys"])) for kind in kinds}
-    if any(wrong.values()):
-        found = ", ".join(f"{len(keys)} {kind} {keys[:3]}" for kind, keys in wrong.items())
-        raise ModelError(
-            f"{who}: {path}: the weights are not those of the CLIPModel in its config.json: {found}"
-        )
-    return model
 
 
 def _load_part(kind: Any, name: str, folder: str, who: str) -> Any:

@@ -20,10 +20,10 @@ from .._common.scorer import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     first_line,
-    local,
     pick_device,
     pick_dtype,
 )
+from .._common.weights import load_network, source_of
 
 KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit")
 """`model_type` of the networks that are known: Dinov2Model, Dinov2WithRegistersModel,
@@ -53,7 +53,7 @@ class Backbone:
             raise ConfigError(f"{who}: batch: expected at least 1, got {batch}")
         self.device, self.dtype = pick_device(device, who), pick_dtype(dtype, who)
         self.batch = batch
-        self.network = load_network(path, self.dtype, who).to(self.device)
+        self.network = _load(path, self.dtype, who).to(self.device)
         config = self.network.config
         self.width: int = config.hidden_size
         self.first = 1 if config.model_type == "dinov2" else 1 + config.num_register_tokens
@@ -79,53 +79,24 @@ class Backbone:
         return (levels.float() / 255 - self._mean) / self._std
 
 
-def load_network(path: str, dtype: torch.dtype, who: str) -> Any:
-    """Load a DINO from a folder or hub id: safetensors only, every tensor accounted for, frozen.
-    Raises ModelError."""
+def _load(path: str, dtype: torch.dtype, who: str) -> Any:
+    """Load a DINO from a folder or hub id. Raises ModelError."""
     from transformers import AutoConfig, AutoModel
 
-    # a folder or the hub; whatever the libraries raise means weights that do not load
-    folder = local(path)
-    source = str(folder) if folder.is_dir() else path
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if config.model_type not in KINDS:
-            raise ModelError(
-                f"{who}: {path}: expected one of {', '.join(KINDS)}, got a {config.model_type!r} "
-                "network"
-            )
-        network, info = AutoModel.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # named below, like the missing ones
-            output_loading_info=True,
-        )
-    except ModelError:
-        raise
+        config = AutoConfig.from_pretrained(source_of(path), trust_remote_code=False)
     except Exception as error:
-        what = f"{path!r} is no folder here, and the hub id of that name"
-        if folder.is_dir():
-            what = f"the folder {folder}"
         raise ModelError(
-            f"{who}: {what} could not be loaded: {first_line(error)}. Give the folder of a DINOv2 "
-            "or DINOv3 of transformers (config.json, model.safetensors), or a hub id with "
-            "HF_HUB_OFFLINE unset"
+            f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of a DINOv2 "
+            f"or DINOv3 of transformers (config.json, model.safetensors): {first_line(error)}"
         ) from error
-    # every tensor accounted for
-    wrong = []
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(map(str, info[kind]))
-        if names:
-            wrong.append(f"{len(names)} {kind}, first {names[0]}")
-    if wrong:
+    if config.model_type not in KINDS:
         raise ModelError(
-            f"{who}: {path}: the weights are not those of this {config.model_type}: "
-            f"{'; '.join(wrong)}"
+            f"{who}: {path}: expected one of {', '.join(KINDS)}, got a {config.model_type!r} "
+            "network"
         )
-    return network.eval().requires_grad_(False)
+    expected = f"a {config.model_type}"
+    return load_network(AutoModel, path, who=who, expected=expected, config=config, dtype=dtype)
 
 
 def _grid(size: int | None, config: Any, who: str) -> tuple[int, int]:

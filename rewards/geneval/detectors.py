@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +15,8 @@ from flowrl.core.errors import ModelError
 from flowrl.core.prompt_lists.coco import COCO_NAMES
 from flowrl.evaluation.suites.geneval.objects import Found, Objects
 
-from .._common.scorer import first_line, local
+from .._common.scorer import first_line
+from .._common.weights import load_network, source_of
 
 TOP = 100  # instances of an image that Mask2Former's inference keeps
 ALIASES = {coco: name for name, coco in COCO_NAMES.items()}
@@ -52,7 +52,7 @@ class Mask2Former:
         from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor
 
         kind = Mask2FormerForUniversalSegmentation
-        self.network = load_network(kind, path, dtype, who).to(device)
+        self.network = _load(kind, path, dtype, who).to(device)
         self.images = load_part(Mask2FormerImageProcessor, path, who)
         self.device, self.dtype = device, dtype
         labels = self.network.config.id2label
@@ -138,7 +138,7 @@ class ZeroShot:
     ) -> None:
         from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor
 
-        self.network = load_network(AutoModelForZeroShotObjectDetection, path, dtype, who)
+        self.network = _load(AutoModelForZeroShotObjectDetection, path, dtype, who)
         self.network = self.network.to(device)
         self.processor = load_part(AutoProcessor, path, who)
         self.template, self.device, self.dtype = template, device, dtype
@@ -200,51 +200,32 @@ class Shapes:
         return shapes_objects(torch.from_numpy(levels).permute(0, 3, 1, 2))
 
 
-def load_network(kind: Any, path: str, dtype: torch.dtype, who: str) -> Any:
-    """Load a detector from a folder or hub id: safetensors only, no code of its own, every tensor
-    accounted for, frozen. Raises ModelError."""
+def _load(kind: Any, path: str, dtype: torch.dtype, who: str) -> Any:
+    """Load a detector from a folder or hub id; tensors that it does not take are left. Raises
+    ModelError."""
     from transformers import AutoConfig
 
-    source = _source(path)
+    expected = f"a {kind.__name__}"
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source_of(path), trust_remote_code=False)
         if not isinstance(config, getattr(kind, "config_class", None) or type(config)):
             raise TypeError(f"its config.json is that of a {config.model_type!r}")
-        network, info = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # named below, like the missing ones
-            output_loading_info=True,
-        )
-    except Exception as error:  # offline, misspelt, another kind of model: one message
+    except Exception as error:
         raise ModelError(
-            f"{who}: {path}: expected a folder or hub repository of a {kind.__name__} "
+            f"{who}: {path}: expected a folder or hub repository of {expected} "
             f"(config.json and safetensors): {first_line(error)}"
         ) from error
-    wrong = []
-    for name in ("missing_keys", "mismatched_keys"):
-        keys = sorted(map(str, info[name]))
-        if keys:
-            wrong.append(f"{len(keys)} {name}, first {keys[0]}")
-    if wrong:
-        raise ModelError(f"{who}: {path}: the weights are not those of the network: {wrong}")
-    return network.eval().requires_grad_(False)
+    return load_network(
+        kind, path, who=who, expected=expected, more=True, config=config, dtype=dtype
+    )
 
 
 def load_part(kind: Any, path: str, who: str) -> Any:
     """Load the processor that belongs to a detector. Raises ModelError."""
     try:
-        return kind.from_pretrained(_source(path), trust_remote_code=False)
+        return kind.from_pretrained(source_of(path), trust_remote_code=False)
     except Exception as error:
         raise ModelError(
             f"{who}: {path}: expected a folder or hub repository with a {kind.__name__}: "
             f"{first_line(error)}"
         ) from error
-
-
-def _source(path: str) -> str | Path:
-    folder = local(path)
-    return folder if folder.is_dir() else path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -48,14 +48,7 @@ def evaluate(
         prompts,
         rewards,
         headline=c.headline,
-        height=c.image.height,
-        width=c.image.width,
-        steps=c.eval.steps,
-        images=c.eval.images,
-        batch=c.eval.batch,
-        seed=c.eval.seed,
-        tuned=c.eval.tuned,
-        late=late_weights(c, base),
+        **sampling(c, base),
         progress=progress,
         world=trainer.world if trainer else None,
         outcomes=outcomes,
@@ -83,19 +76,8 @@ def sample_all(
 
     `base` as in `evaluate`, `broken` as in `sample`.
     """
-    parts = sample(
-        model,
-        texts,
-        height=c.image.height,
-        width=c.image.width,
-        steps=c.eval.steps,
-        images=images,
-        batch=c.eval.batch,
-        seed=seed,
-        tuned=c.eval.tuned,
-        late=late_weights(c, base),
-        broken=broken,
-    )
+    options = {**sampling(c, base), "images": images, "seed": seed, "broken": broken}
+    parts = sample(model, texts, **options)
     return torch.cat([pixels.cpu() for _, pixels in parts])
 
 
@@ -133,8 +115,17 @@ def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
     return [by_task[task][turn * len(by_task[task]) // share[task]] for turn, task in turns]
 
 
-def late_weights(
-    c: Config, base: Weights | None
-) -> Callable[[], AbstractContextManager[None]] | None:
-    """Return what puts the weights from before training into the model for the last steps."""
-    return partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
+def sampling(c: Config, base: Weights | None) -> dict[str, Any]:
+    """Return a config's `image` and `eval` sections as `sample` takes them, and what puts the
+    weights from before training into the model for the last steps."""
+    late = partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
+    return {
+        "height": c.image.height,
+        "width": c.image.width,
+        "steps": c.eval.steps,
+        "images": c.eval.images,
+        "batch": c.eval.batch,
+        "seed": c.eval.seed,
+        "tuned": c.eval.tuned,
+        "late": late,
+    }

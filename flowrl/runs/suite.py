@@ -22,7 +22,7 @@ from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.statistics import summarize
 from flowrl.evaluation.suites import picture_folder as folder
-from flowrl.runs.evaluate import late_weights
+from flowrl.runs.evaluate import sampling
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None
@@ -128,20 +128,8 @@ def _draw(
     """Draw all images of some prompts."""
     if not mine:
         return
-    for index, pixels in sample(
-        model,
-        prompts.texts,
-        height=config.image.height,
-        width=config.image.width,
-        steps=config.eval.steps,
-        images=config.eval.images,
-        batch=config.eval.batch,
-        seed=config.eval.seed,
-        tuned=config.eval.tuned,
-        late=late_weights(config, base),
-        progress=progress,
-        places=mine,
-    ):
+    options = sampling(config, base)
+    for index, pixels in sample(model, prompts.texts, progress=progress, places=mine, **options):
         folder.save(out, index, pixels, config.eval.images)
 
 

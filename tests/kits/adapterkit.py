@@ -105,6 +105,18 @@ def load_folder(name: str, folder: Path, **options: Any) -> Any:
         return ADAPTERS[fn](str(folder), **{"device": "cpu", **tokens, **options})
 
 
+def tiny_name(fn: str) -> str:
+    """Name the tiny pipeline that shows most of an adapter: SD3's has T5 and, in its first block,
+    SD3.5's second attention."""
+    return "sd3.5" if fn == "sd3" else fn
+
+
+def with_lora(folders: Folders, fn: str, **options: Any) -> Any:
+    """Load the tiny pipeline of an adapter, with LoRA of rank 2 unless told otherwise."""
+    lora = {"lora": {"rank": 2}} if options.get("tune", "lora") == "lora" else {}
+    return folders.load(tiny_name(fn), **lora, **options)
+
+
 def diffusers_images(
     folder: Path, model: Any, x: Tensor, prompts: list[str], *, steps: int, **more: Any
 ) -> Tensor:

@@ -1,0 +1,113 @@
+"""Attention back ends, and what attention is by default."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from adapterkit import ADAPTERS, PROMPTS, Folders, velocity, with_lora
+from modelkit import gradients, perturb
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flowrl.core.errors import ModelError
+from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups
+
+
+class Kernels(TorchDispatchMode):
+    """Note which kernels torch runs for attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in str(func) or "softmax" in str(func):
+            self.seen.add(str(func).split(".")[1])
+        return func(*args, **(kwargs or {}))
+
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def kernels(model: Any) -> tuple[Tensor, dict[str, Tensor], set[str]]:
+    """Return velocity, gradients, and the kernels of both passes."""
+    perturb(model, 0.05)
+    model.encode(PROMPTS)  # the text encoders attend, too
+    with Kernels() as noted:
+        v = velocity(model)
+        found = gradients(model, v.square().sum())
+    return v.detach(), found, noted.seen
+
+
+@pytest.mark.parametrize("fn", ADAPTERS)
+def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
+    """By torch's names of the kernels; set_attention_backend reaches FLUX alone.
+
+    Checkpointing computes anew outside of the call, by the same back end; one model's back end is
+    not the next one's. The UNets' velocities reach 10, as noise is divided by the signal left.
+    """
+    v, grads, seen = kernels(with_lora(folders, fn))
+    assert {FLASH, f"{FLASH}_backward"} <= seen and not any("softmax" in name for name in seen)
+    for checkpointing in (False, True):
+        how = {"attention": "_native_math", "checkpointing": checkpointing}
+        v_math, grads_math, seen_math = kernels(with_lora(folders, fn, runtime=how))
+        assert any("softmax" in name for name in seen_math)
+        assert not any("flash" in name for name in seen_math)
+        torch.testing.assert_close(v_math, v, rtol=0, atol=1e-5 * max(1.0, float(v.abs().max())))
+        for name, grad in grads.items():
+            atol = 5e-3 * float(grad.abs().max())
+            torch.testing.assert_close(grads_math[name], grad, rtol=0, atol=atol)
+    assert kernels(with_lora(folders, fn))[2] == seen
+
+
+def test_in_bfloat16_on_a_cpu_short_sequences_attend_in_groups(folders: Folders) -> None:
+    """By torch's names of the kernels: none is fused in the network's passes, which are noted
+    without the encoders'. The velocity is as far from float32's as with the fused kernel."""
+    reference = with_lora(folders, "sd3")
+    perturb(reference, 0.05)
+    exact, error = velocity(reference), {}
+    for attention in ("auto", "native"):
+        model = with_lora(folders, "sd3", dtype="bfloat16", runtime={"attention": attention})
+        perturb(model, 0.05)
+        model.encode(PROMPTS)
+        with Kernels() as noted:
+            v = velocity(model)
+            gradients(model, v.square().sum())
+        assert (FLASH in noted.seen) == (attention == "native"), noted.seen
+        error[attention] = float((v - exact).detach().norm() / exact.detach().norm())
+    assert error["auto"] < 1.5 * error["native"] < 0.1, error
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 5, 7), (40, 4, 142, 142), (3, 1, 64, 513)])
+def test_attention_in_groups_is_torchs(sizes: tuple[int, int, int, int]) -> None:
+    """In float64, forward and backward; 40 samples of 4 heads and 142 tokens make four groups."""
+    batch, heads, n, m = sizes
+    shapes = ((batch, heads, n, 8), (batch, heads, m, 8), (batch, heads, m, 8))
+    qkv = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    ours, theirs = attend_in_groups(*qkv), torch.nn.functional.scaled_dot_product_attention(*qkv)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn_like(theirs)
+    found = torch.autograd.grad((ours * weights).sum(), qkv)
+    expected = torch.autograd.grad((theirs * weights).sum(), qkv)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["_native_cudnn", "xformers", "flash", "sage"])
+def test_a_back_end_that_does_not_work_here_names_those_that_do(
+    folders: Folders, name: str
+) -> None:
+    package = {"flash": "flash_attn", "sage": "sageattention"}.get(name, name)
+    if torch.cuda.is_available() or (package != name and importlib.util.find_spec(package)):
+        pytest.skip("it may work on this machine")
+    able = "Available: native, _native_flash, _native_math"
+    message = rf"'{name}' does not work here in float32 on cpu with a gradient: .*{able}"
+    with pytest.raises(ModelError, match=message):
+        with_lora(folders, "sd15", runtime={"attention": name})
+
+
+def test_names_are_diffusers_own() -> None:
+    assert {"native", "flash", "xformers", "sage", "flex", "_flash_3", "_native_math"} <= set(LOCAL)
+    assert {*NAMES} - {*LOCAL} == {name for name in NAMES if name.endswith(HUB)} != set()

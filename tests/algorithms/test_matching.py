@@ -10,9 +10,7 @@ import torch
 from losskit import loss_input
 from torch import Tensor
 
-from flowrl.algorithms.decays import ramp
 from flowrl.algorithms.likelihoods._weights import Weight, weighted
-from flowrl.algorithms.likelihoods.forward import forward
 from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.algorithms.losses.matching import awm, nft, regression
 from flowrl.algorithms.losses.preference import diffusion_dpo
@@ -214,68 +212,6 @@ def test_regression_is_the_weighted_error() -> None:
     assert loss.item() == pytest.approx(3 * 0.024375) == 3 * metrics["error"].item()
 
 
-@pytest.mark.parametrize(
-    ("options", "steps", "expected"),
-    [
-        # DiffusionNFT types 0, 1 and 2, and AWM's slow copy, as published
-        ({"slope": 0.0, "limit": 0.0}, (0, 100, 800), (0, 0, 0)),
-        ({"slope": 0.001, "limit": 0.5}, (0, 100, 500, 800), (0, 0.1, 0.5, 0.5)),
-        (
-            {"wait": 75, "slope": 0.0075, "limit": 0.999},
-            (0, 75, 100, 200, 300),
-            (0, 0, 0.1875, 0.9375, 0.999),
-        ),
-        ({"slope": 0.001, "limit": 0.3}, (0, 100, 400), (0, 0.1, 0.3)),
-        ({"slope": 0.005, "limit": 0.999, "start": 0.25}, (50, 100, 200), (0.5, 0.75, 0.999)),
-    ],
-)
-def test_decays(options: Any, steps: tuple[int, ...], expected: tuple[float, ...]) -> None:
-    assert [ramp(count, **options) for count in steps] == pytest.approx([*expected])
-
-
-def times(draws: int, many: int = 300, **options: Any) -> Tensor:
-    """Draw the times of many images on a grid of 14 steps -> [many, draws]."""
-    grid = torch.linspace(1, 0, 15)
-    streams = (torch.Generator().manual_seed(seed) for seed in range(many))
-    sampler = forward(draws=draws, **options).times
-    return torch.stack([sampler.draw(stream, grid) for stream in streams])
-
-
-@pytest.mark.parametrize(
-    ("options", "bins"),
-    [
-        # AWM's edges int(linspace(first, 12, 7)) of 14 steps; all steps but the last of NFT
-        ({"draws": 6, "first": 1, "last": 12}, [1, 2, 4, 6, 8, 10, 12]),
-        ({"draws": 6, "last": 12}, [0, 2, 4, 6, 8, 10, 12]),
-        ({"draws": 3, "last": 13, "with_first": True}, [0, 1, 7, 13]),
-        ({"draws": 13, "last": 13}, list(range(14))),
-    ],
-)
-def test_steps_of_the_grid_are_drawn_from_bins(options: Any, bins: list[int]) -> None:
-    """One step in each bin, each of its steps in some of 300 images."""
-    found = ((1 - times(times="grid", **options)) * 14).round().long()
-    for k in range(len(bins) - 1):
-        assert set(found[:, k].tolist()) == set(range(bins[k], bins[k + 1]))
-
-
-@pytest.mark.parametrize("kind", ["uniform", "logit_normal"])
-def test_times_have_one_in_each_stratum(kind: Any) -> None:
-    """By torch.distributions' quantiles: u in [k / 4, (k + 1) / 4], moved by S(.; 3); the range."""
-    found = times(4, times=kind, shift=3.0, low=0.2 if kind == "uniform" else 0.01)
-    assert bool((found.diff(dim=1) < 0).all())
-    unshifted = found.double() / (3 - 2 * found.double())
-    normal = torch.distributions.Normal(0.0, 1.0)
-    u = (unshifted - 0.2) / 0.8 if kind == "uniform" else normal.cdf(unshifted.logit())
-    places = (u.flip(1) * 4 - torch.arange(4)).flatten()
-    assert -1e-5 < places.min() < 0.01 and 0.99 < places.max() < 1 + 1e-5
-    assert abs(places.mean() - 0.5) < 4 * (1 / 12 / 1200) ** 0.5
-
-
-def test_low_times_of_logit_normal_are_raised_to_the_floor() -> None:
-    found = times(1, times="logit_normal", low=0.4)
-    assert found.min() == pytest.approx(0.4) and (found == found.min()).sum() > 50
-
-
 WRONG: list[tuple[Any, str]] = [
     (lambda: nft(seen(1.0), beta=0.0), "beta > 0"),
     (lambda: nft(seen(1.0), beta=1.0, labels="some"), "labels"),  # type: ignore[arg-type]
@@ -285,13 +221,6 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: velocity_kl_both(seen(1.0), ref=-1.0, slow=1.0), "weights of at least 0"),
     (lambda: diffusion_dpo(seen(1.0), beta=1.0), "segment"),
     (lambda: diffusion_dpo(seen(1.0), beta=0.0), "beta > 0"),
-    (lambda: ramp(1, slope=0.1, limit=1.5), "limit <= 1"),
-    (lambda: forward(low=0.5, high=1.2), "low < high <= 1"),
-    (lambda: forward(low=0.5, high=0.5), "low < high <= 1"),
-    (lambda: forward(times="grid", shift=3.0), "belong to times: grid"),
-    (lambda: forward(first=1), "belong to times: grid"),
-    (lambda: forward(weight="ghuber", power=0.0), "0 < power"),
-    (lambda: times(13, times="grid", first=2), "13 different times"),
 ]
 
 

@@ -12,18 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from process import commanded, trained
-from processkit import pair, run_pair
+from processkit import FSDP, pair, run_pair
 from safetensors.torch import load_file
 from tiny import tiny_sd3
-from toykit import toy, write_toy
+from toykit import write_toy
 
-from flowrl.core.errors import ConfigError, ProcessLost
-from flowrl.core.processes import World, sharded
-from flowrl.models.sd3 import sd3
 from flowrl.runs.folder import read_rows
-from flowrl.training.trainer import Trainer
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 ALL = ("train.prompts=4", "train.max_grad_norm=.inf")
 CHAIN = ("plan={fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}", "train.group=4")
 TREE = (
@@ -52,7 +47,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "chunks by change": (*CHAIN, "plan.steps=6", "segment={fn: adaptive, chunks: 3}", CHUNKS),
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 """What `accelerate launch` sets for fsdp.yaml."""
 SHARDED = (
     "image={height: 32, width: 32}",
@@ -233,75 +227,3 @@ def test_fsdp_makes_the_updates_of_one_process(both: Both, tune: str) -> None:
     end = one / "checkpoints" / "000002"
     ref, current = (load_file(end / f"{name}.safetensors") for name in ("ref", "current"))
     assert max((current[key] - ref[key]).abs().max().item() for key in ref) > 1e-3
-
-
-# ------------------------------------------------------------------------------- without a launcher
-
-
-def test_shares_cover_all_places_once_and_differ_by_one_at_most() -> None:
-    for count in range(12):
-        for size in range(1, 6):
-            shares = [World(rank, size).share(count) for rank in range(size)]
-            assert [place for share in shares for place in share] == list(range(count))
-            assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_one_process_gathers_and_sums_nothing() -> None:
-    alone, tensor = World(), torch.ones(3)
-    alone.sum_([tensor])
-    assert alone.gather(7) == [7] and tensor.tolist() == [1, 1, 1]
-    assert alone.main and not alone.any(False)
-    with pytest.raises(ZeroDivisionError):
-        alone.together(lambda: 1 // 0)
-
-
-@pytest.mark.parametrize("name", ["gpus", "nodes", "fsdp"])
-def test_launcher_configs_are_what_accelerate_reads(name: str) -> None:
-    """Its own parser refuses keys that it does not know."""
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    read = load_config_from_file(str(CONFIGS / "accelerate" / f"{name}.yaml"))
-    assert read.distributed_type == ("FSDP" if name == "fsdp" else "MULTI_GPU")
-    assert read.num_processes % (8 * read.num_machines) == 0
-    assert read.mixed_precision == "no"
-
-
-def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**FSDP, "FSDP_VERSION": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("flowrl.core.processes.world", lambda: World(0, 2))
-    with pytest.raises(ConfigError, match="fsdp_version: expected 2"):
-        sharded()
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    assert sharded()
-    monkeypatch.setattr("flowrl.training.setup.world", lambda: World(0, 2))
-    with pytest.raises(ConfigError, match=r"train.prompts=3: under FSDP.* multiple of 2"):
-        Trainer(toy(tmp_path, "train.prompts=3"))
-    folder = str(tiny_sd3(tmp_path / "sd3"))
-    with pytest.raises(ConfigError, match="do not go with FSDP"):
-        sd3(folder, t5=False, max_sequence_length=1, device="cpu", runtime={"compile": True})
-
-
-def test_a_process_that_is_gone_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed here is told rather than that the others are gone; no memory stays what it is."""
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("gloo: Connection closed by peer")
-
-    monkeypatch.setattr("torch.distributed.all_gather_object", broken)
-    monkeypatch.setattr("torch.distributed.all_reduce", broken)
-    here, said = World(0, 2), r"process 0 of 2: another process .* gone.*Connection closed by peer"
-    for call in (lambda: here.gather(1), lambda: here.sum_([torch.ones(1)])):
-        with pytest.raises(ProcessLost, match=said):
-            call()
-    with pytest.raises(ProcessLost):
-        here.together(lambda: 1)
-    with pytest.raises(ZeroDivisionError):
-        here.together(lambda: 1 // 0)
-
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("torch.distributed.all_gather_object", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        here.gather(1)

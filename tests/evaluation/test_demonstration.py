@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scriptkit import module_of
 
 from flowrl.core.types import Cond
 from flowrl.evaluation.suites.shapes.checker import check
@@ -18,18 +18,12 @@ from flowrl.evaluation.suites.shapes.prompts import Record, all_records, entry, 
 from flowrl.evaluation.suites.shapes.scene import Scenes, render
 
 Modules = tuple[ModuleType, ModuleType]
-FOLDER = Path(__file__).resolve().parents[2] / "scripts/research/demonstration"
 
 
 @pytest.fixture(scope="module")
 def modules() -> Modules:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import demonstration_measure
-        import demonstration_pictures
-    finally:
-        sys.path.remove(str(FOLDER))
-    return demonstration_measure, demonstration_pictures
+    names = ("demonstration_measure", "demonstration_pictures")
+    return module_of("demonstration", names[0]), module_of("demonstration", names[1])
 
 
 CIRCLE = make_record("single_object", [entry("circle")], "a circle", False)

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scriptkit import module_of
 from torch import Tensor, nn
 
 from flowrl.evaluation.suites.shapes.prompts import all_records, entry, make_record, scenes_for
 from flowrl.evaluation.suites.shapes.scene import COLORS, render
 
-FOLDER = Path(__file__).resolve().parents[2] / "scripts/research/shapes_judge"
-
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import judge_network
-    finally:
-        sys.path.remove(str(FOLDER))
-    return judge_network
+    return module_of("shapes_judge", "judge_network")
 
 
 @pytest.fixture(scope="module")
-def training(judge: ModuleType) -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import train_judge
-    finally:
-        sys.path.remove(str(FOLDER))
-    return train_judge
+def training() -> ModuleType:
+    return module_of("shapes_judge", "train_judge")
 
 
 CIRCLE, SQUARE, ODD = 0, 1, 4

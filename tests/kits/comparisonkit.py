@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flowrl.runs.compare.error_model import ErrorModel, error_model
 from flowrl.runs.compare.summary import summarize
 
 BASE = {
@@ -72,3 +73,8 @@ def result(*configs: dict[str, Any]) -> dict[str, Any]:
     return summarize(
         {"settings": settings, "budgets": budgets, "base": BASE, "configs": list(configs)}
     )
+
+
+def scored(**scores: list[float]) -> ErrorModel:
+    """Make the error model of configs with these scores, one per seed."""
+    return error_model([config(name, some) for name, some in scores.items()], BASE, "nfe")

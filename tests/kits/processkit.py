@@ -13,6 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
 KITS = Path(__file__).parent
 PATIENCE, GRACE = 1200.0, 60.0  # seconds: for both processes, and for the other where one failed
 

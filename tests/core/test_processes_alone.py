@@ -1,0 +1,89 @@
+"""What several processes share and gather, without starting any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from processkit import FSDP
+from tiny import tiny_sd3
+from toykit import toy
+
+from flowrl.core.errors import ConfigError, ProcessLost
+from flowrl.core.processes import World, sharded
+from flowrl.models.sd3 import sd3
+from flowrl.training.trainer import Trainer
+
+# ------------------------------------------------------------------------------- without a launcher
+
+
+def test_shares_cover_all_places_once_and_differ_by_one_at_most() -> None:
+    for count in range(12):
+        for size in range(1, 6):
+            shares = [World(rank, size).share(count) for rank in range(size)]
+            assert [place for share in shares for place in share] == list(range(count))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_process_gathers_and_sums_nothing() -> None:
+    alone, tensor = World(), torch.ones(3)
+    alone.sum_([tensor])
+    assert alone.gather(7) == [7] and tensor.tolist() == [1, 1, 1]
+    assert alone.main and not alone.any(False)
+    with pytest.raises(ZeroDivisionError):
+        alone.together(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("name", ["gpus", "nodes", "fsdp"])
+def test_launcher_configs_are_what_accelerate_reads(name: str) -> None:
+    """Its own parser refuses keys that it does not know."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    read = load_config_from_file(
+        str(Path(__file__).parents[2] / "configs/accelerate" / f"{name}.yaml")
+    )
+    assert read.distributed_type == ("FSDP" if name == "fsdp" else "MULTI_GPU")
+    assert read.num_processes % (8 * read.num_machines) == 0
+    assert read.mixed_precision == "no"
+
+
+def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**FSDP, "FSDP_VERSION": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("flowrl.core.processes.world", lambda: World(0, 2))
+    with pytest.raises(ConfigError, match="fsdp_version: expected 2"):
+        sharded()
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert sharded()
+    monkeypatch.setattr("flowrl.training.setup.world", lambda: World(0, 2))
+    with pytest.raises(ConfigError, match=r"train.prompts=3: under FSDP.* multiple of 2"):
+        Trainer(toy(tmp_path, "train.prompts=3"))
+    folder = str(tiny_sd3(tmp_path / "sd3"))
+    with pytest.raises(ConfigError, match="do not go with FSDP"):
+        sd3(folder, t5=False, max_sequence_length=1, device="cpu", runtime={"compile": True})
+
+
+def test_a_process_that_is_gone_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed here is told rather than that the others are gone; no memory stays what it is."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", broken)
+    monkeypatch.setattr("torch.distributed.all_reduce", broken)
+    here, said = World(0, 2), r"process 0 of 2: another process .* gone.*Connection closed by peer"
+    for call in (lambda: here.gather(1), lambda: here.sum_([torch.ones(1)])):
+        with pytest.raises(ProcessLost, match=said):
+            call()
+    with pytest.raises(ProcessLost):
+        here.together(lambda: 1)
+    with pytest.raises(ZeroDivisionError):
+        here.together(lambda: 1 // 0)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        here.gather(1)

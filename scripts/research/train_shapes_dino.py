@@ -32,41 +32,10 @@ from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, render
 
 PATCH = 8
 TEMPERATURE = 0.2
-MEAN, STD = (
-    torch.tensor((0.485, 0.456, 0.406)),
-    torch.tensor((0.229, 0.224, 0.225)),
-)  # ImageNet's, as the rewards use
+# ImageNet's, as the rewards use
+MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
 DAMAGES = ("none", "blend", "tint", "warp", "blur")
-CARD = """---
-license: apache-2.0
-library_name: transformers
----
-
-# shapes-dino
-
-A `Dinov2Model` of transformers with {parameters:,} parameters ({layers} layers, width {width},
-patches of {patch} x {patch}, images of {size} x {size}). It stands in for a public DINOv2 in
-flowrl's demonstration of the DINO rewards on images of coloured shapes. It is not Meta's DINOv2,
-was not trained by DINO's self-distillation, and knows nothing but such images.
-
-Made by `scripts/research/train_shapes_dino.py` (seed {seed}, CPU) without labels: {steps} batches
-of {batch} rendered scenes of the benchmark's training captions. Each was seen twice: whole, and in
-four of five cases damaged (blended with another scene, tinted, warped or blurred). The network
-learned to name the damage from CLS, to find it in the patches, to match the two views by CLS, and
-to predict the pixels of patches, a quarter of which were hidden in half of the images.
-
-| measured on {probe} scenes of the test prompts | trained | before training |
-|---|---|---|
-| share of the pixels' variance explained in hidden patches | {variance:.3f} | |
-| which damage, if any: none in half of the scenes | {damage[1]:.3f} | {damage[0]:.3f} |
-| number of shapes, 1 to 4 | {count[1]:.3f} | {count[0]:.3f} |
-| which of the six colours are there, all six right | {colors[1]:.3f} | {colors[0]:.3f} |
-| which of the four classes are there, all four right | {classes[1]:.3f} | {classes[0]:.3f} |
-
-The last four are read from the CLS token by least squares, fitted on {fit} other scenes of the
-training captions. Always guessing the most frequent number of shapes is right for {guess:.3f} of
-the scenes.
-"""
+CARD = Path(__file__).with_name("shapes_dino_card.md")
 
 
 class Scenes(NamedTuple):
@@ -320,13 +289,9 @@ def main() -> None:
         "size": SIZE,
     }
     facts["parameters"] = sum(p.numel() for p in model.network.parameters())
-    (args.out / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
-    print(
-        {
-            name: facts[name]
-            for name in ("variance", "damage", "count", "colors", "classes", "guess")
-        }
-    )
+    (args.out / "README.md").write_text(CARD.read_text("utf-8").format(**facts), "utf-8")
+    shown = ("variance", "damage", "count", "colors", "classes", "guess")
+    print({name: facts[name] for name in shown})
 
 
 if __name__ == "__main__":

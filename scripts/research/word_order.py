@@ -11,11 +11,15 @@ that does not read the order has asked : opposite near 1 : 1.
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from flowrl.cli.options import quiet_libraries
+from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel
@@ -27,19 +31,28 @@ from flowrl.runs.target import open_target
 
 
 def main() -> None:
-    """Print one row per guidance value and task."""
+    """Print one row per guidance value and task, and write them where `--json` says."""
     args = parser().parse_args()
     torch.set_num_threads(args.threads)
     quiet_libraries()
     # prompts in which order means something
     records = [r for r in load_prompts(args.prompts).records if r["tag"] in ORDER_TASKS]
+    found_all: list[dict[str, Any]] = []
     rows = [["guidance", "task", "asked : other : neither", "asked : other", "right", "images"]]
     for guidance in args.guidance:
         overrides = [f"model.guidance={guidance:g}", *args.set]
         target = open_target(args.target, settings=args.config, overrides=overrides)
         counted = orders(target.model, records, args.images, args.steps, args.seed)
-        rows += [[f"{guidance:g}", task, *texts(*found)] for task, found in counted.items()]
+        for task, found in counted.items():
+            rows.append([f"{guidance:g}", task, *texts(*found)])
+            order, right, images = found
+            counts = {"images": images, "right": right, **order._asdict()}
+            found_all.append({"guidance": guidance, "task": task, **counts})
     print(text_table(rows, left=2))
+    if args.json:
+        setting = {key: getattr(args, key) for key in ("target", "prompts", "steps", "seed")}
+        command = shlex.join(["python", *sys.argv])
+        write_json(args.json, {"command": command, **setting, "counted": found_all})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,9 +66,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--images", type=int, default=8, help="per prompt")
     made.add_argument("--seed", type=int, default=4321)
     made.add_argument("--prompts", default="assets/shapes/validation.jsonl")
-    made.add_argument("--config", default="shapes/flow_grpo", help="settings of a model folder")
+    made.add_argument("--config", default="shapes/awm", help="settings of a model folder")
     made.add_argument("--set", nargs="*", default=[], help="overrides of the config")
     made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--json", type=Path, help="write the counts here, too")
     return made
 
 

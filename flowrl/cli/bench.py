@@ -14,6 +14,7 @@ def bench(
     config: options.ConfigName = options.DEFAULT,
     *,
     overrides: options.Overrides,
+    changes: options.Set,
     iterations: Annotated[int, typer.Option(help="iterations that are timed")] = 3,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -24,5 +25,5 @@ def bench(
     from flowrl.cost.overhead import table
 
     options.quiet_libraries()
-    result = timed(load_config(config, overrides, plugin), iterations=iterations)
+    result = timed(load_config(config, [*overrides, *changes], plugin), iterations=iterations)
     show_or_write(table(result), result, json)

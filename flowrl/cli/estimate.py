@@ -17,6 +17,7 @@ def estimate(
     config: options.ConfigName,
     *,
     overrides: options.Overrides,
+    changes: options.Set,
     card: Annotated[
         float | None,
         typer.Option(metavar="GB", help=f"memory to fit; default: this GPU's, else {CARD:g}"),
@@ -38,5 +39,5 @@ def estimate(
     gigabytes = card if card is not None else card_size() or CARD
     if not gigabytes > 0:
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
-    found = estimated(load_config(config, overrides, plugin))
+    found = estimated(load_config(config, [*overrides, *changes], plugin))
     show_or_write(text(found, gigabytes=gigabytes), as_json(found), json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -30,6 +31,8 @@ from flowrl.core.errors import FlowRLError
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}
 MENDABLE |= {errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 STOPPED = "stopped at once; what was saved before is whole"
+
+_usual_warning = warnings.formatwarning
 
 Command = Callable[..., int | None]
 GROUPS: dict[str, dict[str, Command]] = {
@@ -111,10 +114,18 @@ def _refused(error: Exception) -> int:
     return _fail(f"standard output: {error.strerror}", 2)
 
 
+def _plain_warning(message: Warning | str, category: type[Warning], *where: object) -> str:
+    """Say a warning of ours without the line of source that gave it."""
+    if category.__module__.startswith("flowrl."):
+        return f"flowrl: warning: {message}\n"
+    return _usual_warning(message, category, *where)  # type: ignore[arg-type]
+
+
 def command() -> int:
     """Run the command of this process -> exit code; one of several processes ends here."""
     from flowrl.core.other_package import other_package
 
+    warnings.formatwarning = _plain_warning  # type: ignore[assignment]
     found = other_package()
     if found:
         print(f"flowrl: {found}", file=sys.stderr)

@@ -23,6 +23,7 @@ def serve_rewards(
     config: options.ConfigName,
     *,
     overrides: options.Overrides,
+    changes: options.Set,
     host: Host = "127.0.0.1",
     port: Port = 8321,
     token_env: TokenEnv = "",
@@ -37,7 +38,7 @@ def serve_rewards(
     from flowrl.core.shipped_rewards import import_rewards
 
     import_rewards("remote.server").serve(
-        load_config(config, overrides, plugin),
+        load_config(config, [*overrides, *changes], plugin),
         host=host,
         port=port,
         token_env=token_env,

@@ -46,6 +46,7 @@ def train(
     config: OptionalConfig = None,
     *,
     overrides: options.Overrides,
+    changes: options.Set,
     run: Run = None,
     resume: Resume = None,
     seed: Seed = None,
@@ -62,7 +63,7 @@ def train(
     options.quiet_libraries()
     auto = resume == AUTO
     if resume is not None and not auto:
-        if config or overrides or seed is not None or run or dry_run:
+        if config or overrides or changes or seed is not None or run or dry_run:
             raise ConfigError(
                 "--resume goes on with the run's own config in its own folder: leave out the "
                 "config, overrides, --seed, --run and --dry-run"
@@ -74,8 +75,8 @@ def train(
         raise ConfigError(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
-    changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-    chosen = load_config(config, changes, plugin)
+    given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
+    chosen = load_config(config, given, plugin)
     if dry_run:
         from flowrl.cost.dry_run import dry_run as plan_of
 

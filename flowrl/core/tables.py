@@ -19,6 +19,12 @@ _PIPED = 100_000  # columns of a page that nobody looks at: wide enough that not
 _BOX = "    \n    \n -- \n    \n -- \n -- \n    \n    \n"
 
 
+def fixed(value: float, digits: int = 3, *, sign: bool = False) -> str:
+    """Set a number with so many digits; what rounds to zero has no minus."""
+    rounded = round(value, digits) + 0.0  # turns -0.0 into 0.0
+    return f"{rounded:+.{digits}f}" if sign else f"{rounded:.{digits}f}"
+
+
 def terminal_width() -> int | None:
     """Return the columns of the terminal behind stdout; None where stdout is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

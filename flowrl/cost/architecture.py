@@ -17,6 +17,7 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from flowrl.config.load import Config
+from flowrl.core.devices import named_device
 from flowrl.core.errors import ModelError
 from flowrl.cost.released_models import RELEASED, TYPICAL, PipelinePart
 from flowrl.models.loading import locate
@@ -94,6 +95,7 @@ def tuning_of(config: Config) -> Tuning:
     kwargs = config.model.kwargs
     names = ("path", "tune", "lora", "layers", "dtype", "seed", "runtime")
     # the run may be meant for another machine
+    named_device(str(kwargs.get("device", "auto")), "model")
     options = checked(PipelineOptions, **{name: kwargs[name] for name in names}, device="auto")
     transformer = NETWORK[config.model.fn] == "transformer"
     return resolve_tuning(options, JOINT_ATTENTION if transformer else UNET_ATTENTION)

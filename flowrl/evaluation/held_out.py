@@ -16,7 +16,7 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
 from flowrl.core.prompts import PromptSet, Record
 from flowrl.core.seeds import generator
-from flowrl.core.tables import text_table
+from flowrl.core.tables import fixed, text_table
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.statistics import summarize
@@ -293,6 +293,6 @@ def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> 
     lines = [["", name, "95 % interval", "images"]]
     for label, row in rows.items():
         low, high = row["interval"]
-        interval = f"{low:.3f} to {high:.3f}"
-        lines.append([label, f"{row['mean']:.3f}", interval, f"{row['images']}"])
+        interval = f"{fixed(low)} to {fixed(high)}"
+        lines.append([label, fixed(row["mean"]), interval, f"{row['images']}"])
     return text_table(lines, width=width)

@@ -98,17 +98,18 @@ def _read(
     for a tensor that is missing in the parts ``kinds``."""
     try:
         wanted = {name: kind for name, kind in kinds.items() if name not in absent}
-        parts = read_parts(folder, wanted, dtype)
-        return pipeline_class.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            quantization_config=quantization,
-            # diffusers counts a null part of its signature as missing unless it is passed by name.
-            **dict.fromkeys(absent),
-            **parts,
-        )
+        with _without_bars():
+            parts = read_parts(folder, wanted, dtype)
+            return pipeline_class.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                quantization_config=quantization,
+                # a null part of diffusers' signature counts as missing unless passed by name
+                **dict.fromkeys(absent),
+                **parts,
+            )
     except ModelError:
         raise
     except Exception as error:  # the libraries raise every kind
@@ -162,10 +163,7 @@ def _read_index(folder: Path, expected: str) -> dict[str, Any]:
         raise ModelError(
             f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it"
         )
-    try:
-        index = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file}: not valid JSON: {error}") from error
+    index = _read_json(file)
     found = index.get("_class_name") if isinstance(index, dict) else None
     if found != expected:
         raise ModelError(
@@ -178,6 +176,14 @@ def _read_index(folder: Path, expected: str) -> dict[str, Any]:
             f"{file}: expected {broken[0]} to be [library, class], got {index[broken[0]]!r}"
         )
     return dict(index)
+
+
+def _read_json(file: Path) -> Any:
+    """Read a file of settings. Raise ModelError that names it."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: not valid JSON: {error}; copy the file again") from error
 
 
 def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -> list[str]:
@@ -213,10 +219,13 @@ def _check_part(folder: Path, kind: str) -> set[str]:
         if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
             wanted = ", or ".join(" with ".join(files) for files in _TOKENIZER_FILES)
             raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
+        for file in sorted(folder.glob("*.json")):
+            _read_json(file)
         return set()
     config = folder / ("scheduler_config.json" if "Scheduler" in kind else "config.json")
     if not config.is_file():
         raise ModelError(f"{folder}: no {config.name} in it")
+    _read_json(config)
     return set() if "Scheduler" in kind else _stored_tensors(folder)
 
 
@@ -254,6 +263,23 @@ def first_line(error: BaseException) -> str:
     """Return an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep the libraries from drawing bars while files are read; downloads show theirs."""
+    shown = [
+        log
+        for log in (diffusers.utils.logging, transformers.utils.logging)
+        if log.is_progress_bar_enabled()
+    ]
+    for log in shown:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()
 
 
 @contextmanager

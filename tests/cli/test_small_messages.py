@@ -63,3 +63,22 @@ def test_a_full_disk_behind_standard_output(argv: list[str]) -> None:
         )
     assert done.stderr == "\nflowrl: standard output: No space left on device\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", [["train", "--dry-run"], ["estimate"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("change", [["train.group=6"], ["--set", "train.group=6"]], ids=len)
+def test_overrides_are_spelled_alike(
+    tmp_path: Path, command: list[str], change: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The toy has 2 prompts: of 6 images each, that is 12."""
+    name, *options = command
+    assert main([name, f"{write_toy(tmp_path)}", *options, *change, "--plugin", "toykit"]) == 0
+    assert "2 prompts x 6 images = 12 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "meta"])
+def test_a_device_that_flowrl_does_not_run_on(
+    device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "shapes/flow_grpo", f"model.device={device}"]) == 2
+    assert f"expected 'auto', 'cpu' or 'cuda[:n]', got '{device}'" in capsys.readouterr().err

@@ -208,6 +208,11 @@ DAMAGED: list[tuple[str, Damage, str]] = [
     ("sd3.5", pickle_only, r"vae: no \*.safetensors file; flowrl never unpickles"),
     ("sd3.5", without("tokenizer_2/tokenizer.json"), f"tokenizer_2{TOKENIZER}"),
     ("sd3.5", without("tokenizer_3/tokenizer.json"), f"tokenizer_3{TOKENIZER}"),
+    (
+        "sd3.5",
+        lambda folder: (folder / "tokenizer_2/tokenizer.json").write_text('{"model":'),
+        r"tokenizer_2/tokenizer\.json: not valid JSON",
+    ),
     ("sd3.5", without("text_encoder"), r"text_encoder: missing"),
     ("sd3.5", without(VAE), r"vae: no config.json"),
     ("sd3.5", without(SCHEDULER), r"no scheduler_config.json"),

@@ -134,9 +134,10 @@ def test_mean_curves_go_mark_by_mark() -> None:
 
 def test_labels() -> None:
     assert labels(["shapes-flow-grpo", "shapes-flow-cps"]) == {
-        "shapes-flow-grpo": "grpo",
-        "shapes-flow-cps": "cps",
+        "shapes-flow-grpo": "flow-grpo",
+        "shapes-flow-cps": "flow-cps",
     }
+    assert labels(["flow-grpo", "flow-cps"]) == {"flow-grpo": "flow-grpo", "flow-cps": "flow-cps"}
     assert labels(["a-b", "a"]) == {"a-b": "a-b", "a": "a"}
     assert labels(["a-b"]) == {"a-b": "a-b"}
 
@@ -146,9 +147,9 @@ def test_labels() -> None:
 
 def test_the_table() -> None:
     r = result(
-        config("x-low", [0.1, 0.3]),
-        config("x-dead", [], "a | NaN"),
-        config("x-top", [0.5, 0.52], "broke"),
+        config("sd3-low", [0.1, 0.3]),
+        config("sd3-dead", [], "a | NaN"),
+        config("sd3-top", [0.5, 0.52], "broke"),
     )
     rows = {cells[0]: cells for cells in table(r)}
     assert list(rows) == ["method", "top", "low", "dead", "base model"]
@@ -160,7 +161,7 @@ def test_the_table() -> None:
     assert rows["low"][4].startswith("+0.0 [") and not rows["low"][4].endswith("*")
     assert rows["dead"][3:7] == ["–"] * 4 and rows["base model"][3] == "20.0"
     text = terminal(r)
-    assert "Failed: x-dead, seed 0, after 10 iterations: a | NaN" in text
+    assert "Failed: sd3-dead, seed 0, after 10 iterations: a | NaN" in text
     assert "strict % at (a)" in text
     assert "largest overshoot 4.0% at (a) and 0.0% at (b)" in text  # 104 of 100, 40 of 40
     assert task_table(r, "nfe")[0] == ["method", "even", "odd one"]
@@ -184,7 +185,7 @@ def test_other_scores_than_shares_are_no_percentages() -> None:
 
 
 def test_the_matrix_of_pairs_and_the_power_are_said() -> None:
-    r = result(config("x-a", [0.5, 0.51, 0.52]), config("x-b", [0.2, 0.21, 0.22]))
+    r = result(config("sd3-a", [0.5, 0.51, 0.52]), config("sd3-b", [0.2, 0.21, 0.22]))
     rows = pair_table(r, "nfe")
     p = stats.ttest_ind([0.5, 0.51, 0.52], [0.2, 0.21, 0.22]).pvalue
     assert rows[1] == ["1 a", "", f"{p:.3f}*"] and rows[2] == ["2 b", "-30.0", ""]

@@ -132,6 +132,18 @@ def test_curves_draw_what_was_measured_and_skip_the_rest(run: Path) -> None:
     assert drawn["Time per iteration"].get_ylabel() == "seconds"
 
 
+@pytest.mark.parametrize(("spread", "drawn"), [(2e-6, False), (2e-4, True)])
+def test_curves_that_cannot_move_are_left_out(run: Path, *, spread: float, drawn: bool) -> None:
+    """A std of the ratio within the gap before the first step (3e-6) is rounding and no curve."""
+    rows = read_rows(run, "metrics.jsonl")
+    more = {"ratio_std": spread, "on_policy_gap": 3e-6}
+    lines = [json.dumps({**row, **more}) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    titles = set(panels(curves(run)))
+    ratio = {"Policy change per iteration", "Spread of the likelihood ratio"}
+    assert (ratio <= titles, bool(ratio & titles)) == (drawn, drawn)
+
+
 def test_end_labels_do_not_overlap(run: Path) -> None:
     lines(run / "eval.jsonl", [evaluated(0, 0.5, **{f"task {i}": 0.5 for i in range(6)})])
     heights = sorted(
@@ -243,6 +255,8 @@ def test_table_needs_two_evaluations_of_one_score() -> None:
         before_after_table({"before": row, "after": row | {"score": "graded", "graded": 1}})
     unmoved = before_after_table({"before": row, "after": evaluated(9, 0.39999)})
     assert "+0.000" in unmoved and "-0.000" not in unmoved
+    zero = evaluated(9, -1e-9) | {"interval": [-1e-9, 1e-9]}
+    assert "0.000 [0.000, 0.000]" in before_after_table({"before": row, "after": zero})
 
 
 class Page(HTMLParser):

@@ -22,6 +22,7 @@ from flowrl.runs.compare.error_model import (
 BUDGETS = ("nfe", "seconds")
 LETTERS = {"nfe": "(a)", "seconds": "(b)"}
 LEVEL, POWER = 0.05, 0.8
+FOLDERS = {"shapes", "sd3", "flux", "sd15"}  # of shipped configs, the first part of their names
 Result = dict[str, Any]
 
 
@@ -192,13 +193,9 @@ def mean_curve(config: Result, base: Result, x: str) -> list[Point]:
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:
-    """Shorten names by the part up to a dash that all of them share."""
-    heads = [name.split("-")[:-1] for name in names]
-    shared = 0
-    if len(names) > 1:
-        # zip ends with the shortest head
-        for parts in zip(*heads, strict=False):
-            if len(set(parts)) > 1:
-                break
-            shared += 1
-    return {name: "-".join(name.split("-")[shared:]) for name in names}
+    """Shorten names by the folder of shipped configs that all of them begin with: what else they
+    share is part of a method's name."""
+    heads = {name.partition("-")[0] for name in names}
+    if len(names) < 2 or len(heads) > 1 or not heads <= FOLDERS:
+        return {name: name for name in names}
+    return {name: name.partition("-")[2] or name for name in names}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowrl.core.tables import markdown_table, text_table
+from flowrl.core.tables import fixed, markdown_table, text_table
 from flowrl.runs.compare.summary import BUDGETS, LETTERS, LEVEL, Result, labels
 
 DASH = "–"
@@ -67,8 +67,7 @@ def task_table(result: Result, budget: str) -> list[list[str]]:
 
 def _number(result: Result) -> Callable[[float], str]:
     factor, digits, _ = units(result)
-    # adding 0.0 turns -0.0 into 0.0
-    return lambda value: f"{round(factor * value, digits) + 0.0:.{digits}f}"
+    return lambda value: fixed(factor * value, digits)
 
 
 def _spread(found: Result | None, number: Callable[[float], str]) -> str:
@@ -86,9 +85,8 @@ def _gain(found: Result | None, result: Result) -> str:
         return DASH
     factor, digits, _ = units(result)
     mean, low, high = found["gain"]
-    texts = [
-        "" if value is None else f"{factor * value:+.{digits}f}" for value in (mean, low, high)
-    ]
+    values = (mean, low, high)
+    texts = ["" if value is None else fixed(factor * value, digits, sign=True) for value in values]
     if low is None:
         return texts[0]
     star = "*" if found["beats_base"] else ""
@@ -244,7 +242,7 @@ def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> 
     if i == j:
         return ""
     if j < i:
-        return f"{round(factor * found['difference'][i][j], digits) + 0.0:+.{digits}f}"
+        return fixed(factor * found["difference"][i][j], digits, sign=True)
     p = found["p_holm"][i][j]
     return DASH if p is None else f"{p:.3f}{'*' if p < LEVEL else ''}"
 

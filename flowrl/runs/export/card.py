@@ -17,6 +17,7 @@ from flowrl.core.environment import environment
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_text
 from flowrl.core.prompts import load_prompts
+from flowrl.core.tables import fixed
 from flowrl.models.loading import locate
 from flowrl.runs.catalogue import AXES, Method, load_methods
 from flowrl.runs.export.usage import LORA_FILE, CardFacts, local, shown, usage
@@ -287,8 +288,8 @@ def _score(score: Score | None) -> str:
     if score is None or not math.isfinite(score.mean):
         return "-"
     known = math.isfinite(score.low) and math.isfinite(score.high)
-    return _number(score.mean) + (f" [{score.low:.3f}, {score.high:.3f}]" if known else "")
+    return _number(score.mean) + (f" [{fixed(score.low)}, {fixed(score.high)}]" if known else "")
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else fixed(value)

@@ -33,6 +33,7 @@ PANELS = {
     "ratio_std": ("Spread of the likelihood ratio", "std of the ratio"),
     "grad_norm": ("Gradient norm", "L2 norm"),
 }
+OF_RATIO = ("approx_kl", "ratio_std")
 NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
 
 
@@ -55,7 +56,7 @@ class Panel(NamedTuple):
 @styled
 def curves(run: RunPath) -> Figure:
     """Draw held-out score, training reward, KL, ratio spread, gradient norm and time; what a run
-    lacks is left out.
+    lacks is left out, and what cannot move with one update an iteration.
 
     Faint lines are raw, strong ones the centred mean of about a twentieth of the run; whiskers are
     the intervals of the evaluations. Raises RunError if the folder is no run, a line is malformed
@@ -68,7 +69,7 @@ def curves(run: RunPath) -> Figure:
         panels.append(partial(_draw_evals, evals=evals))
     for key, (title, label) in PANELS.items():
         line = _series(metrics, key)
-        if np.isfinite(line.y).any():
+        if np.isfinite(line.y).any() and not (key in OF_RATIO and _on_policy(metrics)):
             panels.append(partial(_draw_metric, line=line, title=title, label=label))
     if timing:
         panels.append(partial(_draw_timing, rows=timing))
@@ -83,6 +84,14 @@ def curves(run: RunPath) -> Figure:
     for index, panel in enumerate(panels):
         panel(figure.add_subplot(rows, columns, index + 1))
     return figure
+
+
+def _on_policy(metrics: Rows) -> bool:
+    """Say whether the ratio never moved by more than rounding: with one update an iteration its
+    curves are flat by construction."""
+    spread, gap = _series(metrics, "ratio_std").y, _series(metrics, "on_policy_gap").y
+    known = np.isfinite(spread)
+    return bool(known.any() and (spread[known] <= gap[known]).all())
 
 
 @styled

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.tables import text_table
+from flowrl.core.tables import fixed, text_table
 from flowrl.runs.folder import (
     CONFIG,
     EVALS,
@@ -131,8 +131,7 @@ def _side(summary: Mapping[str, Any], side: str) -> Evaluation:
 
 def _table_row(name: str, before: Score, after: Score) -> list[str]:
     change = after.mean - before.mean
-    # adding 0.0 turns -0.0 into 0.0
-    moved = f"{round(change, 3) + 0.0:+.3f}" if math.isfinite(change) else DASH
+    moved = fixed(change, sign=True) if math.isfinite(change) else DASH
     counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
     return [name, _cell(before), _cell(after), moved, " / ".join(dict.fromkeys(counts))]
 
@@ -141,7 +140,8 @@ def _cell(score: Score) -> str:
     if not math.isfinite(score.mean):
         return DASH
     known = math.isfinite(score.low) and math.isfinite(score.high)
-    return f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]" if known else f"{score.mean:.3f}"
+    mean = fixed(score.mean)
+    return f"{mean} [{fixed(score.low)}, {fixed(score.high)}]" if known else mean
 
 
 # ------------------------------------------------------------------------------------ other parts

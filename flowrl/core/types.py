@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -211,6 +211,13 @@ class ExtendsModel(Protocol):
     """
 
     def extend(self, model: FlowModel, shape: tuple[int, ...]) -> FlowModel: ...
+
+
+@runtime_checkable
+class EncodesAhead(Protocol):
+    """A model that keeps what it encoded. It encodes prompts until its memory is full."""
+
+    def encode_ahead(self, prompts: Sequence[str]) -> None: ...
 
 
 class RewardBatch(NamedTuple):

@@ -115,6 +115,7 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     if iterations < 1:
         raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
     trainer = Trainer(config)
+    trainer.encode_ahead(iterations + 1)
     trainer.step()
     rows = [_timed_iteration(trainer) for _ in range(iterations)]
     return {"config": config.name, "iterations": iterations, **_summary(rows)}

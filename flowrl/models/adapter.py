@@ -8,7 +8,8 @@ file's own name, under ``@options_of(record)``, that loads one and wraps it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -77,6 +78,16 @@ class PipelineModel(ABC, Generic[Options]):
         if self.guided and negative is None:
             cond |= {NEGATIVE + name: torch.zeros_like(rows) for name, rows in cond.items()}
         return cond
+
+    def encode_ahead(self, prompts: Sequence[str]) -> None:
+        """Encode prompts that will be wanted, until the memory of embeddings is full."""
+        negative = self.negative_prompt if self.guided else None
+        more = [] if negative is None else [negative]
+        self._tuned.texts.ahead([*more, *prompts], self._embed)
+
+    def base(self) -> AbstractContextManager[None] | None:
+        """Run the network as the base model; None where it cannot leave out what is tuned."""
+        return self._tuned.base()
 
     @abstractmethod
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import BaseModel, Field
 from torch import nn
 
@@ -76,6 +78,20 @@ def add_lora(
             start = torch.randn(param.shape, generator=generator) / lora.rank
         param.data = start.to(param.device)
     return params
+
+
+@contextmanager
+def without_adapters(network: nn.Module) -> Iterator[None]:
+    """Run a network as if it had no adapters. What they add is not computed; gradients of calls
+    outside are not touched, as peft's own switch would."""
+    layers = [module for module in network.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def find_layers(network: nn.Module, names: Sequence[str], where: str) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
 from flowrl.models.loading import Loaded, Part, load_pipeline, quiet
+from flowrl.models.lora import without_adapters
 from flowrl.models.quantized import quantization
 from flowrl.models.runtime import set_up
 from flowrl.models.text_cache import TextCache
@@ -107,6 +108,14 @@ class TunedPipeline:
             parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
         self.pipeline.register_modules(**parts)
         return self.pipeline
+
+    def base(self) -> AbstractContextManager[None] | None:
+        """Run the network without its adapters, which leave it as it was; None where something
+        else is tuned, where a graph was compiled for adapters, or where shares of them are
+        gathered."""
+        if self.tuning.tune != "lora" or self.tuning.runtime.compile or sharded():
+            return None
+        return without_adapters(self.network)
 
     def encode(self, prompts: list[str], encode: Encode, *, negative: str | None) -> Cond:
         """Return {name: [G, ...]} on the device, and ``negative_<name>`` for a negative prompt; see

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +73,20 @@ class Texts:
             rows = _stack([texts[negative]] * len(prompts), device)
             cond |= {NEGATIVE + name: row for name, row in rows.items()}
         return cond
+
+    def ahead(self, prompts: Sequence[str], encode: Encode) -> None:
+        """Encode prompts that are not known, until CACHE_BYTES are full: those that follow would
+        push out the first, which are wanted before them."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
+        with ExitStack() as stack:
+            at_work = False
+            for prompt in new:
+                if self.bytes + self.bytes // max(len(self), 1) > CACHE_BYTES:
+                    return
+                if not at_work and (self._store is None or self._store.get(prompt) is None):
+                    stack.enter_context(self._at_work())
+                    at_work = True
+                self._find([prompt], encode)
 
     def _find(self, prompts: list[str], encode: Encode) -> dict[str, dict[str, Tensor]]:
         found = {prompt: self._known[prompt] for prompt in prompts if prompt in self._known}

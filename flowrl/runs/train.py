@@ -67,6 +67,7 @@ def train(
         with _logger(trainer, run, resumed_at, quiet) as log, StopSignal() as stop:
             trainer.log = log
             log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
+            trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
             milestones = Milestones(checkpoints, log, stop, Watch(trainer, run, log))
             with rescued(checkpoints, log):
                 _iterate(milestones, log)

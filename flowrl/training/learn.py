@@ -130,7 +130,7 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     same = Eval(now.log_prob.detach(), now.mean.detach(), now.std.detach(), v)
     under = dict.fromkeys(run.method.snapshots, same)
     for name in run.method.others(update, run.steps_before):
-        with torch.no_grad(), run.weights.using(name):
+        with torch.no_grad(), run.policy(name):
             under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
     # the policy that sampled: from the rollout, if that has it
     old_log_prob, old_mean = batch.old_log_prob, None

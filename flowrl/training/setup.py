@@ -14,8 +14,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
-from flowrl.core.types import ExtendsModel, FlowModel
+from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
+from flowrl.core.types import EncodesAhead, ExtendsModel, FlowModel
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
@@ -88,6 +88,40 @@ class Setup:
     def steps_before(self) -> list[int]:
         """Return how many optimizer steps were made at the end of each earlier iteration."""
         return [(k + 1) * self.config.train.updates for k in range(self.iteration)]
+
+    def policy(self, name: str) -> AbstractContextManager[None]:
+        """Let the model run with a copy of the weights; as its base model, where that is what the
+        copy makes of it and the model can."""
+        base = getattr(self.model, "base", None)
+        bare = base() if base is not None and self.weights.adds_nothing(name) else None
+        return self.weights.using(name) if bare is None else bare
+
+    def encode_ahead(self, iterations: int | None = None) -> None:
+        """Encode this process' prompts of the next `iterations`, or all that are trained on, and
+        the held-out ones, so that no iteration waits for text encoders. A model that keeps no
+        embeddings does nothing."""
+        if not isinstance(self.model, EncodesAhead):
+            return
+        texts, rows, t = self.train_set.texts, dict[int, None](), self.config.train
+        last = len(texts) // t.prompts + 1  # more iterations show every prompt
+        count = last if iterations is None else min(iterations, last)
+        for iteration in range(self.iteration, self.iteration + count):
+            found = self.rows_of(iteration)
+            rows |= dict.fromkeys(found[place] for place in self.world.share(len(found)))
+        held_out = self.test_set.texts
+        mine = [held_out[place] for place in self.world.share(len(held_out))]
+        self.model.encode_ahead([*(texts[row] for row in rows), *mine])
+
+    def rows_of(self, iteration: int) -> list[int]:
+        """Return the training prompts of an iteration."""
+        c = self.config
+        return batch_for(
+            self.train_set,
+            seed=c.seed,
+            iteration=iteration,
+            count=c.train.prompts,
+            balance=c.train.balance,
+        )
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""

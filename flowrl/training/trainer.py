@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flowrl.core.errors import CheckpointError
 from flowrl.core.processes import shared_as, whole
-from flowrl.core.prompts import batch_for
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
 from flowrl.training.collect import collect, give_credit, images_worked_on, sample
@@ -67,14 +66,7 @@ class Trainer(Setup):
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""
-        c = self.config
-        return batch_for(
-            self.train_set,
-            seed=c.seed,
-            iteration=self.iteration,
-            count=c.train.prompts,
-            balance=c.train.balance,
-        )
+        return self.rows_of(self.iteration)
 
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""

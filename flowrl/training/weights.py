@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
-from flowrl.core.processes import shared_as
+from flowrl.core.processes import shared_as, whole
 
 
 class Weights:
@@ -21,6 +21,7 @@ class Weights:
         self._params = dict(params)
         self._snapshots: dict[str, dict[str, Tensor]] = {}
         self._in_use: list[str] = []
+        self._nothing: dict[str, bool] = {}  # what `adds_nothing` found
 
     def names(self) -> list[str]:
         """List the snapshots in the order in which they were first taken."""
@@ -31,6 +32,7 @@ class Weights:
         """Copy the current parameters under `name`, over an older copy if there is one. Raises
         RunError in `using`."""
         self._own(f"snapshot {name!r}")
+        self._nothing.pop(name, None)
         self._snapshots[name] = {key: p.detach().clone() for key, p in self._params.items()}
 
     @torch.no_grad()
@@ -38,10 +40,20 @@ class Weights:
         """Set ``name <- decay * name + (1 - decay) * current``; 0 copies, 1 keeps. Raises
         ConfigError, RunError."""
         self._own(f"lerp {name!r}")
+        self._nothing.pop(name, None)
         if not 0 <= decay <= 1:
             raise ConfigError(f"the decay of snapshot {name!r} must lie in [0, 1], got {decay}")
         for key, value in self._get(name).items():
             value.lerp_(self._params[key], 1 - decay)
+
+    def adds_nothing(self, name: str) -> bool:
+        """Say whether the snapshot is that of adapters as they start: the matrix B of each is
+        zero, so that the network is the base network."""
+        if name not in self._nothing:
+            second = [rows for key, rows in self._get(name).items() if ".lora_B." in key]
+            zero = len(second) * 2 == len(self._params) and not any(map(_any, second))
+            self._nothing[name] = zero
+        return self._nothing[name]
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
@@ -72,6 +84,7 @@ class Weights:
         """Replace all snapshots by copies of those in `state`. Raises CheckpointError if one does
         not fit the model."""
         self._own("load_state_dict")
+        self._nothing.clear()
         for name, tensors in state.items():
             self._check(name, tensors)
         self._snapshots = {
@@ -139,3 +152,7 @@ def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], whe
 
 def _plain(parameter: nn.Parameter) -> bool:
     return type(parameter.data) is Tensor
+
+
+def _any(tensor: Tensor) -> bool:
+    return bool(whole(tensor).any())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from adapterkit import GUIDED, PROMPTS, Folders, parts_of, relative_error
+from adapterkit import GUIDED, PROMPTS, Folders, parts_of, relative_error, velocity
 from modelkit import gradients, noise, perturb
 
 from flowrl.core.errors import ModelError
@@ -137,6 +137,27 @@ def test_lora_starts_as_the_base_network_and_from_its_seed_alone(
     for key, param in one.trainable().items():
         assert torch.equal(param, same.trainable()[key]), key
         assert torch.equal(param, other.trainable()[key]) == (".lora_B." in key), key
+
+
+@pytest.mark.parametrize("name", ["sd3", "sd15"])
+def test_without_adapters_the_network_is_the_base_to_the_bit(folders: Folders, name: str) -> None:
+    """The adapters as they start add B A x = 0; a call in between leaves gradients alone."""
+    model = folders.load(name, tune="lora")
+    weights = Weights(model.trainable())
+    weights.snapshot("ref")
+    assert weights.adds_nothing("ref")
+    perturb(model)
+    with torch.no_grad(), weights.using("ref"):
+        expected = velocity(model)
+    wanted = gradients(model, velocity(model).square().mean())
+    loss = velocity(model).square().mean()
+    with torch.no_grad(), model.base():
+        found = velocity(model)
+    assert torch.equal(found, expected) and not torch.equal(velocity(model), expected)
+    assert all(map(torch.equal, gradients(model, loss).values(), wanted.values()))
+    weights.snapshot("ref")
+    assert not weights.adds_nothing("ref")
+    assert folders.load(name, tune="full").base() is None
 
 
 def test_lora_defaults_are_flow_grpos(folders: Folders, name: str) -> None:

@@ -80,6 +80,7 @@ def spend(
         trainer.log = log
         log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
         run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
+        trainer.encode_ahead()
         failed = run.train(stop)
     found = result(config, folder, failed)
     write_json(folder / RESULT, found)

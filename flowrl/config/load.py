@@ -18,12 +18,12 @@ from typing import Any
 import yaml
 
 from flowrl.config.absent_rewards import PYTHON, reward_call
-from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.monitors import MonitorsConfig
 from flowrl.config.overrides import Source, apply_override
+from flowrl.config.plain import make_section
 from flowrl.config.section import Section, Seed
 from flowrl.config.sections import (
     SECTIONS,
@@ -92,6 +92,11 @@ class Config:
         if "lr" not in self.optimizer.kwargs:
             lacks = f"{self.optimizer.path} has no argument 'lr', which the warm-up sets"
             found.add(f"{where}: optimizer: {lacks}")
+        if self.kl is None:
+            asking = self.monitors.asks_for("raise_kl")
+            asking += ["adaptive_kl"] if self.monitors.adaptive_kl else []
+            for name in asking:
+                found.add(f"{where}: monitors.{name}: needs a kl section, whose weight it changes")
         if self.eval.score and self.eval.score not in self.rewards:
             says = unknown(self.eval.score, self.rewards, "reward")
             found.add(f"{where}: eval.score: the config {says}")
@@ -257,26 +262,7 @@ def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> 
         return Call.bind(key, value, source=source, plugins=plugins)
     if key not in SECTIONS:
         return convert(value, {"name": str, "seed": Seed}[key], key, source.at)
-    return _plain_section(SECTIONS[key], value, key, source)
-
-
-def _plain_section(section: type[Section], value: Any, key: str, source: Source) -> Section:
-    """Make a plain section; null leaves out one that is inside another."""
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source.at(key)}: expected keys and values, got {show(value)}")
-    inner = section.inner()
-    if not inner:
-        return section(**arguments(value, settable(section, everything=True), key, key, source))
-    found, built = Collector(), {}
-    for name, child in value.items():
-        below = f"{key}.{name}"
-        with found.catch():
-            if name not in inner:
-                raise ConfigError(f"{source.at(below)}: {key} {unknown(name, inner, 'section')}")
-            made = None if child is None else _plain_section(inner[name], child, below, source)
-            built[name] = made
-    found.close()
-    return section(**built)
+    return make_section(SECTIONS[key], value, key, source)
 
 
 def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -> dict[str, Call]:

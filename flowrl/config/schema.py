@@ -96,8 +96,10 @@ def section_schema(section: type[Section]) -> Schema:
     for field in fields(section):
         about = " ".join(said["properties"][field.name].get("description", "").split())
         if field.name in inner:
-            both = [section_schema(inner[field.name]), {"type": "null"}]
-            properties[field.name] = {"description": about, "anyOf": both}
+            one = section_schema(inner[field.name])
+            optional = {"anyOf": [one, {"type": "null"}]}
+            always = hints[field.name] is inner[field.name]
+            properties[field.name] = {"description": about, **(one if always else optional)}
             continue
         default = {} if field.default is MISSING else {"default": field.default}
         properties[field.name] = {"description": about, **schema_of(hints[field.name]), **default}

@@ -40,7 +40,7 @@ class Section:
         """Return the keys that are sections of their own, which null leaves out."""
         out = {}
         for name, hint in typing.get_type_hints(cls).items():
-            for member in typing.get_args(hint):
+            for member in typing.get_args(hint) or (hint,):
                 if isinstance(member, type) and issubclass(member, Section):
                     out[name] = member
         return out

@@ -106,6 +106,23 @@ def group_metrics(reward: Tensor, distance: Tensor, group: Tensor) -> dict[str, 
     }
 
 
+def prompt_entropy(advantage: Tensor, group: Tensor) -> float:
+    """Say how evenly the prompts teach: the entropy of their shares of the sum of absolute
+    advantages [V], over the log of their number.
+
+    1 where all teach alike, 0 where one does, or none; 1 where there is only one.
+    """
+    ids = torch.unique(group.cpu(), return_inverse=True)[1]
+    prompts = int(ids.max()) + 1
+    size = torch.zeros(prompts, dtype=torch.float64).index_add(
+        0, ids, advantage.cpu().double().abs()
+    )
+    if prompts == 1 or not float(size.sum()) > 0:
+        return float(prompts == 1)
+    share = size / size.sum()
+    return float(torch.special.entr(share).sum() / math.log(prompts))
+
+
 def shares(parts: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:
     """Say which reward decides: the share of each in the variance of the advantage within prompts.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.prompts import check_records, load_prompts
 from flowrl.core.types import FlowModel
+from flowrl.evaluation.drift import PROMPTS, Probe, take
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
 from flowrl.evaluation.reward_call import rewards_of
 from flowrl.training.trainer import Trainer
@@ -92,6 +93,14 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
     with eval_weights(trainer):
         images = sample_all(trainer.model, c, texts, **options)
     return texts, images
+
+
+def probe_of(trainer: Trainer) -> Probe:
+    """Take the probe of a trainer's model as it is now, on prompts of the grid."""
+    c, held_out = trainer.config, trainer.test_set
+    texts = [held_out.texts[i] for i in grid_prompts(held_out.records, PROMPTS)]
+    size = {"height": c.image.height, "width": c.image.width}
+    return take(trainer.model, texts, **size, steps=c.eval.steps, seed=c.eval.seed)
 
 
 def grey(images: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
+from flowrl.evaluation.drift import drift
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.runs.best import best_iteration
@@ -60,7 +61,7 @@ class Milestones:
         c, now = trainer.config, trainer.iteration
         rows = here.gather(read_rows(run, EVALS) if here.main else [])[0]
         fresh = [row for row in rows if row["iteration"] <= now]
-        self.checkpoints.best = best_iteration(fresh)
+        self.checkpoints.best, self.watch.rows = best_iteration(fresh), fresh
         if _due(c.checkpoint.every, trainer, end=end):
             self._save()
         self._stop_if_asked()
@@ -100,6 +101,8 @@ class Milestones:
         try:
             with log.phase("eval"), eval_weights(trainer):
                 result = evaluate(trainer.model, c, trainer=trainer, progress=heard)
+                if trainer.probe is not None:
+                    result["drift"] = drift(trainer.model, trainer.probe)
         except _Heard:
             raise self.checkpoints.stopped() from None
         low, high = result["interval"]

@@ -42,11 +42,19 @@ class Checkpoints:
             self._saved = now
         if self.trainer.world.main and now > 0:
             keep = self.trainer.config.checkpoint.keep
-            checkpoint.prune(self.run, keep, besides=self.best)
+            checkpoint.prune(self.run, keep, besides=self._kept())
             self._forget_the_first()
         return self.folder
 
+    def _kept(self) -> set[int]:
+        """Return the iterations that are never deleted: the best, and the first where a run may go
+        back to it."""
+        first = {0} if self.trainer.config.monitors.asks_for("rollback") else set()
+        return first | ({self.best} if self.best is not None else set())
+
     def _forget_the_first(self) -> None:
+        if 0 in self._kept():
+            return
         first = checkpoint.checkpoint_folder(self.run, 0)
         with contextlib.suppress(OSError):
             if first.is_dir():

@@ -18,7 +18,7 @@ from flowrl.core.locks import FolderLock, lock, try_lock
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
-from flowrl.runs.evaluate import eval_weights, evaluate
+from flowrl.runs.evaluate import eval_weights, evaluate, probe_of
 from flowrl.runs.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -181,6 +181,8 @@ def begin(
         rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model))
+        if config.monitors.drift is not None:  # before any weight is loaded
+            trainer.probe = probe_of(trainer)
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
         here.together(lambda: _occupy(config, run) if here.main else None)
@@ -227,4 +229,6 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
     if trainer.world.main and not quiet:
         print(f"{run / EVALS} lacks the evaluation before training: judging anew", file=sys.stderr)
     with eval_weights(trainer):
-        return {"iteration": 0, **evaluate(trainer.model, trainer.config, trainer=trainer)}
+        found = evaluate(trainer.model, trainer.config, trainer=trainer)
+    moved = {} if trainer.probe is None else {"drift": 0.0}
+    return {"iteration": 0, **found, **moved}

@@ -111,6 +111,7 @@ def _iterate(milestones: Milestones, log: Log) -> None:
         metrics = trainer.step()
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
         log.log(trainer.iteration - 1, metrics, images=trainer.cost.images)
+        milestones.watch.iterated(metrics)
         if metrics.get("trained") == 0 and not idle:
             idle = True
             log.say(f"iteration {trainer.iteration} trained nothing: {WHY_NOTHING}")

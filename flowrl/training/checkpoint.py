@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,9 @@ def latest(run: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def prune(run: str | os.PathLike[str], keep: int, *, besides: int | None = None) -> None:
-    """Delete all but the newest `keep` complete checkpoints of a run and that of iteration
-    `besides`, and what interrupted saves left behind.
+def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = ()) -> None:
+    """Delete all but the newest `keep` complete checkpoints of a run and those of the
+    iterations `besides`, and what interrupted saves left behind.
 
     Torn checkpoints do not count as kept, so the last good one is never lost. A folder that cannot
     be deleted is a warning. Raises CheckpointError if keep < 1.
@@ -128,7 +128,7 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: int | None = None)
         for folder in every
         if len(complete) >= keep
         and int(folder.name) < int(complete[-keep].name)
-        and int(folder.name) != besides
+        and int(folder.name) not in besides
     ]
     doomed += [
         item

@@ -19,7 +19,8 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
 from flowrl.core.types import Plan, RewardBatch, Rollout
-from flowrl.evaluation.reward_metrics import finished_distances
+from flowrl.evaluation.looks import LOOKS, looks_of
+from flowrl.evaluation.reward_metrics import finished_distances, prompt_entropy
 from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
@@ -124,8 +125,9 @@ def give_credit(
     Rewards that are trained along, and the aggregator, then take their step.
     """
     whole, batch, values, apart = forest.whole, found.batch, found.values, None
+    kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
+    looks = torch.cat(run.world.gather(looks_of(batch.images, batch.group, kind)))
     if forest.leaf is not None:
-        kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
         own = finished_distances(batch.images, batch.group, kind)
         apart = torch.cat(run.world.gather(own))
         values = _gathered(run, values, forest.leaf)
@@ -140,6 +142,8 @@ def give_credit(
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, whole.tree, credit, distance=apart
     )
+    metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
+    metrics["prompt_entropy"] = prompt_entropy(advantage, whole.tree.group)
     run.intact = run.intact and not run.reward_set.has_state()
     learned = run.reward_set.update(values, batch, whole.leaf, whole.tree)
     return advantage, metrics | learned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, RewardBatch, Rollout, SelectInput
+from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import Trained, reduce_metrics
@@ -54,7 +56,8 @@ def learn(
     local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
     # one optimizer step per part
     seen: list[Trained] = []
-    norms: list[Tensor] = []
+    norms: list[float] = []
+    outliers = 0
     for update, part in enumerate(_updates(run, forest.whole, table)):
         _set_lr(run, run.iteration * run.config.train.updates + update)
         live = _live(run, part, table)
@@ -63,12 +66,18 @@ def learn(
         mine = forest.own_part(live, ro)
         work = partial(_differentiate, run, local, mine, len(part.node), update)
         parts = run.world.together(work)
-        norms.append(_optimizer_step(run, ro, parts, rows, update))
+        norm, usual = _optimizer_step(run, ro, parts, rows, update)
+        norms.append(norm)
+        outliers += not usual
         seen += parts
     # what it cost
     calls, backwards = run.world.totals([_network_calls(run, part) for part in seen], 2)
     cost = {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
     metrics = reduce_metrics(seen, norms, run.world)
+    if norms:
+        metrics["grad_outliers"] = float(outliers)
+    if "kl_factor" in run.memory:
+        metrics["kl_weight"] = run.method.kl_beta * controls.kl_factor(run.memory)
     return metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
 
 
@@ -112,7 +121,7 @@ def backward(
         loss = loss * local.table.factor[batch.node]
     if method.kl is not None:
         penalty = method.kl(data)
-        loss = loss + method.kl_beta * penalty
+        loss = loss + method.kl_beta * controls.kl_factor(run.memory) * penalty
         metrics = {**metrics, "kl": penalty.detach()}
     # rows of one node share its part of the sum
     part = 0.0 if idle else len(nodes) / (len(loss) * total)
@@ -211,25 +220,32 @@ def _differentiate(
 
 def _optimizer_step(
     run: Setup, ro: Rollout, parts: list[Trained], rows: list[int], update: int
-) -> Tensor:
-    """Step along the sum of all processes' gradients -> its norm. Raises RunError if that is not
-    finite."""
+) -> tuple[float, bool]:
+    """Step along the sum of all processes' gradients -> its norm, and whether that is no outlier.
+
+    An outlier is left out where the config says so. Raises RunError if the norm is not finite.
+    """
     _sum_gradients(run)
     gradients = [p.grad for p in run.params.values() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients))
-    if not bool(norm.isfinite()):
+    size = float(norm)
+    if not math.isfinite(size):
         texts = [run.train_set.texts[row] for row in rows]
         found = run.world.gather(what_broke(parts, ro, texts))
         message = next((text for text in found if text), what_gradient(run.params))
         run.optimizer.zero_grad(set_to_none=True)
         where = f"iteration {run.iteration}, optimizer step {update + 1}"
         raise RunError(f"{where}: {message}")
-    most = run.config.train.max_grad_norm
-    torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
-    run.intact = False
-    run.optimizer.step()
+    # what is far larger than before is no direction to go in
+    monitor = run.config.monitors.gradients
+    usual = monitor is None or controls.is_usual(run.memory, size, monitor)
+    if usual or (monitor is not None and monitor.action != "skip"):
+        most = run.config.train.max_grad_norm
+        torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
+        run.intact = False
+        run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return norm
+    return size, usual
 
 
 def _sum_gradients(run: Setup) -> None:
@@ -247,7 +263,8 @@ def _sum_gradients(run: Setup) -> None:
 def _set_lr(run: Setup, update: int) -> None:
     warm = run.config.train.warmup
     for group in run.optimizer.param_groups:
-        group["lr"] = run.config.lr * min(1.0, (update + 1) / (warm + 1))
+        usual = run.config.lr * min(1.0, (update + 1) / (warm + 1))
+        group["lr"] = usual * controls.lr_factor(run.memory)
 
 
 def _name(run: Setup) -> str:

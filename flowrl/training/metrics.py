@@ -28,7 +28,7 @@ class Trained(NamedTuple):
         return len(torch.unique(self.state))
 
 
-def reduce_metrics(seen: list[Trained], norms: list[Tensor], world: World) -> dict[str, float]:
+def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dict[str, float]:
     """Reduce each metric of an iteration by its name, over all processes -> {name: number}.
 
     Every metric has its mean. `ratio` also has its spread, the largest distance from 1 before the
@@ -49,7 +49,7 @@ def reduce_metrics(seen: list[Trained], norms: list[Tensor], world: World) -> di
             out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])
         if "clip_frac" in rows:
             out[f"clip_frac/step{k}"] = rows["clip_frac"][step == k].mean().item()
-    out["grad_norm"] = torch.stack(norms).mean().item()
+    out["grad_norm"] = torch.tensor(norms).mean().item()
     out["trained"] = float(len(step))
     return out
 

@@ -47,6 +47,7 @@ class Setup:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
         self.memory: dict[str, Any] = {}  # of the monitors: plain JSON that checkpoints keep
+        self.probe: Any = None  # a `flowrl.evaluation.drift.Probe` of the base model's velocity
         # whether weights, optimizer and rewards are those after `iteration` whole iterations
         self.intact = True
         self.world, self.sharded = world(), sharded()

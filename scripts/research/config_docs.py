@@ -81,14 +81,14 @@ def section_keys() -> list[Key]:
 
 def plain_keys(key: str) -> list[Key]:
     """Return a row for each key of a plain section, and of the sections inside."""
-    return list(_plain_keys(section_schema(SECTIONS[key]), ""))
+    return list(_plain_keys(section_schema(SECTIONS[key]), key, ""))
 
 
-def _plain_keys(schema: Schema, prefix: str) -> Iterator[Key]:
+def _plain_keys(schema: Schema, key: str, prefix: str) -> Iterator[Key]:
     for name, it in schema["properties"].items():
-        inner = [one for one in it.get("anyOf", ()) if "properties" in one]
+        inner = [one for one in it.get("anyOf", [it]) if "properties" in one]
         for one in inner:
-            yield from _plain_keys(one, f"{prefix}{name}.")
+            yield from _plain_keys(one, f"{key}.{name}", f"{key}.{name}.")
         if not inner:
             default = it.get("default", NO_DEFAULT)
             yield Key(f"{prefix}{name}", kind_of(it), default, it["description"])

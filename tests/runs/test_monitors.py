@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runkit import config_for, rows
+from toykit import toy
 
-from flowrl.config.monitors import PlateauMonitor
+from flowrl.config.load import Config
+from flowrl.config.monitors import (
+    AdaptiveKl,
+    GradientsMonitor,
+    HackingMonitor,
+    MonitorsConfig,
+    PlateauMonitor,
+)
 from flowrl.core.errors import ConfigError
-from flowrl.runs.monitors.plateau import plateau
+from flowrl.runs.monitors.actions import follow_kl
+from flowrl.runs.monitors.evaluations import hacking, plateau
+from flowrl.runs.monitors.iterations import look
+from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
+from flowrl.training.controls import is_usual
+from flowrl.training.trainer import Trainer
 
 
 def evals(*scores: float, start: int = 0) -> list[dict[str, Any]]:
@@ -71,25 +86,174 @@ def test_stop_ends_a_run_as_if_it_were_done(home: Path, tmp_path: Path) -> None:
     assert (run / "metrics.jsonl").read_bytes() == (home / "whole/metrics.jsonl").read_bytes()
 
 
+OFF = [f"monitors.{name}=null" for name in MonitorsConfig.inner() if name != "actions"]
+# every monitor fires on the toy: limits that nothing keeps
+FIRING = (
+    "eval.every=1",
+    "monitors.plateau={patience: 2, min_gain: 9}",
+    "monitors.drift.limit=1e-9",
+    "monitors.diversity.floor=1",
+    "monitors.pictures={saturation: 1.0001, sharpness: 1.0001}",
+    "monitors.ratio={spread: 1e-9, patience: 1}",
+    "monitors.gradients={factor: 1.0001, history: 2, action: warn}",
+)
+
+
 @pytest.mark.integration
 def test_warnings_change_nothing(home: Path, tmp_path: Path) -> None:
-    """With every monitor at `warn` and firing, weights and logs are those without monitors; a
-    resume writes each finding once."""
-    run = tmp_path / "run"
-    warn = (STOP[0], STOP[1].replace("stop", "warn"))
-    train(config_for(home, *warn), run, quiet=True)
-    (found,) = rows(run / "findings.jsonl")
-    assert (found["iteration"], found["action"]) == (2, "warn")
-    for name in ("checkpoints/000004/current.safetensors", "metrics.jsonl"):
-        assert (run / name).read_bytes() == (home / "whole" / name).read_bytes()
+    """With every monitor at `warn`, and firing, weights and metrics are those of a run without
+    monitors; a resume writes each finding once, and ends with the same memory."""
+    run, bare = tmp_path / "run", tmp_path / "bare"
+    train(config_for(home, "eval.every=1", *OFF), bare, quiet=True)
+    train(config_for(home, *FIRING), run, quiet=True)
+    names = {row["monitor"] for row in rows(run / "findings.jsonl")}
+    assert {"plateau", "drift", "ratio", "gradients"} <= names
+    assert not rows(bare / "findings.jsonl") and "drift" not in rows(bare / "eval.jsonl")[1]
+    for weights in ("current", "ema", "optimizer"):
+        file = f"checkpoints/000004/{weights}.safetensors"
+        assert (run / file).read_bytes() == (bare / file).read_bytes()
+    counted = [row.pop("grad_outliers") for row in rows(run / "metrics.jsonl")]
+    assert sum(counted) > 0
+    # the same again, from the middle
     before = (run / "findings.jsonl").read_bytes()
     state = json.loads((run / "checkpoints/000004/state.json").read_text())["monitors"]
-    shutil.rmtree(run / "checkpoints" / "000004")
-    shutil.rmtree(run / "checkpoints" / "000003", ignore_errors=True)
-    train(config_for(home, *warn), run, resume=True, quiet=True)
+    for folder in sorted((run / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(folder)
+    train(config_for(home, *FIRING), run, resume=True, quiet=True)
     assert (run / "findings.jsonl").read_bytes() == before
     again = json.loads((run / "checkpoints/000004/state.json").read_text())["monitors"]
-    assert again == state and state["findings"] == 1
+    assert again == state
+
+
+def hacked(home: Path) -> Config:
+    """Return a config whose reward is the opposite of its held-out score."""
+    options = ["eval.every=1", "rewards.red.weight=-1", "checkpoint={every: 1, keep: 1}"]
+    options += ["monitors.plateau={patience: 1, min_gain: 9, action: rollback}"]
+    return config_for(home, *options, "monitors.actions.rollbacks=2")
+
+
+@pytest.mark.integration
+def test_rollback_goes_back_and_resumes(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score falls from the first iteration on, so the run goes back to the base model, at half
+    the learning rate each time, and stops where it would go back a third time. A run that is
+    interrupted after the first time ends with the same files."""
+    run, broken = tmp_path / "run", tmp_path / "broken"
+    summary = train(hacked(home), run, quiet=True)
+    found = rows(run / "findings.jsonl")
+    actions = [row["action"] for row in found if row["monitor"] == "plateau"]
+    assert actions == ["rollback", "rollback", "stop"] and summary["iterations"] == 3
+    assert "(after 2 rollbacks)" in summary["stopped"]["why"]
+    assert "(back to iteration 0)" in found[0]["what"]
+    metrics = rows(run / "metrics.jsonl")
+    # warm-up: step n of 4 has n / 4 of 0.01; two steps an iteration
+    assert [row["lr"] for row in metrics] == pytest.approx([0.005, 0.01 / 2, 0.01 / 4])
+    scores = [row["red"] for row in rows(run / "eval.jsonl")]
+    assert f"(back to iteration {scores.index(max(scores[:3]))})" in found[1]["what"]
+    with monkeypatch.context() as patch:
+        step = Trainer.step
+
+        def stepping(self: Trainer) -> dict[str, float]:
+            if self.iteration == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return step(self)
+
+        patch.setattr(Trainer, "step", stepping)
+        with pytest.raises(Interrupted):
+            train(hacked(home), broken, quiet=True)
+    train(hacked(home), broken, resume=True, quiet=True)
+    files = ["metrics.jsonl", "eval.jsonl", "findings.jsonl"]
+    files += ["checkpoints/000003/current.safetensors", "checkpoints/000003/state.json"]
+    for name in files:
+        assert (broken / name).read_bytes() == (run / name).read_bytes(), name
+
+
+@pytest.mark.integration
+def test_actions_move_rate_and_kl(home: Path, tmp_path: Path) -> None:
+    """`lower_lr` halves the rate, `raise_kl` doubles the weight 0.1, outliers are left out."""
+    options = ["eval.every=1", "monitors.plateau={patience: 2, min_gain: 9, action: lower_lr}"]
+    options += ["monitors.drift={limit: 1e-9, action: raise_kl}", "monitors.actions.raise_kl=2"]
+    options += ["monitors.gradients={factor: 1.0001, history: 2}", "train.warmup=0"]
+    train(config_for(home, *options), tmp_path / "run", quiet=True)
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    # no gain at 1 is the first, at 2 the second evaluation; at 3 it speaks anew
+    assert [row["lr"] for row in metrics] == pytest.approx([0.01, 0.01, 0.005, 0.0025])
+    assert [row.get("kl_weight") for row in metrics] == [None, 0.2, 0.4, 0.8]
+    assert sum(row["grad_outliers"] for row in metrics) > 0
+
+
+def test_gradient_outliers() -> None:
+    """Medians by hand: of the last 3 norms, once there are 3."""
+    options = GradientsMonitor(factor=2.0, history=3)
+    memory: dict[str, Any] = {}
+    norms = [1.0, 50.0, 1.0, 1.9, 3.9, 4.0, 7.7]
+    # medians before the fourth and later ones: 1, 1.9, 1.9, 3.9
+    usual = [True, True, True, True, False, False, True]
+    assert [is_usual(memory, norm, options) for norm in norms] == usual
+    assert memory["norms"] == norms[-3:]
+
+
+@pytest.mark.parametrize(
+    ("scores", "rewards", "found"),
+    [
+        ([0.5, 0.47], [1.0, 2.0], True),  # down by .03, reward up
+        ([0.5, 0.49], [1.0, 2.0], False),  # within `drop`
+        ([0.5, 0.40], [2.0, 1.0], False),  # both down: training fails, nothing is hacked
+        ([0.5, 0.60, 0.57], [1.0, 2.0, 3.0], True),  # below the best, not the first
+        ([0.5, 0.60, 0.57], [1.0, 3.0, 2.0], False),
+    ],
+)
+def test_hacking(scores: list[float], rewards: list[float], found: bool) -> None:
+    made = evals(*scores)
+    known = {str(row["iteration"]): r for row, r in zip(made, rewards, strict=True)}
+    assert (hacking(HackingMonitor(), made, known) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"diversity": 0.04}, "diversity"),
+        ({"saturation": 0.45}, "pictures"),
+        ({"saturation": 0.09}, "pictures"),
+        ({"sharpness": 0.05}, "pictures"),
+        ({"grid": 0.5}, "pictures"),
+        ({"zero_std": 0.95}, "zero_std"),
+        ({"prompt_entropy": 0.3}, "prompts"),
+        ({"on_policy_gap": 0.2}, "ratio"),
+        ({"ratio_std/step2": 3.0}, "ratio"),
+        ({"clip_frac/step1": 0.95}, "ratio"),
+        ({"grad_outliers": 1.0}, "gradients"),
+        ({"grid": 0.01, "reward": 9.0}, ""),  # less of a grid is no harm
+    ],
+)
+def test_iterations(change: dict[str, float], name: str) -> None:
+    """One number out of its range, after three healthy iterations: its monitor speaks, at once or
+    in the third iteration in a row, and no other."""
+    usual = {"diversity": 0.1, "saturation": 0.2, "sharpness": 0.2, "grid": 0.1}
+    usual |= {"zero_std": 0.1, "prompt_entropy": 0.9, "on_policy_gap": 1e-6}
+    usual |= {"ratio_std/step2": 0.01, "clip_frac/step1": 0.1, "grad_outliers": 0.0}
+    memory: dict[str, Any] = {}
+    for _ in range(3):
+        assert not any(look(MonitorsConfig(), usual, memory).values())
+    spoken = []
+    for _ in range(3):
+        found = look(MonitorsConfig(), {**usual, **change}, memory)
+        spoken.append([key for key, alarm in found.items() if alarm])
+    lasting = name in ("zero_std", "prompts", "ratio")
+    heard = [name] if name else []
+    assert spoken == ([[], [], heard] if lasting else [heard] * 3)
+
+
+def test_adaptive_kl() -> None:
+    """Above 1.5 times the target the weight grows by 1.2, below 2/3 of it shrinks."""
+    memory: dict[str, Any] = {}
+    options = AdaptiveKl(target=0.1)
+    factors = []
+    for kl in (0.16, 0.16, 0.14, 0.07, 0.06):
+        follow_kl(options, {"kl": kl}, memory)
+        factors.append(memory["kl_factor"])
+    assert factors == pytest.approx([1.2, 1.44, 1.44, 1.44, 1.2])
 
 
 @pytest.mark.parametrize(
@@ -98,10 +262,14 @@ def test_warnings_change_nothing(home: Path, tmp_path: Path) -> None:
         ("monitors.plateu={}", "monitors has no section 'plateu'"),
         ("monitors.plateau.patence=2", "patence"),
         ("monitors.plateau.patience=0", "monitors.plateau.patience: expected a whole number >= 1"),
-        ("monitors.plateau.action=halt", "expected one of 'warn', 'stop'"),
+        ("monitors.plateau.action=halt", "expected one of 'warn', 'stop', 'rollback'"),
+        ("monitors.drift.action=raise_kl", "monitors.drift: needs a kl section"),
+        ("monitors.adaptive_kl={target: 1}", "monitors.adaptive_kl: needs a kl section"),
+        ("monitors.adaptive_kl={}", "needs target"),
+        ("monitors.actions=null", "monitors.actions: expected keys and values, got None"),
         ("monitors.plateau=3", "monitors.plateau: expected keys and values, got 3"),
     ],
 )
 def test_wrong_options(home: Path, wrong: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        config_for(home, wrong)
+        toy(home, wrong)

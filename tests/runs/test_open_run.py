@@ -53,7 +53,8 @@ def test_open_run(home: Path) -> None:
 def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
     model, config, _ = open_run(home / "whole", plugins=("toykit",))
     result = evaluate(model, config)
-    assert {"iteration": 4, **result} == rows(home / "whole" / "eval.jsonl")[-1]
+    row = rows(home / "whole" / "eval.jsonl")[-1]
+    assert {"iteration": 4, **result, "drift": row["drift"]} == row
     prompts = load_prompts(config.prompts.test)
     size = {"height": 16, "width": 16, "steps": 4, "images": 2, "seed": 1234}
     alone = evaluate_prompts(model, prompts, {"red": redness}, headline="red", **size)  # type: ignore[arg-type]

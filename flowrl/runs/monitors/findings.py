@@ -6,9 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flowrl.core.files import write_text
 from flowrl.runs.folder import FINDINGS, Rows, read_rows
+
+
+class Alarm(NamedTuple):
+    """What is wrong, with its numbers, and what to change: a sentence each."""
+
+    what: str
+    advice: str
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl.runs.best import Row
-from flowrl.runs.monitors.findings import Finding, append, keep
-from flowrl.runs.monitors.plateau import Alarm, plateau
+from flowrl.runs.monitors import iterations
+from flowrl.runs.monitors.actions import act, follow_kl
+from flowrl.runs.monitors.evaluations import drift, hacking, plateau
+from flowrl.runs.monitors.findings import Alarm, append, keep
 from flowrl.runs.rescue import Log
 from flowrl.training.trainer import Trainer
+
+START: dict[str, Any] = {
+    "judged": -1,
+    "findings": 0,
+    "firing": [],
+    "told": [],
+    "rewards": {},
+    "rest": {},
+}
+REST = 10  # iterations that a monitor of iterations is silent after it has acted
 
 
 class Watch:
     """The monitors of a run.
 
-    What they remember is `trainer.memory`, which checkpoints keep. An evaluation is looked at after
-    the checkpoint of its iteration is saved, and a run that goes on from there looks at it again:
-    so a resumed run finds and does what an unbroken one would have.
+    What they remember is `trainer.memory`, which checkpoints keep. An iteration is looked at before
+    its checkpoint is saved, an evaluation after it, and a run that goes on from there looks at it
+    again: so a resumed run finds and does what an unbroken one would have.
     """
 
     def __init__(self, trainer: Trainer, run: Path, log: Log) -> None:
         self.trainer, self.run, self.log = trainer, run, log
-        memory = trainer.memory
-        for key, start in (("judged", -1), ("findings", 0), ("firing", []), ("told", [])):
-            memory.setdefault(key, start)
+        self.rows: Sequence[Row] = []  # the evaluations up to now
+        for key, start in START.items():
+            trainer.memory.setdefault(key, type(start)(start))
         # findings from after the checkpoint that the run goes on from are made anew
-        world, count = trainer.world, memory["findings"]
+        world, count = trainer.world, trainer.memory["findings"]
         world.together(lambda: keep(run, count) if world.main else None)
 
     @property
@@ -37,50 +49,66 @@ class Watch:
         A run whose monitor does not stop it any more goes on.
         """
         found: dict[str, Any] | None = self.trainer.memory.get("stopped")
-        if found is None or self._action(found["monitor"]) != "stop":
+        if found is None:
             return None
-        return found
+        action = self.trainer.config.monitors.action_of(found["monitor"])
+        return found if action in ("stop", "rollback") else None
+
+    def iterated(self, metrics: Mapping[str, float]) -> None:
+        """Look at the iteration that was just finished."""
+        trainer, memory = self.trainer, self.trainer.memory
+        monitors = trainer.config.monitors
+        # the training reward since the last evaluation; that of the base model
+        reward = metrics.get("reward")
+        if reward is not None and reward == reward:
+            memory["rewards"].setdefault("0", reward)
+            memory.setdefault("stretch", []).append(reward)
+        if monitors.adaptive_kl is not None:
+            follow_kl(monitors.adaptive_kl, metrics, memory)
+        self._settle(iterations.look(monitors, metrics, memory))
 
     def evaluated(self, rows: Sequence[Row]) -> None:
         """Look at the evaluations of a run, if the last one is of now and was not looked at."""
         memory, now = self.trainer.memory, self.trainer.iteration
+        self.rows = rows
         if not rows or rows[-1]["iteration"] != now or memory["judged"] >= now:
             return
         memory["judged"] = now
+        stretch = memory.pop("stretch", [])
+        if stretch and now:
+            memory["rewards"][str(now)] = sum(stretch) / len(stretch)
         monitors = self.trainer.config.monitors
-        found = {}
+        found: dict[str, Alarm | None] = {}
+        if monitors.hacking is not None:
+            found["hacking"] = hacking(monitors.hacking, rows, memory["rewards"])
+        if monitors.drift is not None:
+            found["drift"] = drift(monitors.drift, rows[-1])
         if monitors.plateau is not None:
             found["plateau"] = plateau(monitors.plateau, rows)
         self._settle(found)
 
     def _settle(self, alarms: dict[str, Alarm | None]) -> None:
         """Tell of each alarm when it begins, and do what is to be done about it."""
-        firing, fresh = self.trainer.memory["firing"], []
+        memory, fresh, now = self.trainer.memory, [], self.trainer.iteration
         for name, alarm in alarms.items():
+            firing, rest = memory["firing"], memory["rest"]
             if alarm is None and name in firing:
                 firing.remove(name)
-            if alarm is not None and name not in firing:
+            resting = name in iterations.ALARMS and now < rest.get(name, 0)
+            if alarm is not None and name not in firing and not resting:
                 firing.append(name)
-                fresh.append(self._act(name, alarm))
+                found = act(self.trainer, self.run, self.rows, name, alarm)
+                fresh.append(found)
+                # what was changed needs time to show; if it was not enough, the monitor speaks anew
+                if found.action in ("lower_lr", "raise_kl", "rollback"):
+                    firing.remove(name)
+                    rest[name] = now + REST
+                # a warning once, what was done always
+                if found.action not in ("warn", "skip") or name not in memory["told"]:
+                    self.log.say(found.text())
+                    memory["told"] = [*dict.fromkeys([*memory["told"], name])]
         # the file has as many lines as the memory says
         world = self.trainer.world
-        world.together(lambda: append(self.run, fresh) if world.main else None)
-        self.trainer.memory["findings"] += len(fresh)
-
-    def _act(self, name: str, alarm: Alarm) -> Finding:
-        trainer, memory = self.trainer, self.trainer.memory
-        now, action = trainer.iteration, self._action(name)
-        # at the end there is nothing left to do
-        if now >= trainer.config.train.iterations:
-            action = "warn"
-        found = Finding(now, name, alarm.what, alarm.advice, action)
-        if action != "warn" or name not in memory["told"]:
-            self.log.say(found.text())
-            memory["told"] = [*memory["told"], name]
-        if action == "stop":
-            memory["stopped"] = {"monitor": name, "iteration": now, "why": alarm.what}
-        return found
-
-    def _action(self, name: str) -> str:
-        monitor = getattr(self.trainer.config.monitors, name, None)
-        return monitor.action if monitor is not None else "warn"
+        if fresh:
+            world.together(lambda: append(self.run, fresh) if world.main else None)
+            memory["findings"] += len(fresh)

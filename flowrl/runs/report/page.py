@@ -17,6 +17,7 @@ from flowrl.core.tables import fixed, text_table
 from flowrl.runs.folder import (
     CONFIG,
     EVALS,
+    FINDINGS,
     SUMMARY,
     Evaluation,
     RunPath,
@@ -82,6 +83,7 @@ def html_report(run: RunPath) -> str:
         name=folder.resolve().name,
         facts=_facts(summary, len(metrics)),
         table=_table(summary) if both else None,
+        findings=read_rows(run, FINDINGS),
         curves=_base64(curves(run).savefig, dpi=130) if has_curves else None,
         samples=_base64(run_grid(run).save, optimize=True) if sample_files(run) else None,
         config=_text(folder / CONFIG) if has_config else None,

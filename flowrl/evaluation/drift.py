@@ -1,0 +1,61 @@
+"""How far a model's velocity has moved from what it was before training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.core.seeds import generator
+from flowrl.core.types import FlowModel
+
+PROMPTS = 4  # whose paths are looked at
+
+
+class Probe(NamedTuple):
+    """The paths of a few prompts under the base model: latents and velocities."""
+
+    texts: list[str]
+    sigma: list[Tensor]  # [P] each, one per step
+    x: list[Tensor]  # [P, C, h, w] each
+    v: list[Tensor]  # [P, C, h, w] each
+
+
+@torch.no_grad()
+def take(
+    model: FlowModel, texts: list[str], *, height: int, width: int, steps: int, seed: int
+) -> Probe:
+    """Follow the first `PROMPTS` of some prompts with Euler steps, from noise of their own."""
+    texts = texts[:PROMPTS]
+    grid = model.sigmas(steps, height, width)
+    cond = model.encode(texts)
+    device = next(iter(cond.values())).device if cond else torch.device("cpu")
+    shape = model.latent_shape(height, width)
+    noise = []
+    for place in range(len(texts)):
+        noise.append(torch.randn(shape, generator=generator(seed, "drift", place)))
+    x = torch.stack(noise).to(device)
+    probe = Probe(texts, [], [], [])
+    for now, later in zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True):
+        sigma = torch.full((len(texts),), now, device=device)
+        v = model.velocity(x, sigma, cond).float()
+        probe.sigma.append(sigma)
+        probe.x.append(x)
+        probe.v.append(v)
+        x = x + (later - now) * v
+    return probe
+
+
+@torch.no_grad()
+def drift(model: FlowModel, probe: Probe) -> float:
+    """Return the size of the change of the velocity along the base model's paths, as a share of the
+    base model's: ``sqrt(sum |v - v_base|^2 / sum |v_base|^2)``."""
+    cond = model.encode(probe.texts)
+    moved = torch.zeros((), dtype=torch.float64)
+    size = torch.zeros((), dtype=torch.float64)
+    for sigma, x, base in zip(probe.sigma, probe.x, probe.v, strict=True):
+        v = model.velocity(x, sigma, cond).float()
+        moved += (v - base).double().square().sum().cpu()
+        size += base.double().square().sum().cpu()
+    return float((moved / size.clamp_min(1e-30)).sqrt())

@@ -7,7 +7,7 @@ from typing import Any
 from flowrl.core.tables import flop, numbers, size
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
-from flowrl.training.method import TRAINED_CALLS
+from flowrl.training.method import TRAINED_CALLS, method_of
 
 
 def text(found: Estimate, *, gigabytes: float) -> str:
@@ -23,15 +23,16 @@ def text(found: Estimate, *, gigabytes: float) -> str:
 
 def calls(found: Estimate) -> list[str]:
     """Say how many network calls an iteration makes, and their floating-point work."""
-    forecast, beta = found.forecast, found.config.kl_beta
+    forecast = found.forecast
     work, total = forecast.work, forecast.calls
-    reference = " and 1 of the KL's reference" if beta else ""
+    others = method_of(found.config).others(0, [])  # weights that it is evaluated under, too
+    also = f", and 1 under each of {', '.join(others)}" if others else ""
     double = ", each with and without the prompt" if work.guided else ""
     lines = [
         f"calls      {total:,} of the network per iteration, counted per latent: "
         f"{work.nfe:,} while sampling, "
         f"{total - work.nfe:,} while training ({TRAINED_CALLS} per "
-        f"state{reference}){double}; "
+        f"state{also}){double}; "
         f"{total / work.images:.1f} per image"
     ]
     if found.flops:

@@ -174,7 +174,7 @@ def test_the_calls_line(tmp_path: Path) -> None:
     text = dry_run(toy(tmp_path, kl, share))
     # int(3 x 0.67) of each sample's 3
     assert "select     16 of 24 decisions are trained, from 16 states" in text
-    assert "96 of the network" in text and "3 per state and 1 of the KL's reference" in text
+    assert "96 of the network" in text and "3 per state, and 1 under each of ref" in text
 
 
 def test_guidance_by_two_branches(tmp_path: Path) -> None:

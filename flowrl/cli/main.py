@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from flowrl.cli.bench import bench
 from flowrl.cli.compare import ManyValues, compare
 from flowrl.cli.configs import configs, schema
+from flowrl.cli.doctor import doctor
 from flowrl.cli.estimate import estimate
 from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
@@ -36,7 +37,13 @@ _usual_warning = warnings.formatwarning
 
 Command = Callable[..., int | None]
 GROUPS: dict[str, dict[str, Command]] = {
-    "Train": {"train": train, "compare": compare, "estimate": estimate, "bench": bench},
+    "Train": {
+        "doctor": doctor,
+        "train": train,
+        "compare": compare,
+        "estimate": estimate,
+        "bench": bench,
+    },
     "Look at a model": {"eval": evaluate, "sample": sample, "grid": grid, "export": export},
     "Rewards": {"score": score, "serve-rewards": serve_rewards},
     "What is shipped": {"configs": configs, "methods": methods, "schema": schema},
@@ -77,8 +84,8 @@ def flowrl(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command -> exit code.
 
-    0 done, 1 a self-test failed, 2 a mistake that can be mended, 130 stopped. A mistake is one
-    message on stderr, without a traceback.
+    0 done, 1 a self-test failed or the doctor found something, 2 a mistake that can be mended, 130
+    stopped. A mistake is one message on stderr, without a traceback.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -8,8 +8,8 @@ file's own name, under ``@options_of(record)``, that loads one and wraps it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -65,6 +65,20 @@ class PipelineModel(ABC, Generic[Options]):
         float32. With ``offload`` its text encoders and VAE are on the CPU.
         """
         return self._tuned.whole()
+
+    def can_compute_in(self, dtype: torch.dtype) -> bool:
+        """Say whether `computing_in` makes a difference: the network's weights are float32."""
+        return dtype != self.dtype and next(self.network.parameters()).dtype == torch.float32
+
+    @contextmanager
+    def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let the network compute in another dtype for a while, to see what its rounding does."""
+        kept, self.dtype = (self._tuned.tuning, self.dtype), dtype
+        self._tuned.tuning = kept[0]._replace(tune="full", dtype=dtype)
+        try:
+            yield
+        finally:
+            self._tuned.tuning, self.dtype = kept
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""

@@ -50,7 +50,7 @@ class Trainer(Setup):
         if self.reward_set.trains_policy(self.iteration):
             with self.phase("train"):
                 metrics |= learn(self, ro, advantage, rows, forest)
-            self._follow()
+            self.follow()
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), "backwards": 0.0, **metrics}
         self.iteration += 1
@@ -119,7 +119,7 @@ class Trainer(Setup):
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
         self.iteration, self.memory = iteration, dict(state.get("monitors", {}))
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``
         says, and the copies `old` and `slow` as their sections say."""
         decay = self.config.train.ema

@@ -81,9 +81,9 @@ def test_a_hole_in_an_evaluation_loses_nothing(tmp_path: Path, whole: Path) -> N
     ("method", "raised", "kind", "said"),
     [
         ("rows", AssertionError("a fault"), AssertionError, "saved .*/000001"),
-        ("_follow", AssertionError("a fault"), AssertionError, "/000000 is whole"),
+        ("follow", AssertionError("a fault"), AssertionError, "/000000 is whole"),
         (
-            "_follow",
+            "follow",
             KeyboardInterrupt(),
             Interrupted,
             "at once in iteration 1; .*/000000 is whole",
@@ -101,7 +101,7 @@ def test_what_ends_a_run_leaves_what_is_good(
     kind: type[BaseException],
     said: str,
 ) -> None:
-    """`rows` comes before anything moves, `_follow` after the weights have: then the checkpoint
+    """`rows` comes before anything moves, `follow` after the weights have: then the checkpoint
     before is named. Mended, the run ends as one that nothing happened to."""
     run, real = tmp_path / "run", getattr(Trainer, method)
 

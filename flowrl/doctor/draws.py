@@ -1,0 +1,174 @@
+"""The noise: its grid, the std of every step, the log-prob of every draw, and its seeds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import cond_of, decision_nodes
+from flowrl.algorithms.rollout.plan_steps import steps_of
+from flowrl.algorithms.transitions import euler
+from flowrl.core.noise_path import per_sample
+from flowrl.core.seeds import generator
+from flowrl.core.types import Gaussian, Plan, Rollout
+from flowrl.doctor.findings import Section
+from flowrl.doctor.patient import Patient
+from flowrl.training.collect import sample
+
+HUGE = 2.0  # of a std: pure noise has 1
+LEAST = 1e-6  # rounding makes sin(pi) 1e-7
+SIGMAS = 6.0  # standard errors between the draws' own std and the one that they are scored with
+HEAD = ["step", "sigma", "next", "scale", "std", "draws", "log-prob", "expected", "z^2"]
+
+
+def look_at_draws(patient: Patient) -> Section:
+    """Hold grid, transition, stds, log-probs and seeds to their definitions."""
+    section = Section("noise")
+    plan = patient.trainer.method.plan(patient.trainer.iteration)
+    sigmas = patient.rollout.sigmas.cpu()
+    section.figures["sigmas"] = sigmas.tolist()
+    # pure functions first
+    _transition_at_zero(patient, section, sigmas)
+    stds = _stds(patient, section, plan, sigmas)
+    # what was drawn
+    if patient.trainer.method.likelihood.trains == "draws":
+        _scores(patient, section, stds)
+    else:
+        section.lines.append("no draw is trained: noise scales and log-probs play no part")
+    _seeds(patient, section)
+    return section
+
+
+def _transition_at_zero(patient: Patient, section: Section, sigmas: Tensor) -> None:
+    rows = len(sigmas) - 1
+    x, v = torch.randn(2, rows, 8, generator=generator(0, "doctor")).unbind(0)
+    here, there = sigmas[:-1], sigmas[1:]
+    step = patient.trainer.method.transition(x, v, here, there, torch.zeros(rows))
+    gap = float((step.mean - euler(x, v, here, there)).abs().max())
+    section.figures["euler_gap"] = gap
+    if gap > 1e-4 or bool((step.std != 0).any()):
+        section.find(
+            "transition.euler",
+            f"{patient.config.transition.fn} at noise scale 0 is up to {gap:.3g} away from the "
+            f"Euler step, with a std of up to {float(step.std.max()):.3g}",
+        )
+
+
+def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> list[float]:
+    """Ask the transition for each step's std -> [S]."""
+    scales = torch.tensor([step.noise_scale for step in steps_of(plan)])
+    x = torch.zeros(len(scales), 1)
+    stds: list[float] = []
+    made = patient.trainer.method.transition(x, x, sigmas[:-1], sigmas[1:], scales)
+    stds = torch.where(scales > 0, made.std, 0.0).tolist()
+    first = float(sigmas[0])
+    exploded = 0.99 < first < 1 and stds[0] > HUGE
+    if exploded:
+        section.find(
+            "grid.first-sigma",
+            f"the first sigma is {first:.7g}, not 1: the first draw has a std of {stds[0]:.3g}",
+        )
+    # the other steps
+    trains_draws = patient.trainer.method.likelihood.trains == "draws"
+    wide = [k for k, std in enumerate(stds[:-1]) if std > HUGE and not (exploded and k == 0)]
+    if wide:
+        worst = max(wide, key=lambda k: stds[k])
+        section.find(
+            "std.huge",
+            f"{len(wide)} steps, the worst is {worst} from sigma {float(sigmas[worst]):.4g}: std "
+            f"{stds[worst]:.3g}",
+        )
+    if trains_draws and plan.adams is None and stds[-1] > LEAST:
+        section.find(
+            "std.last",
+            f"step {len(stds) - 1}, the last one, adds noise of std {stds[-1]:.3g} to the image",
+        )
+    return stds
+
+
+def _scores(patient: Patient, section: Section, stds: list[float]) -> None:
+    """Hold the draws, and what they were scored with, to a Gaussian of torch.distributions."""
+    ro, section.table = patient.rollout, [HEAD]
+    nodes = decision_nodes(ro)
+    made = _gaussians(patient, nodes)
+    step = ro.tree.step[ro.tree.parent[nodes]].cpu()
+    # the draws' own std, and the density that they should have been given
+    std = per_sample(ro.tree.std[nodes].double(), made.mean.double())
+    gap = ro.x[nodes].double() - made.mean.double()
+    z2 = (gap / std).square().flatten(1).mean(1).cpu()
+    normal = torch.distributions.Normal(made.mean.double(), std.expand_as(gap))
+    exact = normal.log_prob(ro.x[nodes].double()).flatten(1).mean(1).cpu()
+    stored, drawn = ro.log_prob[nodes].cpu(), ro.tree.std[nodes].cpu()
+    for k in step.unique().tolist():
+        mine = step == k
+        s = float(drawn[mine].mean())
+        expected = -math.log(s) - 0.5 * math.log(2 * math.pi) - 0.5
+        scale = float(ro.noise_scale[nodes].cpu()[mine].mean())
+        row = [str(k), f"{float(ro.sigmas[k]):.4f}", f"{float(ro.sigmas[k + 1]):.4f}"]
+        row += [f"{scale:.3g}", f"{s:.4g}", str(int(mine.sum()))]
+        row += [f"{float(stored[mine].mean()):.4f}", f"{expected:.4f}"]
+        section.table.append([*row, f"{float(z2[mine].mean()):.4f}"])
+    off = (stored - exact).abs()
+    section.figures |= {"log_prob_gap": float(off.max()), "z2": float(z2.mean()), "stds": stds}
+    # rounding of short dtypes moves the mean of sharp steps
+    if bool(off.median() > (1e-4 if patient.dtype == torch.float32 else 0.05)):
+        worst = int(off.argmax())
+        section.find(
+            "logprob.std",
+            f"a draw of step {int(step[worst])} has the log-prob {float(exact[worst]):.5g} under "
+            f"N(mean, {float(drawn[worst]):.4g}^2), but was given {float(stored[worst]):.5g}",
+        )
+    numbers = len(torch.unique(ro.tree.parent[nodes])) * ro.x[0].numel()
+    if abs(float(z2.mean()) - 1) > max(0.02, SIGMAS * math.sqrt(2 / numbers)):
+        section.find(
+            "std.draws",
+            f"draws have {math.sqrt(float(z2.mean())):.4g} times the std that they are scored with",
+        )
+
+
+@torch.no_grad()
+def _gaussians(patient: Patient, nodes: Tensor) -> Gaussian:
+    """Return the transition that each draw [N] was made by, in calls as large as the sampler's."""
+    run, ro, found = patient.trainer, patient.rollout, list[Gaussian]()
+    for some in nodes.split(patient.config.train.rollout_batch):
+        above = ro.tree.parent[some]
+        x, step = ro.x[above].float(), ro.tree.step[above]
+        here, there = ro.sigmas[step], ro.sigmas[step + 1]
+        v = run.model.velocity(x, here, cond_of(ro, some))
+        found.append(run.method.transition(x, v, here, there, ro.noise_scale[some]))
+    means, stds = zip(*found, strict=True)
+    return Gaussian(torch.cat(means), torch.cat(stds))
+
+
+def _seeds(patient: Patient, section: Section) -> None:
+    """Sample the first prompt again; and draw for other prompts, iterations and seeds."""
+    run, ro = patient.trainer, patient.rollout
+    again = sample(run, patient.rows[:1])
+    before, after = _roots(ro, 0), _roots(again, 0)
+    if not torch.equal(before, after):
+        gap = float((before - after).abs().max())
+        section.find(
+            "seeds.random",
+            f"sampled again with the same seed, initial noise differs by up to {gap:.3g}",
+        )
+        return
+    keys = [(run.config.seed + s, "rollout", run.iteration + i, 0) for s, i in ((0, 1), (1, 0))]
+    drawn = [torch.randn(8, generator=generator(*key)) for key in keys]
+    mine = torch.randn(8, generator=generator(run.config.seed, "rollout", run.iteration, 0))
+    same = [
+        name for name, row in zip(("iterations", "seeds"), drawn, strict=True) if row.equal(mine)
+    ]
+    other = [_roots(ro, int(g)) for g in ro.group_ids[1:]]
+    if any(torch.equal(before, rows) for rows in other):
+        same.insert(0, "prompts")
+    if len(before) > 1 and not run.config.train.same_noise and before[0].equal(before[1]):
+        same.insert(0, "images of a prompt")
+    if same:
+        section.find("seeds.same", f"the same initial noise for different {', '.join(same)}")
+
+
+def _roots(ro: Rollout, group: int) -> Tensor:
+    mine = ((ro.tree.parent < 0) & (ro.tree.group == group)).nonzero().flatten()
+    return ro.x[mine].cpu()

@@ -1,0 +1,187 @@
+"""Does learning go the right way: the gradient by step, one optimizer step, copies of the
+weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import states_of, trained_nodes
+from flowrl.core.seeds import NodeStreams
+from flowrl.doctor.credit import cosine, credit, made_up
+from flowrl.doctor.findings import Section
+from flowrl.doctor.patient import Patient
+from flowrl.training.learn import LocalData, backward, learn, node_table
+from flowrl.training.minibatches import Minibatch, NetworkCall, cut
+
+OUTLIER = 1000.0  # times the median of the steps' gradient norms
+Gradient = list[Tensor]
+
+
+def look_at_gradient(patient: Patient) -> Section:
+    """Differentiate by denoising step; see whether the sum makes better images more likely."""
+    section, run, ro = Section("gradient"), patient.trainer, patient.rollout
+    advantage = credit(patient, made_up(patient))
+    nodes = trained_nodes(ro, run.method.likelihood.trains)
+    if "old" in run.method.snapshots and "old" not in run.method.copies:
+        run.weights.snapshot("old")
+    table = node_table(run, ro, advantage)
+    streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
+    local = LocalData(ro, table, streams, tuple(patient.rows))
+    kept = nodes[(table.factor[nodes] > 0) & (advantage[nodes] != 0)]
+    # segments are one unit: with them all steps are differentiated together
+    step = ro.tree.step[ro.tree.parent[kept].clamp_min(0)]
+    together = run.method.likelihood.trains != "draws" or run.method.segment is not None
+    steps = [None] if together else step.unique().tolist()
+    section.table, total = [["step", "rows", "norm"]], list[Tensor]()
+    norms: dict[str, float] = {}
+    for k in steps:
+        mine = kept if k is None else kept[step == k]
+        grads = _gradient(patient, local, mine, len(kept))
+        name = "all" if k is None else str(k)
+        norms[name] = float(torch.stack([g.norm() for g in grads]).norm())
+        section.table.append([name, str(len(mine)), f"{norms[name]:.3g}"])
+        total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
+    section.figures["norms"] = norms
+    section.figures["tensors_without"] = sum(not bool(g.any()) for g in total)
+    _judge_norms(section, norms)
+    if not section.findings and "reward" not in run.method.needs:
+        _direction(patient, section, local, kept, total)
+    return section
+
+
+def _gradient(patient: Patient, local: LocalData, nodes: Tensor, total: int) -> Gradient:
+    """Differentiate nodes [N] as training does -> the gradient of each trained tensor."""
+    run = patient.trainer
+    for call in _calls(patient, nodes):
+        try:
+            backward(run, local, call, total, 0)
+        except RuntimeError as error:  # torch has no type for it
+            if "does not require grad" not in str(error):
+                raise
+    return _taken(patient)
+
+
+def _calls(patient: Patient, nodes: Tensor) -> list[NetworkCall]:
+    run, ro = patient.trainer, patient.rollout
+    state = states_of(ro, nodes, run.method.likelihood.trains)
+    order = torch.argsort(state, stable=True)
+    size = max(1, patient.config.train.micro_batch // run.method.rows)
+    place = torch.arange(len(nodes))
+    segment = run.method.segment(ro) if run.method.segment else None
+    if segment is not None:
+        place, order = torch.sort(segment[nodes], stable=True)
+    return cut(Minibatch(nodes[order], place), state[order], size)
+
+
+def _taken(patient: Patient) -> Gradient:
+    params = list(patient.trainer.params.values())
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
+    for p in params:
+        p.grad = None
+    return grads
+
+
+def _judge_norms(section: Section, norms: dict[str, float]) -> None:
+    values = torch.tensor(list(norms.values()))
+    broken = [name for name, norm in norms.items() if not norm < float("inf")]
+    if broken:
+        section.find("gradient.broken", f"step {broken[0]}: the norm is {norms[broken[0]]}")
+    elif not bool((values > 0).any()):
+        section.find("gradient.zero", "all gradients are 0, though the advantages are not")
+    elif len(norms) > 2 and float(values.max()) > OUTLIER * float(values.median()):
+        worst = max(norms, key=lambda name: norms[name])
+        section.find(
+            "gradient.outlier",
+            f"step {worst} has the norm {norms[worst]:.3g}, the median step "
+            f"{float(values.median()):.3g}",
+        )
+
+
+def _direction(
+    patient: Patient, section: Section, local: LocalData, nodes: Tensor, loss: Gradient
+) -> None:
+    """Compare minus the loss's gradient with that of the advantage-weighted log-prob."""
+    run = patient.trainer
+    for call in _calls(patient, nodes):
+        batch = run.method.likelihood.batch(
+            local.rollout, local.table.advantage, call.node, local.streams
+        )
+        if run.method.likelihood.trains == "draws":
+            batch = batch._replace(rows=call.rows)
+        seen = run.method.likelihood.evaluate(run.model, batch, run.method.transition)
+        (batch.advantage.to(seen.log_prob) * seen.log_prob).sum().backward()
+    better = _taken(patient)
+    down, up = (torch.cat([g.flatten().double() for g in grads]) for grads in (loss, better))
+    like = cosine(-down, up)
+    section.figures["cosine"] = like
+    section.lines.append(f"cosine between the step and the ascent of A log p: {like:.3f}")
+    if like < 0:
+        section.find(
+            "gradient.direction",
+            f"the step has a cosine of {like:.3f} with the ascent of A log p",
+        )
+
+
+def look_at_update(patient: Patient) -> Section:
+    """Make one iteration's optimizer steps, and look at what moved; the weights are put back."""
+    section, run = Section("update"), patient.trainer
+    if patient.has("gradient.zero", "gradient.broken"):
+        section.skipped = "there is no gradient to follow"
+        return section
+    kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
+    start = {name: p.detach().clone() for name, p in run.params.items()}
+    advantage = credit(patient, made_up(patient))
+    with run.phase("train"):
+        metrics = learn(run, patient.rollout, advantage, patient.rows)
+    moved = {n: float((p.detach() - start[n]).norm()) for n, p in run.params.items()}
+    run.follow()
+    # how far
+    size = torch.stack([rows.norm() for rows in start.values()]).norm()
+    far = float(torch.tensor(list(moved.values())).norm() / size.clamp_min(1e-12))
+    still = sum(gap == 0 for gap in moved.values())
+    section.lines.append(
+        f"{still} of {len(moved)} trained tensors did not move, all together by {far:.2g} of their "
+        f"norm; gradient norm {metrics.get('grad_norm', 0.0):.3g}"
+    )
+    section.figures = {"moved": far, "still": still, "tensors": len(moved)}
+    section.figures["metrics"] = {k: v for k, v in metrics.items() if k != "nfe"}
+    if metrics.get("lr") == 0:
+        section.find("update.lr", f"optimizer.lr is {run.config.lr:g}, the optimizer has 0")
+    elif still == len(moved) and metrics.get("grad_norm"):
+        section.find(
+            "update.nothing",
+            f"the gradient norm is {metrics['grad_norm']:.3g}, the learning rate "
+            f"{metrics['lr']:.2g}, and none of {len(moved)} tensors moved",
+        )
+    else:
+        _copies(patient, section, kept)
+    return section
+
+
+def _copies(patient: Patient, section: Section, before: dict[str, dict[str, Tensor]]) -> None:
+    """Hold reference, average and other copies to how they are meant to follow."""
+    run, now = patient.trainer, patient.trainer.weights.state_dict()
+    iteration, ema = run.iteration, run.config.train.ema
+    decays = {"ema": min(ema, (1 + iteration) / (10 + iteration)), "ref": 1.0}
+    steps = (iteration + 1) * run.config.train.updates
+    decays |= {name: decay(steps) for name, decay in run.method.copies.items()}
+    for name in [name for name in run.kept if name in before]:
+        gap, way = 0.0, 0.0
+        for key, p in run.params.items():
+            wanted = before[name][key].lerp(p.detach(), 1 - decays[name])
+            gap += float((now[name][key] - wanted).double().square().sum())
+            way += float((p.detach() - before[name][key]).double().square().sum())
+        section.figures[name] = gap**0.5
+        if gap > 1e-4 * way:
+            known = {"ref": "weights.reference", "ema": "weights.ema"}
+            share = (gap / max(way, 1e-30)) ** 0.5
+            section.find(
+                known.get(name, "weights.copies"),
+                f"`{name}` with a decay of {decays[name]:.3g} is off by {share:.2g} of the way to "
+                "the current weights",
+            )
+
+
+def _copy(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in rows.items()}

@@ -1,0 +1,92 @@
+"""Does the network answer the same, whoever asks: again, with a gradient, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import cond_of
+from flowrl.doctor.findings import Section
+from flowrl.doctor.patient import Patient
+
+ROWS = 8
+FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
+
+
+def look_at_network(patient: Patient) -> Section:
+    """Ask for velocities of the same rows again: as before, with a gradient, and row by row."""
+    section, run, ro = Section("network"), patient.trainer, patient.rollout
+    inner = (ro.tree.step < len(ro.sigmas) - 1).nonzero().flatten()
+    inner = inner[:: -(-len(inner) // ROWS)]  # of all steps
+    x, cond = ro.x[inner].float(), cond_of(ro, inner)
+    sigma = ro.sigmas[ro.tree.step[inner]]
+
+    def ask(rows: slice = slice(None)) -> Tensor:
+        some = {name: value[rows] for name, value in cond.items()}
+        return run.model.velocity(x[rows], sigma[rows], some).detach().float()
+
+    with torch.no_grad(), times_of(run.model) as sampled:
+        first, again = ask(), ask()
+        alone = torch.cat([ask(slice(i, i + 1)) for i in range(len(x))])
+    with torch.enable_grad(), times_of(run.model) as trained:
+        graded = ask()
+    slack = FLOAT if patient.dtype == torch.float32 else SHORT
+    gaps = [relative(rows, first) for rows in (again, graded, alone)]
+    section.figures = dict(zip(("again", "with_gradient", "alone"), gaps, strict=True))
+    if gaps[0] > 0:
+        layers = _random_layers(run.model)
+        named = f"; in training mode: {', '.join(layers[:3])}" if layers else ""
+        section.find("ratio.random", f"asked twice, velocities differ by {gaps[0]:.2g}{named}")
+    if sampled and trained and not torch.equal(sampled[0], trained[0]):
+        worst = float((sampled[0].float() - trained[0].float()).abs().max())
+        section.find("ratio.time", f"the network's times differ by up to {worst:.3g}")
+    if gaps[1] > slack:
+        section.find("ratio.grad-mode", f"with a gradient, velocities differ by {gaps[1]:.2g}")
+    if gaps[2] > slack:
+        section.find(
+            "ratio.batch-shape", f"alone, rows differ by {gaps[2]:.2g} from a batch of {len(x)}"
+        )
+    section.findings = section.findings[:1]
+    again, graded_gap, single = (f"{gap:.1e}" for gap in gaps)
+    section.lines.append(
+        f"velocities of {len(x)} rows: asked again {again}, with a gradient {graded_gap}, one by "
+        f"one {single} (relative differences)"
+    )
+    return section
+
+
+@contextmanager
+def times_of(model: Any) -> Iterator[list[Tensor]]:
+    """Note the times that a pipeline's network is asked about while the block runs."""
+    seen: list[Tensor] = []
+    network = getattr(model, "network", None)
+    if not isinstance(network, torch.nn.Module):
+        yield seen
+        return
+
+    def note(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        time = named["timestep"] if "timestep" in named else args[1]
+        seen.append(torch.as_tensor(time).detach().cpu().clone())
+
+    hook = network.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def _random_layers(model: Any) -> list[str]:
+    network = getattr(model, "network", model)
+    if not isinstance(network, torch.nn.Module):
+        return []
+    kinds = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
+    return [name for name, m in network.named_modules() if isinstance(m, kinds) and m.training]
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over that of what is expected."""
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-12))

@@ -1,0 +1,231 @@
+"""Without noise, are samples those of the diffusers pipeline: sigmas, times, texts, velocities,
+latents, images."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.core.noise_path import per_sample, vp_from_flow
+from flowrl.core.seeds import generator
+from flowrl.doctor.findings import Section
+from flowrl.doctor.network import relative
+from flowrl.doctor.patient import Patient
+from flowrl.doctor.pipeline_run import Reference, Seen, reference, watched
+from flowrl.models.adapter import PipelineModel
+from flowrl.models.flux import unpack
+from flowrl.models.unet import UNetModel
+
+# largest difference that is rounding, for float32 and for shorter dtypes
+SLACK = {"grid": (1e-5, 1e-5), "time": (1e-6, 1e-6), "text": (1e-3, 0.05), "velocity": (2e-3, 0.1)}
+SLACK |= {"latents": (5e-3, 0.2), "vae": (2e-3, 0.02)}
+
+
+class Sides(NamedTuple):
+    """Both sides of a comparison."""
+
+    model: Any
+    sigmas: Tensor  # [S+1]
+    seen: Seen
+    theirs: Reference
+    v: Tensor  # [B, C, h, w]  the first velocity
+    v_ref: Tensor  # likewise, of the pipeline
+
+
+def look_at_parity(patient: Patient) -> Section:
+    """Sample the prompts by the engine and by diffusers' own pipeline, from the same noise."""
+    section, model = Section("parity"), patient.model
+    if not isinstance(model, PipelineModel):
+        section.skipped = f"{patient.config.model.fn} is no pipeline of diffusers"
+        return section
+    if model.options.how.offload:
+        section.skipped = "not with model.runtime.offload: the pipeline expects its parts together"
+        return section
+    if patient.has("ratio.random"):
+        section.skipped = "the network does not answer the same twice"
+        return section
+    # the same noise for both
+    texts, steps = patient.texts, len(patient.rollout.sigmas) - 1
+    size = (patient.config.image.height, patient.config.image.width)
+    shape = model.latent_shape(*size)
+    noise = [_noise(shape, i) for i in range(len(texts))]
+    x = torch.cat(noise).to(model.device)
+    # theirs, then ours
+    with torch.no_grad():
+        theirs = reference(model, x, texts, steps, size)
+        cond, sigmas = model.encode(texts), model.sigmas(steps, *size)
+        drawn = {"shape": shape, "group_size": 1, "generators": _streams(len(texts))}
+        with watched(model.network) as seen:
+            end = sample_ode(model, cond, sigmas=sigmas, **drawn)  # type: ignore[arg-type]
+        start = x * torch.hypot(1 - sigmas[0], sigmas[0])
+        v = model.velocity(start, sigmas[:1].expand(len(x)), cond).float()
+        two = Sides(model, sigmas, seen, theirs, v, _their_velocity(model, x, theirs))
+        _compare(section, two, end)
+    if patient.has("text.swapped"):  # said already
+        section.findings = [f for f in section.findings if f.id != "parity.text"]
+    section.lines.append(
+        f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
+    )
+    return section
+
+
+def _noise(shape: tuple[int, ...], place: int) -> Tensor:
+    return torch.randn((1, *shape), generator=generator(0, "parity", place))
+
+
+def _streams(count: int) -> list[torch.Generator]:
+    return [generator(0, "parity", place) for place in range(count)]
+
+
+def _compare(section: Section, two: Sides, end: Tensor) -> None:
+    """Find the first thing that differs; decoding is judged by itself."""
+    theirs, vp = two.theirs, isinstance(two.model, UNetModel)
+    short = int(two.model.dtype != torch.float32)
+    section.table = [["compared", "difference", "rounding", ""]]
+    # all of them
+    last = vp_from_flow(end, two.sigmas[-1:]) if vp else end
+    final = theirs.path[-1].float()
+    images = two.model.decode(_flow(final, theirs.sigmas[-1:].to(final)) if vp else final)
+    gaps = {
+        "grid": float((two.sigmas.cpu() - theirs.sigmas).abs().max()),
+        "time": _time_gap(two),
+        "text": _text_gap(two),
+        "velocity": relative(two.v, two.v_ref),
+        "latents": relative(last.float(), final),
+        "vae": float((images - theirs.images.float()).abs().mean()),
+    }
+    section.figures = {**gaps}
+    wrong = [name for name, gap in gaps.items() if not gap <= SLACK[name][short]]
+    for name, gap in gaps.items():
+        says = "differs" if name in wrong else ""
+        section.table.append([name, f"{gap:.1e}", f"{SLACK[name][short]:.0e}", says])
+    # the first is the cause of those behind it
+    if wrong and wrong[0] != "vae":
+        _TELL[wrong[0]](section, two)
+    if "vae" in wrong:
+        section.find("parity.vae", f"pixels differ by {gaps['vae']:.3g} on average")
+
+
+def _their_velocity(model: Any, x: Tensor, theirs: Reference) -> Tensor:
+    """Return the velocity [B, C, h, w] that the pipeline's first step amounts to on the flow
+    path."""
+    here, there = theirs.sigmas[:1].to(x), theirs.sigmas[1:2].to(x)
+    one, two = x.float(), theirs.path[0].float()
+    if isinstance(model, UNetModel):
+        one, two = _flow(one, here), _flow(two, there)
+    return (two - one) / (there - here)
+
+
+def _flow(x_vp: Tensor, sigma: Tensor) -> Tensor:
+    sigma = sigma.expand(len(x_vp))
+    return x_vp.float() * per_sample(torch.hypot(1 - sigma, sigma), x_vp.float())
+
+
+def _times(two: Sides) -> tuple[Tensor, Tensor]:
+    """Return the times that were asked about; a pipeline may call its network once per branch."""
+    ours, other = torch.cat(two.seen.times).float(), torch.cat(two.theirs.seen.times).float()
+    return ours, other[:: max(1, len(other) // len(ours))]
+
+
+def _time_gap(two: Sides) -> float:
+    ours, other = _times(two)
+    return float((ours - other).abs().max() / other.abs().max())
+
+
+def _text_gap(two: Sides) -> float:
+    ours, other = two.seen.texts[0], two.theirs.seen.texts[0]
+    if len(other) < len(ours) and len(two.theirs.seen.texts) > 1:  # with the prompt, then without
+        other = torch.cat(two.theirs.seen.texts[1::-1])
+    return relative(ours, other) if ours.shape == other.shape else float("inf")
+
+
+# ------------------------------------------------------------------------------------------ causes
+
+
+def _grid(section: Section, two: Sides) -> None:
+    ours, other = two.sigmas.cpu().double(), two.theirs.sigmas.double()
+    inner = (other > 0) & (other < 1) & (ours > 0) & (ours < 1)
+    odds = (ours / (1 - ours))[inner] / (other / (1 - other))[inner]
+    worst = int((ours - other).abs().argmax())
+    found = f"sigma {worst} is {float(ours[worst]):.5g}, the pipeline's {float(other[worst]):.5g}"
+    # a shift multiplies sigma / (1 - sigma); a scheduler that spreads a table bends that a little
+    if len(odds) and float(odds.max() / odds.min()) < 1.2:
+        found += f": the shift is {float(odds.median()):.3g} times the pipeline's"
+        section.find("parity.shift", found)
+    else:
+        section.find("parity.grid", found)
+
+
+def _time(section: Section, two: Sides) -> None:
+    ours, other = _times(two)
+    worst = int((ours - other).abs().argmax())
+    found = f"step {worst}: {float(ours[worst]):.6g}, in the pipeline {float(other[worst]):.6g}"
+    rounded = torch.equal(ours, other.bfloat16().float())
+    section.find("parity.time-rounding" if rounded else "parity.time", found)
+
+
+def _text(section: Section, two: Sides) -> None:
+    shapes = [list(side.texts[0].shape) for side in (two.seen, two.theirs.seen)]
+    gap = section.figures["text"]
+    section.find(
+        "parity.text",
+        f"the network's embeddings {shapes[0]} and the pipeline's {shapes[1]} differ by {gap:.2g}",
+    )
+
+
+def _velocity(section: Section, two: Sides) -> None:
+    """Tell a flipped sign and wrong guidance from other differences."""
+    if _cosine(two.v, two.v_ref) < -0.99:
+        section.find("parity.sign", "the first velocity is minus the pipeline's")
+        return
+    scale = _guidance(two)
+    if scale is None:
+        gap = section.figures["velocity"]
+        section.find("parity.velocity", f"the first velocity differs by {gap:.2g}")
+        return
+    asked = two.model.options.cfg_scale
+    found = f"guidance acts like {scale:.3g}, asked for is {asked:g}"
+    swapped = abs(scale - (1 - asked)) < 0.05 * asked
+    section.find("parity.guidance-swapped" if swapped else "parity.guidance", found)
+
+
+def _guidance(two: Sides) -> float | None:
+    """Return the scale with which guidance acts, if that is all that is wrong."""
+    if not two.model.guided:
+        return None
+    out = two.theirs.seen.out[0]
+    both = out if len(out) == 2 * len(two.v) else torch.cat(two.theirs.seen.out[1::-1])
+    if both.dim() == 3:  # FLUX's tokens
+        both = unpack(both, two.v.shape[2] // 2)
+    u, c = both.chunk(2)
+    # v = b out + a x: how a change of the network's output moves the velocity
+    asked, spread, gap = two.model.options.cfg_scale, c - u, two.v - two.v_ref
+    b = _slope(u + asked * spread, two.v_ref) if isinstance(two.model, UNetModel) else 1.0
+    if _cosine(gap, spread) ** 2 < 0.95:
+        return None
+    return float(asked + (gap * spread).sum() / spread.square().sum() / b)
+
+
+def _slope(out: Tensor, v: Tensor) -> float:
+    centred = out - out.mean()
+    return float((centred * (v - v.mean())).sum() / centred.square().sum())
+
+
+def _latents(section: Section, two: Sides) -> None:
+    section.find("parity.latents", f"the last latents differ by {section.figures['latents']:.2g}")
+
+
+_TELL = {
+    "grid": _grid,
+    "time": _time,
+    "text": _text,
+    "velocity": _velocity,
+    "latents": _latents,
+}
+
+
+def _cosine(one: Tensor, two: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0))

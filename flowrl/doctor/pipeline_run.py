@@ -1,0 +1,117 @@
+"""Run diffusers' own pipeline beside the model, and note what its network is asked and says."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.models.loading import locate
+from flowrl.models.unet import UNetModel
+
+
+class Seen(NamedTuple):
+    """What the network was asked and what it said: of every call the time, of the first two the
+    rest."""
+
+    times: list[Tensor]
+    texts: list[Tensor]
+    out: list[Tensor]
+
+
+class Reference(NamedTuple):
+    """What the pipeline made."""
+
+    path: list[Tensor]  # latents [B, C, h, w] after each step, in its own coordinates
+    images: Tensor  # [B, 3, H, W] in [0, 1]
+    sigmas: Tensor  # [S+1] on the flow path
+    seen: Seen
+
+
+def reference(
+    model: Any, x: Tensor, texts: list[str], steps: int, size: tuple[int, int]
+) -> Reference:
+    """Run diffusers' own pipeline, with a scheduler read anew, from standard normal x [B,C,h,w]."""
+    pipe = copy.copy(model.pipeline())
+    pipe.register_modules(scheduler=_scheduler(model, pipe))
+    pipe.set_progress_bar_config(disable=True)
+    packed = hasattr(pipe, "_pack_latents")
+    start = pipe._pack_latents(x, *x.shape) if packed else x
+    path: list[Tensor] = []
+
+    def note(_: Any, step: int, time: Any, made: dict[str, Any]) -> dict[str, Any]:
+        latents = made["latents"]
+        if packed:
+            latents = pipe._unpack_latents(latents, *size, pipe.vae_scale_factor)
+        path.append(latents.detach().clone())
+        return {}
+
+    with (
+        torch.autocast(x.device.type, model.dtype, enabled=model.autocast),
+        watched(model.network) as seen,
+    ):
+        images = pipe(
+            texts,
+            num_inference_steps=steps,
+            height=size[0],
+            width=size[1],
+            latents=start,
+            output_type="pt",
+            callback_on_step_end=note,
+            callback_on_step_end_tensor_inputs=["latents"],
+            **_options(model, pipe, len(texts)),
+        ).images
+    return Reference(path, images, _sigmas(model, pipe.scheduler), seen)
+
+
+def _options(model: Any, pipe: Any, count: int) -> dict[str, Any]:
+    """Return the model's options under the names that the pipeline has for them."""
+    offered, options = inspect.signature(pipe.__call__).parameters, model.options
+    given = {"guidance_scale": getattr(options, "guidance", None)}
+    for name in ("true_cfg_scale", "max_sequence_length", "guidance_rescale"):
+        given[name] = getattr(options, name, None)
+    if model.guided and model.negative_prompt is not None:
+        given["negative_prompt"] = [model.negative_prompt] * count
+    return {name: v for name, v in given.items() if v is not None and name in offered}
+
+
+def _scheduler(model: Any, pipe: Any) -> Any:
+    """Read the scheduler's settings anew, so that one changed in memory is seen. A UNet's is made
+    into DDIM by its adapter, and copied."""
+    if isinstance(model, UNetModel):
+        return copy.deepcopy(pipe.scheduler)
+    return type(pipe.scheduler).from_pretrained(locate(model.options.path), subfolder="scheduler")
+
+
+def _sigmas(model: Any, scheduler: Any) -> Tensor:
+    """Return the noise levels that a scheduler has just used, on the flow path [S+1]."""
+    if not isinstance(model, UNetModel):
+        return scheduler.sigmas.detach().cpu().float()
+    bar = scheduler.alphas_cumprod.double()[scheduler.timesteps.cpu()]
+    bar = torch.cat([bar, torch.as_tensor(scheduler.final_alpha_cumprod).double()[None]])
+    alpha, s = bar.sqrt(), (1 - bar).sqrt()
+    return (s / (alpha + s)).float()
+
+
+@contextmanager
+def watched(network: torch.nn.Module) -> Iterator[Seen]:
+    """Note what a network is asked and says while the block runs."""
+    seen = Seen([], [], [])
+
+    def note(_: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        time = named["timestep"] if "timestep" in named else args[1]
+        seen.times.append(torch.as_tensor(time).detach().cpu().flatten()[:1].clone())
+        if len(seen.out) < 2:  # both branches, where they are two calls
+            seen.texts.append(named["encoder_hidden_states"].detach().float().cpu())
+            seen.out.append(out[0].detach().float())
+
+    hook = network.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()

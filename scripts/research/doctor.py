@@ -1,0 +1,108 @@
+"""Examine every config that can run here, and a run with each fault of tests/kits/doctorkit.py.
+
+    python scripts/research/doctor.py            # writes assets/results/doctor.json, half an hour
+    python scripts/research/doctor.py --only NAME
+
+Every section is looked at, also where the tests look at some only: `also` are the findings that
+follow from a fault, after the one that names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "assets" / "results" / "doctor.json"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
+
+from doctorkit import FAULTS, Fault, prompts_with, sound  # noqa: E402
+
+from flowrl.config.load import load_config  # noqa: E402
+from flowrl.core.environment import environment  # noqa: E402
+from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.shipped_files import list_configs  # noqa: E402
+from flowrl.doctor.examine import examine  # noqa: E402
+
+
+def configs() -> Iterator[dict[str, Any]]:
+    """Examine the shipped configs whose model is here."""
+    for name in list_configs():
+        if not name.startswith("shapes/"):
+            continue
+        began = time.process_time()
+        found = examine(load_config(name)).findings
+        yield {
+            "config": name,
+            "findings": [finding.id for finding in found],
+            "cpu_seconds": round(time.process_time() - began, 1),
+        }
+
+
+def faults(folder: Path, only: str) -> Iterator[dict[str, Any]]:
+    """Examine the run of doctorkit with one fault after the other."""
+    model: Any = sound().call("model")()
+    every = dict(FAULTS)
+    for change, finding in (("copies", "prompts.duplicates"), ("length", "prompts.cut")):
+        every[f"prompts: {change}"] = Fault(finding, (), (prompts_with(folder, change),))
+    for name, fault in every.items():
+        if only not in name:
+            continue
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if fault.patch is not None:
+                fault.patch(monkeypatch, model)
+            found = examine(sound(*fault.overrides), model=model).findings
+        ids = [finding.id for finding in found]
+        yield {
+            "fault": name,
+            "expected": fault.finding,
+            "named": ids[:1] == [fault.finding],
+            "first": found[0].found if found else "",
+            "also": [name for name in ids if name != fault.finding],
+        }
+
+
+def main() -> int:
+    """Write the result file -> 1 if a fault was not named first, or a config not silent."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="faults with this in their name; writes nothing")
+    only = parser.parse_args().only
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        broken = []
+        for row in faults(Path(folder), only):
+            print(row["named"], row["fault"], row["expected"], row["also"], flush=True)
+            broken.append(row)
+    shipped = []
+    for row in () if only else configs():
+        print(row, flush=True)
+        shipped.append(row)
+    result = {
+        "environment": environment(),
+        "named": sum(row["named"] for row in broken),
+        "faults": len(broken),
+        "silent": sum(not row["findings"] for row in shipped),
+        "configs": len(shipped),
+        "results": broken,
+        "shipped": shipped,
+    }
+    if not only:
+        write_json(RESULT, result)
+    good = result["named"] == len(broken) and result["silent"] == len(shipped)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

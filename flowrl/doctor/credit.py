@@ -22,7 +22,7 @@ def look_at_credit(patient: Patient) -> Section:
     base = credit(patient, reward)
     nodes = trained_nodes(ro, patient.trainer.method.likelihood.trains)
     # one prompt's images become better; the other's must be as before, but for a factor
-    group, leaf_group = ro.tree.group, ro.tree.group[ro.leaf]
+    group, leaf_group = ro.tree.group, ro.tree.group[ro.leaf].cpu()
     if len(ro.group_ids) > 1:
         first, second = ro.group_ids[:2].tolist()
         moved = credit(patient, reward + 0.3 * (leaf_group == first))

@@ -51,10 +51,10 @@ def look_at_network(patient: Patient) -> Section:
             "ratio.batch-shape", f"alone, rows differ by {gaps[2]:.2g} from a batch of {len(x)}"
         )
     section.findings = section.findings[:1]
-    again, graded_gap, single = (f"{gap:.1e}" for gap in gaps)
+    said = [f"{gap:.1e}" for gap in gaps]
     section.lines.append(
-        f"velocities of {len(x)} rows: asked again {again}, with a gradient {graded_gap}, one by "
-        f"one {single} (relative differences)"
+        f"velocities of {len(x)} rows: asked again {said[0]}, with a gradient {said[1]}, "
+        f"one by one {said[2]} (relative differences)"
     )
     return section
 

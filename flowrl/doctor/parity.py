@@ -31,6 +31,7 @@ class Sides(NamedTuple):
     sigmas: Tensor  # [S+1]
     seen: Seen
     theirs: Reference
+    x: Tensor  # [B, C, h, w]  where both start
     v: Tensor  # [B, C, h, w]  the first velocity
     v_ref: Tensor  # likewise, of the pipeline
 
@@ -62,7 +63,7 @@ def look_at_parity(patient: Patient) -> Section:
             end = sample_ode(model, cond, sigmas=sigmas, **drawn)  # type: ignore[arg-type]
         start = x * torch.hypot(1 - sigmas[0], sigmas[0])
         v = model.velocity(start, sigmas[:1].expand(len(x)), cond).float()
-        two = Sides(model, sigmas, seen, theirs, v, _their_velocity(model, x, theirs))
+        two = Sides(model, sigmas, seen, theirs, start, v, _their_velocity(model, x, theirs))
         _compare(section, two, end)
     if patient.has("text.swapped"):  # said already
         section.findings = [f for f in section.findings if f.id != "parity.text"]
@@ -201,17 +202,15 @@ def _guidance(two: Sides) -> float | None:
     if both.dim() == 3:  # FLUX's tokens
         both = unpack(both, two.v.shape[2] // 2)
     u, c = both.chunk(2)
-    # v = b out + a x: how a change of the network's output moves the velocity
     asked, spread, gap = two.model.options.cfg_scale, c - u, two.v - two.v_ref
-    b = _slope(u + asked * spread, two.v_ref) if isinstance(two.model, UNetModel) else 1.0
     if _cosine(gap, spread) ** 2 < 0.95:
         return None
+    # how a change of the network's output moves the velocity: v = b out + a x
+    b = torch.tensor(1.0)
+    if isinstance(two.model, UNetModel):
+        columns = torch.stack([(u + asked * spread).flatten(), two.x.float().flatten()], 1)
+        b = torch.linalg.lstsq(columns, two.v_ref.flatten()[:, None]).solution[0, 0]
     return float(asked + (gap * spread).sum() / spread.square().sum() / b)
-
-
-def _slope(out: Tensor, v: Tensor) -> float:
-    centred = out - out.mean()
-    return float((centred * (v - v.mean())).sum() / centred.square().sum())
 
 
 def _latents(section: Section, two: Sides) -> None:

@@ -39,14 +39,14 @@ def _table(patient: Patient, section: Section, nodes: Tensor) -> None:
     # training's own calls, with a gradient as there
     columns = {f"micro_batch {t.micro_batch}": _gap(replayed(patient, nodes, own).log_prob, old)}
     few = _spread_over(nodes, MOST)
-    at = torch.searchsorted(nodes, few)
+    at = torch.searchsorted(nodes, few).cpu()
     with torch.no_grad():
         for size in sorted({1, 3, t.rollout_batch} - {own}):
             columns[f"in calls of {size}"] = _gap(replayed(patient, few, size).log_prob, old[at])
         for dtype in {torch.float32, torch.bfloat16} - {patient.dtype}:
             columns |= _in_dtype(patient, few, own, dtype)
     # a row for each step
-    step = ro.tree.step[ro.tree.parent[nodes].clamp_min(0)]
+    step = ro.tree.step[ro.tree.parent[nodes].clamp_min(0)].cpu()
     section.table = [["step", *columns]]
     for k in step.unique().tolist():
         cells = []

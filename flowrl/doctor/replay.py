@@ -21,7 +21,7 @@ def replayed(patient: Patient, nodes: Tensor, size: int) -> Eval:
     # states stand together, as `cut` asks for
     order = torch.argsort(state, stable=True)
     part = Minibatch(nodes[order], torch.arange(len(nodes)))
-    zero = torch.zeros(len(ro.tree.parent))
+    zero = torch.zeros(len(ro.tree.parent), device=ro.x.device)
     for call in cut(part, state[order], max(1, size)):
         streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
         batch = likelihood.batch(ro, zero, call.node, streams)

@@ -59,7 +59,7 @@ def _good_images(patient: Patient) -> list[PromptedImage]:
         return rendered(COUNT)
     batch, out = patient.found.batch, []
     size = (batch.images.shape[2], batch.images.shape[3])
-    for group, row in enumerate(_turns(batch.group)[:COUNT]):
+    for group, row in enumerate(_turns(batch.group.cpu())[:COUNT]):
         load = partial(from_bytes, batch.images[row])
         out.append(PromptedImage(load, size, batch.meta[row], group, f"image {row + 1}"))
     return out

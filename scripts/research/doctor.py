@@ -1,4 +1,4 @@
-"""Examine every config that can run here, and a run with each fault of tests/kits/doctorkit.py.
+"""Examine every config that can run here, and a run with each fault of tests/kits/doctorfaults.py.
 
     python scripts/research/doctor.py            # writes assets/results/doctor.json, half an hour
     python scripts/research/doctor.py --only NAME
@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "assets" / "results" / "doctor.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
 
-from doctorkit import FAULTS, Fault, prompts_with, sound  # noqa: E402
+from doctorfaults import FAULTS, Fault  # noqa: E402
+from doctorkit import prompts_with, sound  # noqa: E402
 
 from flowrl.config.load import load_config  # noqa: E402
 from flowrl.core.environment import environment  # noqa: E402

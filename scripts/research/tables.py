@@ -17,7 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("config_docs", "methods", "measured", "bench_plans", "estimates", "rooms", "demonstrated")
+PARTS = (
+    "config_docs",
+    "methods",
+    "measured",
+    "bench_plans",
+    "estimates",
+    "rooms",
+    "demonstrated",
+    "doctor_docs",
+)
 """Modules beside this one, in the order in which they fill a file that they share."""
 
 Fill = Callable[[str], str]

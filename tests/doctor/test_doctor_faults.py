@@ -1,11 +1,12 @@
 """The doctor names what is wrong with a run, and is silent where nothing is.
 
-Expected: the finding that stands beside each fault in doctorkit. A fault is put into flowrl's own
-code, or into a reward, credit or loss that a config names; the doctor is told nothing of it.
+Expected: the finding that stands beside each fault in doctorfaults. A fault is put into flowrl's
+own code, or into a reward, credit or loss that a config names; the doctor is told nothing of it.
 """
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from doctorkit import FAULTS, prompts_with, sound
+from doctorfaults import FAULTS
+from doctorkit import prompts_with, sound
 
 from flowrl.core.errors import ConfigError
 from flowrl.doctor import before
@@ -75,8 +77,8 @@ def test_it_names_faults_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     only = ["environment", "memory"]
     monkeypatch.setattr(before, "_requirements", lambda: ["torch>=99", "no-such-package"])
     monkeypatch.setattr(before, "other_package", lambda: "there are two")
-    full = before.shutil.disk_usage(".")._replace(free=1000)
-    monkeypatch.setattr(before.shutil, "disk_usage", lambda path: full)
+    full = shutil.disk_usage(".")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     found = names(examine(sound(), only=only, card=1.2))
     assert found == ["env.package", "env.version", "env.version", "memory.card", "env.disk"]
 

@@ -26,8 +26,9 @@ BELOW = {
     "evaluation": "core config algorithms models",
     "training": "core config algorithms models evaluation",
     "cost": "core config algorithms models evaluation training",
+    "doctor": "core config algorithms models evaluation training cost",
     "runs": "core config algorithms models evaluation training cost",
-    "cli": "core config algorithms models evaluation training cost runs",
+    "cli": "core config algorithms models evaluation training cost doctor runs",
 }
 """Room of flowrl/ -> the rooms that it may import."""
 

@@ -30,7 +30,7 @@ def doctor(
             default_factory=list,
             show_default=False,
             metavar="FINDING",
-            help="a finding that is meant so, such as std.last; repeatable",
+            help="a finding that is meant so, such as std/last; repeatable",
         ),
     ],
     card: Annotated[

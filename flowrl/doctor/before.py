@@ -34,7 +34,7 @@ def look_at_environment(config: Config) -> Section:
     # another package of this name, and versions
     found = other_package()
     if found:
-        section.find("env.package", found)
+        section.find("env/package", found)
     for text in _requirements():
         need = Requirement(text)
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
@@ -42,10 +42,10 @@ def look_at_environment(config: Config) -> Section:
         try:
             version = importlib.metadata.version(need.name)
         except importlib.metadata.PackageNotFoundError:
-            section.find("env.version", f"{need.name} is missing; flowrl needs {need}")
+            section.find("env/version", f"{need.name} is missing; flowrl needs {need}")
             continue
         if not need.specifier.contains(version, prereleases=True):
-            section.find("env.version", f"{need.name} is {version}; flowrl needs {need}")
+            section.find("env/version", f"{need.name} is {version}; flowrl needs {need}")
     return section
 
 
@@ -62,7 +62,7 @@ def look_at_batch(config: Config) -> Section:
     try:
         work = check_plan(config).work
     except (ConfigError, DataError) as error:
-        section.find("batch.plan", str(error))
+        section.find("batch/plan", str(error))
         return section
     section.lines += work.lines()
     # units are dealt out in equal parts, the last one has the rest
@@ -78,13 +78,13 @@ def look_at_batch(config: Config) -> Section:
     if not config.segment and not config.select and work.trains == "draws":
         if steps < t.updates:
             section.find(
-                "batch.updates",
+                "batch/updates",
                 f"train.updates={t.updates}, but {work.states} states in parts of "
                 f"{work.per_update} make only {steps}",
             )
         elif 2 * last < work.per_update:
             section.find(
-                "batch.updates",
+                "batch/updates",
                 f"the last of {steps} optimizer steps has {last} states, the others "
                 f"{work.per_update}, and all have the same learning rate",
             )
@@ -110,7 +110,7 @@ def look_at_memory(config: Config, card: float | None = None) -> Section:
     says = verdict(found, gigabytes=round(there, 1))
     section.lines += says[:1]
     if found.largest.bytes > there * GIB - GIB:
-        section.find("memory.card", " ".join(says))
+        section.find("memory/card", " ".join(says))
     # weights, two moments and each copy, once more while a checkpoint is written
     trained = found.weights.trained if found.weights else 0
     copies = 3 + bool(config.train.ema) + bool(config.kl) + bool(config.old) + bool(config.slow)
@@ -119,7 +119,7 @@ def look_at_memory(config: Config, card: float | None = None) -> Section:
     section.figures |= {"checkpoints": need, "disk": free}
     section.lines.append(f"checkpoints take {size(need)} of the {size(free)} that are free here")
     if need > free:
-        section.find("env.disk", f"{size(need)} are needed, {size(free)} are free here")
+        section.find("env/disk", f"{size(need)} are needed, {size(free)} are free here")
     return section
 
 
@@ -134,7 +134,7 @@ def look_at_prompts(config: Config) -> Section:
         try:
             lists[key] = load_prompts(getattr(config.prompts, key))
         except FlowRLError as error:
-            section.find("prompts.missing", f"prompts.{key}: {error}")
+            section.find("prompts/missing", f"prompts.{key}: {error}")
     if len(lists) < 2:
         return section
     train, test = lists["train"], lists["test"]
@@ -150,13 +150,13 @@ def look_at_prompts(config: Config) -> Section:
     section.figures["duplicates"] = len(train) - len(known)
     if copies:
         section.find(
-            "prompts.duplicates",
+            "prompts/duplicates",
             f"{len(train) - len(known)} of {len(train)} training prompts repeat another one, "
             f"such as {copies[0]!r} ({known[copies[0]]} times)",
         )
     if config.train.prompts > len(known):
         section.find(
-            "batch.repeats",
+            "batch/repeats",
             f"train.prompts={config.train.prompts}, but the list has {len(known)} prompts",
         )
     # leaks; other words for the same thing are said, and are no finding
@@ -165,7 +165,7 @@ def look_at_prompts(config: Config) -> Section:
     section.lines += shared.lines(len(test))
     if shared.same:
         section.find(
-            "prompts.leak",
+            "prompts/leak",
             f"{len(shared.same)} of {len(test)} held-out prompts are training prompts too, such "
             f"as {shared.same[0][0]!r}",
         )

@@ -31,7 +31,7 @@ def look_at_credit(patient: Patient) -> Section:
         section.figures["other_prompt"] = like
         if like < 0.999:
             section.find(
-                "credit.groups",
+                "credit/groups",
                 f"better images of one prompt change the advantages of another (cosine {like:.3f})",
             )
     # a middling image becomes the best of its prompt
@@ -39,7 +39,7 @@ def look_at_credit(patient: Patient) -> Section:
     section.figures["gains"] = gains
     if gains and sum(gain < 0 for gain in gains) > len(gains) / 2:
         section.find(
-            "credit.sign", f"an image made the best moves its advantages by {gains[0]:.3g}"
+            "credit/sign", f"an image made the best moves its advantages by {gains[0]:.3g}"
         )
     spread = base[nodes]
     section.lines.append(
@@ -79,7 +79,7 @@ def _look_at_words(patient: Patient, section: Section) -> None:
     group = ro.tree.group[ro.leaf].tolist()
     wrong = [i for i, g in enumerate(group) if batch.prompts[i] != patient.texts[g]]
     if wrong or batch.group.tolist() != group:
-        section.find("credit.groups", f"{len(wrong)} images are scored with another's prompt")
+        section.find("credit/groups", f"{len(wrong)} images are scored with another's prompt")
 
 
 def _middling(patient: Patient, reward: Tensor) -> list[int]:

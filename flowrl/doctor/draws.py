@@ -50,7 +50,7 @@ def _transition_at_zero(patient: Patient, section: Section, sigmas: Tensor) -> N
     section.figures["euler_gap"] = gap
     if gap > 1e-4 or bool((step.std != 0).any()):
         section.find(
-            "transition.euler",
+            "transition/euler",
             f"{patient.config.transition.fn} at noise scale 0 is up to {gap:.3g} away from the "
             f"Euler step, with a std of up to {float(step.std.max()):.3g}",
         )
@@ -67,7 +67,7 @@ def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> lis
     exploded = 0.99 < first < 1 and stds[0] > HUGE
     if exploded:
         section.find(
-            "grid.first-sigma",
+            "grid/first-sigma",
             f"the first sigma is {first:.7g}, not 1: the first draw has a std of {stds[0]:.3g}",
         )
     # the other steps
@@ -76,13 +76,13 @@ def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> lis
     if wide:
         worst = max(wide, key=lambda k: stds[k])
         section.find(
-            "std.huge",
+            "std/huge",
             f"{len(wide)} steps, the worst is {worst} from sigma {float(sigmas[worst]):.4g}: std "
             f"{stds[worst]:.3g}",
         )
     if trains_draws and plan.adams is None and stds[-1] > LEAST:
         section.find(
-            "std.last",
+            "std/last",
             f"step {len(stds) - 1}, the last one, adds noise of std {stds[-1]:.3g} to the image",
         )
     return stds
@@ -116,14 +116,14 @@ def _scores(patient: Patient, section: Section, stds: list[float]) -> None:
     if bool(off.median() > (1e-4 if patient.dtype == torch.float32 else 0.05)):
         worst = int(off.argmax())
         section.find(
-            "logprob.std",
+            "logprob/std",
             f"a draw of step {int(step[worst])} has the log-prob {float(exact[worst]):.5g} under "
             f"N(mean, {float(drawn[worst]):.4g}^2), but was given {float(stored[worst]):.5g}",
         )
     numbers = len(torch.unique(ro.tree.parent[nodes])) * ro.x[0].numel()
     if abs(float(z2.mean()) - 1) > max(0.02, SIGMAS * math.sqrt(2 / numbers)):
         section.find(
-            "std.draws",
+            "std/draws",
             f"draws have {math.sqrt(float(z2.mean())):.4g} times the std that they are scored with",
         )
 
@@ -150,7 +150,7 @@ def _seeds(patient: Patient, section: Section) -> None:
     if not torch.equal(before, after):
         gap = float((before - after).abs().max())
         section.find(
-            "seeds.random",
+            "seeds/random",
             f"sampled again with the same seed, initial noise differs by up to {gap:.3g}",
         )
         return
@@ -166,7 +166,7 @@ def _seeds(patient: Patient, section: Section) -> None:
     if len(before) > 1 and not run.config.train.same_noise and before[0].equal(before[1]):
         same.insert(0, "images of a prompt")
     if same:
-        section.find("seeds.same", f"the same initial noise for different {', '.join(same)}")
+        section.find("seeds/same", f"the same initial noise for different {', '.join(same)}")
 
 
 def _roots(ro: Rollout, group: int) -> Tensor:

@@ -86,7 +86,7 @@ def examine(
             sections.append(_timed(name, free[name]))
     checkup = Checkup(config.name, sections, tuple(known))
     # what cannot start has been said already, as far as it was seen
-    fatal = {"batch.plan", "prompts.missing"} & {finding.id for finding in checkup.findings}
+    fatal = {"batch/plan", "prompts/missing"} & {finding.id for finding in checkup.findings}
     if not fatal and any(name in LOADED for name in wanted):
         _loaded(config, model, wanted, sections, progress)
     return checkup
@@ -107,11 +107,11 @@ def _loaded(
             warnings.simplefilter("always", UserWarning)
             patient = admit(config, model)
     except RewardError as error:
-        start.find("reward.fails", str(error))
+        start.find("reward/fails", str(error))
     except FlowRLError as error:
-        start.find("start.fails", str(error))
+        start.find("start/fails", str(error))
     except torch.OutOfMemoryError as error:
-        start.find("memory.card", str(error))
+        start.find("memory/card", str(error))
     start.seconds = time.perf_counter() - began
     sections.append(start)
     if start.findings:
@@ -137,9 +137,9 @@ def _timed(name: str, look: Callable[[], Section]) -> Section:
             section = look()
     except FlowRLError as error:
         section = Section(name)
-        section.find("start.fails", f"{name}: {error}")
+        section.find("start/fails", f"{name}: {error}")
     except torch.OutOfMemoryError as error:
         section = Section(name)
-        section.find("memory.card", f"{name}: {error}")
+        section.find("memory/card", f"{name}: {error}")
     section.seconds = time.perf_counter() - began
     return section

@@ -86,13 +86,13 @@ def _judge_norms(section: Section, norms: dict[str, float]) -> None:
     values = torch.tensor(list(norms.values()))
     broken = [name for name, norm in norms.items() if not norm < float("inf")]
     if broken:
-        section.find("gradient.broken", f"step {broken[0]}: the norm is {norms[broken[0]]}")
+        section.find("gradient/broken", f"step {broken[0]}: the norm is {norms[broken[0]]}")
     elif not bool((values > 0).any()):
-        section.find("gradient.zero", "all gradients are 0, though the advantages are not")
+        section.find("gradient/zero", "all gradients are 0, though the advantages are not")
     elif len(norms) > 2 and float(values.max()) > OUTLIER * float(values.median()):
         worst = max(norms, key=lambda name: norms[name])
         section.find(
-            "gradient.outlier",
+            "gradient/outlier",
             f"step {worst} has the norm {norms[worst]:.3g}, the median step "
             f"{float(values.median()):.3g}",
         )
@@ -118,7 +118,7 @@ def _direction(
     section.lines.append(f"cosine between the step and the ascent of A log p: {like:.3f}")
     if like < 0:
         section.find(
-            "gradient.direction",
+            "gradient/direction",
             f"the step has a cosine of {like:.3f} with the ascent of A log p",
         )
 
@@ -126,7 +126,7 @@ def _direction(
 def look_at_update(patient: Patient) -> Section:
     """Make one iteration's optimizer steps, and look at what moved; the weights are put back."""
     section, run = Section("update"), patient.trainer
-    if patient.has("gradient.zero", "gradient.broken"):
+    if patient.has("gradient/zero", "gradient/broken"):
         section.skipped = "there is no gradient to follow"
         return section
     kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
@@ -147,10 +147,10 @@ def look_at_update(patient: Patient) -> Section:
     section.figures = {"moved": far, "still": still, "tensors": len(moved)}
     section.figures["metrics"] = {k: v for k, v in metrics.items() if k != "nfe"}
     if metrics.get("lr") == 0:
-        section.find("update.lr", f"optimizer.lr is {run.config.lr:g}, the optimizer has 0")
+        section.find("update/lr", f"optimizer.lr is {run.config.lr:g}, the optimizer has 0")
     elif still == len(moved) and metrics.get("grad_norm"):
         section.find(
-            "update.nothing",
+            "update/nothing",
             f"the gradient norm is {metrics['grad_norm']:.3g}, the learning rate "
             f"{metrics['lr']:.2g}, and none of {len(moved)} tensors moved",
         )
@@ -174,10 +174,10 @@ def _copies(patient: Patient, section: Section, before: dict[str, dict[str, Tens
             way += float((p.detach() - before[name][key]).double().square().sum())
         section.figures[name] = gap**0.5
         if gap > 1e-4 * way:
-            known = {"ref": "weights.reference", "ema": "weights.ema"}
+            known = {"ref": "weights/reference", "ema": "weights/ema"}
             share = (gap / max(way, 1e-30)) ** 0.5
             section.find(
-                known.get(name, "weights.copies"),
+                known.get(name, "weights/copies"),
                 f"`{name}` with a decay of {decays[name]:.3g} is off by {share:.2g} of the way to "
                 "the current weights",
             )

@@ -40,15 +40,15 @@ def look_at_network(patient: Patient) -> Section:
     if gaps[0] > 0:
         layers = _random_layers(run.model)
         named = f"; in training mode: {', '.join(layers[:3])}" if layers else ""
-        section.find("ratio.random", f"asked twice, velocities differ by {gaps[0]:.2g}{named}")
+        section.find("ratio/random", f"asked twice, velocities differ by {gaps[0]:.2g}{named}")
     if sampled and trained and not torch.equal(sampled[0], trained[0]):
         worst = float((sampled[0].float() - trained[0].float()).abs().max())
-        section.find("ratio.time", f"the network's times differ by up to {worst:.3g}")
+        section.find("ratio/time", f"the network's times differ by up to {worst:.3g}")
     if gaps[1] > slack:
-        section.find("ratio.grad-mode", f"with a gradient, velocities differ by {gaps[1]:.2g}")
+        section.find("ratio/grad-mode", f"with a gradient, velocities differ by {gaps[1]:.2g}")
     if gaps[2] > slack:
         section.find(
-            "ratio.batch-shape", f"alone, rows differ by {gaps[2]:.2g} from a batch of {len(x)}"
+            "ratio/batch-shape", f"alone, rows differ by {gaps[2]:.2g} from a batch of {len(x)}"
         )
     section.findings = section.findings[:1]
     said = [f"{gap:.1e}" for gap in gaps]

@@ -45,7 +45,7 @@ def look_at_parity(patient: Patient) -> Section:
     if model.options.how.offload:
         section.skipped = "not with model.runtime.offload: the pipeline expects its parts together"
         return section
-    if patient.has("ratio.random"):
+    if patient.has("ratio/random"):
         section.skipped = "the network does not answer the same twice"
         return section
     # the same noise for both
@@ -65,8 +65,8 @@ def look_at_parity(patient: Patient) -> Section:
         v = model.velocity(start, sigmas[:1].expand(len(x)), cond).float()
         two = Sides(model, sigmas, seen, theirs, start, v, _their_velocity(model, x, theirs))
         _compare(section, two, end)
-    if patient.has("text.swapped"):  # said already
-        section.findings = [f for f in section.findings if f.id != "parity.text"]
+    if patient.has("text/swapped"):  # said already
+        section.findings = [f for f in section.findings if f.id != "parity/text"]
     section.lines.append(
         f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
     )
@@ -107,7 +107,7 @@ def _compare(section: Section, two: Sides, end: Tensor) -> None:
     if wrong and wrong[0] != "vae":
         _TELL[wrong[0]](section, two)
     if "vae" in wrong:
-        section.find("parity.vae", f"pixels differ by {gaps['vae']:.3g} on average")
+        section.find("parity/vae", f"pixels differ by {gaps['vae']:.3g} on average")
 
 
 def _their_velocity(model: Any, x: Tensor, theirs: Reference) -> Tensor:
@@ -155,9 +155,9 @@ def _grid(section: Section, two: Sides) -> None:
     # a shift multiplies sigma / (1 - sigma); a scheduler that spreads a table bends that a little
     if len(odds) and float(odds.max() / odds.min()) < 1.2:
         found += f": the shift is {float(odds.median()):.3g} times the pipeline's"
-        section.find("parity.shift", found)
+        section.find("parity/shift", found)
     else:
-        section.find("parity.grid", found)
+        section.find("parity/grid", found)
 
 
 def _time(section: Section, two: Sides) -> None:
@@ -165,14 +165,14 @@ def _time(section: Section, two: Sides) -> None:
     worst = int((ours - other).abs().argmax())
     found = f"step {worst}: {float(ours[worst]):.6g}, in the pipeline {float(other[worst]):.6g}"
     rounded = torch.equal(ours, other.bfloat16().float())
-    section.find("parity.time-rounding" if rounded else "parity.time", found)
+    section.find("parity/time-rounding" if rounded else "parity/time", found)
 
 
 def _text(section: Section, two: Sides) -> None:
     shapes = [list(side.texts[0].shape) for side in (two.seen, two.theirs.seen)]
     gap = section.figures["text"]
     section.find(
-        "parity.text",
+        "parity/text",
         f"the network's embeddings {shapes[0]} and the pipeline's {shapes[1]} differ by {gap:.2g}",
     )
 
@@ -180,17 +180,17 @@ def _text(section: Section, two: Sides) -> None:
 def _velocity(section: Section, two: Sides) -> None:
     """Tell a flipped sign and wrong guidance from other differences."""
     if _cosine(two.v, two.v_ref) < -0.99:
-        section.find("parity.sign", "the first velocity is minus the pipeline's")
+        section.find("parity/sign", "the first velocity is minus the pipeline's")
         return
     scale = _guidance(two)
     if scale is None:
         gap = section.figures["velocity"]
-        section.find("parity.velocity", f"the first velocity differs by {gap:.2g}")
+        section.find("parity/velocity", f"the first velocity differs by {gap:.2g}")
         return
     asked = two.model.options.cfg_scale
     found = f"guidance acts like {scale:.3g}, asked for is {asked:g}"
     swapped = abs(scale - (1 - asked)) < 0.05 * asked
-    section.find("parity.guidance-swapped" if swapped else "parity.guidance", found)
+    section.find("parity/guidance-swapped" if swapped else "parity/guidance", found)
 
 
 def _guidance(two: Sides) -> float | None:
@@ -214,7 +214,7 @@ def _guidance(two: Sides) -> float | None:
 
 
 def _latents(section: Section, two: Sides) -> None:
-    section.find("parity.latents", f"the last latents differ by {section.figures['latents']:.2g}")
+    section.find("parity/latents", f"the last latents differ by {section.figures['latents']:.2g}")
 
 
 _TELL = {

@@ -26,7 +26,7 @@ def look_at_ratio(patient: Patient) -> Section:
         _table(patient, section, nodes)
     else:
         _evaluated_twice(patient, section, nodes)
-    if patient.has(*(finding for finding in CATALOGUE if finding.startswith("ratio."))):
+    if patient.has(*(finding for finding in CATALOGUE if finding.startswith("ratio/"))):
         section.findings = []
     return section
 
@@ -75,7 +75,7 @@ def _judge(patient: Patient, section: Section, gap: Tensor, step: Tensor) -> Non
     t, k = patient.config.train, int(step[gap.argmax()])
     found = f"|ratio - 1| is up to {worst:.2g} at step {k}, allowed are {limit:.0e}"
     shapes = t.micro_batch != t.rollout_batch and patient.dtype != torch.float32
-    section.find("ratio.batch-shape" if shapes else "ratio.off", found)
+    section.find("ratio/batch-shape" if shapes else "ratio/off", found)
 
 
 def _evaluated_twice(patient: Patient, section: Section, nodes: Tensor) -> None:
@@ -88,7 +88,7 @@ def _evaluated_twice(patient: Patient, section: Section, nodes: Tensor) -> None:
     section.lines.append(f"two evaluations under the same weights differ by {worst:.1e}")
     section.figures["ratio"] = {"again": worst}
     if worst > 1e-2:
-        section.find("ratio.off", f"under the same weights the ratio is off by {worst:.2g}")
+        section.find("ratio/off", f"under the same weights the ratio is off by {worst:.2g}")
 
 
 def _in_dtype(patient: Patient, nodes: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:

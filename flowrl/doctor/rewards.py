@@ -47,7 +47,7 @@ def look_at_rewards(patient: Patient) -> Section:
     wordless = not minds_prompt and len({image.record["prompt"] for image in images}) > 1
     if wordless and not section.findings:
         names = ", ".join(name for name, weight in run.reward_set.weights.items() if weight)
-        section.find("reward.prompt", f"another prompt changes no score of {names}")
+        section.find("reward/prompt", f"another prompt changes no score of {names}")
     return section
 
 
@@ -86,7 +86,7 @@ def _tested(
     except DataError as error:
         section.lines.append(f"{name}: not tested on these images: {error}")
     except RewardError as error:
-        section.find("reward.fails", str(error))
+        section.find("reward/fails", str(error))
     return []
 
 
@@ -104,11 +104,11 @@ def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, learns:
     if answers is None or learns:
         return answers is None
     if answers.figures["scored"] < answers.figures["images"]:
-        section.find("reward.nan", f"{name}: {answers.found}")
+        section.find("reward/nan", f"{name}: {answers.found}")
         return True
     company = [rows[check] for check in COMPANY if rows[check].verdict == "fails"]
     if company:
-        section.find("reward.company", f"{name}: {company[0].check}: {company[0].found}")
+        section.find("reward/company", f"{name}: {company[0].check}: {company[0].found}")
         return True
     # good beside damaged
     seen = [rows[check] for check in ("blur", "noise") if rows[check].figures]
@@ -116,13 +116,13 @@ def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, learns:
     words = rows["wrong prompt"].figures
     prompted = bool(words) and words["tied"] < words["pairs"]
     if len(tied) == len(seen) and not prompted and answers.figures["std"] == 0:
-        section.find("reward.constant", f"{name}: {answers.found}")
+        section.find("reward/constant", f"{name}: {answers.found}")
     elif len(tied) == len(seen):
-        section.find("reward.blind", f"{name}: {'; '.join(row.found for row in seen)}")
+        section.find("reward/blind", f"{name}: {'; '.join(row.found for row in seen)}")
     elif all(row.verdict == "fails" for row in seen):
-        section.find("reward.reversed", f"{name}: {'; '.join(row.found for row in seen)}")
+        section.find("reward/reversed", f"{name}: {'; '.join(row.found for row in seen)}")
     elif rows["wrong prompt"].verdict == "fails" and words["wrong"] > words["right"]:
-        section.find("reward.reversed", f"{name}: wrong prompt: {rows['wrong prompt'].found}")
+        section.find("reward/reversed", f"{name}: wrong prompt: {rows['wrong prompt'].found}")
     return len(section.findings) > before
 
 
@@ -147,12 +147,12 @@ def _on_samples(patient: Patient, section: Section, name: str, *, broken: bool) 
         return
     unscored = int(values.isnan().sum())
     if unscored > patient.config.train.max_unscored * len(values):
-        section.find("reward.nan", f"{name}: {unscored} of {len(values)} images are not scored")
+        section.find("reward/nan", f"{name}: {unscored} of {len(values)} images are not scored")
     elif spread == 0 and weight:
-        section.find("reward.flat", f"{name}: {len(groups)} prompts, {len(values)} images")
+        section.find("reward/flat", f"{name}: {len(groups)} prompts, {len(values)} images")
     elif floor > 0.5 * spread and weight:
         section.find(
-            "reward.noise",
+            "reward/noise",
             f"{name}: asked twice its scores differ with a std of {floor:.3g}, the images of a "
             f"prompt with {spread:.3g}",
         )

@@ -27,7 +27,7 @@ def look_at_texts(patient: Patient) -> Section:
             near = min(range(len(gaps)), key=lambda k: gaps[k])
             if gaps[i] > 0.01 and near != i and not section.findings:
                 section.find(
-                    "text.swapped",
+                    "text/swapped",
                     f"encoded together, {texts[i]!r} has the {name} of {texts[near]!r}",
                 )
     section.lines.append(f"{', '.join(together)}: each prompt has its own row")
@@ -45,7 +45,7 @@ def _sampled(patient: Patient, section: Section) -> None:
             gap = relative(rows[place].float(), own[name][0].float())
             if gap > 0.01 and not section.findings:
                 section.find(
-                    "text.swapped", f"{patient.texts[group]!r} was sampled with another {name}"
+                    "text/swapped", f"{patient.texts[group]!r} was sampled with another {name}"
                 )
 
 
@@ -62,7 +62,7 @@ def _lengths(patient: Patient, section: Section) -> None:
     section.lines.append(f"{len(cut)} of {len(texts)} prompts are too long; {limits}")
     if cut:
         rest = cut_off(cut[0], readers[-1])
-        section.find("prompts.cut", f"{len(cut)} of {len(texts)} prompts, such as {rest!r} is lost")
+        section.find("prompts/cut", f"{len(cut)} of {len(texts)} prompts, such as {rest!r} is lost")
 
 
 def _readers(patient: Patient) -> list[Reader]:

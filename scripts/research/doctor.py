@@ -53,7 +53,7 @@ def faults(folder: Path, only: str) -> Iterator[dict[str, Any]]:
     """Examine the run of doctorkit with one fault after the other."""
     model: Any = sound().call("model")()
     every = dict(FAULTS)
-    for change, finding in (("copies", "prompts.duplicates"), ("length", "prompts.cut")):
+    for change, finding in (("copies", "prompts/duplicates"), ("length", "prompts/cut")):
         every[f"prompts: {change}"] = Fault(finding, (), (prompts_with(folder, change),))
     for name, fault in every.items():
         if only not in name:

@@ -29,11 +29,11 @@ def test_findings_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     """64 states in 40 updates are 32 parts of 2."""
     assert main([*QUICK, "train.updates=40"]) == 1
     said = capsys.readouterr().out
-    assert "batch.updates" in said and "make only 32" in said and "change  take a" in said
-    assert main([*QUICK, "train.updates=40", "--known", "batch.updates"]) == 0
+    assert "batch/updates" in said and "make only 32" in said and "change  take a" in said
+    assert main([*QUICK, "train.updates=40", "--known", "batch/updates"]) == 0
     capsys.readouterr()
     assert main([*QUICK, "train.updates=40", "--json", "-"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["id"] == "batch.updates"
-    assert main([*QUICK, "--known", "batch.update"]) == 2
-    assert "did you mean 'batch.updates'" in capsys.readouterr().err
+    assert finding["id"] == "batch/updates"
+    assert main([*QUICK, "--known", "batch/update"]) == 2
+    assert "did you mean 'batch/updates'" in capsys.readouterr().err

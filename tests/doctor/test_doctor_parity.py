@@ -49,7 +49,7 @@ def test_a_sound_adapter(
     assert found(model) == []
     right = model.velocity
     monkeypatch.setattr(model, "velocity", lambda *args: -right(*args))
-    assert found(model) == ["parity.sign"]
+    assert found(model) == ["parity/sign"]
 
 
 @pytest.mark.parametrize(("name", "options"), GUIDED)
@@ -67,4 +67,4 @@ def test_swapped_guidance(
     from flowrl.models.adapter import guided as right
 
     monkeypatch.setattr(place, swapped)
-    assert found(model) == ["parity.guidance-swapped"]
+    assert found(model) == ["parity/guidance-swapped"]

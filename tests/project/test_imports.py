@@ -171,7 +171,7 @@ def test_every_import_is_allowed(module: str) -> None:
     assert not [f"line {edge.line}: {edge.target}: {wrong}" for edge, wrong in found if wrong]
 
 
-def test_the_rooms_are_these_nine_and_go_one_way() -> None:
+def test_the_rooms_are_these_ten_and_go_one_way() -> None:
     folders = {path.name for path in (ROOT / "flowrl").iterdir() if path.is_dir()}
     assert folders - {"__pycache__", "_data"} == set(BELOW)
     above: set[str] = set()

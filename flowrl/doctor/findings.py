@@ -123,7 +123,7 @@ CATALOGUE: dict[str, Advice] = {
     ),
     "std/draws": Advice(
         "draws do not have the std that they are scored with",
-        "mend the transition or what draws from it; or `plan.stretch` is meant, and this is known",
+        "mend the transition or what draws from it, unless the plan stretches noise on purpose",
     ),
     "logprob/std": Advice(
         "log-probs are not those of a Gaussian with the transition's mean and std",

@@ -143,8 +143,8 @@ class TransformersClip:
     ) -> None:
         from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-        options = {"expected": "a CLIPModel", "dtype": torch.float32}
-        model = load_network(CLIPModel, path, who=who, **options)
+        expected = "a CLIPModel"
+        model = load_network(CLIPModel, path, who=who, expected=expected, dtype=torch.float32)
         self.images = _load_part(CLIPImageProcessorPil, "an image processor", processor, who)
         self.tokens = _load_part(CLIPTokenizer, "a CLIP tokenizer", processor, who)
         self.length = int(model.config.text_config.max_position_embeddings)

@@ -10,6 +10,7 @@ import torch
 from adapterkit import ADAPTERS, PROMPTS, Folders, velocity, with_lora
 from modelkit import gradients, perturb
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.core.errors import ModelError
@@ -87,7 +88,8 @@ def test_attention_in_groups_is_torchs(sizes: tuple[int, int, int, int]) -> None
     batch, heads, n, m = sizes
     shapes = ((batch, heads, n, 8), (batch, heads, m, 8), (batch, heads, m, 8))
     qkv = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    ours, theirs = attend_in_groups(*qkv), torch.nn.functional.scaled_dot_product_attention(*qkv)
+    q, k, v = qkv
+    ours, theirs = attend_in_groups(q, k, v), scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(ours, theirs)
     weights = torch.randn_like(theirs)
     found = torch.autograd.grad((ours * weights).sum(), qkv)

@@ -101,8 +101,9 @@ class RunLogger:
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:
         """Show an image [3, H, W] in [0, 1] in TensorBoard, where it is on."""
-        if self._board is not None:
-            self._board.add_image(name, one.detach().float().cpu(), iteration)
+        with self._board_or_none():
+            if self._board is not None:
+                self._board.add_image(name, one.detach().float().cpu(), iteration)
 
     def say(self, text: str) -> None:
         """Print a line to stderr without breaking the progress bar; nothing when quiet."""
@@ -114,9 +115,10 @@ class RunLogger:
             # every line was flushed; what failed then was said then
             with contextlib.suppress(OSError):
                 file.close()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        with self._board_or_none():
+            if self._board is not None:
+                self._board.close()
+        self._board = None
         self._progress.close()
 
     def _open(self, resume: int | None) -> dict[str, IO[str]]:
@@ -151,11 +153,21 @@ class RunLogger:
             raise RunError(f"cannot write {self.folder / name}: {reason}") from error
 
     def _add_scalars(self, iteration: int, values: Mapping[str, Any]) -> None:
-        if self._board is None:
-            return
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._board.add_scalar(name, value, iteration)
+        with self._board_or_none():
+            for name, value in values.items() if self._board is not None else ():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, iteration)
+
+    @contextlib.contextmanager
+    def _board_or_none(self) -> Iterator[None]:
+        """Go on without TensorBoard where its events cannot be written, and say so: all that they
+        hold is in the other logs."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            reason = error.strerror or error
+            self.say(f"TensorBoard's events cannot be written: {reason}; the run goes on without")
 
     def _tensorboard(self, purge_step: int | None) -> Any:
         """Open the events; None, said once, where TensorBoard is not installed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import math
 import sys
@@ -16,6 +17,7 @@ import torch
 
 from flowrl.core.errors import RunError
 from flowrl.runs import log
+from flowrl.runs.folder import read_rows
 from flowrl.runs.log import RunLogger
 
 
@@ -180,3 +182,21 @@ def test_missing_tensorboard_is_said_once(
     for name in ("a", "b"):
         RunLogger(tmp_path / name).close()
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
+
+
+def test_events_that_cannot_be_written_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails under TensorBoard costs its events; metrics.jsonl has every iteration."""
+    pytest.importorskip("tensorboard")
+    with RunLogger(tmp_path, None, quiet=True) as mine:
+        mine.log(0, {"reward": 0.5}, images=1)
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(mine._board, "add_scalar", fail)
+        for iteration in (1, 2):
+            mine.log(iteration, {"reward": 0.5}, images=1)
+        assert mine._board is None
+    assert [row["iteration"] for row in read_rows(tmp_path, "metrics.jsonl")] == [0, 1, 2]

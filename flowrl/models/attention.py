@@ -127,12 +127,12 @@ class Routed:
             )
 
 
-class _BackEnd(TorchFunctionMode):
-    """Torch's attention by a back end of diffusers."""
+class _Attention(TorchFunctionMode):
+    """Computes torch's attention another way; nothing else is touched."""
 
-    def __init__(self, backend: AttentionBackendName) -> None:
-        super().__init__()
-        self.backend = backend
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Compute what scaled_dot_product_attention is asked for."""
+        raise NotImplementedError
 
     def __torch_function__(
         self,
@@ -143,27 +143,36 @@ class _BackEnd(TorchFunctionMode):
     ) -> Any:
         if function is not scaled_dot_product_attention:
             return function(*args, **(kwargs or {}))
-        q, k, v = (rows.transpose(1, 2) for rows in args)  # diffusers has heads after tokens
-        return dispatch_attention_fn(q, k, v, backend=self.backend, **(kwargs or {})).transpose(
-            1, 2
-        )
+        return self.attend(*args, **(kwargs or {}))
 
 
-class _InGroups(TorchFunctionMode):
-    """Torch's attention of short sequences by `attend_in_groups`."""
+class _BackEnd(_Attention):
+    """By a back end of diffusers."""
 
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Sequence[Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        ours = function is scaled_dot_product_attention and len(args) == 3
-        if not ours or any(kwargs.values()) or args[1].shape[-2] > SHORT:
-            return function(*args, **kwargs)
-        return attend_in_groups(*args)
+    def __init__(self, backend: AttentionBackendName) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Attend with heads after tokens, as diffusers has them."""
+        q, k, v = (rows.transpose(1, 2) for rows in (query, key, value))
+        return dispatch_attention_fn(q, k, v, backend=self.backend, **options).transpose(1, 2)
+
+
+def _given(option: Any) -> bool:
+    """Whether an option of attention asks for something: a mask, dropout, a scale, causality."""
+    return isinstance(option, Tensor) or bool(option)
+
+
+class _InGroups(_Attention):
+    """By `attend_in_groups`, where sequences are short and nothing is masked or dropped."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Attend as torch does where groups are no gain."""
+        plain = not any(_given(option) for option in options.values())
+        if plain and key.shape[-2] <= SHORT:
+            return attend_in_groups(query, key, value)
+        return scaled_dot_product_attention(query, key, value, **options)
 
 
 def attend_in_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

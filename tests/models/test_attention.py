@@ -113,3 +113,16 @@ def test_a_back_end_that_does_not_work_here_names_those_that_do(
 def test_names_are_diffusers_own() -> None:
     assert {"native", "flash", "xformers", "sage", "flex", "_flash_3", "_native_math"} <= set(LOCAL)
     assert {*NAMES} - {*LOCAL} == {name for name in NAMES if name.endswith(HUB)} != set()
+
+
+def test_a_mask_is_heeded_in_bfloat16_on_a_cpu(folders: Folders) -> None:
+    """UNets take masks: the last text token hidden by one, or by leaving it out, is the same."""
+    model = with_lora(folders, "sd15", dtype="bfloat16")
+    unet, x, time = model.network, torch.randn(1, 4, 8, 8).bfloat16(), torch.tensor([500.0])
+    text = torch.randn(1, 6, unet.config.cross_attention_dim).bfloat16()
+    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]]).bfloat16()
+    with torch.no_grad():
+        hidden = unet(x, time, text, encoder_attention_mask=mask).sample
+        without, whole = unet(x, time, text[:, :5]).sample, unet(x, time, text).sample
+    torch.testing.assert_close(hidden, without, rtol=0.02, atol=0.02)
+    assert not torch.allclose(hidden, whole, rtol=0.02, atol=0.02)

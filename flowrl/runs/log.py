@@ -153,10 +153,13 @@ class RunLogger:
             raise RunError(f"cannot write {self.folder / name}: {reason}") from error
 
     def _add_scalars(self, iteration: int, values: Mapping[str, Any]) -> None:
+        board = self._board
+        if board is None:
+            return
         with self._board_or_none():
-            for name, value in values.items() if self._board is not None else ():
+            for name, value in values.items():
                 if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, iteration)
+                    board.add_scalar(name, value, iteration)
 
     @contextlib.contextmanager
     def _board_or_none(self) -> Iterator[None]:

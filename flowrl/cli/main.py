@@ -21,6 +21,7 @@ from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
 from flowrl.cli.grid import grid
 from flowrl.cli.methods import methods
+from flowrl.cli.pairs import pairs
 from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
@@ -43,6 +44,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "compare": compare,
         "estimate": estimate,
         "bench": bench,
+        "pairs": pairs,
     },
     "Look at a model": {"eval": evaluate, "sample": sample, "grid": grid, "export": export},
     "Rewards": {"score": score, "serve-rewards": serve_rewards},

@@ -106,6 +106,8 @@ class Plan(NamedTuple):
     # int64  of steps without noise: 1 = Euler, 2 = DPM-Solver++ 2M; None: Euler
     solver: Tensor | None = None
     adams: Adams | None = None  # all steps by SA-Solver, whose noise is not trained
+    # nothing is sampled: the images are those that the prompts' records name, and this judges them
+    stored: Literal["labels", "rewards"] | None = None
 
 
 class Gaussian(NamedTuple):

@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch.nn.functional import avg_pool2d, interpolate
 
 from flowrl.core.noise_path import linear_grid, per_sample
 from flowrl.core.types import Cond
@@ -84,6 +84,10 @@ class LinearFlow(nn.Module):
     def decode(self, x0: Tensor) -> Tensor:
         """Map [B, C, h, w] in [-1, 1] to images [B, 3, 8h, 8w] in [0, 1]."""
         return decode(x0)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Map images [B, 3, 8h, 8w] in [0, 1] back to [B, C, h, w], for two or three channels."""
+        return avg_pool2d(images, PATCH)[:, : self.channels] * 2 - 1
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return (channels, height / 8, width / 8)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -18,12 +19,14 @@ from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
-from flowrl.core.types import Plan, RewardBatch, Rollout
+from flowrl.core.types import Plan, RewardBatch, Rollout, Tree
 from flowrl.evaluation.looks import LOOKS, looks_of
+from flowrl.evaluation.preference_pairs import labels_of
 from flowrl.evaluation.reward_metrics import finished_distances, prompt_entropy
 from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
+from flowrl.training.stored import stored_rollout
 
 Values = dict[str, Tensor]
 """What each reward said of the leaves: {name: [L]}."""
@@ -59,15 +62,19 @@ def collect(run: Setup, rows: list[int], places: range | None = None) -> Collect
     rollouts, answers, images = [], [], ImageBuffer(len(places))
     try:
         for turn in turns:
-            ro = _sample_turn(run, rows, turn)
+            ro, levels = _sample_turn(run, rows, turn)
             with run.phase("decode"):
-                place = images.decode(run, ro, rows, first=turn.start - places.start)
+                at = turn.start - places.start
+                if levels is None:
+                    place = images.decode(run, ro, rows, first=at)
+                else:
+                    place = images.keep(ro, levels, first=at)
             batch = reward_batch(run, ro, images.of(place), rows)
             rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
             same = distinct_leaves(ro)[1]
             there = pool if t.overlap and len(turns) > 1 else None
             answers.append(_score(run, batch, same, there))
-            del ro, batch
+            del ro, levels, batch
         with run.phase("reward"):
             values = [answer.result() for answer in answers]
     finally:  # after Ctrl-C nobody waits for a reward that hangs
@@ -80,6 +87,8 @@ def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
     iteration, with the weights that sample: the current ones, or a copy that follows them."""
     c = run.config
     plan = run.method.plan(run.iteration)
+    if plan.stored is not None:
+        return _stored(run, rows, first)[0]
     places = range(first, first + len(rows))
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
     with policy:
@@ -139,6 +148,8 @@ def give_credit(
     credit = run.method.credit
     if "log_prob" in needs_of(credit):
         credit = partial(credit, log_prob=whole.log_prob)
+    if run.method.plan(run.iteration).stored == "labels":
+        credit = _by_label(credit, labels_of(batch.meta, batch.group))
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, whole.tree, credit, distance=apart
     )
@@ -149,9 +160,36 @@ def give_credit(
     return advantage, metrics | learned
 
 
-def _sample_turn(run: Setup, rows: list[int], turn: range) -> Rollout:
+def _by_label(credit: Callable[..., Tensor], labels: Tensor) -> Callable[..., Tensor]:
+    """Let a credit see labels [L] in place of the rewards."""
+
+    def judged(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
+        return credit(labels.to(reward), leaf, tree)
+
+    return judged
+
+
+def _sample_turn(run: Setup, rows: list[int], turn: range) -> tuple[Rollout, Tensor | None]:
+    """Sample a turn -> its rollout, and the images [l, 3, H, W] where these are there already."""
+    mine = [rows[place] for place in turn]
     with run.phase("rollout"):
-        return sample(run, [rows[place] for place in turn], first=turn.start)
+        if run.method.plan(run.iteration).stored is not None:
+            return _stored(run, mine, turn.start)
+        return sample(run, mine, first=turn.start), None
+
+
+def _stored(run: Setup, rows: list[int], first: int) -> tuple[Rollout, Tensor]:
+    """Read the stored images of training prompts `rows`."""
+    c = run.config
+    return stored_rollout(
+        run.model,
+        run.train_set,
+        rows,
+        sigmas=sigma_grid(run, run.method.plan(run.iteration)),
+        size=(c.image.height, c.image.width),
+        first=first,
+        micro_batch=c.train.rollout_batch,
+    )
 
 
 def _score(

@@ -44,6 +44,14 @@ class ImageBuffer:
             del levels
         return place
 
+    def keep(self, ro: Rollout, levels: Tensor, *, first: int) -> Tensor:
+        """Keep images [l, 3, H, W] that are there already, in the order of a part's leaves -> their
+        places [l]."""
+        place = leaf_places(ro, first=first, prompts=self.prompts)
+        room = self._room(levels, len(place) // len(ro.group_ids))
+        room[place] = levels
+        return place
+
     def of(self, place: Tensor) -> Tensor:
         """Return the images at places [l] of those that were decoded."""
         if self.levels is None:

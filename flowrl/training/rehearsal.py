@@ -26,6 +26,7 @@ from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.rehearse_loss import rehearse_loss
+from flowrl.training.stored import check_stored
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -111,6 +112,7 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
             f"train.same_noise: likelihood {config.likelihood.fn} trains the initial noise, and "
             "images that start from one have none to compare; set it to false"
         )
+    check_stored(plan, group=config.train.group, trains=method.likelihood.trains)
     work = _count(config, plan)
     # one prompt, latents of one number
     model: FlowModel = _MotionlessModel()  # type: ignore[assignment]

@@ -16,12 +16,14 @@ from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
 from flowrl.core.types import EncodesAhead, ExtendsModel, FlowModel
+from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
+from flowrl.training.stored import check_encodes
 from flowrl.training.weights import Weights
 
 
@@ -60,6 +62,9 @@ class Setup:
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
+        plan = self.method.plan(0)
+        if plan.stored is not None:
+            check_pairs(self.train_set)
         # rewards
         self.reward_set = RewardSet(config, self.train_set.records)
         self.rewards = self.reward_set.rewards
@@ -71,6 +76,7 @@ class Setup:
         # model and what is trained of it
         bare = config.call("model")() if model is None else model
         self.model = extended(bare, self.method, config)
+        check_encodes(self.model, plan)
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)

@@ -124,7 +124,8 @@ def test_every_config_can_be_trained(forecast: tuple[str, RehearsedIteration]) -
     counts."""
     name, found = forecast
     assert 0 < found.decisions <= found.work.decisions and found.states >= found.work.updates, name
-    assert found.calls > found.work.nfe > 0
+    # stored images take no velocity
+    assert found.calls > found.work.nfe >= 0 and (found.work.nfe > 0) == ("offline" not in name)
 
 
 @pytest.mark.parametrize("name", list_configs())
@@ -257,7 +258,7 @@ def test_the_window_of_mix_grpo() -> None:
     )
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "offline" not in name])
 def test_one_iteration_of_each_on_a_toy(name: str, tmp_path: Path) -> None:
     """The whole loop with the published plan, credit and loss, on a linear model with one prompt.
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs
 from flowrl.core.types import FlowModel
+from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
+from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
-CONFIGS = [
-    name for name in list_configs() if name.startswith("shapes/") and name != "shapes/adv_grpo"
-]
+# those have tests of their own: a reward that learns, and images that are there already
+APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline")
+CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 SMALL = [
     "train.prompts=2",
     "train.ema=0",
@@ -65,6 +68,16 @@ def test_the_ratio_is_one_and_the_cost_is_what_is_counted(base: FlowModel, name:
         return
     assert work.nfe < metrics["nfe"] <= work.nfe + calls * work.states
     assert (metrics["nfe"] - work.nfe) % calls == 0
+
+
+def test_images_become_latents_and_come_back(base: FlowModel) -> None:
+    """For stored images. RMS error of pixels measured 0.026 on drawn images; a constant image has
+    about 0.2, and latents that were scaled wrongly do not come back at all."""
+    records = [*all_records().values()][0][:4]
+    images = render(scenes_for(records, np.random.default_rng(0)))
+    latents = base.latents(images)  # type: ignore[attr-defined]
+    assert 0.5 < float(latents.std()) < 1.5
+    assert float((base.decode(latents) - images).square().mean().sqrt()) < 0.06
 
 
 def test_the_same_seed_gives_the_same_bits(base: FlowModel) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-Weight = Literal["one", "sigma", "sigma2", "huber", "ghuber", "snr", "size"]
+Weight = Literal["one", "sigma", "sigma2", "huber", "ghuber", "snr", "size", "epsilon"]
 
 
 def weighted(error: Tensor, sigma: Tensor, weight: Weight, power: float = 0.25) -> Tensor:
@@ -16,6 +16,8 @@ def weighted(error: Tensor, sigma: Tensor, weight: Weight, power: float = 0.25) 
     tiny = 1e-10
     if weight == "snr":
         return (1 - sigma) / (sigma + 1e-3) * error
+    if weight == "epsilon":
+        return (1 - sigma) ** 2 * error
     if weight == "huber":
         return sigma * ((error + tiny).sqrt() - tiny**0.5)
     if weight == "ghuber":

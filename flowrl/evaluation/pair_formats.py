@@ -1,0 +1,209 @@
+"""Turn preference data of the usual formats into a list of pairs that flowrl trains on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.files import write_text
+from flowrl.core.prompts import Record, load_prompts
+from flowrl.evaluation.image_files import ENDINGS
+from flowrl.evaluation.preference_pairs import IMAGES, LABEL, Pair, check_images, check_pairs
+
+PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0")
+LIST = "pairs.jsonl"
+_MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
+
+
+class Found(NamedTuple):
+    """A pair as a source has it. Images are files, or the bytes of one."""
+
+    prompt: str
+    images: tuple[Path | bytes, Path | bytes]
+    label: float
+    where: str
+
+
+class Converted(NamedTuple):
+    """What became of a source."""
+
+    file: Path
+    kept: int
+    ties: int
+    dropped: list[str]  # why each bad pair was left out
+
+
+def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
+    """Write the pairs of a source into ``out/pairs.jsonl``, images beside it -> what was done.
+
+    Sources: a parquet file or a folder of them in Pick-a-Pic's columns; a JSON or JSONL file in
+    HPD's keys (``image_path`` and ``human_preference``, or ``path1`` preferred to ``path2``) or in
+    flowrl's; a folder with ``better/``, ``worse/`` and a text file of each name. Ties are left out.
+    A pair that cannot be learnt from (see `check_pairs`) is an error, or left out with `drop`.
+
+    Raises: DataError naming the pair; ConfigError for a format that is not known, or parquet
+    without pyarrow.
+    """
+    (out / "images").mkdir(parents=True, exist_ok=True)
+    records: list[Record] = []
+    bad, ties = [], 0
+    better: dict[tuple[str, frozenset[str]], str] = {}
+    for pair in _pairs_of(source):
+        if pair.label == 0.5:
+            ties += 1
+            continue
+        try:
+            records.append(_kept(pair, out, better))
+        except DataError as error:
+            if not drop:
+                raise DataError(f"{error}. Or leave such pairs out with --drop") from error
+            bad.append(str(error))
+    if not records:
+        raise DataError(f"{source}: no pair is left ({ties} ties, {len(bad)} that cannot be used)")
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    write_text(out / LIST, "".join(lines))
+    if not bad:
+        check_pairs(load_prompts(out / LIST))
+    return Converted(out / LIST, len(records), ties, bad)
+
+
+def _kept(pair: Found, out: Path, better: dict[tuple[str, frozenset[str]], str]) -> Record:
+    """Copy the images of a pair under names made of their contents -> its record. Raises DataError
+    for what cannot be learnt."""
+    if not pair.prompt.strip():
+        raise DataError(f"{pair.where}: the prompt is empty")
+    names = [_stored(image, out, pair.where) for image in pair.images]
+    check_images(Pair((out / names[0], out / names[1]), pair.label), pair.where)
+    key, preferred = (pair.prompt, frozenset(names)), names[int(pair.label == 0)]
+    if better.setdefault(key, preferred) != preferred:
+        raise DataError(f"{pair.where}: the same pair was labelled the other way round before")
+    return {"prompt": pair.prompt, **dict(zip(IMAGES, names, strict=True)), LABEL: pair.label}
+
+
+def _stored(image: Path | bytes, out: Path, where: str) -> str:
+    """Copy an image -> its path as seen from the list."""
+    if isinstance(image, Path):
+        if not image.is_file():
+            raise DataError(f"{where}: there is no image {image}")
+        image = image.read_bytes()
+    ending = next((end for magic, end in _MAGIC.items() if image.startswith(magic)), None)
+    if ending is None:
+        raise DataError(f"{where}: expected a PNG, JPEG or WebP image, got {image[:8]!r} ...")
+    name = f"images/{hashlib.blake2b(image, digest_size=12).hexdigest()}{ending}"
+    if not (out / name).exists():
+        (out / name).write_bytes(image)
+    return name
+
+
+def _pairs_of(source: Path) -> Iterator[Found]:
+    """Read a source in whichever format it is."""
+    if not source.exists():
+        raise ConfigError(f"{source}: there is no such file or folder")
+    if source.suffix == ".parquet" or any(source.glob("*.parquet")):
+        files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+        for file in files:
+            yield from _parquet(file)
+    elif source.is_dir():
+        yield from _folder(source)
+    else:
+        for number, item in enumerate(_items(source), 1):
+            yield _json_pair(item, f"{source}, entry {number}", source.parent)
+
+
+def _items(source: Path) -> list[Any]:
+    if source.suffix not in (".json", ".jsonl"):
+        raise ConfigError(
+            f"{source}: expected preference data as .parquet, .json, .jsonl or a folder, got "
+            f"{source.suffix or 'no ending'!r}"
+        )
+    text = source.read_text(encoding="utf-8")
+    try:
+        if source.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        items = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{source}: expected JSON, got a fault in it: {error}") from error
+    if not isinstance(items, list):
+        raise DataError(f"{source}: expected a list of pairs, got {type(items).__name__}")
+    return items
+
+
+def _json_pair(item: Any, where: str, folder: Path) -> Found:
+    """Read an entry with HPD's keys, or with flowrl's."""
+    try:
+        prompt = str(item["prompt"])
+        if "human_preference" in item:  # HPDv2: [1, 0] prefers the first
+            first, second = item["image_path"]
+            liked = [float(value) for value in item["human_preference"]]
+            label = 0.5 if liked[0] == liked[1] else float(liked[0] > liked[1])
+        elif "path1" in item:  # HPDv3: the first is preferred
+            first, second, label = item["path1"], item["path2"], 1.0
+        else:
+            first, second, label = item[IMAGES[0]], item[IMAGES[1]], float(item[LABEL])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: expected prompt, image_path and human_preference of two images (HPDv2), "
+            f"prompt, path1 and path2 (HPDv3), or prompt, {', '.join(IMAGES)} and {LABEL}; "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return Found(prompt, (folder / str(first), folder / str(second)), label, where)
+
+
+def _folder(source: Path) -> Iterator[Found]:
+    """Read ``better/NAME.png``, ``worse/NAME.png`` and ``NAME.txt``."""
+    better = {file.stem: file for file in sorted((source / "better").glob("*")) if _image(file)}
+    worse = {file.stem: file for file in sorted((source / "worse").glob("*")) if _image(file)}
+    if not better and not worse:
+        raise ConfigError(
+            f"{source}: expected a folder with better/, worse/ and NAME.txt, or *.parquet in it"
+        )
+    for name in sorted({*better, *worse}):
+        text = source / f"{name}.txt"
+        missing = [
+            str(source / side / name)
+            for side, names in (("better", better), ("worse", worse))
+            if name not in names
+        ]
+        missing += [] if text.is_file() else [str(text)]
+        if missing:
+            raise DataError(f"{source}: of the pair {name!r} there is no {', '.join(missing)}")
+        prompt = text.read_text(encoding="utf-8").strip()
+        yield Found(prompt, (better[name], worse[name]), 1.0, f"{source}, {name}")
+
+
+def _image(file: Path) -> bool:
+    return file.suffix.lower() in ENDINGS
+
+
+def _parquet(file: Path) -> Iterator[Found]:
+    """Read Pick-a-Pic's columns, a few rows at a time."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError(f"{file}: parquet is read by pyarrow: pip install pyarrow") from error
+    table = parquet.ParquetFile(file)
+    lacks = [name for name in PICK_A_PIC if name not in table.schema_arrow.names]
+    if lacks:
+        raise DataError(
+            f"{file}: expected Pick-a-Pic's columns {', '.join(PICK_A_PIC)}, it lacks "
+            f"{', '.join(lacks)}"
+        )
+    number = 0
+    for batch in table.iter_batches(batch_size=64, columns=list(PICK_A_PIC)):
+        for row in batch.to_pylist():
+            number += 1
+            where = f"{file}, row {number}"
+            images = tuple(row[name] for name in PICK_A_PIC[1:3])
+            if not all(isinstance(image, bytes) for image in images):
+                raise DataError(f"{where}: expected the bytes of two JPEG files in jpg_0 and jpg_1")
+            yield Found(str(row["caption"]), images, _tie_or(row["label_0"], where), where)
+
+
+def _tie_or(label: Any, where: str) -> float:
+    if label not in (0, 0.5, 1):
+        raise DataError(f"{where}: expected label_0 0, 0.5 or 1, got {label!r}")
+    return float(label)

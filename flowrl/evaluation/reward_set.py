@@ -3,7 +3,7 @@ where they learn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
-from flowrl.core.errors import CheckpointError, RewardError
+from flowrl.core.errors import CheckpointError, ConfigError, RewardError
 from flowrl.core.types import (
     Credit,
     LearnedReward,
@@ -43,6 +43,20 @@ class StatefulAggregator(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
+@runtime_checkable
+class RememberingCredit(Protocol):
+    """A credit that compares images with those of earlier iterations; calling it changes
+    nothing."""
+
+    def start(self, prompts: list[str]) -> None: ...  # those of the training list
+
+    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
 class RewardSet:
     """All rewards of a config with their transforms, the aggregator, and what they keep between
     iterations.
@@ -51,7 +65,10 @@ class RewardSet:
     name is an error before the first image is made.
     """
 
-    def __init__(self, config: Config, records: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, config: Config, records: list[dict[str, Any]], credit: Credit | Any = None
+    ) -> None:
+        """credit: the method's; one that remembers prompts is kept along."""
         # the functions that the config names
         self.rewards = rewards_of(config.rewards)
         self.transforms: dict[str, list[Transform]] = {}
@@ -59,6 +76,9 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
+        self.credit = credit if isinstance(credit, RememberingCredit) else None
+        if self.credit is not None:
+            self.credit.start([record["prompt"] for record in records])
         # a rehearsal
         self._rehearse(records)
 
@@ -117,6 +137,8 @@ class RewardSet:
         """Let the aggregator and the rewards that are trained along take their step -> metrics."""
         if isinstance(self.aggregate, StatefulAggregator):
             self.aggregate.update(self._scores(values, batch, leaf, tree))
+        if self.credit is not None:
+            self._remember(self.credit, self._scores(values, batch, leaf, tree), batch.prompts)
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():
             with as_one_message(f"the update of reward {name!r}", RewardError):
@@ -126,7 +148,8 @@ class RewardSet:
 
     def has_state(self) -> bool:
         """Say whether `update` changes anything."""
-        return bool(self.learned_rewards()) or isinstance(self.aggregate, StatefulAggregator)
+        kept = self.credit is not None or isinstance(self.aggregate, StatefulAggregator)
+        return kept or bool(self.learned_rewards())
 
     def trains_policy(self, iteration: int) -> bool:
         """Say whether the policy is updated in this iteration; a reward may first learn alone."""
@@ -143,6 +166,8 @@ class RewardSet:
         files = {f"reward-{n}": reward.state_dict() for n, reward in self.learned_rewards().items()}
         if isinstance(self.aggregate, StatefulAggregator):
             files["aggregate"] = self.aggregate.state_dict()
+        if self.credit is not None:
+            files["credit"] = self.credit.state_dict()
         return files
 
     def load_state_dict(self, files: Mapping[str, dict[str, Tensor]], where: Any) -> None:
@@ -156,6 +181,17 @@ class RewardSet:
             reward.load_state_dict(files[f"reward-{name}"])
         if isinstance(self.aggregate, StatefulAggregator):
             self.aggregate.load_state_dict(files["aggregate"])
+        if self.credit is not None:
+            self.credit.load_state_dict(files["credit"])
+
+    def _remember(self, credit: RememberingCredit, scores: Scores, prompts: list[str]) -> None:
+        """Show a credit what the aggregator makes of an iteration's rewards."""
+
+        def seen(reward: Tensor) -> Tensor:
+            credit.update(reward, scores.leaf, scores.tree, prompts=prompts)
+            return torch.zeros(len(scores.tree.parent), device=reward.device)
+
+        self.aggregate(scores, seen)
 
     def _scores(
         self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree
@@ -186,4 +222,15 @@ class RewardSet:
         tree = Tree(torch.full((size,), -1), torch.zeros_like(place), torch.zeros(size), group)
         batch = RewardBatch(torch.zeros(size, 3, 1, 1), [""] * size, group, meta, torch.zeros(size))
         values = {name: (place * 2 // size).float() for name in self.rewards}
-        self.aggregate(self._scores(values, batch, place, tree), lambda reward: reward)
+        asked: list[Tensor] = []
+
+        def count(reward: Tensor) -> Tensor:
+            asked.append(reward)
+            return reward
+
+        self.aggregate(self._scores(values, batch, place, tree), count)
+        if self.credit is not None and len(asked) > 1:
+            raise ConfigError(
+                f"credit: {type(self.credit).__name__} remembers one reward of each prompt, but "
+                "the aggregate asks about each reward by itself; take aggregate weighted_sum"
+            )

@@ -148,6 +148,8 @@ def give_credit(
     credit = run.method.credit
     if "log_prob" in needs_of(credit):
         credit = partial(credit, log_prob=whole.log_prob)
+    if "prompts" in needs_of(credit):
+        credit = partial(credit, prompts=batch.prompts)
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))
     advantage, metrics = run.reward_set.advantages(

@@ -96,7 +96,7 @@ def method_of(config: Config) -> Method:
     return Method(
         plan=config.call("plan"),
         transition=config.call("transition"),
-        credit=config.call("credit"),
+        credit=config.credit.make(),
         likelihood=likelihood,
         loss=config.call("loss"),
         kl=config.call("kl") if config.kl_beta else None,

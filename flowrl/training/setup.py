@@ -66,7 +66,7 @@ class Setup:
         if plan.stored is not None:
             check_pairs(self.train_set)
         # rewards
-        self.reward_set = RewardSet(config, self.train_set.records)
+        self.reward_set = RewardSet(config, self.train_set.records, self.method.credit)
         self.rewards = self.reward_set.rewards
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)

@@ -107,7 +107,7 @@ class Trainer(Setup):
         current, optimizer = files.pop("current"), files.pop("optimizer")
         rewards = {}
         for name in [*files]:
-            if name.startswith("reward-") or name == "aggregate":
+            if name.startswith("reward-") or name in ("aggregate", "credit"):
                 rewards[name] = files.pop(name)
         # the weights in use, the rewards, the copies of the weights
         put_weights(self.params, current, folder)

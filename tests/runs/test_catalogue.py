@@ -20,7 +20,7 @@ BASELINES = ("rwr", "best_of_n")
 WITHOUT_FLUX = ("diffusion_nft", "awm", "dgpo", "crd", "pepg", "diffusion_dpo")
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
 # no published setting of a public model, or none that shipped rewards can run
-WITHOUT_PUBLIC = {"adv_grpo", "flow_dppo", "draft", "align_prop", "refl", *BASELINES}
+WITHOUT_PUBLIC = {"ddpo", "adv_grpo", "flow_dppo", "draft", "align_prop", "refl", *BASELINES}
 ENTRY = """
 - slug: new
   name: New

@@ -50,7 +50,9 @@ class RememberingCredit(Protocol):
 
     def start(self, prompts: list[str]) -> None: ...  # those of the training list
 
-    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None: ...
+    def update(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]
+    ) -> None: ...
 
     def state_dict(self) -> dict[str, Tensor]: ...
 

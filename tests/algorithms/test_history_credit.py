@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from toykit import toy
 from torch import Tensor
+from toykit import toy
 
 from flowrl.algorithms.credit.history import history_norm
 from flowrl.core.errors import CheckpointError, ConfigError

@@ -41,7 +41,9 @@ class history_norm(PromptMemory):  # noqa: N801 - configs name credits in lower 
         super().__init__({"rewards": buffer})
         self.buffer, self.least, self.eps = buffer, least, eps
 
-    def __call__(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()) -> Tensor:
+    def __call__(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
+    ) -> Tensor:
         """Normalise each reward; prompts [L]: the text of each leaf."""
         value, place = reward.double(), self.places(prompts).to(reward.device)
         scored = ~value.isnan()

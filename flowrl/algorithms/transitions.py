@@ -80,6 +80,29 @@ def dance_sde(
     return euler_maruyama(x, v, sigma, sigma_next, noise_scale.expand_as(sigma))
 
 
+def linear_sde(
+    x: Tensor,
+    v: Tensor,
+    sigma: Tensor,
+    sigma_next: Tensor,
+    noise_scale: Tensor,
+    *,
+    least: float = 0.0,
+) -> Gaussian:
+    """Take Flash-GRPO's step: Euler-Maruyama with ``g = least + (noise_scale - least) sigma``
+    (2605.15980 and its code); noise_scale [B] is there the second sigma of the grid, least 0."""
+    return euler_maruyama(x, v, sigma, sigma_next, least + (noise_scale - least) * sigma)
+
+
+def stepwise_sde(
+    x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, noise_scale: Tensor
+) -> Gaussian:
+    """Take Stepwise-Flow-GRPO's step: part of the predicted noise is fresh, ``std = noise_scale
+    sigma_next sqrt(1 - sigma)`` (2603.28718). A step from pure noise, sigma 1, has none."""
+    std = noise_scale * sigma_next * (1 - sigma).sqrt()
+    return coefficient_preserving(x, v, sigma, sigma_next, std)
+
+
 def cps(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, noise_scale: Tensor) -> Gaussian:
     """Take Flow-CPS' step: ``std = sigma_next sin(noise_scale pi / 2)``, noise_scale [B] in [0, 1];
     the last step has no noise.

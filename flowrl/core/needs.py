@@ -16,8 +16,8 @@ rest is made only for functions that ask for it by name:
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ==================  ==============================================================================
 
-A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], or ``prompts``, the text
-of each leaf [L], as a keyword.
+A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], or ``prompts``, the
+text of each leaf [L], as a keyword.
 """
 
 from __future__ import annotations

@@ -261,6 +261,7 @@ class SelectInput(NamedTuple):
     segment: Tensor | None
     iteration: int
     generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
+    transition: Transition | None = None  # the run's, as it sampled
 
 
 Credit = Callable[[Tensor], Tensor]

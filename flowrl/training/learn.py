@@ -89,7 +89,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
     # how much each node counts
     factor = torch.ones_like(advantage)
     rng = generator(run.config.seed, "select", run.iteration)
-    data = SelectInput(ro, advantage, segment, run.iteration, rng)
+    data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
     for select in method.select:
         factor = factor * select(data).to(factor)
     nodes = trained_nodes(ro, method.likelihood.trains)

@@ -190,7 +190,7 @@ def _chosen(
     """Return the nodes that are trained. Raises ConfigError if a selection leaves none."""
     # the selections that bear a rehearsal
     rng = generator(config.seed, "select", iteration)
-    data = SelectInput(made, advantage, segment, iteration, rng)
+    data = SelectInput(made, advantage, segment, iteration, rng, method.transition)
     kept = torch.ones_like(advantage)
     for call, select in zip(config.select, method.select, strict=True):
         if _ours(call):

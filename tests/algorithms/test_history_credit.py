@@ -1,4 +1,4 @@
-"""Credits that remember a prompt's earlier images: the reference's numbers, and what a run keeps."""
+"""Credits that remember a prompt's earlier images: the reference's numbers, what a run keeps."""
 
 from __future__ import annotations
 

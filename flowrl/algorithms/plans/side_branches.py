@@ -72,25 +72,34 @@ def comb(
     size: int,
     preview: Literal["full", "x0"] = "full",
     baseline: bool = False,
+    preview_steps: int = 0,
+    first: int = 0,
 ) -> Plan:
-    """Put noise on the first `size` steps and reward a preview after each of these draws, but the
-    last.
+    """Put noise on `size` steps from `first` on and reward a preview after each of these draws, but
+    the last.
 
     preview "full": the sample is finished without noise (TP-GRPO, 2602.06422). "x0": one Euler jump
     to sigma 0, at no network call of its own (VGPO, 2512.12387). The last draw's preview would be
     the sample itself, which is a leaf. `baseline` adds the image of the initial noise without any
-    draw; it starts from the very same noise.
+    draw; it starts from the very same noise. `preview_steps` above 0 finishes a full preview in so
+    many steps, spread evenly over those that are left (Stepwise-Flow-GRPO, 2603.28718: 5).
 
     Images per initial noise: `size`, and 1 with a baseline.
 
-    Raises: ConfigError unless 1 <= size <= steps and noise_scale > 0.
+    Raises: ConfigError unless 1 <= size <= steps - first and noise_scale > 0.
     """
     check(steps, noise_scale)
-    if not 1 <= size <= steps or noise_scale == 0:
+    if first < 0 or not 1 <= size <= steps - first or noise_scale == 0:
         raise ConfigError(
-            f"plan comb: needs 1 <= size <= steps={steps} and noise_scale > 0, got size={size}, "
-            f"noise_scale={noise_scale}"
+            f"plan comb: needs 1 <= size <= steps={steps} - first={first} and noise_scale > 0, got "
+            f"size={size}, noise_scale={noise_scale}"
         )
-    plan = chain(steps, noise_scale, range(size))
-    tail = torch.where(torch.arange(steps) < size - 1, 1 if preview == "x0" else steps, 0)
+    last = first + size - 1
+    plan = chain(steps, noise_scale, range(first, last + 1))
+    if preview_steps < 0 or (preview_steps and preview == "x0"):
+        raise ConfigError(
+            f"plan comb: preview_steps={preview_steps} belongs to preview full, and is at least 0"
+        )
+    long = 1 if preview == "x0" else preview_steps or steps
+    tail = torch.where((plan.noise > 0) & (torch.arange(steps) < last), long, 0)
     return plan._replace(tail=tail, baseline=baseline)

@@ -24,3 +24,16 @@ def ramp(steps: int, *, slope: float, limit: float, wait: int = 0, start: float 
             f"{slope=}, {wait=}, {start=}, {limit=}"
         )
     return min(start + slope * (steps - wait), limit) if steps > wait else 0.0
+
+
+def reset(steps: int, *, every: int) -> float:
+    """Return 0 at each `every`-th optimizer step, else 1: the copy stays, and is then refreshed.
+
+    GARDO (2512.24138): the reference is refreshed every 15 epochs. **Differs:** its code does so
+    too when the logged KL passes a limit.
+
+    Raises: ConfigError for every < 1.
+    """
+    if every < 1:
+        raise ConfigError(f"decay reset: expected every >= 1, got {every}")
+    return 0.0 if steps % every == 0 else 1.0

@@ -33,6 +33,34 @@ def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") ->
     return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)
 
 
+@needs("slow", "zero_advantage")
+def transition_kl_slow(data: LossInput) -> Tensor:
+    """Penalise the distance of the transition means to those of the slow copy, ``mean((mean -
+    slow_mean)^2) / (2 std^2)`` [B]: `transition_kl` with another reference.
+
+    GARDO (2512.24138), with `slow: {fn: reset, every: 15}` and aggregate `gardo`: weight 0.04
+    (OCR), 0.07 (GenEval), 0.01 (FLUX). **Differs:** those belong to its code's KL, which leaves the
+    step size out of the variance.
+    """
+    gap = (data.now.mean - data.under["slow"].mean.detach()).square().flatten(1).mean(1)
+    return gap / (2 * data.now.std.square())
+
+
+@needs("ref", "zero_advantage")
+def early_mean_gap(data: LossInput, *, steps: int) -> Tensor:
+    """Penalise the distance of the transition means to those of the base weights at the first
+    `steps` denoising steps, ``mean((mean - ref_mean)^2)`` [B], and nothing after.
+
+    DiverseGRPO (2512.21514). Reconstruction: how many steps, and its weight, were not found.
+
+    Raises: ConfigError for steps < 1.
+    """
+    if steps < 1:
+        raise ConfigError(f"early_mean_gap: expected steps >= 1, got {steps}")
+    gap = (data.now.mean - data.under["ref"].mean.detach()).square().flatten(1).mean(1)
+    return gap * (data.batch.step < steps)
+
+
 @needs("ref", "zero_advantage")
 def velocity_kl(data: LossInput) -> Tensor:
     """Penalise the distance of the velocity to that of the base weights, ``mean((v - v_ref)^2)``

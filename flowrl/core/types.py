@@ -250,6 +250,7 @@ class Mixed(NamedTuple):
     # {name: [L]}  what each reward brought to it, for the shares in the log
     parts: dict[str, Tensor]
     metrics: dict[str, float]
+    gate: Tensor | None = None  # [V] float32  factor of the penalty `kl`; None = 1
 
 
 class SelectInput(NamedTuple):

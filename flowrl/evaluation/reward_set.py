@@ -78,6 +78,7 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
+        self.gate: Tensor | None = None  # [V]  of the last advantages: factor of the penalty
         self.credit = credit if isinstance(credit, RememberingCredit) else None
         if self.credit is not None:
             self.credit.start([record["prompt"] for record in records])
@@ -124,6 +125,7 @@ class RewardSet:
         # transforms, credit and aggregator
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
+        self.gate = mixed.gate
         # figures of the raw rewards, and the aggregator's own
         kind = leaf_kinds(tree, leaf)
         if distance is None:

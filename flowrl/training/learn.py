@@ -98,7 +98,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
             f"iteration {run.iteration}: `select` left none of {len(nodes)} {_name(run)} to train"
         )
     best = best_below(ro, advantage) if "best" in method.needs else None
-    return NodeTable(advantage, factor, segment, best)
+    return NodeTable(advantage, factor, segment, best, run.reward_set.gate)
 
 
 def backward(
@@ -121,6 +121,8 @@ def backward(
         loss = loss * local.table.factor[batch.node]
     if method.kl is not None:
         penalty = method.kl(data)
+        if local.table.gate is not None:
+            penalty = penalty * local.table.gate[batch.node]
         loss = loss + method.kl_beta * controls.kl_factor(run.memory) * penalty
         metrics = {**metrics, "kl": penalty.detach()}
     # rows of one node share its part of the sum

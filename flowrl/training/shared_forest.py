@@ -51,6 +51,7 @@ class NodeTable(NamedTuple):
     factor: Tensor  # float32  of the node's loss; 0 = not trained
     segment: Tensor | None  # int64  nodes with one id move as one action
     best: Tensor | None  # int64  the best leaf below, where the loss needs it
+    gate: Tensor | None = None  # float32  factor of the penalty; None = 1
 
     def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
         """Pick what is about this process' nodes; `best` is numbered as in its own rollout."""
@@ -60,7 +61,8 @@ class NodeTable(NamedTuple):
         if best is not None:
             best = forest.numbered(forest.own(best, like).cpu(), like)
         advantage, factor = forest.own(self.advantage, like), forest.own(self.factor, like)
-        return NodeTable(advantage, factor, segment, best)
+        gate = None if self.gate is None else forest.own(self.gate, like)
+        return NodeTable(advantage, factor, segment, best, gate)
 
 
 ON_HOST = ("log_prob", "noise_scale", "leaf", "sigmas", "group_ids", "twin", "block", "change")

@@ -17,7 +17,16 @@ from flowrl.runs.catalogue import AXES, MEANING, describe, load_methods, parse_m
 METHODS = load_methods()
 BY_SLUG = {method.slug: method for method in METHODS}
 BASELINES = ("rwr", "best_of_n")
-WITHOUT_FLUX = ("diffusion_nft", "awm", "dgpo", "crd", "pepg", "diffusion_dpo", "dense_grpo")
+WITHOUT_FLUX = (
+    "diffusion_nft",
+    "awm",
+    "dgpo",
+    "crd",
+    "pepg",
+    "diffusion_dpo",
+    "dense_grpo",
+    "gardo",
+)
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
 # no published setting of a public model, or none that shipped rewards can run
 WITHOUT_PUBLIC = {
@@ -63,6 +72,7 @@ def test_status_and_papers() -> None:
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"}
+    known |= {"diverse_grpo"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

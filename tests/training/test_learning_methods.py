@@ -20,6 +20,8 @@ APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline")
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 # a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
 TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}
+# rewards that a method asks for by name
+TOY_SCALE["shapes/gardo"] = ["rewards.novelty={fn: toykit.warmth, weight: 0}"]
 SETTING = [
     "model={fn: toykit.linear, channels: 2}",
     "image.height=8",

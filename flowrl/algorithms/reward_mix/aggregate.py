@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
 
@@ -176,6 +177,91 @@ class constrained:  # noqa: N801 - configs name functions in lower case
 
     def _slack(self, scores: Scores, name: str) -> float:
         return scores.values[name].nanmean().item() - self.at_least[name]
+
+
+class gardo:  # noqa: N801 - configs name functions in lower case
+    """Pay good images more the less they look like the others of their prompt, and keep near the
+    reference only where the reward is doubted.
+
+    ``a n / mean(n)`` for images of advantage a >= 0, a for the others; n is the reward `novelty`,
+    usually of weight 0, its mean that of the prompt's images; where all images are
+    alike, n counts nothing. The penalty `kl` counts for images alone that rank
+    better by the sum of the rewards than by the mean of the `doubted_by` rewards, and of these
+    for the share with the largest gap. The share follows the mean gap, between `least` and `most`.
+
+    Source: GARDO (2512.24138) and its code, with credit `mean_centred` and a reference that is
+    refreshed: `slow: {fn: reset, every: 15}`, `kl: {fn: transition_kl_slow}`. **Differs:** the sign
+    of the gap, see `doubt`; where no image is doubted there is no penalty, in the code of its NFT
+    there is all of it.
+
+    Raises: ConfigError for an unknown reward, or a share outside [least, most].
+    """
+
+    def __init__(
+        self,
+        *,
+        novelty: str,
+        doubted_by: list[str],
+        share: float = 0.1,
+        least: float = 0.02,
+        most: float = 0.2,
+        window: int = 20,
+    ) -> None:
+        if not (0 <= least <= share <= most <= 1 and window >= 1):
+            raise ConfigError(
+                "gardo: expected 0 <= least <= share <= most <= 1 and window >= 1, got "
+                f"{least=}, {share=}, {most=}, {window=}"
+            )
+        self.novelty, self.doubted_by = novelty, doubted_by
+        self.share, self.least, self.most, self.window = share, least, most, window
+        self.levels: list[float] = []
+
+    def __call__(self, scores: Scores, credit: Credit) -> Mixed:
+        """Give credit, and say where the penalty counts; nothing is changed."""
+        _known("gardo", dict.fromkeys([self.novelty, *self.doubted_by], 0.0), scores)
+        parts = {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
+        mixed = _summed(parts, credit)
+        # how much good images differ from the others of their prompt
+        leaf, tree = scores.leaf, scores.tree
+        a, n = mixed.advantage[leaf].double(), scores.values[self.novelty].double()
+        group = torch.unique(tree.group[leaf], return_inverse=True)[1]
+        total = torch.zeros(int(group.max()) + 1, dtype=torch.float64, device=n.device)
+        size = total.index_add(0, group, torch.ones_like(n))
+        mean = total.index_add(0, group, n.nan_to_num())[group] / size[group]
+        good = (a >= 0) & (mean > 0)
+        paid = torch.where(good, a * n / torch.where(good, mean, 1.0), a)
+        advantage = subtree_mean(paid, leaf, tree).nan_to_num().float()
+        # where the reward is doubted
+        share = self._next(scores)
+        gate = most_doubted(self._gap(scores), share) if self.doubted_by else n > -torch.inf
+        whole = subtree_mean(gate.double(), leaf, tree).nan_to_num().float()
+        metrics = {"gate": gate.double().mean().item(), "gate_share": share}
+        return mixed._replace(advantage=advantage, gate=whole, metrics=metrics)
+
+    def update(self, scores: Scores) -> None:
+        """Follow the mean gap of an iteration."""
+        self.share = self._next(scores)
+        self.levels = [*self.levels, self._level(scores)][-self.window :]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the share and the gaps that it follows."""
+        numbers = {"share": [self.share], "levels": self.levels}
+        return {name: torch.tensor(row, dtype=torch.float64) for name, row in numbers.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put them back."""
+        self.share, self.levels = float(state["share"]), state["levels"].tolist()
+
+    def _gap(self, scores: Scores) -> Tensor:
+        main = _total({k: scores.weights[k] * scores.values[k] for k in counting(scores)})
+        return doubt(main, [scores.values[name] for name in self.doubted_by])
+
+    def _level(self, scores: Scores) -> float:
+        gap = self._gap(scores) if self.doubted_by else torch.zeros(1)
+        return gap[gap >= 0].mean().item()
+
+    def _next(self, scores: Scores) -> float:
+        return next_share(self.share, self._level(scores), self.levels, self.least, self.most)
 
 
 def counting(scores: Scores) -> list[str]:

@@ -1,0 +1,78 @@
+"""Reward images by how little the other images of their prompt look like them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import RewardBatch
+
+from ._backbones.dino import Backbone
+from ._common.clusters import cluster_sizes
+from ._common.scorer import to_pil
+
+
+class novelty:  # noqa: N801 - configs name rewards in lower case
+    """Score images [L, 3, H, W] by their distance to the others of their group, ``1 - cosine`` of
+    the features of a DINOv2 or DINOv3 -> [L] float32; 0 for an image that is alone.
+
+    mode "nearest": the distance to the most similar other image, in [0, 2] (GARDO, 2512.24138, with
+    DINOv3 ViT-L). "cluster": ``sqrt(N / n)`` of the N images of a group and the n in the image's
+    cluster (DiverseGRPO, 2512.21514): spectral clustering of Gaussian affinities
+    ``exp(-d^2 / (2 width^2))``, as many clusters as eigenvalues before the widest gap, at most
+    `most`. Reconstruction: the paper's features are DreamSim's; its width, and how it counts
+    clusters, were not found.
+
+    Use it with weight 0 and aggregate `diverse` (GARDO), or as a bonus of weight 3 to 5
+    (DiverseGRPO). It ignores quality.
+
+    Raises: ConfigError for width or most that is not positive, and what DINO's weights raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str = "facebook/dinov2-base",
+        mode: Literal["nearest", "cluster"] = "nearest",
+        width: float = 0.2,
+        most: int = 8,
+        size: int | None = None,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch: int = 32,
+    ) -> None:
+        if mode not in ("nearest", "cluster") or not width > 0 or most < 1:
+            raise ConfigError(
+                'rewards.novelty: expected mode "nearest" or "cluster", width > 0 and most >= 1, '
+                f"got {mode=}, {width=}, {most=}"
+            )
+        self.mode, self.width, self.most = mode, width, most
+        who = "rewards.novelty"
+        self.backbone = Backbone(path, size=size, device=device, dtype=dtype, batch=batch, who=who)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score each image among those of its group."""
+        if not len(batch.images):
+            return torch.zeros(0)
+        features = torch.cat([part.cls.cpu() for part in self.backbone(to_pil(batch.images))])
+        score = torch.zeros(len(features))
+        for prompt in batch.group.unique():
+            mine = (batch.group == prompt).nonzero().flatten().cpu()
+            score[mine] = self.among(features[mine])
+        return score
+
+    def among(self, features: Tensor) -> Tensor:
+        """Score the images of one group by their features [N, D] -> [N] float32."""
+        unit = normalize(features.double(), dim=1)
+        distance = 1 - unit @ unit.T
+        if self.mode == "cluster":
+            size = cluster_sizes(distance, width=self.width, most=self.most)
+            return (len(size) / size).sqrt().float()
+        if len(distance) < 2:
+            return torch.zeros(len(distance))
+        others = distance.fill_diagonal_(torch.inf)
+        return others.min(1).values.clamp_min(0).float()

@@ -32,6 +32,7 @@ COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
 WITHOUT_PUBLIC = {
     "stepwise_flow_grpo",
     "flash_grpo",
+    "diverse_grpo",
     "ddpo",
     "adv_grpo",
     "flow_dppo",

@@ -10,6 +10,7 @@ rest is made only for functions that ask for it by name:
 ``ref``             a whole `Eval` under the weights from before training
 ``ema``             a whole `Eval` under the averaged weights (``train.ema`` must be on)
 ``slow``            a whole `Eval` under the slow copy (the section ``slow`` must be there)
+``teacher``         a whole `Eval` under the weights of the row's teacher
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
 ``siblings``        how many trained nodes the row's prompt has in all
@@ -30,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
     {
         *("old_log_prob", "old_mean", "old", "ref", "ema", "slow"),
-        *("best", "reward", "siblings", "zero_advantage", "log_prob", "prompts"),
+        *("best", "reward", "siblings", "zero_advantage", "log_prob", "prompts", "teacher"),
     }
 )
 SNAPSHOTS = ("old", "ref", "ema", "slow")

@@ -143,6 +143,9 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     for name in run.method.others(update, run.steps_before):
         with torch.no_grad(), run.policy(name):
             under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
+    if run.teachers is not None:
+        group = local.rollout.tree.group[batch.node]
+        under["teacher"] = run.teachers.evaluate(run, batch, local.rows, group)
     # the policy that sampled: from the rollout, if that has it
     old_log_prob, old_mean = batch.old_log_prob, None
     if "old_log_prob" in needs - likelihood.keeps:

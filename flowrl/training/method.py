@@ -74,10 +74,10 @@ class Method(NamedTuple):
 
     def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `others`."""
+        forward pass for each of the `others`, and for a teacher."""
         if not self.likelihood.evaluations:
             return 0
-        return TRAINED_CALLS + len(self.others(update, steps))
+        return TRAINED_CALLS + len(self.others(update, steps)) + ("teacher" in self.needs)
 
 
 def unrolled_calls(path: Unrolled) -> tuple[int, int]:

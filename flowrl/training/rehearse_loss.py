@@ -33,6 +33,8 @@ def rehearse_loss(
     now = likelihood.evaluate(model, batch, method.transition)
     # what loss and penalty see
     under = dict.fromkeys(method.snapshots, now)
+    if "teacher" in method.needs:
+        under["teacher"] = now
     data = LossInput(batch, now, now.log_prob, now.mean, under)
     if segment is not None:
         data = data._replace(segment=segment[batch.node])

@@ -24,6 +24,7 @@ from flowrl.training.optimizer import make_optimizer
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.stored import check_encodes
+from flowrl.training.teachers import Teachers
 from flowrl.training.weights import Weights
 
 
@@ -65,6 +66,9 @@ class Setup:
         plan = self.method.plan(0)
         if plan.stored is not None:
             check_pairs(self.train_set)
+        self.teachers: Teachers | None = None
+        if "teacher" in self.method.needs:
+            self.teachers = Teachers(config, self.train_set)
         # rewards
         self.reward_set = RewardSet(config, self.train_set.records, self.method.credit)
         self.rewards = self.reward_set.rewards
@@ -82,6 +86,8 @@ class Setup:
         self.weights = Weights(self.params)
         for name in self.kept:
             self.weights.snapshot(name)
+        if self.teachers is not None:
+            self.teachers.load(self.weights)
         self.optimizer = make_optimizer(
             config.optimizer, list(self.params.values()), sharded=self.sharded
         )

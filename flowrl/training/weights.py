@@ -36,6 +36,17 @@ class Weights:
         self._snapshots[name] = {key: p.detach().clone() for key, p in self._params.items()}
 
     @torch.no_grad()
+    def add(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Keep other parameters under `name`. Raises CheckpointError if they do not fit the
+        model."""
+        self._own(f"add {name!r}")
+        self._check(name, tensors)
+        self._snapshots[name] = {
+            key: shared_as(tensors[key].to(p.dtype), p).to(p.device)
+            for key, p in self._params.items()
+        }
+
+    @torch.no_grad()
     def lerp(self, name: str, decay: float) -> None:
         """Set ``name <- decay * name + (1 - decay) * current``; 0 copies, 1 keeps. Raises
         ConfigError, RunError."""

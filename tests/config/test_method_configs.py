@@ -20,8 +20,10 @@ from flowrl.training.trainer import Trainer
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 
 
-# tested elsewhere: they need stored images, earlier images of a prompt, or rewards by name
+# tested elsewhere: they need stored images, earlier images of a prompt, other runs, or rewards by
+# name
 APART = ("sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo")
+APART += ("sd3/flow_opd",)
 
 
 class Row(NamedTuple):

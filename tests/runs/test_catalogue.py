@@ -26,6 +26,7 @@ WITHOUT_FLUX = (
     "diffusion_dpo",
     "dense_grpo",
     "gardo",
+    "flow_opd",
 )
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
 # no published setting of a public model, or none that shipped rewards can run

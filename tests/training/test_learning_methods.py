@@ -15,8 +15,8 @@ from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
 ITERATIONS, SEEDS = 30, 4
-# those have tests of their own: a reward that learns, and images that are there already
-APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline")
+# those have tests of their own: they need a reward that learns, stored images, or other runs
+APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline", "shapes/flow_opd")
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 # a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
 TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}

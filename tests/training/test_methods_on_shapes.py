@@ -17,8 +17,8 @@ from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
-# those have tests of their own: a reward that learns, and images that are there already
-APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline")
+# those have tests of their own: they need a reward that learns, stored images, or other runs
+APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline", "shapes/flow_opd")
 CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 SMALL = [
     "train.prompts=2",

@@ -22,8 +22,8 @@ PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 
 # tested elsewhere: they need stored images, earlier images of a prompt, other runs, or rewards by
 # name
-APART = ("sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo")
-APART += ("sd3/flow_opd",)
+APART = {"sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo"}
+APART |= {"sd3/flow_opd"}
 
 
 class Row(NamedTuple):

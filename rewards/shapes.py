@@ -64,6 +64,7 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
                 f"got {mode!r}."
             )
         self.mode = mode
+        self.says_right = mode in ("strict", "flawless")
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""

@@ -3,50 +3,32 @@ plotting library."""
 
 from __future__ import annotations
 
-import bisect
-import functools
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from math import ceil
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import replacing
+from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write
 
-INK, QUIET, EDGE, PAPER = (34, 34, 34), (110, 110, 110), (214, 214, 214), (255, 255, 255)
+EDGE, PAPER = (214, 214, 214), (255, 255, 255)
+RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
 # pixels: a longer side is reduced to the first, a shorter one enlarged towards the second
 _LARGE, _SMALL = 256, 128
 # pixels: around the page, between images, between blocks of pairs
 _MARGIN, _GAP, _BLOCK_GAP = 20, 6, 36
 
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-
-class _Text(NamedTuple):
-    """Wrapped lines of one text and how they are set."""
-
-    lines: list[str]
-    font: Font
-    pitch: int  # pixels from line to line
-
-    @property
-    def height(self) -> int:
-        return self.pitch * len(self.lines)
-
-    @property
-    def width(self) -> int:
-        return max((ceil(self.font.getlength(line)) for line in self.lines), default=0)
-
 
 def labelled_grid(
-    columns: Mapping[str, Tensor], prompts: Sequence[str], *, scale: int | None = None
+    columns: Mapping[str, Tensor],
+    prompts: Sequence[str],
+    *,
+    scale: int | None = None,
+    right: Mapping[str, Sequence[bool | None]] | None = None,
 ) -> Image.Image:
     """Draw one row per prompt, its text at the left, and one column per entry of `columns` under
     its name.
@@ -56,6 +38,8 @@ def labelled_grid(
         prompts: P texts; one too long for its row ends in an ellipsis.
         scale: whole enlargement without smoothing; by default small images grow to 96-128 pixels
             and images longer than 256 pixels are reduced to that.
+        right: {header: [P]}, for columns that were judged: a green frame for a right image, a red
+            one for a wrong one, none for None.
 
     Raises DataError if shapes, counts or values do not fit.
     """
@@ -70,10 +54,10 @@ def labelled_grid(
         )
     (width, height) = sizes.pop()
     # prompts at the left, names above
-    size = _font_size(height)
-    wide, most = max(170, 3 * width // 2), height // _pitch(size)
-    labels = [_wrap(prompt, size, wide, most) for prompt in prompts]
-    headers = [_wrap(name, size, width, 2) for name in tiles]
+    size = font_size(height)
+    wide, most = max(170, 3 * width // 2), height // pitch_of(size)
+    labels = [wrapped(prompt, size, wide, most) for prompt in prompts]
+    headers = [wrapped(name, size, width, 2) for name in tiles]
     # a page that holds them
     left = _MARGIN + max(label.width for label in labels) + 16
     top = _MARGIN + max(header.height for header in headers) + 8
@@ -84,12 +68,13 @@ def labelled_grid(
     # drawn row by row, then column by column
     for row, label in enumerate(labels):
         y = top + row * (height + _GAP)
-        _write(draw, label, _MARGIN, y + (height - label.height) // 2)
-    for index, (header, column) in enumerate(zip(headers, tiles.values(), strict=True)):
+        write(draw, label, _MARGIN, y + (height - label.height) // 2)
+    for index, (header, (name, column)) in enumerate(zip(headers, tiles.items(), strict=True)):
         x = left + index * (width + _GAP)
-        _write(draw, header, x, top - 8 - header.height, width, QUIET)
-        for row, tile in enumerate(column):
-            _paste(page, draw, tile, x, top + row * (height + _GAP))
+        write(draw, header, x, top - 8 - header.height, width, QUIET)
+        verdicts = (right or {}).get(name, [None] * len(column))
+        for row, (tile, verdict) in enumerate(zip(column, verdicts, strict=True)):
+            _paste(page, draw, tile, x, top + row * (height + _GAP), verdict)
     return page
 
 
@@ -124,19 +109,19 @@ def pairs_figure(
     rows = -(-len(prompts) // blocks)
     blocks = -(-len(prompts) // rows)
     # texts, and the height that each row needs
-    size = _font_size(height)
-    captions = [_wrap(prompt, size, pair, 3) for prompt in prompts]
+    size = font_size(height)
+    captions = [wrapped(prompt, size, pair, 3) for prompt in prompts]
     heights = []
     for row in range(rows):
         heights.append(height + 7 + max(c.height for c in captions[row::rows]) + 14)
     full = blocks * pair + (blocks - 1) * _BLOCK_GAP
-    heading = _wrap(title, size * 3 // 2, full, 3)
-    headers = [_wrap(name, size, width, 1) for name in names]
+    heading = wrapped(title, size * 3 // 2, full, 3)
+    headers = [wrapped(name, size, width, 1) for name in names]
     # a page that holds all
     top = _MARGIN + heading.height + (14 if title else 0) + headers[0].height + 6
     page, draw = _page(full + 2 * _MARGIN, top + sum(heights) - 14 + _MARGIN)
     # drawn pair by pair
-    _write(draw, heading, _MARGIN, _MARGIN)
+    write(draw, heading, _MARGIN, _MARGIN)
     for index, caption in enumerate(captions):
         block, row = divmod(index, rows)
         x, y = _MARGIN + block * (pair + _BLOCK_GAP), top + sum(heights[:row])
@@ -144,8 +129,8 @@ def pairs_figure(
             at = x + side * (width + _GAP)
             _paste(page, draw, tiles[index], at, y)
             if row == 0:
-                _write(draw, header, at, top - 6 - header.height, width, QUIET)
-        _write(draw, caption, x, y + height + 7)
+                write(draw, header, at, top - 6 - header.height, width, QUIET)
+        write(draw, caption, x, y + height + 7)
     return page
 
 
@@ -219,75 +204,22 @@ def _tiles(
     return [image.resize(grown, Image.Resampling.NEAREST) for image in tiles]
 
 
-def _font_size(height: int) -> int:
-    return min(22, max(12, height // 8))
-
-
-def _pitch(size: int) -> int:
-    return round(1.3 * size)
-
-
-def _wrap(text: str, size: int, width: int, most: int) -> _Text:
-    """Break a text into at most `most` lines no wider than `width` pixels; the rest becomes an
-    ellipsis."""
-    # line by line; a line has no more letters than pixels
-    font = _font(size, text.isascii())
-    lines: list[str] = []
-    rest, most = " ".join(text.split()), max(1, most)
-    while rest and len(lines) <= most:
-        end = max(1, _fitting(rest[: width + 1], font, width))
-        space = rest.rfind(" ", 0, end + 1)
-        if end < len(rest) and space > 0:  # else a word wider than the line is cut
-            end = space
-        lines.append(rest[:end])
-        rest = rest[end:].lstrip()
-    # an ellipsis for what is left
-    if len(lines) > most:
-        last = lines[most - 1]
-        while last and font.getlength(last + "…") > width:
-            last = last[:-1]
-        lines = [*lines[: most - 1], last.rstrip() + "…"]
-    return _Text(lines, font, _pitch(size))
-
-
-def _fitting(text: str, font: Font, width: int) -> int:
-    """Return how many letters at the start of a text fit into `width` pixels."""
-    letters = range(1, len(text) + 1)
-    return bisect.bisect_right(letters, width, key=lambda n: ceil(font.getlength(text[:n])))
-
-
-@functools.lru_cache
-def _font(size: int, ascii_only: bool) -> Font:
-    """Return PIL's own font, or for other letters than it has the one that comes with matplotlib,
-    where installed."""
-    found = None if ascii_only else importlib.util.find_spec("matplotlib")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
-        if file.is_file():
-            return ImageFont.truetype(str(file), size=size)
-    return ImageFont.load_default(size=size)
-
-
 def _page(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     page = Image.new("RGB", (width, height), PAPER)
     return page, ImageDraw.Draw(page)
 
 
-def _write(
+def _paste(
+    page: Image.Image,
     draw: ImageDraw.ImageDraw,
-    text: _Text,
+    tile: Image.Image,
     x: int,
     y: int,
-    width: int | None = None,
-    fill: tuple[int, int, int] = INK,
+    right: bool | None = None,
 ) -> None:
-    """Write lines from the corner (x, y) down, centred where a width is given."""
-    for index, line in enumerate(text.lines):
-        indent = 0 if width is None else (width - text.font.getlength(line)) // 2
-        draw.text((x + indent, y + index * text.pitch), line, fill=fill, font=text.font)
-
-
-def _paste(page: Image.Image, draw: ImageDraw.ImageDraw, tile: Image.Image, x: int, y: int) -> None:
-    """Place an image with a hairline around it, so that a white one still has an edge."""
-    draw.rectangle((x - 1, y - 1, x + tile.width, y + tile.height), outline=EDGE)
+    """Place an image with a hairline around it, so that a white one still has an edge, or with the
+    frame of its verdict."""
+    wide, color = (1, EDGE) if right is None else (3, RIGHT if right else WRONG)
+    box = (x - wide, y - wide, x + tile.width + wide - 1, y + tile.height + wide - 1)
+    draw.rectangle(box, outline=color, width=wide)
     page.paste(tile, (x, y))

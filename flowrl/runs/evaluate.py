@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.prompts import check_records, load_prompts
-from flowrl.core.types import FlowModel
+from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.evaluation.drift import PROMPTS, Probe, take
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
-from flowrl.evaluation.reward_call import rewards_of
+from flowrl.evaluation.reward_call import ask, rewards_of
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
@@ -93,6 +94,26 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
     with eval_weights(trainer):
         images = sample_all(trainer.model, c, texts, **options)
     return texts, images
+
+
+def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:
+    """Say which images of `sample_grid_prompts` are right, where the score of the evaluations is a
+    yes or a no (its reward has ``says_right``); else []. None where it gave no score. Raises
+    RewardError."""
+    c, held_out = trainer.config, trainer.test_set
+    reward = trainer.rewards[c.headline]
+    if not getattr(reward, "says_right", False):
+        return []
+    places = grid_prompts(held_out.records, c.samples.prompts)
+    batch = RewardBatch(
+        images=images,
+        prompts=[held_out.texts[i] for i in places],
+        group=torch.arange(len(places)),
+        meta=[held_out.records[i] for i in places],
+        sigma=torch.zeros(len(places)),
+    )
+    values = ask(c.headline, reward, batch, "image grid").tolist()
+    return [None if math.isnan(value) else value == 1 for value in values]
 
 
 def probe_of(trainer: Trainer) -> Probe:

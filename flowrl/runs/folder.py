@@ -21,7 +21,7 @@ CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
 METRICS, TIMING, EVALS = "metrics.jsonl", "timing.jsonl", "eval.jsonl"
 FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
-SAMPLES, PROMPTS = "samples", "prompts.json"
+SAMPLES, PROMPTS, VERDICTS = "samples", "prompts.json", "verdicts.json"
 # what is written at the end
 SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
 # beside them
@@ -140,6 +140,26 @@ def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"{path}: expected {expected}, {reason}") from error
     return prompts, shape
+
+
+def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
+    """Read which samples of a run are right, by iteration, None where it is not known; {} where
+    nobody judged them. Raises RunError."""
+    path = Path(run) / SAMPLES / VERDICTS
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {int(key): [_verdict(one) for one in row] for key, row in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        expected = '{"20": [true, false, null, ...], ...}'
+        raise RunError(f"{path}: expected {expected}, {type(error).__name__}: {error}") from error
+
+
+def _verdict(value: Any) -> bool | None:
+    if value not in (True, False, None):
+        raise ValueError(f"got {value!r}")
+    return None if value is None else bool(value)
 
 
 def evaluation(row: Mapping[str, Any]) -> Evaluation:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
@@ -14,14 +15,16 @@ from flowrl.evaluation.drift import drift
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.runs.best import best_iteration
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts
+from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import (
     EVALS,
     GRID,
     PROMPTS,
     SAMPLES,
+    VERDICTS,
     Rows,
     read_rows,
+    read_verdicts,
     strip_file,
     write_evals,
 )
@@ -151,5 +154,18 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     prompts = {"prompts": texts, "height": size.height, "width": size.width}
     write_json(run / SAMPLES / PROMPTS, prompts)
     save_strip(images, strip_file(run, trainer.iteration))
+    _judge(trainer, run, log, images)
     log.image("samples", torch.cat(list(images), dim=2), trainer.iteration)
     save_png(run_grid(run), run / GRID)
+
+
+def _judge(trainer: Trainer, run: Path, log: Log, images: Tensor) -> None:
+    """Keep which samples are right, for the frames of the grid."""
+    try:
+        found = verdicts(trainer, images)
+        known = {**read_verdicts(run), trainer.iteration: found}
+    except FlowRLError as error:  # a picture without frames is no reason to end a run
+        log.say(f"the samples are not judged: {error}")
+        return
+    if found:
+        write_json(run / SAMPLES / VERDICTS, known)

@@ -101,6 +101,7 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
                     f"{WHO}: {name}: expected one of {', '.join(known)}, got {value!r}"
                 )
         self.mode, self.batch = mode, int(positive(batch, "batch", WHO))
+        self.says_right = mode != "graded"
         given = (threshold, counting_threshold, max_objects, max_overlap)
         self.limits = _limits(KINDS[detector].limits, given)
         self.slips = {"below_zero": below_zero, "wrong_place_pays": wrong_place_pays}

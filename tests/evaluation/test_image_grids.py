@@ -13,7 +13,14 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.evaluation.image_grids import labelled_grid, load_strip, pairs_figure, save_strip
+from flowrl.evaluation.image_grids import (
+    RIGHT,
+    WRONG,
+    labelled_grid,
+    load_strip,
+    pairs_figure,
+    save_strip,
+)
 
 RED: Color = (255, 0, 0)
 BLUE: Color = (0, 0, 255)
@@ -45,6 +52,21 @@ def test_grid_keeps_every_pixel_of_a_sample() -> None:
     ys, xs = np.nonzero((grid == (255, 0, 255)).all(-1))
     y, x = ys.min(), xs.min() - 2
     np.testing.assert_array_equal(grid[y : y + 128, x : x + 128], tile)
+
+
+def test_what_was_judged_is_framed() -> None:
+    """Blue images: the frame's colour one pixel outside of each, no other pixel of these colours
+    where nobody judged."""
+    columns = {"before": plain(BLUE, BLUE), "after": plain(BLUE, BLUE)}
+    right = {"after": [True, False]}
+    grid = np.asarray(labelled_grid(columns, ["a", "b"], scale=12, right=right))
+    blue = (grid == BLUE).all(-1)
+    rows, lefts = np.flatnonzero(blue.any(1)), np.flatnonzero(blue.any(0))
+    first, second = rows[0], rows[96]
+    left, after = lefts[0], lefts[96]
+    assert tuple(grid[first - 1, after + 5]) == tuple(grid[first + 5, after - 3]) == RIGHT
+    assert tuple(grid[second - 1, after + 5]) == tuple(grid[second + 5, after - 3]) == WRONG
+    assert tuple(grid[first - 1, left + 5]) not in (RIGHT, WRONG)
 
 
 @pytest.mark.parametrize(

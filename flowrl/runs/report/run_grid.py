@@ -9,12 +9,12 @@ from PIL import Image
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.evaluation.image_grids import labelled_grid, load_strip
-from flowrl.runs.folder import PROMPTS, SAMPLES, RunPath, read_prompts
+from flowrl.runs.folder import PROMPTS, SAMPLES, RunPath, read_prompts, read_verdicts
 
 
 def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     """Draw the samples of a run: its fixed prompts down, evenly spaced checkpoints across, first
-    and last included.
+    and last included; in green and red frames where a checker judged.
 
     Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
     below 2.
@@ -36,7 +36,7 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
         order = [order[round(i * step)] for i in range(max_columns)]
     # a column of images for each
     prompts, shape = read_prompts(run)
-    columns = {}
+    columns, right, judged = {}, {}, read_verdicts(run)
     for iteration in order:
         images = load_strip(files[iteration], len(prompts))
         if tuple(images.shape[2:]) != shape:
@@ -45,8 +45,11 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
                 f"as {PROMPTS} says, got {tuple(images.shape[2:])}; remove the file if it is "
                 "another run's"
             )
-        columns[f"iter {iteration}" if iteration else "before"] = images
-    return labelled_grid(columns, prompts)
+        name = f"iter {iteration}" if iteration else "before"
+        columns[name] = images
+        if len(judged.get(iteration, [])) == len(prompts):
+            right[name] = judged[iteration]
+    return labelled_grid(columns, prompts, right=right)
 
 
 def sample_files(run: RunPath) -> dict[int, Path]:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from flowrl.core.files import replacing
 from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.image_grids import RIGHT, WRONG
 from flowrl.evaluation.suites.shapes.checker import check
 
 EACH = 4
-RIGHT, WRONG = (30, 150, 70), (205, 45, 45)
 INK, QUIET, PAPER = (34, 34, 34), (110, 110, 110), (255, 255, 255)
 TILE, FRAME, GAP, BLOCK, LABEL, HEAD, FOOT = 96, 4, 6, 30, 230, 44, 26
 """Pixels: an image, its frame, between images, between blocks, for the prompt, the head, a rate."""

@@ -1,0 +1,64 @@
+"""Samples of a run that were judged: who says so, where it is kept, how the grid shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gridkit import plain
+
+from flowrl.core.errors import RunError
+from flowrl.evaluation.image_grids import RIGHT, WRONG, save_strip
+from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
+from flowrl.evaluation.suites.shapes.scene import render
+from flowrl.runs.evaluate import verdicts
+from flowrl.runs.report.run_grid import run_grid
+from rewards.shapes import shapes
+
+
+def trainer(records: list[dict[str, Any]], reward: Any) -> Any:
+    """Make what `verdicts` reads of a trainer; all records are on the grid, in their order."""
+    config = SimpleNamespace(headline="score", samples=SimpleNamespace(prompts=len(records)))
+    texts = [record["prompt"] for record in records]
+    held_out = SimpleNamespace(records=records, texts=texts)
+    return SimpleNamespace(config=config, test_set=held_out, rewards={"score": reward})
+
+
+def test_a_reward_that_says_right_or_wrong_judges_the_samples() -> None:
+    """Rendered scenes of their own prompts are right, and wrong under each other's."""
+    records = [{**all_records()["colors"][i], "tag": "colors"} for i in (0, 30)]
+    images = render(scenes_for(records, np.random.default_rng(0)))
+    strict = trainer(records, shapes(mode="strict"))
+    assert verdicts(strict, images) == [True, True]
+    assert verdicts(strict, images.flip(0)) == [False, False]
+    assert verdicts(trainer(records, shapes(mode="graded")), images) == []
+    silent = trainer(records, lambda batch: torch.tensor([1.0, math.nan]))
+    silent.rewards["score"].says_right = True
+    assert verdicts(silent, images) == [True, None]
+
+
+def test_the_grid_frames_what_was_judged(tmp_path: Path) -> None:
+    for iteration in (0, 20):
+        save_strip(plain((0, 0, 255), (0, 0, 255)), tmp_path / f"samples/{iteration:06d}.png")
+    record = {"prompts": ["a", "b"], "height": 8, "width": 8}
+    (tmp_path / "samples/prompts.json").write_text(json.dumps(record))
+    file = tmp_path / "samples/verdicts.json"
+
+    def frames() -> list[bool]:
+        pixels = np.asarray(run_grid(tmp_path))
+        return [bool((pixels == color).all(-1).any()) for color in (RIGHT, WRONG)]
+
+    assert frames() == [False, False]
+    file.write_text(json.dumps({"0": [None, False], "20": [None, None]}))
+    assert frames() == [False, True]
+    file.write_text(json.dumps({"20": [True, False]}))
+    assert frames() == [True, True]
+    file.write_text(json.dumps({"20": ["yes", False]}))
+    with pytest.raises(RunError, match="verdicts.json: expected"):
+        run_grid(tmp_path)

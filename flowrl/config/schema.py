@@ -103,7 +103,10 @@ def section_schema(section: type[Section]) -> Schema:
             continue
         default = {} if field.default is MISSING else {"default": field.default}
         properties[field.name] = {"description": about, **schema_of(hints[field.name]), **default}
-    required = [field.name for field in fields(section) if field.default is MISSING]
+    required = []
+    for field in fields(section):
+        if field.default is MISSING and field.default_factory is MISSING:
+            required.append(field.name)
     return {
         "description": inspect.getdoc(section),
         "type": "object",

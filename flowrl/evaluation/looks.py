@@ -19,8 +19,12 @@ def looks_of(images: Tensor, group: Tensor, kind: Tensor) -> Tensor:
     prompt = torch.unique(group.cpu()[done], return_inverse=True)[1]
     first = torch.full((int(prompt.max()) + 1,), len(images))
     first = first.scatter_reduce(0, prompt, done, "amin")[:MOST]
-    chosen = images[first.to(images.device)].cpu().float() / 255
-    return torch.stack([saturation(chosen), sharpness(chosen), grid_energy(chosen)], 1)
+    # one at a time: floats of all of them would be several times what an iteration keeps
+    rows = []
+    for place in first.tolist():
+        one = images[place : place + 1].cpu().float() / 255
+        rows.append(torch.cat([saturation(one), sharpness(one), grid_energy(one)]))
+    return torch.stack(rows)
 
 
 def saturation(images: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def test_against_real_tensors(tmp_path: Path, name: str, checkpointing: str) -> 
     statistics). Peaks within 20 %: kernels of the CPU have buffers of their own, which weigh on
     models as small as these.
     """
-    config = made(tmp_path, name, f"{{checkpointing: {checkpointing}}}")
+    config = made(tmp_path, name, f"{{checkpointing: {checkpointing}, attention: native}}")
     model, found = config.call("model")(), MetaRun(workload_of(config, device="cpu"))
     for parameter in model.trainable().values():
         parameter.grad = torch.zeros_like(parameter)
@@ -177,7 +177,7 @@ def test_flops_of_a_linear_layer_and_of_attention() -> None:
 
 @pytest.mark.parametrize("name", ["sd3, LoRA, guidance", "sdxl, full, bfloat16"])
 def test_flops_against_torch_on_real_tensors(tmp_path: Path, name: str) -> None:
-    config = made(tmp_path, name)
+    config = made(tmp_path, name, "{attention: native}")
     model, found = config.call("model")(), MetaRun(workload_of(config, device="cpu"))
     x, cond = noise(model, STATES, 64, 48), model.encode(["a red dot"] * STATES)
     sigma = model.sigmas(4, 64, 48)[:1].expand(STATES)

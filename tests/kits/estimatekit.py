@@ -34,6 +34,8 @@ def model_config(folder: Path, model: str, *overrides: str) -> Config:
 
 
 def made(folder: Path, name: str, runtime: str = "{}") -> Config:
+    """Return the toy config with a tiny pipeline of the real classes. Estimates are of fused
+    attention: real runs that are compared with them say `attention: native`."""
     builder, options = MODELS[name]
     builder(folder / "weights")
     return model_config(

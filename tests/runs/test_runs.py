@@ -76,7 +76,8 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     assert load_config(run / "config.yaml", (), ("toykit",)) == config_for(home)
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr
-        trained corr/red/strict saturation sharpness grid prompt_entropy grad_outliers"""
+        trained corr/red/strict backwards decoded scored saturation sharpness grid prompt_entropy
+        grad_outliers"""
     keys = {*names.split()}
     keys |= {f"{name}/step{k}" for name in ("ratio_std", "clip_frac") for k in range(3)}
     for row in rows(run / "metrics.jsonl"):

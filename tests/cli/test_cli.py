@@ -58,7 +58,7 @@ def test_every_command_explains_each_of_its_arguments(
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Usage: flowrl {name}" in text
-    options = re.findall(r"^│ (--[\w-]+)(?: +-h)? +(?:\S+)  (.*)│$", text, re.MULTILINE)
+    options = re.findall(r"^│ (?:\* +)?(--[\w-]+)(?: +-h)? +(?:\S+)  (.*)│$", text, re.MULTILINE)
     assert options and all(words.strip() for _, words in options)
 
 

@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.nearest import unknown
-from flowrl.core.types import RewardBatch, RewardWithProbe
+from flowrl.core.types import RewardBatch
 
 from ._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -203,25 +203,6 @@ class Likelihood(Protocol):
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval: ...
 
 
-@runtime_checkable
-class ExtendsModel(Protocol):
-    """A likelihood with parameters of its own. It returns the model with them among `trainable`, so
-    that checkpoints, averages and evaluations have them too.
-
-    The model that it returns may also have `initial_noise` and `initial_log_prob`: see
-    `flowrl.algorithms.likelihoods.prior`.
-    """
-
-    def extend(self, model: FlowModel, shape: tuple[int, ...]) -> FlowModel: ...
-
-
-@runtime_checkable
-class EncodesAhead(Protocol):
-    """A model that keeps what it encoded. It encodes prompts until its memory is full."""
-
-    def encode_ahead(self, prompts: Sequence[str]) -> None: ...
-
-
 class RewardBatch(NamedTuple):
     """What a reward sees: images and words, never latents."""
 
@@ -277,30 +258,6 @@ class Reward(Protocol):
     """Score images. NaN means *not scored*: advantage 0, never counted as a reward of 0."""
 
     def __call__(self, batch: RewardBatch) -> Tensor: ...  # [L] float32
-
-
-@runtime_checkable
-class RewardWithProbe(Protocol):
-    """A reward that can say early that it could not answer: a server is down, a file is missing."""
-
-    def probe(self) -> None: ...
-
-
-@runtime_checkable
-class LearnedReward(Reward, Protocol):
-    """A reward that is trained along: a discriminator on the run's own images. Scoring must not
-    change its state."""
-
-    # one round on an iteration's images -> metrics
-    def update(self, batch: RewardBatch) -> dict[str, float]: ...
-
-    # everything that a bit-for-bit resume needs
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
-
-    # False: only the reward learns in this iteration
-    def trains_policy(self, iteration: int) -> bool: ...
 
 
 @runtime_checkable

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet, check_records
-from flowrl.core.types import LearnedReward
 from flowrl.doctor.findings import Section
 from flowrl.doctor.patient import Patient
 from flowrl.evaluation.reward_call import ask

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.calls import Call
+from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.pixels import from_bytes
-from flowrl.core.types import Reward, RewardBatch, RewardWithProbe
+from flowrl.core.types import Reward, RewardBatch
 from flowrl.core.users_code import FAILURES, as_one_message, told
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ NAMES = tuple(backend.value for backend in AttentionBackendName)
 AUTO = "auto"  # the network's own attention; on a CPU in bfloat16 that of attend_in_groups
 HUB = "_hub"  # ending of the names whose code is fetched from the Hugging Face hub
 LOCAL = tuple(name for name in NAMES if not name.endswith(HUB))
+Attend = Callable[..., Tensor]  # as scaled_dot_product_attention
 SHORT = 512  # keys: above, the fused kernel, which keeps no weights
 GROUP = 2**20  # attention weights computed at a time
 # These call torch's attention themselves: set_attention_backend leaves them as they are, without a
@@ -62,7 +64,7 @@ def set_attention(
     """
     if name == AUTO:
         if device.type == "cpu" and dtype == torch.bfloat16:
-            _route(network, _InGroups)
+            _route(network, _in_groups)
         return
     reason = problem(name, dtype=dtype, device=device, trains=trains)
     if reason:
@@ -78,15 +80,15 @@ def set_attention(
         )
     with quiet(), attention_backend():  # puts the process's default back
         network.set_attention_backend(name)
-    _route(network, lambda: _BackEnd(AttentionBackendName(name)))
+    _route(network, partial(_by_back_end, name))
 
 
-def _route(network: Any, mode: Callable[[], TorchFunctionMode]) -> None:
-    """Send what a network's processors ask of torch's attention through a mode of each."""
+def _route(network: Any, attend: Attend) -> None:
+    """Let a function compute what a network's processors ask of torch's attention."""
     processors = network.attn_processors
     if any(isinstance(processor, _DIRECT) for processor in processors.values()):
         routed = {
-            key: Routed(p, mode()) if isinstance(p, _DIRECT) else p for key, p in processors.items()
+            key: Routed(p, attend) if isinstance(p, _DIRECT) else p for key, p in processors.items()
         }
         network.set_attn_processor(routed)
 
@@ -108,8 +110,8 @@ def problem(name: str, *, dtype: torch.dtype, device: torch.device, trains: bool
 class Routed:
     """An attention processor whose calls of torch's attention are computed another way."""
 
-    def __init__(self, processor: Callable[..., Any], mode: TorchFunctionMode) -> None:
-        self._processor, self._mode = processor, mode
+    def __init__(self, processor: Callable[..., Any], attend: Attend) -> None:
+        self._processor, self._mode = processor, _Attention(attend)
 
     def __call__(
         self,
@@ -128,11 +130,11 @@ class Routed:
 
 
 class _Attention(TorchFunctionMode):
-    """Computes torch's attention another way; nothing else is touched."""
+    """Torch's attention computed by a function of the same arguments; nothing else is touched."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Compute what scaled_dot_product_attention is asked for."""
-        raise NotImplementedError
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
 
     def __torch_function__(
         self,
@@ -141,22 +143,15 @@ class _Attention(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if function is not scaled_dot_product_attention:
-            return function(*args, **(kwargs or {}))
-        return self.attend(*args, **(kwargs or {}))
+        asked = function is scaled_dot_product_attention
+        return (self.attend if asked else function)(*args, **(kwargs or {}))
 
 
-class _BackEnd(_Attention):
-    """By a back end of diffusers."""
-
-    def __init__(self, backend: AttentionBackendName) -> None:
-        super().__init__()
-        self.backend = backend
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Attend with heads after tokens, as diffusers has them."""
-        q, k, v = (rows.transpose(1, 2) for rows in (query, key, value))
-        return dispatch_attention_fn(q, k, v, backend=self.backend, **options).transpose(1, 2)
+def _by_back_end(name: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Attend by a back end of diffusers, which has heads after tokens."""
+    q, k, v = (rows.transpose(1, 2) for rows in (query, key, value))
+    out = dispatch_attention_fn(q, k, v, backend=AttentionBackendName(name), **options)
+    return out.transpose(1, 2)
 
 
 def _given(option: Any) -> bool:
@@ -164,22 +159,19 @@ def _given(option: Any) -> bool:
     return isinstance(option, Tensor) or bool(option)
 
 
-class _InGroups(_Attention):
-    """By `attend_in_groups`, where sequences are short and nothing is masked or dropped."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Attend as torch does where groups are no gain."""
-        plain = not any(_given(option) for option in options.values())
-        if plain and key.shape[-2] <= SHORT:
-            return attend_in_groups(query, key, value)
+def _in_groups(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Attend by `attend_in_groups` where sequences are short and nothing is masked or dropped, else
+    as torch does."""
+    if key.shape[-2] > SHORT or any(_given(option) for option in options.values()):
         return scaled_dot_product_attention(query, key, value, **options)
+    return attend_in_groups(query, key, value)
 
 
 def attend_in_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute softmax(q k' / sqrt(d)) v with the products written out, some samples at a time.
 
-    On a CPU in bfloat16 this is as fast as torch's fused kernel forward and four times as fast
-    backward (on a processor with instructions for it, 142 tokens). The weights of a group, about
+    On a CPU in bfloat16 forward and backward together take a quarter of the time of torch's fused
+    kernel (142 tokens, `assets/results/attention.json`). The weights of a group, about
     2 MB, stay in the cache; they are kept for the backward pass, so it is for short sequences.
 
     Args:

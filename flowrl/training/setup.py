@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import EncodesAhead, ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
-from flowrl.core.types import EncodesAhead, ExtendsModel, FlowModel
+from flowrl.core.types import FlowModel
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.types import LearnedReward, Reward
+from flowrl.core.types import Reward
 
 from .http import make_app
 from .read_request import Limits

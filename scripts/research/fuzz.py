@@ -66,6 +66,7 @@ def fuzz(name: str, count: int, seed: int, home: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Try all kinds of bad input, and write what came of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

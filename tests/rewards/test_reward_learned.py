@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from scorerkit import Weights
 from torch import Tensor
 
+from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import CheckpointError, DataError
-from flowrl.core.types import LearnedReward, RewardBatch
+from flowrl.core.types import RewardBatch
 from rewards.adversarial import adversarial
 from rewards.adversarial_pickscore import adversarial_pickscore
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
+from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import RewardError
 from flowrl.core.seeds import seed_of
-from flowrl.core.types import LearnedReward
 from flowrl.evaluation.reward_tests.damage import DAMAGES, PROBES, strangers
 from flowrl.evaluation.reward_tests.under_test import (
     CheckResult,

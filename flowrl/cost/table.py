@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
 from flowrl.core.tables import flop, numbers, size
 from flowrl.cost.estimate import estimate
 from flowrl.cost.memory import PHASES
 from flowrl.cost.report import as_json
 
-FOLDERS = ("sd3/", "flux/", "sd15/")
+EMBEDDED = ("shapes/",)  # configs of models that ship with flowrl
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")  # other releases keep other tensors
 NOT_MEASURED = "not measured"
 BEGIN, END = (
@@ -24,15 +26,33 @@ BEGIN, END = (
 _HEAD = ("config", "network", "trained", *PHASES, "work of an iteration", "measured peak")
 
 
-def collect(names: list[str] | None = None) -> dict[str, Any]:
-    """Estimate shipped configs, by default all for released models -> what the result file
-    holds."""
-    chosen = names or [name for name in list_configs() if name.startswith(FOLDERS)]
-    rows = {name: {**as_json(estimate(load_config(name))), "measured": None} for name in chosen}
+def configs() -> list[str]:
+    """Return the names of the shipped configs for released models, sorted."""
+    return [name for name in list_configs() if not name.startswith(EMBEDDED)]
+
+
+def collect(names: Iterable[str]) -> dict[str, Any]:
+    """Estimate shipped configs -> what the result file holds."""
+    rows = {name: {**as_json(estimate(load_config(name))), "measured": None} for name in names}
     return {
         "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "configs": rows,
     }
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Put the configs of a newer result file over those of an older one, sorted by name.
+
+    Raise ConfigError if they were counted with different libraries, whose numbers do not compare.
+    A config that is no longer shipped is left out.
+    """
+    if old["libraries"] != new["libraries"]:
+        raise ConfigError(
+            f"estimates: the kept rows were counted with {old['libraries']}, the new ones with "
+            f"{new['libraries']}; estimate all configs anew"
+        )
+    rows = old["configs"] | new["configs"]
+    return {**new, "configs": {name: rows[name] for name in configs() if name in rows}}
 
 
 def page(text: str, result: dict[str, Any]) -> str:

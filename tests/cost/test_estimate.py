@@ -15,8 +15,8 @@ from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
-from flowrl.core.errors import ModelError
-from flowrl.core.shipped_files import list_configs
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.cost import table
 from flowrl.cost.architecture import NETWORK, Architecture, build, tuning_of
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import estimate, phase
@@ -211,8 +211,7 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
     """All of them; and what is cheap to count again, of a config of each kind: parameters, and the
     parts that are kept."""
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
-    large = [name for name in list_configs() if name.startswith(("sd3/", "flux/", "sd15/"))]
-    assert list(result["configs"]) == large
+    assert list(result["configs"]) == table.configs()
     for name in ("sd3/flow_grpo", "flux/grpo_guard", "sd15/dance_grpo"):
         config, row = load_config(name), result["configs"][name]
         assert row["kept"] == sizes(config), name
@@ -220,6 +219,18 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
         counted = count_weights(architecture, config.model.fn, tuning_of(config))
         assert row["parameters"]["network"] == counted.network
         assert row["parameters"]["trained"] == counted.trained
+
+
+def test_some_configs_are_counted_anew_and_the_rest_is_kept() -> None:
+    old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": 1, "sd3/gone": 2, "sd3/crd": 3}}
+    new = {"libraries": {"torch": "2"}, "configs": {"flux/g2rpo": 4, "sd3/crd": 5}}
+    assert list(table.merged(old, new)["configs"].items()) == [
+        ("flux/g2rpo", 4),
+        ("sd3/awm", 1),
+        ("sd3/crd", 5),
+    ]
+    with pytest.raises(ConfigError, match="estimate all configs anew"):
+        table.merged(old, new | {"libraries": {"torch": "3"}})
 
 
 def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -15,11 +15,18 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import near
 from flowrl.core.shipped_files import CATALOGUE, config_file, list_configs, resource
 from flowrl.core.tables import text_table
+from flowrl.core.version import __version__
 
 Status = Literal["exact", "reconstruction"]
 MEANING: dict[Status, str] = {
     "exact": "formulas from the paper and its code",
     "reconstruction": "partly ours: no code is public, or not all formulas are",
+}
+Level = Literal["seeds", "once", "dry run"]
+LEVELS: dict[Level, str] = {
+    "seeds": "trained with several seeds; a result file has each",
+    "once": "trained with one seed",
+    "dry run": "bound and rehearsed by the tests; never trained to a result file",
 }
 AXES = (
     "plan",
@@ -56,6 +63,23 @@ class Paper(_Record):
     year: int
 
 
+class Verified(_Record):
+    """How far a config was tried, by a committed result file."""
+
+    level: Level = "dry run"
+    seeds: int = 0  # that were trained to the end
+    version: str = ""  # of flowrl then; "" where the file does not say
+    results: str = ""  # a file of assets/results
+
+    @property
+    def words(self) -> str:
+        """Say it in a table: "3 seeds (0.1.0)"; of this version without the bracket."""
+        if self.level == "dry run":
+            return self.level
+        what = f"{self.seeds} seeds" if self.level == "seeds" else "once"
+        return what if self.version in ("", __version__) else f"{what} ({self.version})"
+
+
 class Method(_Record):
     """One method; configs/methods.yaml says what the fields are."""
 
@@ -66,6 +90,7 @@ class Method(_Record):
     summary: str
     variants: Annotated[tuple[str, ...], Field(strict=False)] = ()
     page: str = ""
+    verified: dict[str, Verified] = {}  # of its configs that are not at "dry run"
 
     @property
     def page_name(self) -> str:
@@ -119,7 +144,7 @@ def _said(error: Any, raw: Any) -> str:
     slug = entry.get("slug", number) if isinstance(entry, dict) else number
     what = f"{error['msg']}, got {error['input']!r}"
     if error["type"] == "extra_forbidden":
-        model = Paper if "paper" in keys else Method
+        model = Paper if "paper" in keys else Verified if "verified" in keys else Method
         what = f"no such key{near(keys[-2], model.model_fields)}"
     return f"method {slug}: {'.'.join(str(key) for key in keys if key != '')}: {what}"
 
@@ -130,8 +155,11 @@ def describe(method: Method, *, cost: bool = False) -> dict[str, Any]:
     With `cost` also what an iteration of each config takes; that loads the config and rehearses
     its plan. Raises ConfigError for a config that cannot be trained.
     """
-    told = method.model_dump(exclude={"variants", "page"})
-    configs = [{"config": name, "axes": _axes(name)} for name in method.configs]
+    told = method.model_dump(exclude={"variants", "page", "verified"})
+    configs: list[dict[str, Any]] = []
+    for name in method.configs:
+        tried = method.verified.get(name, Verified()).model_dump()
+        configs.append({"config": name, "axes": _axes(name), "verified": tried})
     if cost:
         configs = [{**config, **_cost(str(config["config"]))} for config in configs]
     return {**told, "meaning": MEANING[method.status], "configs": configs}
@@ -141,14 +169,27 @@ def table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
     """Write descriptions as a table of `width` columns: a row per method, then what the columns
     mean."""
     costly = any("calls" in config for row in rows for config in row["configs"])
-    head = ["method", "paper", "status", "axes", "calls per image", "configs"]
+    head = ["method", "paper", "status", "verified", "axes", "calls per image", "configs"]
     cells = [head, *(_cells(row) for row in rows)]
     if not costly:
-        cells = [[*row[:4], row[5]] for row in cells]
-    notes = [f"{status}: {meaning}" for status, meaning in MEANING.items()]
+        cells = [[*row[:5], row[6]] for row in cells]
+    notes = [f"{word}: {meaning}" for word, meaning in (*MEANING.items(), *LEVELS.items())]
     return "\n".join(
         [text_table(cells, left=len(head), width=width), "", *notes, *([COST] if costly else [])]
     )
+
+
+def tried(levels: Mapping[str, Verified], mark: str = "") -> str:
+    """Say how far a method's configs were tried: "5 seeds: shapes/awm; else dry run". `mark` goes
+    around names."""
+    by_words: dict[str, list[str]] = {}
+    for name, one in levels.items():
+        by_words.setdefault(one.words, []).append(f"{mark}{name}{mark}")
+    rest = by_words.pop("dry run", [])
+    parts = [f"{words}: {' '.join(names)}" for words, names in by_words.items()]
+    if rest:
+        parts.append("else dry run" if parts else "dry run")
+    return "; ".join(parts)
 
 
 def _axes(name: str) -> dict[str, list[str]]:
@@ -191,6 +232,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["name"],
         row["paper"]["arxiv"] if row["paper"] else "combination",
         row["status"],
+        tried({config["config"]: Verified(**config["verified"]) for config in configs}),
         ", ".join(name for axis in SHOWN for name in axes.get(axis, [])),
         " / ".join(numbers),
         _short([config["config"] for config in configs]),

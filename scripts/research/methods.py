@@ -14,11 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import verified
+
 from flowrl.core.errors import ConfigError
-from flowrl.runs.catalogue import Method, load_methods
+from flowrl.runs.catalogue import Method, load_methods, tried
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = "| method | configs | paper | status |\n|---|---|---|---|\n"
+HEAD = "| method | configs | paper | status | verified |\n|---|---|---|---|---|\n"
 BEGIN, END = "<!-- methods.yaml -->", "<!-- methods.yaml: end -->"
 
 
@@ -35,6 +37,7 @@ def row(method: Method) -> str:
         " ".join(f"`{name}`" for name in method.configs),
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         method.status,
+        tried(verified.of_method(method), "`"),
     ]
     return f"| {' | '.join(cells)} |\n"
 

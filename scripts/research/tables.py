@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     "config_docs",
+    "verified",
     "methods",
     "measured",
     "bench_plans",

@@ -18,7 +18,11 @@ def script_module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"script_{name}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(file.parent))  # scripts import each other
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(file.parent))
     return module
 
 

@@ -19,6 +19,7 @@ from flowrl.config.load import load_config
 from flowrl.config.schema import functions
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
+from flowrl.core.version import __version__
 from flowrl.runs.catalogue import load_methods
 from flowrl.runs.compare.summary import summarize
 
@@ -40,14 +41,15 @@ def test_regenerate_and_compare() -> None:
 def test_the_table_of_methods_is_written_anew() -> None:
     """A row that was wrong, gone or in another place comes back."""
     module = script_module("methods")
-    old = "| old | `shapes/vgpo` | ? | ? |\n| gone | `shapes/gone` | | |\n"
+    old = "| old | `shapes/vgpo` | ? | ? | ? |\n| gone | `shapes/gone` | | | |\n"
     text = module.readme(f"a\n\n{module.HEAD}{old}\nb\n")
     assert text.startswith("a\n\n") and text.endswith("\n\nb\n") and "gone" not in text
     assert text.count("\n|") == 2 + len(load_methods()) and module.readme(text) == text
     (vgpo,) = (line for line in text.splitlines() if "`shapes/vgpo`" in line)
     assert vgpo == (
         "| [VGPO](docs/methods/vgpo.md) | `shapes/vgpo` `sd3/vgpo` `flux/vgpo` | "
-        "[2512.12387](https://arxiv.org/abs/2512.12387) | reconstruction |"
+        "[2512.12387](https://arxiv.org/abs/2512.12387) | reconstruction | "
+        "3 seeds (0.1.0): `shapes/vgpo`; else dry run |"
     )
     with pytest.raises(ConfigError, match="expected a table with the head"):
         module.readme("no table")
@@ -66,6 +68,30 @@ def test_the_head_of_a_method_page() -> None:
             module.page("# No marks\n", name)
     pages = {path.stem for path, _ in module.targets()} - {"README"}
     assert pages == {method.page_name for method in load_methods()}
+
+
+def test_levels_come_from_result_files() -> None:
+    """Files of the three kinds, made by hand: finished seeds count, failed ones and trials of other
+    configs do not."""
+    module, known = script_module("verified"), {"shapes-awm": "shapes/awm"}
+    runs = [{"seed": s, "failed": f, "environment": 0} for s, f in enumerate((None, "NaN", None))]
+    entry = {"file": "shapes/awm", "seeds": runs}
+    compared = {"kind": "flowrl comparison", "environments": [{"flowrl": "0.1.0"}]}
+    gone = {**entry, "file": "shapes/gone"}
+    read = dict(module.measured({**compared, "configs": [entry, gone]}, "a.json", known))
+    assert read == {"shapes/awm": ({0, 2}, "0.1.0", "a.json")}
+    command = "x.py --runs runs/shapes-awm-seed3 runs/shapes-awm-seed4 runs/other-seed5"
+    shown = {"kind": "flowrl demonstration", "command": command}
+    assert dict(module.measured(shown, "b", known)) == {"shapes/awm": ({3, 4}, "", "b")}
+    once = {"name": "shapes-awm", "seeds": [{"seed": 7, "environment": {"flowrl": __version__}}]}
+    ((_, found),) = module.measured(once, "c", known)
+    assert module._level(found).words == "once" and module._level(None).words == "dry run"
+    assert [*module.measured([1], "d", known), *module.measured({"name": "x"}, "e", known)] == []
+    # what stands in the catalogue by hand is replaced
+    false = "- slug: awm\n  name: AWM\n  verified:\n    sd3/awm: {level: seeds}\n\n"
+    text = module.catalogue(false)
+    assert text.startswith("- slug: awm\n  name: AWM\n") and text.endswith("\n\n")
+    assert "sd3/awm" not in text and "shapes/awm: {level: seeds, " in text
 
 
 # -------------------------------------------------------------------------- the keys of a config

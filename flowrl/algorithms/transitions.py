@@ -15,6 +15,8 @@ from torch import Tensor
 from flowrl.core.noise_path import eps_from, per_sample, wide
 from flowrl.core.types import Gaussian
 
+PURE = 1 - 1e-4  # sigmas from here on are pure noise
+
 
 def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
     """Take the ODE step ``x - (sigma - sigma_next) v`` -> [B, *]; sigma, sigma_next [B]."""
@@ -64,11 +66,11 @@ def flow_sde(
     """Take Flow-GRPO's step: Euler-Maruyama with ``g = noise_scale sqrt(sigma / (1 - sigma))``;
     noise_scale [B] (paper: 0.7).
 
-    At sigma == 1 exactly, the sigma inside ``1 - sigma`` is sigma_next, so that std is
-    `noise_scale` there. A grid that starts just below 1 is not caught by this and would give a huge
-    g. Source: 2505.05470 eq. 9 and its code.
+    At sigma 1 the sigma inside ``1 - sigma`` is sigma_next, so that std is `noise_scale` there.
+    Source: 2505.05470 eq. 9 and its code. **Differs:** its code asks for 1 exactly. Wan's grid
+    starts at 0.999999, where g would be 700 noise scales; here all from `PURE` on counts as 1.
     """
-    inside = torch.where(sigma == 1, sigma_next, sigma)
+    inside = torch.where(sigma >= PURE, sigma_next, sigma)
     return euler_maruyama(x, v, sigma, sigma_next, noise_scale * (sigma / (1 - inside)).sqrt())
 
 

@@ -25,7 +25,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Interval
@@ -40,6 +40,8 @@ from flowrl.core.nearest import unknown
 from flowrl.core.shipped_rewards import import_rewards
 
 Functions = dict[str, Callable[..., Any]]
+FrameWay = Literal["mean", "min", "first", "last"]
+"""How an image reward judges a video: by all of its frames, or by one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Call:
     mix: float = 1.0  # the mixing weight: rewards' `weight`, kl's `beta`; 1 on other axes
     transform: tuple[Call, ...] = ()  # of a reward: what is done to its values, in this order
     function: Callable[..., Any] = field(default=lambda: None, compare=False, repr=False)
+    frames: str = ""  # of a reward: how one that judges images judges a video
 
     @classmethod
     def bind(
@@ -78,6 +81,10 @@ class Call:
         if given.get("transform") is not None and "transform" in reserved(key):
             with found.catch():
                 transform = bind_all(f"{key}.transform", given["transform"], source, plugins)
+        frames = ""
+        if given.get("frames") is not None and "frames" in reserved(key):
+            with found.catch():
+                frames = convert(given["frames"], FrameWay, f"{key}.frames", source.at)
         if axis.mix:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
@@ -85,7 +92,7 @@ class Call:
             kwargs = arguments(rest, known, key, path, source)
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
-        return cls(key, given["fn"], path, kwargs, mix, transform, function)
+        return cls(key, given["fn"], path, kwargs, mix, transform, function, frames)
 
     def partial(self) -> functools.partial[Any]:
         """Return the function with its keyword arguments filled in."""
@@ -106,6 +113,8 @@ class Call:
             out[name] = self.mix
         if self.transform:
             out["transform"] = [call.to_dict() for call in self.transform]
+        if self.frames:
+            out["frames"] = self.frames
         return {**out, **plain(self.kwargs)}
 
 
@@ -125,7 +134,7 @@ def bind_all(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tupl
 def reserved(key: str) -> list[str]:
     """Return the keys of a call that are no arguments of its function."""
     mix = [axis_of(key).mix] if axis_of(key).mix else []
-    return ["fn", *mix, *(["transform"] if name_of(key) == "rewards" else [])]
+    return ["fn", *mix, *(["transform", "frames"] if name_of(key) == "rewards" else [])]
 
 
 def settable_of(key: str, path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

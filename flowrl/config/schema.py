@@ -12,12 +12,12 @@ import math
 import typing
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from flowrl.config.axes import AXES
-from flowrl.config.calls import fits, offers, reserved, settable_of
+from flowrl.config.calls import FrameWay, fits, offers, reserved, settable_of
 from flowrl.config.load import ORDER, REQUIRED
 from flowrl.config.section import Section, Seed
 from flowrl.config.sections import SECTIONS
@@ -48,6 +48,7 @@ ABOUT = {
 MIX = {
     "weight": {"type": "number", "default": 1.0, "description": "factor of the reward in the sum"},
     "beta": {"type": "number", "minimum": 0, "description": "factor of the penalty in the loss"},
+    "frames": {"enum": [*get_args(FrameWay)], "description": "how an image reward judges a video"},
 }
 
 

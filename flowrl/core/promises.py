@@ -14,6 +14,14 @@ def judges_singly(reward: Reward) -> bool:
     return bool(getattr(reward, "judges_singly", False))
 
 
+def judges_videos(reward: Any) -> bool:
+    """Say whether a reward promises, by `judges_videos = True`, that it scores videos [L, T, 3, H,
+    W]."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "judges_videos", False))
+
+
 def differentiable(reward: Any) -> bool:
     """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
     with respect to the images."""

@@ -206,7 +206,8 @@ class Likelihood(Protocol):
 class RewardBatch(NamedTuple):
     """What a reward sees: images and words, never latents."""
 
-    # [L, 3, H, W] float in [0, 1]; in training on the host, of 256 levels
+    # [L, 3, H, W], of a video model [L, T, 3, H, W], float in [0, 1]; in training on the host, of
+    # 256 levels
     images: Tensor
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64
@@ -272,7 +273,8 @@ class FlowModel(Protocol):
     # [B, *], [B], {name: [B, ...]} -> [B, *]
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor: ...
 
-    def decode(self, x0: Tensor) -> Tensor: ...  # [B, *] -> [B, 3, H, W] in [0, 1]
+    # [B, *] -> [B, 3, H, W] in [0, 1]; a model with `frames` above 1: [B, frames, 3, H, W]
+    def decode(self, x0: Tensor) -> Tensor: ...
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]: ...
 

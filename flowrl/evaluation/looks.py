@@ -13,7 +13,8 @@ MOST = 64  # prompts of a process that are looked at
 def looks_of(images: Tensor, group: Tensor, kind: Tensor) -> Tensor:
     """Look at the first finished image of each prompt, of `MOST` prompts -> [G, 3] as `LOOKS`.
 
-    Images uint8 [L, 3, H, W]; kind [L] as `leaf_kinds` gives it, 0 = finished.
+    Images uint8 [L, 3, H, W], or videos [L, T, 3, H, W]; kind [L] as `leaf_kinds` gives it, 0 =
+    finished.
     """
     done = (kind.cpu() == 0).nonzero().flatten()
     prompt = torch.unique(group.cpu()[done], return_inverse=True)[1]
@@ -22,8 +23,9 @@ def looks_of(images: Tensor, group: Tensor, kind: Tensor) -> Tensor:
     # one at a time: floats of all of them would be several times what an iteration keeps
     rows = []
     for place in first.tolist():
-        one = images[place : place + 1].cpu().float() / 255
-        rows.append(torch.cat([saturation(one), sharpness(one), grid_energy(one)]))
+        one = images[place].cpu().float().reshape(-1, *images.shape[-3:]) / 255
+        each = torch.stack([saturation(one), sharpness(one), grid_energy(one)])
+        rows.append(each.mean(1))  # over the frames of a video
     return torch.stack(rows)
 
 

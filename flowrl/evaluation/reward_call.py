@@ -1,14 +1,7 @@
-"""Ask one reward, whatever it is made of: every failure is one message, every answer is checked.
-
-A reward is called in one of two ways. A function of one argument gets a `RewardBatch`. A function
-of several gets ``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of
-the prompts' records as a list with one entry per image, None where a record lacks the key.
-"""
+"""Ask one reward, whatever it is made of: every failure is one message, every answer is checked."""
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,15 +14,17 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch
 from flowrl.core.users_code import FAILURES, as_one_message, told
+from flowrl.evaluation.frame_rewards import fitting
+from flowrl.evaluation.reward_answer import as_tensor, call_reward
 
 
-def rewards_of(calls: Mapping[str, Call]) -> dict[str, Any]:
-    """Make the rewards of a config. Raises ConfigError that names the one which failed, or what it
-    raises of our own errors."""
+def rewards_of(calls: Mapping[str, Call], frames: int = 1) -> dict[str, Any]:
+    """Make the rewards of a config for a model whose videos have so many frames; 1: images. Raises
+    ConfigError that names the one which failed, or what it raises of our own errors."""
     made = {}
     for name, call in calls.items():
         with as_one_message(f"making reward {name!r}", ConfigError):
-            made[name] = call.make()
+            made[name] = fitting(call, call.make(), frames)
     return made
 
 
@@ -74,7 +69,7 @@ def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
     count = len(batch.images)
     said = f"{where}: reward {name!r}: expected {count} numbers, one per image, got"
     try:
-        rows = _as_tensor(values, count)
+        rows = as_tensor(values, count)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RewardError(f"{said} {type(values).__name__}: {error}") from error
     if rows.shape != (count,):
@@ -97,54 +92,3 @@ def unusable(
         f"{where}: reward {name!r} gave {values[first].item()} for image {first}, prompt "
         f"{prompts[first]!r} ({missing} of {len(values)} images have no finite score). {rule}"
     )
-
-
-def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
-    """Call a reward in the way that its signature asks for."""
-    try:
-        parameters = inspect.signature(reward).parameters
-    except (TypeError, ValueError):  # written in C
-        return reward(batch)
-    if not _is_plain(parameters):
-        return reward(batch)
-    # the keys of the records that it takes
-    keys = dict.fromkeys(key for record in batch.meta for key in record)
-    record = {key: [row.get(key) for row in batch.meta] for key in keys if key != "prompt"}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        record = {key: rows for key, rows in record.items() if key in parameters}
-    # by name where they are named so, whatever their order
-    if {"images", "prompts"} <= parameters.keys():
-        return reward(**{**record, "images": batch.images, "prompts": batch.prompts})
-    return reward(batch.images, batch.prompts, **record)
-
-
-def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Say whether a function wants images and prompts apart, not a `RewardBatch`."""
-    if {"images", "prompts"} <= parameters.keys():
-        return True
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters.values() if p.kind in kinds and p.default is p.empty]
-    return len(needed) > 1
-
-
-def _as_tensor(values: Any, count: int) -> Tensor:
-    """Make a tensor of what a reward gave. Raises TypeError, ValueError or RuntimeError."""
-    if isinstance(values, Tensor):
-        rows = values
-    elif isinstance(values, list | tuple):
-        rows = torch.tensor([_number(value) for value in values])
-    elif hasattr(values, "__array__"):
-        found = values.__array__()
-        rows = torch.tensor(found.tolist(), dtype=torch.float64)
-        rows = rows.expand(count) if found.ndim == 0 else rows
-    elif isinstance(values, int | float):
-        rows = torch.full((count,), float(values))
-    else:
-        raise TypeError("no tensor, array, list or number")
-    return rows
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, str):
-        raise TypeError(f"the text {value!r} is no number")
-    return math.nan if value is None else float(value)

@@ -62,11 +62,17 @@ class RewardSet:
     """
 
     def __init__(
-        self, config: Config, records: list[dict[str, Any]], credit: Credit | Any = None
+        self,
+        config: Config,
+        records: list[dict[str, Any]],
+        credit: Credit | Any = None,
+        *,
+        frames: int = 1,
     ) -> None:
-        """credit: the method's; one that remembers prompts is kept along."""
+        """credit: the method's; one that remembers prompts is kept along. frames: of the model's
+        videos; 1: it makes images."""
         # the functions that the config names
-        self.rewards = rewards_of(config.rewards)
+        self.rewards = rewards_of(config.rewards, frames)
         self.transforms: dict[str, list[Transform]] = {}
         for name, call in config.rewards.items():
             self.transforms[name] = [step.partial() for step in call.transform]

@@ -98,7 +98,8 @@ def _read(
     for a tensor that is missing in the parts ``kinds``."""
     try:
         wanted = {name: kind for name, kind in kinds.items() if name not in absent}
-        with _without_bars():
+        # a network may draw weights, although its own are read afterwards
+        with _without_bars(), torch.random.fork_rng(devices=[]):
             parts = read_parts(folder, wanted, dtype)
             return pipeline_class.from_pretrained(
                 folder,

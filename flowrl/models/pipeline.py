@@ -31,16 +31,17 @@ def load(
     *,
     network: str = "transformer",
     leave_out: tuple[str, ...] = (),
+    wide: tuple[str, ...] = (),
 ) -> Loaded:
     """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
-    text encoders."""
+    text encoders. The parts in ``wide`` stay in float32."""
     runtime = tuning.runtime
     return load_pipeline(
         pipeline_class,
         path,
         parts,
         dtype=tuning.dtype,
-        dtypes={network: tuning.network_dtype},
+        dtypes={**dict.fromkeys(wide, torch.float32), network: tuning.network_dtype},
         leave_out=leave_out,
         network=network,
         quantization=quantization(

@@ -16,6 +16,7 @@ from flowrl.config.load import Config
 from flowrl.core.prompts import check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.evaluation.drift import PROMPTS, Probe, take
+from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
 from flowrl.evaluation.reward_call import ask, rewards_of
 from flowrl.training.trainer import Trainer
@@ -41,7 +42,7 @@ def evaluate(
     # a trainer has prompts and rewards loaded already
     if trainer is None:
         prompts = load_prompts(c.prompts.test)
-        rewards = rewards_of(c.rewards)
+        rewards = rewards_of(c.rewards, frames_of(c, model))
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
     check_records(prompts, rewards)
@@ -125,8 +126,8 @@ def probe_of(trainer: Trainer) -> Probe:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Paint images [n, 3, H, W] grey that are not finite."""
-    kept = finite_images(images)[:, None, None, None]
+    """Paint images [n, 3, H, W], or videos [n, T, 3, H, W], grey that are not finite."""
+    kept = finite_images(images).reshape(-1, *[1] * (images.ndim - 1))
     return torch.where(kept, images, torch.full_like(images, 0.5))
 
 

@@ -18,6 +18,7 @@ from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.bootstrap import paired_bootstrap
+from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.statistics import summarize
@@ -52,7 +53,8 @@ def run_suite(
     """
     world = world or World()
     # all that can fail before the first image
-    prompts, rewards = load_prompts(config.prompts.test), rewards_of(config.rewards)
+    prompts = load_prompts(config.prompts.test)
+    rewards = rewards_of(config.rewards, frames_of(config, model))
     check_records(prompts, rewards)
     probe_rewards(rewards)
     setting = setting_of(model, config, suite, target, prompts)

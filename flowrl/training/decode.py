@@ -13,8 +13,8 @@ from flowrl.training.setup import Setup
 
 
 class ImageBuffer:
-    """The images of this process' prompts, uint8 [L, 3, H, W] on the host, in the order of the
-    merged rollout's leaves.
+    """The images of this process' prompts, uint8 [L, 3, H, W], or videos [L, T, 3, H, W], on the
+    host, in the order of the merged rollout's leaves.
 
     On the model's device there are never more than one call's images.
     """

@@ -12,7 +12,7 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.promises import differentiable
 from flowrl.core.types import RewardBatch
 from flowrl.core.users_code import FAILURES, told
-from flowrl.evaluation.reward_call import call_reward
+from flowrl.evaluation.reward_answer import call_reward
 
 SHIPPED = "soft_shapes"
 """Rewards of flowrl that can be differentiated, for messages."""

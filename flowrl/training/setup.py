@@ -17,6 +17,7 @@ from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
+from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.training.iteration_cost import IterationCost
@@ -71,7 +72,10 @@ class Setup:
         if "teacher" in self.method.needs:
             self.teachers = Teachers(config, self.train_set)
         # rewards
-        self.reward_set = RewardSet(config, self.train_set.records, self.method.credit)
+        frames = frames_of(config, model)
+        self.reward_set = RewardSet(
+            config, self.train_set.records, self.method.credit, frames=frames
+        )
         self.rewards = self.reward_set.rewards
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)
@@ -82,6 +86,7 @@ class Setup:
         bare = config.call("model")() if model is None else model
         self.model = extended(bare, self.method, config)
         check_encodes(self.model, plan)
+        check_frames(bare, frames)
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
@@ -167,6 +172,16 @@ def extended(model: FlowModel, method: Method, config: Config) -> FlowModel:
         return model
     shape = model.latent_shape(config.image.height, config.image.width)
     return method.likelihood.extend(model, shape)
+
+
+def check_frames(model: FlowModel, frames: int) -> None:
+    """Raise ConfigError if a model makes other videos than its rewards were made for."""
+    made = int(getattr(model, "frames", 1))
+    if made != frames:
+        raise ConfigError(
+            f"model: {type(model).__name__} makes videos of {made} frames, but the config says "
+            f"{frames}; a model that makes videos takes their number as an argument `frames`"
+        )
 
 
 def snapshots_of(config: Config, method: Method) -> list[str]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, RunError
 from flowrl.core.types import Reward, RewardBatch
-from flowrl.evaluation.reward_call import call_reward, checked
+from flowrl.evaluation.reward_answer import call_reward
+from flowrl.evaluation.reward_call import checked
 
 Answer = dict[str, list[float | None]]
 """{name of a reward: one number per image}; None where it gave NaN."""

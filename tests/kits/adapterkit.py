@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -9,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline
+from diffusers import (
+    DDIMScheduler,
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+)
 from modelkit import edit, noise
 from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from tinywan import tiny_wan
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full
@@ -22,15 +28,24 @@ from flowrl.models.flux import flux, pack
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
+from flowrl.models.wan import first_order, wan
 
 PROMPTS = ["a red square", "two small blue circles left of a green triangle on white", "a cat"]
 TOKENS = 64  # of T5, so that no prompt is cut: the tiny tokenizers know letters only
-ADAPTERS: dict[str, Callable[..., Any]] = {"sd3": sd3, "flux": flux, "sd15": sd15, "sdxl": sdxl}
+FRAMES = 5  # of a video
+ADAPTERS: dict[str, Callable[..., Any]] = {
+    "sd3": sd3,
+    "flux": flux,
+    "sd15": sd15,
+    "sdxl": sdxl,
+    "wan": wan,
+}
 GUIDED: dict[str, dict[str, Any]] = {
     "sd3": {"guidance": 3.0},
     "flux": {"true_cfg_scale": 3.0},
     "sd15": {"guidance": 3.0},
     "sdxl": {"guidance": 3.0},
+    "wan": {"guidance": 3.0},
 }
 V = {"prediction_type": "v_prediction", "clip_sample": False}
 ZERO = {"set_alpha_to_one": True, "timestep_spacing": "trailing", "rescale_betas_zero_snr": True}
@@ -70,6 +85,8 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "sd15 v": partial(tiny_sd15, seed=2, scheduler=DDIMScheduler(**NOISE, **V)),
     "sd15 zero": partial(tiny_sd15, seed=3, scheduler=DDIMScheduler(**(NOISE | ZERO | V))),
     "sdxl": tiny_sdxl,
+    "wan": tiny_wan,
+    "wan euler": partial(tiny_wan, seed=2, scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0)),
     "sdxl zero": partial(tiny_sdxl, seed=1, scheduler=DDIMScheduler(**XL_ZERO), force_zeros=False),
 }
 
@@ -99,7 +116,11 @@ def adapter_of(name: str) -> str:
 def load_folder(name: str, folder: Path, **options: Any) -> Any:
     """Load a folder by the adapter of a name."""
     fn = adapter_of(name)
-    tokens = {"max_sequence_length": TOKENS} if fn in ("sd3", "flux") else {}
+    tokens: dict[str, Any] = {}
+    if fn in ("sd3", "flux", "wan"):
+        tokens["max_sequence_length"] = TOKENS
+    if fn == "wan":
+        tokens["frames"] = FRAMES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # test_flux.py looks at the warning of distilled models
         return ADAPTERS[fn](str(folder), **{"device": "cpu", **tokens, **options})
@@ -137,6 +158,11 @@ def diffusers_images(
         call["guidance_rescale"] = options.guidance_rescale
     else:
         call["max_sequence_length"] = options.max_sequence_length
+    # Wan: the same grid and times, without UniPC's second order.
+    if fn == "wan":
+        pipeline = copy.copy(pipeline)
+        pipeline.register_modules(scheduler=first_order(pipeline.scheduler))
+        call["num_frames"] = 4 * (x.shape[2] - 1) + 1
 
     # Guidance, by the pipelines' own names; a number that a network has no input for has no effect.
     if fn == "flux":
@@ -146,10 +172,9 @@ def diffusers_images(
     if model.guided and model.negative_prompt is not None:
         call["negative_prompt"] = [model.negative_prompt] * len(prompts)
     pipeline.set_progress_bar_config(disable=True)
-    height, width = (8 * side for side in x.shape[2:])
-    return pipeline(
-        prompts, num_inference_steps=steps, height=height, width=width, **(call | more)
-    ).images
+    height, width = (8 * side for side in x.shape[-2:])
+    made = pipeline(prompts, num_inference_steps=steps, height=height, width=width, **(call | more))
+    return made.frames if fn == "wan" else made.images
 
 
 def seeds(count: int) -> list[torch.Generator]:

@@ -21,7 +21,7 @@ from flowrl.models.loading import locate
 
 NOWHERE = "/nowhere/at/all"
 EVERY = list(ADAPTERS)
-TEXT = ("sd3", "flux")  # adapters of pipelines that may have T5
+TEXT = ("sd3", "flux", "wan")  # adapters of pipelines that may have T5
 UNETS = ("sd15", "sdxl")
 
 
@@ -78,6 +78,8 @@ OF_SOME: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (("sdxl",), {"target_size": [64, 0]}, "target_size.1: expected a number of at least 1, got 0"),
     (("sdxl",), {"crop": [-1, 0]}, "crop.0: expected a number of at least 0, got -1"),
     (("sdxl",), {"crop": [0.5, 0]}, "crop.0: expected a whole number, got 0.5"),
+    (("wan",), {"frames": 0}, "frames: expected a number of at least 1, got 0"),
+    (("wan",), {"flow_shift": 0.0}, "flow_shift: expected a number above 0, got 0"),
 ]
 
 

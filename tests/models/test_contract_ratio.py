@@ -38,6 +38,9 @@ RATIOS: list[tuple[str, dict[str, Any], Any, float]] = [
     ("sd15 zero", {"guidance": 3.0}, cps, 0.8),
     ("sdxl", {"guidance": 3.0}, ddim, 1.0),
     ("sdxl", {}, ddim, 1.0),
+    ("wan", {}, flow_sde, 0.7),  # from a first sigma of .999999
+    ("wan", {"guidance": 3.0}, cps, 0.7),
+    ("wan", VAGUE, cps, 0.7),
 ]
 
 
@@ -81,6 +84,10 @@ DANCE = (MILD, "transition.fn=dance_sde", "train.same_noise=true")
         ("sd15", ("transition.fn=ddim",)),
         ("sd15", DANCE),
         ("sdxl", ("transition.fn=ddim",)),
+        (
+            "wan",
+            ("transition.fn=flow_sde", *(f"rewards.{r}.frames=mean" for r in ("red", "strict"))),
+        ),
     ],
 )
 def test_an_update_moves_all_that_is_trained(

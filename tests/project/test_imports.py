@@ -36,7 +36,7 @@ REWARDS = {
     "geneval": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
-    "remote": "flowrl.config flowrl.evaluation.reward_call",
+    "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
 

@@ -48,4 +48,5 @@ def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -
     if not isinstance(mix, int | float):
         raise why
     kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
-    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, Absent)
+    frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
+    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, Absent, str(frames))

@@ -20,6 +20,7 @@ from flowrl.cli.estimate import estimate
 from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
 from flowrl.cli.grid import grid
+from flowrl.cli.measure import measure
 from flowrl.cli.methods import methods
 from flowrl.cli.pairs import pairs
 from flowrl.cli.sample import sample
@@ -46,7 +47,13 @@ GROUPS: dict[str, dict[str, Command]] = {
         "bench": bench,
         "pairs": pairs,
     },
-    "Look at a model": {"eval": evaluate, "sample": sample, "grid": grid, "export": export},
+    "Look at a model": {
+        "eval": evaluate,
+        "measure": measure,
+        "sample": sample,
+        "grid": grid,
+        "export": export,
+    },
     "Rewards": {"score": score, "serve-rewards": serve_rewards},
     "What is shipped": {"configs": configs, "methods": methods, "schema": schema},
 }

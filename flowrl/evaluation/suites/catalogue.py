@@ -47,6 +47,12 @@ SUITES: dict[str, Suite] = {
     "partiprompts": Suite("", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
     "pickscore": Suite("", _PREFERENCE, 1, "PickScore (2305.01569) on prompts of yours"),
     "hpdv2": Suite("", {"hpsv2": {"fn": "hpsv2"}}, 1, "HPSv2 (2306.09341) on its prompts"),
+    "clip_score": Suite(
+        "",
+        {"clip_score": {"fn": "clip", "scale": 100.0}},
+        1,
+        "CLIPScore (2104.08718) as torchmetrics has it, 100 times the cosine",
+    ),
     "aesthetic": Suite("", {"aesthetic": {"fn": "aesthetic"}}, 1, "the aesthetic predictor"),
 }
 

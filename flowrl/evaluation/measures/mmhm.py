@@ -1,0 +1,58 @@
+"""MMHM: several measures of one setting as one number, which none of them can hide in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from flowrl.core.errors import DataError
+
+EPS = 1e-3
+Bounds = dict[str, tuple[float, float]]
+
+
+def bounds_of(values: Mapping[str, Sequence[float]]) -> Bounds:
+    """Return the lowest and the highest value of each measure over the settings compared."""
+    return {name: (min(column), max(column)) for name, column in values.items()}
+
+
+def mmhm(
+    values: Mapping[str, Sequence[float]],
+    *,
+    lower: Collection[str] = ("fid",),
+    bounds: Bounds | None = None,
+    eps: float = EPS,
+    unclipped_bounds: bool = False,
+) -> list[float]:
+    """Return the min-max harmonic mean of each setting from {measure: one value per setting}.
+
+    u = (x - min) / (max - min), turned round for measures of `lower`, 1 where all are equal; then
+    K / sum_k 1 / (eps + u_k), up to 1 + eps. `bounds` are those of an earlier comparison. A measure
+    at its worst keeps the score below about K eps, so of few settings almost all score nothing:
+    compare at least five. **Differs:** the published code lets u leave [0, 1] with bounds of
+    earlier settings, and then a setting worse than all of these can come first; here u is clipped,
+    and `unclipped_bounds` is theirs. Raises DataError for columns that differ in length and bounds
+    that lack a measure.
+    """
+    lengths = {len(column) for column in values.values()}
+    if len(lengths) != 1 or not eps > 0:
+        raise DataError(
+            f"mmhm: expected measures with one value for each setting and eps > 0, got "
+            f"{ {name: len(column) for name, column in values.items()} } and {eps}"
+        )
+    limits = bounds or bounds_of(values)
+    missing = [name for name in values if name not in limits]
+    if missing:
+        raise DataError(f"mmhm: the bounds have no {', '.join(missing)}, only {', '.join(limits)}")
+    columns = []
+    for name, column in values.items():
+        shares = [_share(x, limits[name], name in lower) for x in column]
+        columns.append(shares if unclipped_bounds else [min(max(u, 0.0), 1.0) for u in shares])
+    rows = zip(*columns, strict=True)
+    return [len(columns) / sum(1 / (eps + u) for u in row) for row in rows]
+
+
+def _share(value: float, bounds: tuple[float, float], lower: bool) -> float:
+    low, high = bounds
+    if low == high:
+        return 1.0
+    return ((high - value) if lower else (value - low)) / (high - low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,10 @@ def doctor(
         float | None, typer.Option(metavar="GB", help="memory to fit; default: this machine's")
     ] = None,
     json: options.Json = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="keep it in this run's folder, for its report"),
+    ] = None,
     plugin: options.Plugins,
 ) -> int:
     """Examine a config before it is trained: parity with diffusers, noise, ratio, rewards, credit.
@@ -45,13 +50,17 @@ def doctor(
     change.
     """
     from flowrl.config.load import load_config
+    from flowrl.core.files import write_json
     from flowrl.doctor.examine import examine
     from flowrl.doctor.report import as_json, text
+    from flowrl.runs.folder import DOCTOR
 
     options.quiet_libraries()
     chosen = load_config(config, overrides, plugin)
     checkup = examine(chosen, only=only, known=known, card=card, progress=_say)
     _say("")
+    if run is not None:
+        write_json(run / DOCTOR, {**as_json(checkup), "settings": chosen.to_dict()})
     show_or_write(lambda width: text(checkup, width), as_json(checkup), json)
     return 1 if checkup.findings else 0
 

@@ -23,6 +23,7 @@ from flowrl.cli.grid import grid
 from flowrl.cli.measure import measure
 from flowrl.cli.methods import methods
 from flowrl.cli.pairs import pairs
+from flowrl.cli.report import report
 from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
@@ -52,6 +53,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "measure": measure,
         "sample": sample,
         "grid": grid,
+        "report": report,
         "export": export,
     },
     "Rewards": {"score": score, "serve-rewards": serve_rewards},

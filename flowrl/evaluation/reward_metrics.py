@@ -5,11 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import KINDS
+
+
+def histogram(values: Tensor, bins: int = 24) -> dict[str, Any] | None:
+    """Count the finite values [n] in `bins` equal parts of their range -> {"low", "high",
+    "counts"}; None where there is none."""
+    known = values.detach().double().cpu()
+    known = known[known.isfinite()]
+    if not len(known):
+        return None
+    low, high = known.min().item(), known.max().item()
+    if low == high:
+        return {"low": low, "high": high, "counts": [len(known)]}
+    counts = torch.histc(known, bins, low, high)
+    return {"low": low, "high": high, "counts": [int(count) for count in counts.tolist()]}
 
 
 def distances(images: Tensor, group: Tensor) -> Tensor:

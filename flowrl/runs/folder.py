@@ -19,12 +19,14 @@ Rows = list[dict[str, Any]]
 CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
 # logs with one object a line, each with its iteration
 METRICS, TIMING, EVALS = "metrics.jsonl", "timing.jsonl", "eval.jsonl"
+HISTOGRAMS = "histograms.jsonl"  # of rewards and advantages
 FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
 SAMPLES, PROMPTS, VERDICTS = "samples", "prompts.json", "verdicts.json"
 # what is written at the end
 SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
 # beside them
+DOCTOR = "doctor.json"  # what `flowrl doctor --run` left
 TENSORBOARD, EXPORT = "tensorboard", "export"
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from flowrl.core.errors import RunError
 from flowrl.core.files import replacing
-from flowrl.runs.folder import METRICS, TENSORBOARD, TIMING
+from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING
 from flowrl.runs.progress import COLUMNS, Progress
 
+LOGS = (METRICS, TIMING, HISTOGRAMS)
 # phases of a few iterations only: they do not count for the time left
 MILESTONES = ("eval", "samples", "save")
 _told: set[str] = set()
@@ -30,7 +31,8 @@ class RunLogger:
 
     ``metrics.jsonl`` holds one object per iteration and nothing that depends on the clock, so that
     a resumed run ends with the same file as an uninterrupted one; NaN and infinity, which JSON
-    lacks, are null. ``timing.jsonl`` holds the seconds of each phase. Lines are flushed one by one.
+    lacks, are null. ``timing.jsonl`` holds the seconds of each phase, ``histograms.jsonl`` the
+    rewards and advantages of each iteration, counted. Lines are flushed one by one.
     Raises RunError if the folder cannot be written, or if it holds the metrics of another run and
     `resume_from_iteration` is None.
 
@@ -81,12 +83,19 @@ class RunLogger:
                 torch.cuda.synchronize()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def log(self, iteration: int, metrics: Mapping[str, Any], *, images: int = 0) -> None:
+    def log(
+        self,
+        iteration: int,
+        metrics: Mapping[str, Any],
+        *,
+        images: int = 0,
+        histograms: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write the metrics of a finished iteration (numbers or one-element tensors) and show the
         progress.
 
-        `images` is the number of images made in it, for the speed. Ends the iteration's phase
-        timers.
+        `images` is the number of images made in it, for the speed; `histograms` are its line of
+        ``histograms.jsonl``. Ends the iteration's phase timers.
         """
         values = {name: _number(value) for name, value in metrics.items()}
         timing, usual = self._end_timers(images)
@@ -94,6 +103,8 @@ class RunLogger:
         rounded = {name: None if s is None else round(s, 6) for name, s in timing.items()}
         self._write(METRICS, {"iteration": iteration, **values})
         self._write(TIMING, {"iteration": iteration, **rounded})
+        if histograms:
+            self._write(HISTOGRAMS, {"iteration": iteration, **histograms})
         # TensorBoard and the terminal
         times = {f"time/{name}": value for name, value in timing.items()}
         self._add_scalars(iteration, {**values, **times})
@@ -124,11 +135,9 @@ class RunLogger:
     def _open(self, resume: int | None) -> dict[str, IO[str]]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, TIMING):
+            for name in LOGS:
                 _prepare(self.folder / name, resume)
-            return {
-                name: (self.folder / name).open("a", encoding="utf-8") for name in (METRICS, TIMING)
-            }
+            return {name: (self.folder / name).open("a", encoding="utf-8") for name in LOGS}
         except OSError as error:
             reason = error.strerror or error
             raise RunError(f"cannot write to the run folder {self.folder}: {reason}") from error
@@ -209,7 +218,14 @@ class Silence:
         yield
         self.current = ""
 
-    def log(self, iteration: int, metrics: Mapping[str, Any], *, images: int = 0) -> None:
+    def log(
+        self,
+        iteration: int,
+        metrics: Mapping[str, Any],
+        *,
+        images: int = 0,
+        histograms: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write nothing."""
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flowrl.config.flat import differences, flat
 from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
@@ -24,6 +25,7 @@ from flowrl.runs.folder import (
     ENVIRONMENT,
     EVALS,
     FINDINGS,
+    HISTOGRAMS,
     METRICS,
     SAMPLES,
     SUMMARY,
@@ -142,7 +144,7 @@ def _check_same(config: Config, run: Path) -> None:
     """Raise ConfigError unless a run is one of this config, but for how long it trains and when it
     looks at itself."""
     saved = load_config(run / CONFIG, (), config.plugins)
-    wrong = _differences(_fixed(saved), _fixed(config))
+    wrong = differences(_fixed(saved), _fixed(config))
     if wrong:
         raise ConfigError(
             f"{run} holds a run of another config: {', '.join(wrong[:4])} differ; name another "
@@ -152,22 +154,9 @@ def _check_same(config: Config, run: Path) -> None:
 
 def _fixed(config: Config) -> dict[str, Any]:
     """Return what must stay as it is when a run goes on, by dotted key."""
-    flat: dict[str, Any] = {}
-
-    def add(value: Any, key: str) -> None:
-        if isinstance(value, dict):
-            for name, inside in value.items():
-                add(inside, f"{key}.{name}" if key else name)
-        else:
-            flat[key] = value
-
-    add({key: value for key, value in config.to_dict().items() if key not in FREE}, "")
-    flat.pop("train.iterations")
-    return flat
-
-
-def _differences(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
-    return [key for key in dict.fromkeys([*one, *two]) if one.get(key) != two.get(key)]
+    found = flat({key: value for key, value in config.to_dict().items() if key not in FREE})
+    found.pop("train.iterations")
+    return found
 
 
 def begin(
@@ -206,7 +195,7 @@ def begin(
 def _occupy(config: Config, run: Path) -> None:
     """Write what a run is; logs of one that was killed before its first checkpoint go."""
     if (run / CONFIG).exists():
-        for name in (METRICS, TIMING, EVALS, FINDINGS, TENSORBOARD):
+        for name in (METRICS, TIMING, HISTOGRAMS, EVALS, FINDINGS, TENSORBOARD):
             delete(run / name)
     write_text(run / CONFIG, config.dump())
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})

@@ -28,8 +28,9 @@ from flowrl.runs.log import RunLogger, Silence
 from flowrl.runs.milestones import Milestones
 from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.report.curves import curves
-from flowrl.runs.report.page import before_after_table, best_line, html_report
+from flowrl.runs.report.page import html_report
 from flowrl.runs.report.style import save_figure
+from flowrl.runs.report.tables import before_after_table, best_line
 from flowrl.runs.rescue import Checkpoints, Log, rescued
 from flowrl.runs.start import Resume, begin, claimed
 from flowrl.runs.stop import StopSignal
@@ -110,7 +111,8 @@ def _iterate(milestones: Milestones, log: Log) -> None:
     while milestones.going_on:
         metrics = trainer.step()
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
-        log.log(trainer.iteration - 1, metrics, images=trainer.cost.images)
+        counted = trainer.histograms
+        log.log(trainer.iteration - 1, metrics, images=trainer.cost.images, histograms=counted)
         milestones.watch.iterated(metrics)
         if metrics.get("trained") == 0 and not idle:
             idle = True

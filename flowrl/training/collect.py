@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds
+from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
@@ -22,7 +22,12 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Plan, RewardBatch, Rollout, Tree
 from flowrl.evaluation.looks import LOOKS, looks_of
 from flowrl.evaluation.preference_pairs import labels_of
-from flowrl.evaluation.reward_metrics import finished_distances, prompt_entropy
+from flowrl.evaluation.reward_metrics import (
+    finished_distances,
+    histogram,
+    prompt_entropy,
+    weighted_sum,
+)
 from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
@@ -155,6 +160,10 @@ def give_credit(
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, whole.tree, credit, distance=apart
     )
+    finished = leaf_kinds(whole.tree, whole.leaf).cpu() == 0
+    total = weighted_sum(values, run.config.reward_weights)[finished]
+    nodes = trained_nodes(whole, run.method.likelihood.trains)
+    run.histograms = {"reward": histogram(total), "advantage": histogram(advantage[nodes])}
     metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
     metrics["prompt_entropy"] = prompt_entropy(advantage, whole.tree.group)
     run.intact = run.intact and not run.reward_set.has_state()

@@ -127,8 +127,13 @@ def backward(
         metrics = {**metrics, "kl": penalty.detach()}
     # rows of one node share its part of the sum
     part = 0.0 if idle else len(nodes) / (len(loss) * total)
+    watched = None if idle or now.v is None or not now.v.requires_grad else now.v
+    if watched is not None:
+        watched.retain_grad()  # type: ignore[no-untyped-call]
     (loss.sum() * part).backward()
     metrics = {**metrics, "loss": loss.detach()}
+    if watched is not None and watched.grad is not None:
+        metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
     calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)
     return Trained(metrics, batch.node, batch.step, batch.parent, update, calls)
 

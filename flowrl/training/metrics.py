@@ -10,6 +10,7 @@ from torch import Tensor
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]
+BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad")
 
 
 class Trained(NamedTuple):
@@ -32,8 +33,9 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
     """Reduce each metric of an iteration by its name, over all processes -> {name: number}.
 
     Every metric has its mean. `ratio` also has its spread, the largest distance from 1 before the
-    first optimizer step (`on_policy_gap`), and the spread by denoising step; `clip_frac` its mean
-    by denoising step. `grad_norm` is the mean over optimizer steps, `trained` the number of rows.
+    first optimizer step (`on_policy_gap`), and the spread by denoising step; those of `BY_STEP`
+    have their mean by denoising step. `grad_norm` is the mean over optimizer steps, `trained` the
+    number of rows.
     """
     rows = _all_rows(seen, world)
     if not rows:
@@ -47,8 +49,9 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
     for k in step.unique().tolist():
         if "ratio" in rows:
             out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])
-        if "clip_frac" in rows:
-            out[f"clip_frac/step{k}"] = rows["clip_frac"][step == k].mean().item()
+        for name in BY_STEP:
+            if name in rows:
+                out[f"{name}/step{k}"] = rows[name][step == k].mean().item()
     out["grad_norm"] = torch.tensor(norms).mean().item()
     out["trained"] = float(len(step))
     return out

@@ -51,6 +51,7 @@ class Setup:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0
+        self.histograms: dict[str, Any] = {}  # rewards and advantages of the last iteration
         self.memory: dict[str, Any] = {}  # of the monitors: plain JSON that checkpoints keep
         self.probe: Any = None  # a `flowrl.evaluation.drift.Probe` of the base model's velocity
         # whether weights, optimizer and rewards are those after `iteration` whole iterations

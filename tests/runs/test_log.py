@@ -60,7 +60,7 @@ def test_resumed_metrics_equal_uninterrupted(tmp_path: Path, torn: bytes) -> Non
     timing = rows(tmp_path / "parts" / "timing.jsonl")
     assert [row["iteration"] for row in timing] == [*range(6)]
     files = {item.name for item in (tmp_path / "parts").iterdir()}
-    assert files == {"metrics.jsonl", "timing.jsonl"}
+    assert files == {"metrics.jsonl", "timing.jsonl", "histograms.jsonl"}
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:

@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gridkit import box, plain
+from gridkit import box
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
+from reportkit import BEFORE, evaluated, lines, make_run
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.evaluation.image_grids import save_strip
 from flowrl.runs.folder import read_rows
-from flowrl.runs.report.curves import Series, _mean, _smooth, compare_curves, curves
-from flowrl.runs.report.page import before_after_table, html_report
+from flowrl.runs.report.columns import Series
+from flowrl.runs.report.curves import _mean, _smooth, compare_curves, curves
+from flowrl.runs.report.page import html_report
 from flowrl.runs.report.run_grid import run_grid
-
-
-def evaluated(iteration: int, mean: float, **tasks: float) -> dict[str, Any]:
-    """Make up a row of eval.jsonl."""
-    scores = {}
-    for name, m in tasks.items():
-        scores[name] = {"mean": m, "interval": [m - 0.05, m + 0.05], "images": 24}
-    interval = [mean - 0.02, mean + 0.02]
-    head = {"iteration": iteration, "score": "strict", "strict": mean, "interval": interval}
-    return {**head, "tasks": scores}
-
-
-BEFORE = evaluated(0, 0.4, colors=0.5, position=0.3)
-AFTER = evaluated(40, 0.7, colors=0.9, position=0.5)
-
-
-def lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def make_run(folder: Path, *, iterations: int = 45, shift: float = 0.0, samples: int = 3) -> Path:
-    """Make up a run: its logs, its summary and the strips of its grid."""
-    strips = folder / "samples"
-    strips.mkdir(parents=True)
-    (folder / "config.yaml").write_text("seed: 0\nnote: '<script>alert(1)</script> & co'\n")
-    timing = {"rollout": 2.0, "update": 1.0, "total": 3.5, "images_per_s": 9}
-    metrics = []
-    for i in range(iterations):
-        kl = 1e-5 if i else None
-        reward = i / 100 + shift
-        metrics.append({"iteration": i, "reward": reward, "approx_kl": kl, "grad_norm": 0.5})
-    lines(folder / "metrics.jsonl", metrics)
-    lines(folder / "timing.jsonl", [{"iteration": i, **timing} for i in range(iterations)])
-    lines(folder / "eval.jsonl", [BEFORE, AFTER])
-    summary = {"before": BEFORE, "after": AFTER, "device": "<cpu>"}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    for i in range(0, 20 * samples, 20):
-        save_strip(plain((i, 250, 1), (i, 250, 2)), strips / f"{i:06d}.png")
-    record = {"prompts": ["a", "b"], "height": 8, "width": 8}
-    (strips / "prompts.json").write_text(json.dumps(record))
-    return folder
+from flowrl.runs.report.tables import before_after_table
 
 
 @pytest.fixture
@@ -257,47 +214,3 @@ def test_table_needs_two_evaluations_of_one_score() -> None:
     assert "+0.000" in unmoved and "-0.000" not in unmoved
     zero = evaluated(9, -1e-9) | {"interval": [-1e-9, 1e-9]}
     assert "0.000 [0.000, 0.000]" in before_after_table({"before": row, "after": zero})
-
-
-class Page(HTMLParser):
-    """Collect tags, their links and the text of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        places = ("src", "href", "srcset", "data")
-        self.links += [value or "" for name, value in attrs if name in places]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_page_is_escaped_and_self_contained(run: Path) -> None:
-    run = run.rename(run.with_name("<b>run & co"))
-    page, text = Page(), html_report(run)
-    page.feed(text)
-    assert {"script", "b", "link"}.isdisjoint(page.tags) and page.tags.count("details") == 1
-    for text_of_run in ("<script>alert(1)</script> & co", "<b>run & co", "<cpu>"):
-        assert text_of_run in page.text
-    assert "0.900 [0.850, 0.950]" in page.text and "0.400 → 0.700" in page.text
-    assert len(page.links) == 2
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
-    images = [Image.open(io.BytesIO(base64.b64decode(link.split(",")[1]))) for link in page.links]
-    assert images[1].size == run_grid(run).size
-    assert "http" not in re.sub('http-equiv|base64,[^"]*', "", text)
-
-
-def test_page_of_a_run_without_samples_or_summary(run: Path) -> None:
-    (run / "summary.json").unlink()
-    for file in (run / "samples").iterdir():
-        file.unlink()
-    text = html_report(run)
-    assert text.count("<img") == 1 and "0.400 → 0.700" in text  # first and last line of eval.jsonl
-    (run / "summary.json").write_text('{"before": {}, "after": {}}')
-    with pytest.raises(RunError, match="summary.json: summary, 'before'"):
-        html_report(run)

@@ -76,10 +76,11 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     assert load_config(run / "config.yaml", (), ("toykit",)) == config_for(home)
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr
-        trained corr/red/strict backwards decoded scored saturation sharpness grid prompt_entropy
-        grad_outliers"""
+        trained velocity_grad corr/red/strict backwards decoded scored saturation sharpness grid
+        prompt_entropy grad_outliers"""
     keys = {*names.split()}
-    keys |= {f"{name}/step{k}" for name in ("ratio_std", "clip_frac") for k in range(3)}
+    by_step = ("ratio", "ratio_std", "clip_frac", "approx_kl", "kl", "velocity_grad")
+    keys |= {f"{name}/step{k}" for name in by_step for k in range(3)}
     for row in rows(run / "metrics.jsonl"):
         assert row.keys() == keys and all(map(math.isfinite, row.values()))
         # the headline, and the only reward with a weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from flowrl.runs.folder import (
     Evaluation,
     Rows,
     RunPath,
-    number_or_nan,
     read_evals,
     read_metrics,
     read_rows,
 )
+from flowrl.runs.report.columns import Series, series
 from flowrl.runs.report.style import PALETTE, grid_along, styled
 
 # metric -> title, label of the axis
@@ -35,13 +35,6 @@ PANELS = {
 }
 OF_RATIO = ("approx_kl", "ratio_std")
 NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
-
-
-class Series(NamedTuple):
-    """One curve; NaN where nothing was measured."""
-
-    x: np.ndarray  # [N] iterations
-    y: np.ndarray  # [N]
 
 
 class Panel(NamedTuple):
@@ -68,7 +61,7 @@ def curves(run: RunPath) -> Figure:
     if evals:
         panels.append(partial(_draw_evals, evals=evals))
     for key, (title, label) in PANELS.items():
-        line = _series(metrics, key)
+        line = series(metrics, key)
         if np.isfinite(line.y).any() and not (key in OF_RATIO and _on_policy(metrics)):
             panels.append(partial(_draw_metric, line=line, title=title, label=label))
     if timing:
@@ -89,7 +82,7 @@ def curves(run: RunPath) -> Figure:
 def _on_policy(metrics: Rows) -> bool:
     """Say whether the ratio never moved by more than rounding: with one update an iteration its
     curves are flat by construction."""
-    spread, gap = _series(metrics, "ratio_std").y, _series(metrics, "on_policy_gap").y
+    spread, gap = series(metrics, "ratio_std").y, series(metrics, "on_policy_gap").y
     known = np.isfinite(spread)
     return bool(known.any() and (spread[known] <= gap[known]).all())
 
@@ -124,7 +117,7 @@ def _shared_panels(runs: Sequence[RunPath]) -> list[Panel]:
     if names:
         totals = [_totals(rows) for rows in evals]
         panels.append(Panel("Held-out prompts", f"{names[0]} score", totals, "o"))
-    rewards = [_smooth(_series(read_metrics(run), "reward")) for run in runs]
+    rewards = [_smooth(series(read_metrics(run), "reward")) for run in runs]
     panels.append(Panel(*PANELS["reward"], rewards, ""))
     # a panel with nothing measured is left out
     kept = []
@@ -151,18 +144,6 @@ def _draw_runs(axes: Axes, panel: Panel) -> None:
 
 
 # --------------------------------------------------------------------------------------- the lines
-
-
-def _series(rows: Iterable[Mapping[str, Any]], key: str) -> Series:
-    """Return one number of every row; NaN where a row lacks it. Raises RunError for a text."""
-    x, y = [], []
-    for row in rows:
-        x.append(row["iteration"])
-        try:
-            y.append(number_or_nan(row.get(key), f"iteration {row['iteration']}, {key}"))
-        except DataError as error:
-            raise RunError(str(error)) from error
-    return Series(np.array(x, float), np.array(y, float))
 
 
 def _totals(rows: Sequence[Evaluation]) -> Series:
@@ -252,7 +233,7 @@ def _draw_timing(axes: Axes, *, rows: Rows) -> None:
     """Stack the phases; one that most iterations lack, such as evaluation, is spread evenly over
     the run."""
     _style(axes, "Time per iteration", "seconds")
-    x, seconds = _series(rows, "iteration").x, _phases(rows)
+    x, seconds = series(rows, "iteration").x, _phases(rows)
     # a band per phase
     layers = []
     for y in seconds.values():
@@ -271,8 +252,8 @@ def _draw_timing(axes: Axes, *, rows: Rows) -> None:
 def _phases(rows: Rows) -> dict[str, np.ndarray]:
     """Return the seconds [N] of each phase; what else took time is "other"."""
     names = list(dict.fromkeys(key for row in rows for key in row if key not in NO_PHASE))
-    seconds = {name: np.nan_to_num(_series(rows, name).y) for name in names}
-    total = _series(rows, "total").y
+    seconds = {name: np.nan_to_num(series(rows, name).y) for name in names}
+    total = series(rows, "total").y
     rest = total - sum(seconds.values(), np.zeros(len(rows)))
     if np.nansum(rest) > 0.01 * np.nansum(total):
         # rounding leaves a little below zero

@@ -1,0 +1,28 @@
+"""``flowrl report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="run folders, shown side by side")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="HTML", help="default: RUN/report.html, of several ./report.html"),
+]
+
+
+def report(runs: Runs, *, out: Out = None) -> None:
+    """Tell runs on one HTML page that opens offline: scores, samples, curves, findings, configs."""
+    from flowrl.core.files import is_stdout, write_text
+    from flowrl.runs.folder import REPORT
+    from flowrl.runs.report.page import html_report
+
+    file = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
+    write_text(file, html_report(*runs))
+    if not is_stdout(file):
+        print(file)

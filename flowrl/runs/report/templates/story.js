@@ -1,0 +1,134 @@
+"use strict";
+// A page of one run, or of several side by side, from their stories.
+function colored(stories) {
+  return stories.map((story, i) => ({ ...story, color: PALETTE[i % PALETTE.length] }));
+}
+
+function headline(stories) {
+  return el("div", { class: "heads" }, stories.map((story) => el("div", { class: "head" },
+    el("h1", {}, stories.length > 1 ? swatch(story.color) : null, story.name),
+    el("dl", {}, Object.entries(story.facts).map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))))));
+}
+
+function beforeAfter(stories) {
+  const tables = stories.filter((story) => story.table.length);
+  if (!tables.length) return null;
+  const last = (row, place, rows) => (place === rows.length - 1 ? "total" : "");
+  return section("Before and after", "before-after", tables.map((story) => [
+    stories.length > 1 ? el("h3", {}, swatch(story.color), story.name) : null,
+    tableOf(story.table, { mark: (row, place) => last(row, place, story.table) })]),
+    el("p", { class: "quiet" }, "Mean score on held-out prompts, with its 95 % interval in brackets. Both see the same prompts and noise; the intervals give none for the change."));
+}
+
+function panelLines(stories, title) {
+  const lines = [];
+  for (const story of stories) {
+    const panel = story.panels.find((one) => one.title === title);
+    if (!panel) continue;
+    const main = panel.lines.find((line) => line.name === "all" || line.name === "total");
+    const kept = stories.length > 1 && main ? [main] : panel.lines;
+    kept.forEach((line, i) => {
+      const color = stories.length > 1 ? story.color : PALETTE[i % PALETTE.length];
+      const name = stories.length > 1 ? (line === main ? story.name : `${story.name} ${line.name}`) : line.name;
+      lines.push({ ...line, name, color, faint: kept.length > 1 && line !== main && main !== undefined });
+    });
+  }
+  return lines;
+}
+
+function curves(stories) {
+  const titles = [...new Set(stories.flatMap((story) => story.panels.map((panel) => panel.title)))];
+  if (!titles.length) return section("Curves", "curves", el("p", { class: "quiet" }, "Nothing was measured yet."));
+  return section("Curves", "curves", el("div", { class: "charts" }, titles.map((title) => lineChart(title, panelLines(stories, title)))));
+}
+
+function steps(stories) {
+  const maps = stories.flatMap((story) => story.by_step.map((panel) => heatMap(stories.length > 1 ? story.name : "", panel)));
+  return maps.length ? section("By denoising step", "by-step", el("div", { class: "charts" }, maps)) : null;
+}
+
+function counted(stories) {
+  const known = stories.filter((story) => story.histograms.length);
+  if (!known.length) return null;
+  const most = Math.max(...known.map((story) => story.histograms.length));
+  const slider = el("input", { type: "range", id: "counted", min: 0, max: most - 1, value: most - 1, "aria-label": "iteration of the histograms" });
+  const drawn = el("div", { class: "charts" });
+  const show = () => drawn.replaceChildren(...known.flatMap((story) => {
+    const line = story.histograms[Math.min(story.histograms.length - 1, Number(slider.value))];
+    const of = `iteration ${line.iteration}${stories.length > 1 ? ` · ${story.name}` : ""}`;
+    return [histogram(`Rewards, ${of}`, line.reward), histogram(`Advantages, ${of}`, line.advantage)];
+  }));
+  slider.addEventListener("input", show);
+  show();
+  return section("Rewards and advantages", "histograms", el("div", { class: "bar-of-tools" }, el("label", { for: "counted" }, "iteration"), slider), drawn);
+}
+
+function findings(stories) {
+  const parts = [];
+  for (const story of stories) {
+    const name = stories.length > 1 ? el("h3", {}, swatch(story.color), story.name) : null;
+    const said = story.findings.map((row) => el("li", {}, `After ${row.iteration} iterations, `, el("b", {}, row.monitor), ` (${row.action}): ${row.what}. ${row.advice}.`));
+    parts.push(name, said.length ? el("ul", {}, said) : el("p", { class: "quiet" }, "The monitors found nothing."));
+  }
+  return section("Findings of the monitors", "monitors", parts);
+}
+
+function doctors(stories) {
+  const parts = [];
+  for (const story of stories.filter((one) => one.doctor)) {
+    const seen = story.doctor;
+    if (stories.length > 1) parts.push(el("h3", {}, swatch(story.color), story.name));
+    if (seen.other.length) parts.push(el("p", { class: "note" }, `It looked at another config than the run's: ${seen.other.slice(0, 8).join(", ")} differ.`));
+    if (seen.findings.length) parts.push(el("ul", {}, seen.findings.map((row) => el("li", {}, el("b", {}, row.id), `: ${row.found}. ${row.change}.`))));
+    else parts.push(el("p", {}, "Nothing to change was found."));
+    parts.push(el("p", { class: "quiet" }, `Looked at: ${seen.looked_at.join(", ")}.`));
+    for (const [name, why] of Object.entries(seen.skipped)) parts.push(el("p", { class: "quiet" }, `Not looked at: ${name} (${why})`));
+    for (const [name, rows] of Object.entries(seen.tables)) parts.push(el("h4", {}, name === "gradient" ? "gradient of the weights by step" : "ratio before any update"), tableOf(rows));
+  }
+  return parts.length ? section("Findings of the doctor, before the run", "doctor", parts) : null;
+}
+
+function sideBySide(stories, key) {
+  const names = [...new Set(stories.flatMap((story) => Object.keys(story[key])))];
+  const rows = names.map((name) => [name, ...stories.map((story) => story[key][name] ?? "–")]);
+  const differs = rows.filter((row) => new Set(row.slice(1)).size > 1);
+  return { head: [key === "config" ? "key" : "what", ...stories.map((story) => story.name)], rows, differs };
+}
+
+function settings(stories) {
+  const parts = [], config = sideBySide(stories, "config"), place = sideBySide(stories, "environment");
+  if (stories.length > 1) {
+    parts.push(config.differs.length ? tableOf([config.head, ...config.differs]) : el("p", {}, "The configs are the same."));
+  }
+  if (config.rows.length) {
+    parts.push(el("details", {}, el("summary", {}, `Resolved configuration (${config.rows.length} keys)`),
+      tableOf([config.head, ...config.rows], { mark: (row, i) => (i && new Set(row.slice(1)).size > 1 ? "differs" : "") })));
+  }
+  if (place.rows.length) {
+    parts.push(el("details", {}, el("summary", {}, "Environment"),
+      tableOf([place.head, ...place.rows], { mark: (row, i) => (i && new Set(row.slice(1)).size > 1 ? "differs" : "") })));
+  }
+  return section(stories.length > 1 ? "What differs, and the rest" : "Configuration and environment", "config", parts);
+}
+
+function pictures(stories, url) {
+  const runs = stories.filter((story) => story.samples).map((story) => ({
+    name: story.name, color: story.color, ...story.samples,
+    url: (index, place) => url(story, index, place) }));
+  if (!runs.length) return null;
+  const noise = new Set(stories.filter((story) => story.samples).map((story) => story.noise));
+  const notes = noise.size > 1 ? ["The runs sampled from different noise (samples.seed), so pictures differ by that, too."] : [];
+  return samplesOf(runs, notes);
+}
+
+function tell(given, url) {
+  const stories = colored(given);
+  return [headline(stories), beforeAfter(stories), pictures(stories, url), curves(stories), steps(stories),
+    counted(stories), findings(stories), doctors(stories), settings(stories)].filter(Boolean);
+}
+
+const embedded = document.getElementById("data");
+if (embedded) {
+  const stories = JSON.parse(embedded.textContent);
+  document.querySelector("main").replaceChildren(...tell(stories, (story, index, place) => story.samples.images[index][place]));
+}

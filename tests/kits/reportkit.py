@@ -1,0 +1,52 @@
+"""A made-up run: its logs, its summary and its samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gridkit import plain
+
+from flowrl.evaluation.image_grids import save_strip
+
+
+def evaluated(iteration: int, mean: float, **tasks: float) -> dict[str, Any]:
+    """Make up a row of eval.jsonl."""
+    scores = {}
+    for name, m in tasks.items():
+        scores[name] = {"mean": m, "interval": [m - 0.05, m + 0.05], "images": 24}
+    interval = [mean - 0.02, mean + 0.02]
+    head = {"iteration": iteration, "score": "strict", "strict": mean, "interval": interval}
+    return {**head, "tasks": scores}
+
+
+BEFORE = evaluated(0, 0.4, colors=0.5, position=0.3)
+AFTER = evaluated(40, 0.7, colors=0.9, position=0.5)
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_run(folder: Path, *, iterations: int = 45, shift: float = 0.0, samples: int = 3) -> Path:
+    """Make up a run: its logs, its summary and the strips of its grid."""
+    strips = folder / "samples"
+    strips.mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\nnote: '<script>alert(1)</script> & co'\n")
+    timing = {"rollout": 2.0, "update": 1.0, "total": 3.5, "images_per_s": 9}
+    metrics = []
+    for i in range(iterations):
+        kl = 1e-5 if i else None
+        reward = i / 100 + shift
+        metrics.append({"iteration": i, "reward": reward, "approx_kl": kl, "grad_norm": 0.5})
+    lines(folder / "metrics.jsonl", metrics)
+    lines(folder / "timing.jsonl", [{"iteration": i, **timing} for i in range(iterations)])
+    lines(folder / "eval.jsonl", [BEFORE, AFTER])
+    summary = {"before": BEFORE, "after": AFTER, "device": "<cpu>"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for i in range(0, 20 * samples, 20):
+        save_strip(plain((i, 250, 1), (i, 250, 2)), strips / f"{i:06d}.png")
+    record = {"prompts": ["a", "b"], "height": 8, "width": 8}
+    (strips / "prompts.json").write_text(json.dumps(record))
+    return folder

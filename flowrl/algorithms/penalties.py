@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
+from flowrl.core.noise_path import per_sample
 from flowrl.core.types import LossInput
 
 
@@ -130,6 +131,17 @@ def norm_guard(data: LossInput) -> Tensor:
         raise ConfigError("norm_guard: the likelihood has no velocity; take forward or reverse")
     length, before = (v.flatten(1).norm(dim=1) for v in (now, ref.detach()))
     return (length / before - 1).relu().square()
+
+
+@needs("zero_advantage")
+def noise_moments(data: LossInput) -> Tensor:
+    """Penalise initial noise that is far from the model's own, ``mean(m^2 + (q - 1)^2)`` [B] for
+    the mean m and std q of likelihood `prior`, over dimensions.
+
+    FIND (2407.19453), its code: weight 0.01.
+    """
+    off = per_sample(data.now.std, data.now.mean) if data.now.std.dim() == 1 else data.now.std
+    return (data.now.mean.square() + (off - 1).square()).flatten(1).mean(1)
 
 
 def _velocity_gap(data: LossInput, name: str) -> Tensor:

@@ -19,7 +19,12 @@ class ExtendsModel(Protocol):
     `flowrl.algorithms.likelihoods.prior`.
     """
 
-    def extend(self, model: FlowModel, shape: tuple[int, ...]) -> FlowModel: ...
+    # whether `extend` is given the training prompts
+    wants_prompts: bool
+
+    def extend(
+        self, model: FlowModel, shape: tuple[int, ...], prompts: Sequence[str] = ()
+    ) -> FlowModel: ...
 
 
 @runtime_checkable

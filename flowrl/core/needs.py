@@ -17,8 +17,9 @@ rest is made only for functions that ask for it by name:
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ==================  ==============================================================================
 
-A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], or ``prompts``, the
-text of each leaf [L], as a keyword.
+A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
+of each leaf [L], or ``state``, what likelihood `prior` says of each leaf's noise [L, D], as a
+keyword.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
     {
         *("old_log_prob", "old_mean", "old", "ref", "ema", "slow"),
-        *("best", "reward", "siblings", "zero_advantage", "log_prob", "prompts", "teacher"),
+        *(
+            "best",
+            "reward",
+            "siblings",
+            "zero_advantage",
+            "log_prob",
+            "prompts",
+            "teacher",
+            "state",
+        ),
     }
 )
 SNAPSHOTS = ("old", "ref", "ema", "slow")

@@ -4,6 +4,7 @@ where they learn."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -136,13 +137,23 @@ class RewardSet:
         return mixed.advantage, metrics
 
     def update(
-        self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree
+        self,
+        values: Mapping[str, Tensor],
+        batch: RewardBatch,
+        leaf: Tensor,
+        tree: Tree,
+        told: Mapping[str, Tensor] | None = None,
     ) -> dict[str, float]:
-        """Let the aggregator and the rewards that are trained along take their step -> metrics."""
+        """Let the aggregator and the rewards that are trained along take their step -> metrics.
+
+        told: what the credit asked for besides the prompts.
+        """
         if isinstance(self.aggregate, StatefulAggregator):
             self.aggregate.update(self._scores(values, batch, leaf, tree))
         if self.credit is not None:
-            self._remember(self.credit, self._scores(values, batch, leaf, tree), batch.prompts)
+            learn: Callable[..., None] = self.credit.update
+            learn = partial(learn, prompts=batch.prompts, **(told or {}))
+            self._remember(learn, self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():
             with as_one_message(f"the update of reward {name!r}", RewardError):
@@ -188,11 +199,11 @@ class RewardSet:
         if self.credit is not None:
             self.credit.load_state_dict(files["credit"])
 
-    def _remember(self, credit: RememberingCredit, scores: Scores, prompts: list[str]) -> None:
-        """Show a credit what the aggregator makes of an iteration's rewards."""
+    def _remember(self, learn: Callable[..., None], scores: Scores) -> None:
+        """Show a credit's `update` what the aggregator makes of an iteration's rewards."""
 
         def seen(reward: Tensor) -> Tensor:
-            credit.update(reward, scores.leaf, scores.tree, prompts=prompts)
+            learn(reward, scores.leaf, scores.tree)
             return torch.zeros(len(scores.tree.parent), device=reward.device)
 
         self.aggregate(scores, seen)

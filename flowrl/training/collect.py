@@ -15,6 +15,7 @@ from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.promises import judges_singly
@@ -155,6 +156,10 @@ def give_credit(
         credit = partial(credit, log_prob=whole.log_prob)
     if "prompts" in needs_of(credit):
         credit = partial(credit, prompts=batch.prompts)
+    told = {}
+    if "state" in needs_of(run.method.credit):
+        told["state"] = state_of(run, rows)[batch.group]
+        credit = partial(credit, **told)
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))
     advantage, metrics = run.reward_set.advantages(
@@ -167,8 +172,23 @@ def give_credit(
     metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
     metrics["prompt_entropy"] = prompt_entropy(advantage, whole.tree.group)
     run.intact = run.intact and not run.reward_set.has_state()
-    learned = run.reward_set.update(values, batch, whole.leaf, whole.tree)
+    learned = run.reward_set.update(values, batch, whole.leaf, whole.tree, told)
     return advantage, metrics | learned
+
+
+def state_of(run: Setup, rows: list[int]) -> Tensor:
+    """Return what the likelihood says of the noise of training prompts `rows` -> [R, D] on the
+    CPU. Raises ConfigError for a likelihood that has nothing to say."""
+    describe = getattr(run.method.likelihood, "describe", None)
+    if describe is None:
+        raise ConfigError(
+            f"credit {run.config.credit.fn} judges the initial noise, and likelihood "
+            f"{run.config.likelihood.fn} has none that is learned; take likelihood prior"
+        )
+    policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+    with policy, torch.no_grad():
+        found: Tensor = describe(run.model.encode([run.train_set.texts[row] for row in rows]))
+    return found.cpu()
 
 
 def _by_label(credit: Callable[..., Tensor], labels: Tensor) -> Callable[..., Tensor]:

@@ -167,7 +167,7 @@ def _check_signal(config: Config, method: Method, advantage: Tensor, work: Itera
 def _credit(config: Config, method: Method, made: Rollout) -> Tensor:
     reward = torch.rand(len(made.leaf), generator=torch.Generator().manual_seed(0))
     # what remembers prompts has met none yet
-    if not _ours(config.credit) or "prompts" in needs_of(method.credit):
+    if not _ours(config.credit) or needs_of(method.credit) & {"prompts", "state"}:
         return torch.ones(len(made.x))
     wanted = {"log_prob": made.log_prob} if "log_prob" in needs_of(method.credit) else {}
     return method.credit(reward, made.leaf, made.tree, **wanted)

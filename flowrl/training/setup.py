@@ -172,7 +172,9 @@ def extended(model: FlowModel, method: Method, config: Config) -> FlowModel:
     if not isinstance(method.likelihood, ExtendsModel):
         return model
     shape = model.latent_shape(config.image.height, config.image.width)
-    return method.likelihood.extend(model, shape)
+    wants = method.likelihood.wants_prompts
+    texts = load_prompts(config.prompts.train).texts if wants else []
+    return method.likelihood.extend(model, shape, texts)
 
 
 def check_frames(model: FlowModel, frames: int) -> None:

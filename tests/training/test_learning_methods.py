@@ -20,6 +20,11 @@ APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline", "shapes/flow_opd")
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 # a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
 TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}
+# the toy's noise is learned far from an image model's size, and its prompt vector has another name
+FAST = ["likelihood.learn_spread=false", "optimizer.lr=0.05", "credit.lr=0.01"]
+TOY_SCALE["shapes/find"] = [*FAST, "likelihood.reads=text"]
+TOY_SCALE["shapes/find_own"] = FAST
+TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
 # rewards that a method asks for by name
 TOY_SCALE["shapes/gardo"] = ["rewards.novelty={fn: toykit.warmth, weight: 0}"]
 SETTING = [

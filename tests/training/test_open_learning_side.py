@@ -36,6 +36,18 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "prior": ("likelihood={fn: prior}", "loss={fn: toymethods.reinforce}"),
     "prior_ppo": ("likelihood={fn: prior, reads: text}", CLIP, "train.updates=2"),
+    "find": (
+        "likelihood={fn: prior, reads: text, learn_spread: true}",
+        "credit={fn: value_baseline, lr: 0.01}",
+        "loss={fn: clamped_ratio, clip_low: 0.2, clip_high: 0.2, scale: 10.0}",
+        "kl={fn: noise_moments, beta: 0.01}",
+    ),
+    "rank_search": (
+        "likelihood={fn: prior, own: true, start: noise, spread: 0.3}",
+        "credit={fn: rank_edges, best: 3}",
+        CLIP,
+        "optimizer.lr=0.05",
+    ),
     "negative_aware": (
         "likelihood={fn: forward}",
         "loss={fn: toymethods.negative_aware, beta: 1.0}",
@@ -103,7 +115,7 @@ def test_the_first_ratio_is_one(tmp_path: Path, name: str) -> None:
     assert metrics["on_policy_gap"] < 1e-6 and metrics["ratio_std"] > 0
 
 
-@pytest.mark.parametrize("name", ["preference", "prior_ppo", "negative_aware"])
+@pytest.mark.parametrize("name", ["preference", "prior_ppo", "negative_aware", "find"])
 def test_resume_is_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Own parameters, averages and copies of the weights come back; 2 + 2 iterations against 4."""
     whole, first = (trainer_of(tmp_path, name) for _ in range(2))

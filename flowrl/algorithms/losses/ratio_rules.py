@@ -41,6 +41,31 @@ def one_sided(
 
 
 @needs("old_log_prob")
+def clamped_ratio(
+    data: LossInput,
+    *,
+    clip_low: float,
+    clip_high: float,
+    scale: float = 1.0,
+    max_advantage: float = 5.0,
+) -> Loss:
+    """Return ``-scale A clip(r, 1 - clip_low, 1 + clip_high)`` [B] and metrics [B].
+
+    FIND (2407.19453), its code: scale 10, range 0.2. Without PPO's maximum a row outside the range
+    has no gradient on either side, whatever its advantage. `segment` and metrics as in `ppo_clip`.
+
+    Raises: ConfigError for a clip range or a scale that is not positive.
+    """
+    check_clip("clamped_ratio", clip_low, clip_high, max_advantage)
+    _positive("clamped_ratio", scale=scale)
+    log_ratio, share, a = _parts(data, max_advantage)
+    ratio = log_ratio.exp()
+    kept = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -scale * a * kept * share
+    return loss, ratio_metrics(log_ratio.detach(), (kept != ratio).detach())
+
+
+@needs("old_log_prob")
 def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
     """Return ``-A log r + tau / 2 (log r)^2`` [B] and metrics [B].
 

@@ -1,0 +1,141 @@
+"""Credit against what a small network expects of the policy: a baseline that needs no group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.algorithms.credit._groups import Groups
+from flowrl.algorithms.forest import subtree_mean
+from flowrl.core.errors import ConfigError
+from flowrl.core.seeds import generator, seed_of
+from flowrl.core.types import Tree
+
+WIDTH, BATCH = 256, 256
+
+
+class value_baseline:  # noqa: N801 - configs name credits in lower case
+    """Subtract from a reward [L] what a network expects of the noise it came from -> advantage per
+    node [V] float32.
+
+    FIND's dynamic reward calibration (2407.19453): the network reads mean and std of the initial
+    noise and the prompt's vector (likelihood `prior` describes them), has two hidden layers of 256
+    and learns the mean reward of each prompt and iteration by squared error, `rounds` Adam steps of
+    rate `lr` an iteration on up to 256 entries of the last `buffer`. So `train.group` may be 1.
+    NaN = not scored: advantage 0.
+
+    **Differs:** the published code pairs the oldest reward of its buffer with the newest noise, and
+    trains its network on copies of one entry; here entries are whole, drawn at random.
+
+    Raises: ConfigError for a number that is not above 0.
+    """
+
+    needs = frozenset({"state"})
+
+    def __init__(
+        self, *, buffer: int = 1000, rounds: int = 5, lr: float = 1e-4, seed: int = 0
+    ) -> None:
+        if min(buffer, rounds) < 1 or not lr > 0:
+            raise ConfigError(
+                "value_baseline: expected buffer, rounds and lr above 0, got "
+                f"{buffer=}, {rounds=}, {lr=}"
+            )
+        self.buffer, self.rounds, self.lr, self.seed = buffer, rounds, lr, seed
+        self.seen: Tensor = torch.zeros(0, 0)  # [n, D]  oldest first
+        self.worth: Tensor = torch.zeros(0)  # [n]
+        self.updates = 0
+        self.network: nn.Sequential | None = None
+        self.optimizer: torch.optim.Adam | None = None
+
+    def start(self, prompts: list[str]) -> None:
+        """Nothing is kept of the list of prompts."""
+
+    def __call__(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, state: Tensor | None = None
+    ) -> Tensor:
+        """Compare each reward with what is expected; state [L, D]: what the policy of each leaf
+        was."""
+        expected = torch.zeros_like(reward, dtype=torch.float64)
+        if state is not None:
+            with torch.no_grad():
+                found = self._ready(state.shape[1])(state)[:, 0]
+            expected = found.double().to(reward.device)
+        return subtree_mean(reward.double() - expected, leaf, tree).nan_to_num().float()
+
+    def update(
+        self,
+        reward: Tensor,
+        leaf: Tensor,
+        tree: Tree,
+        *,
+        prompts: Sequence[str],
+        state: Tensor | None = None,
+    ) -> None:
+        """Remember the mean reward of each prompt, and train the network on what is remembered."""
+        if state is None:
+            raise ConfigError(
+                "value_baseline: needs the state of the policy; take likelihood prior"
+            )
+        groups = Groups(reward.cpu(), leaf.cpu(), Tree(*(part.cpu() for part in tree)))
+        mean = groups.mean()
+        first = torch.full_like(mean, len(state), dtype=torch.int64)
+        first.scatter_reduce_(0, groups.group, torch.arange(len(state)), "amin")
+        known = ~mean.isnan()
+        seen = torch.cat([self.seen.view(-1, state.shape[1]), state[first[known]]])
+        self.seen = seen[-self.buffer :]
+        self.worth = torch.cat([self.worth, mean[known].float()])[-self.buffer :]
+        if len(self.worth):
+            self._train(self._ready(state.shape[1]))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return memory, network and moments as tensors."""
+        kept = {"seen": self.seen, "worth": self.worth, "updates": torch.tensor(self.updates)}
+        if self.network is None or self.optimizer is None:
+            return kept
+        for name, p in self.network.named_parameters():
+            kept[f"network.{name}"] = p.detach().clone()
+            for key, value in self.optimizer.state.get(p, {}).items():
+                kept[f"adam.{key}.{name}"] = value.clone()
+        return kept
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put them back."""
+        self.seen, self.worth = state["seen"].clone(), state["worth"].clone()
+        self.updates = int(state["updates"])
+        if not any(name.startswith("network.") for name in state):
+            return
+        network = self._ready(state["network.0.weight"].shape[1])
+        assert self.optimizer is not None  # made with the network
+        for name, p in network.named_parameters():
+            p.data.copy_(state[f"network.{name}"])
+            moments = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if f"adam.{key}.{name}" in state:
+                    moments[key] = state[f"adam.{key}.{name}"].clone()
+            if moments:
+                self.optimizer.state[p] = moments
+
+    def _ready(self, width: int) -> nn.Sequential:
+        """Return the network, made at first for D = `width` numbers."""
+        if self.network is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(self.seed, "value") % 2**32)
+                layers = [nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+                self.network = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+            self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr)
+        return self.network
+
+    @torch.enable_grad()  # type: ignore[no-untyped-call,untyped-decorator]
+    def _train(self, network: nn.Sequential) -> None:
+        """Take the Adam steps of an iteration."""
+        assert self.optimizer is not None  # made with the network
+        for _ in range(self.rounds):
+            rng = generator(self.seed, "replay", self.updates)
+            rows = torch.randperm(len(self.worth), generator=rng)[:BATCH]
+            miss = network(self.seen[rows])[:, 0] - self.worth[rows]
+            self.optimizer.zero_grad()
+            miss.square().mean().backward()
+            self.optimizer.step()
+            self.updates += 1

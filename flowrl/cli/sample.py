@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,10 @@ def sample(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
     *,
     images: Annotated[int, typer.Option(help="images per prompt")] = 4,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="the image that all prompts edit; once or several times"),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="PNG", help="the page of images")] = Path(
         "samples.png"
     ),
@@ -28,21 +32,25 @@ def sample(
     plugin: options.Plugins,
 ) -> None:
     """Draw images of prompts into one PNG."""
+    import torch
+
     from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.image_grids import labelled_grid, save_png
-    from flowrl.runs.evaluate import sample_all
+    from flowrl.runs.evaluate import given_sources, sample_all
 
     # sample: the images of a prompt stand in one row
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
     found = target.opened(name, config, weights, iteration, own, changes, plugin)
     chosen = found.config
+    starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
-        drawn = sample_all(
-            found.model, chosen, prompts, seed=chosen.eval.seed, images=images, base=found.base
-        )
+        options: dict[str, Any] = {"seed": chosen.eval.seed, "images": images, "sources": starts}
+        drawn = sample_all(found.model, chosen, prompts, base=found.base, **options)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
+    if starts:
+        columns = {"source": torch.stack([start[0] for start in starts]), **columns}
     save_png(labelled_grid(columns, prompts), out)
     if not is_stdout(out):
         show(f"{len(drawn)} images of {found.what}: {out}")

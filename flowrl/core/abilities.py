@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from flowrl.core.types import FlowModel, Reward, RewardBatch
+from flowrl.core.types import Cond, FlowModel, Reward, RewardBatch, Source
 
 
 @runtime_checkable
@@ -32,6 +32,27 @@ class EncodesAhead(Protocol):
     """A model that keeps what it encoded. It encodes prompts until its memory is full."""
 
     def encode_ahead(self, prompts: Sequence[str]) -> None: ...
+
+
+@runtime_checkable
+class EncodesSources(Protocol):
+    """A model whose images start from others, which the prompts' records name: it edits them, or
+    sets them in motion."""
+
+    @property
+    def most_sources(self) -> int: ...  # of one prompt; each has at least one
+
+    # sources [G] -> {name: [G, ...]}
+    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond: ...
+
+
+def conditioning(model: FlowModel, prompts: list[str], sources: Sequence[Source]) -> Cond:
+    """Encode prompts [G], with their sources [G] where the model starts from images."""
+    with_sources = getattr(model, "encode_with_sources", None)
+    if with_sources is None:
+        return model.encode(prompts)
+    found: Cond = with_sources(prompts, sources)
+    return found
 
 
 @runtime_checkable

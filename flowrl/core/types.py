@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from flowrl.core.seeds import NodeStreams
 
+Source = tuple[Tensor, ...]
+"""The images that a prompt starts from, each [3, h, w] in [0, 1]; empty where there are none."""
+
 Cond = dict[str, Tensor]
 """Text conditioning: name -> [G, ...], one row per prompt (or per sample once repeated)."""
 
@@ -213,6 +216,8 @@ class RewardBatch(NamedTuple):
     group: Tensor  # [L] int64
     meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
     sigma: Tensor  # [L]  0 = finished image; previews have 0 too in this version
+    # [L]  what each image started from, in a run fitted to its size; [] where no prompt has any
+    source: list[Source] = []
 
 
 class Scores(NamedTuple):

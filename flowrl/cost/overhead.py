@@ -79,6 +79,8 @@ class CallTimer:
             return self.model.encode(prompts)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "encode_with_sources":
+            return self._timed("texts")(getattr(self.model, name))
         return getattr(self.model, name)
 
     @contextmanager

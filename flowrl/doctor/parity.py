@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.core.abilities import conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
 from flowrl.doctor.findings import Section
 from flowrl.doctor.network import relative
 from flowrl.doctor.patient import Patient
 from flowrl.doctor.pipeline_run import Reference, Seen, reference, watched
+from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel
 from flowrl.models.flux import unpack
 from flowrl.models.unet import UNetModel
@@ -56,8 +58,11 @@ def look_at_parity(patient: Patient) -> Section:
     x = torch.cat(noise).to(model.device)
     # theirs, then ours
     with torch.no_grad():
-        theirs = reference(model, x, texts, steps, size)
-        cond, sigmas = model.encode(texts), model.sigmas(steps, *size)
+        starts, sources = hasattr(model, "encode_with_sources"), []
+        if starts:
+            sources = sources_of(patient.trainer.train_set, patient.rows, size)
+        theirs = reference(model, x, texts, steps, size, sources)
+        cond, sigmas = conditioning(model, texts, sources), model.sigmas(steps, *size)
         drawn = {"shape": shape, "group_size": 1, "generators": _streams(len(texts))}
         with watched(model.network) as seen:
             end = sample_ode(model, cond, sigmas=sigmas, **drawn)  # type: ignore[arg-type]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flowrl.core.types import Source
 from flowrl.models.loading import locate
 from flowrl.models.unet import UNetModel
 
@@ -34,9 +35,15 @@ class Reference(NamedTuple):
 
 
 def reference(
-    model: Any, x: Tensor, texts: list[str], steps: int, size: tuple[int, int]
+    model: Any,
+    x: Tensor,
+    texts: list[str],
+    steps: int,
+    size: tuple[int, int],
+    sources: Sequence[Source] = (),
 ) -> Reference:
-    """Run diffusers' own pipeline, with a scheduler read anew, from standard normal x [B,C,h,w]."""
+    """Run diffusers' own pipeline, with a scheduler read anew, from standard normal x [B,C,h,w],
+    and from the prompts' sources where it edits."""
     pipe = copy.copy(model.pipeline())
     pipe.register_modules(scheduler=_scheduler(model, pipe))
     pipe.set_progress_bar_config(disable=True)
@@ -65,6 +72,7 @@ def reference(
             callback_on_step_end=note,
             callback_on_step_end_tensor_inputs=["latents"],
             **_options(model, pipe, len(texts)),
+            **(model.pipeline_sources(sources) if sources else {}),
         ).images
     return Reference(path, images, _sigmas(model, pipe.scheduler), seen)
 

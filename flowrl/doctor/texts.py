@@ -15,11 +15,12 @@ READ = 4000  # prompts whose length is looked at
 
 def look_at_texts(patient: Patient) -> Section:
     """Encode prompts together and alone; count those that are cut."""
-    section, model = Section("texts"), patient.model
+    section = Section("texts")
     texts = list(dict.fromkeys(patient.texts))
+    groups = [patient.texts.index(text) for text in texts]
     with torch.no_grad():
-        together = model.encode(texts)
-        alone = [model.encode([text]) for text in texts]
+        together = patient.encode(groups)
+        alone = [patient.encode([group]) for group in groups]
     # row i has to be prompt i's
     for name, rows in together.items():
         for i, row in enumerate(rows):
@@ -40,7 +41,7 @@ def _sampled(patient: Patient, section: Section) -> None:
     """The rollout's conditioning has to be that of its prompts."""
     ro = patient.rollout
     for place, group in enumerate(ro.group_ids.tolist()):
-        own = patient.model.encode([patient.texts[group]])
+        own = patient.encode([group])
         for name, rows in ro.cond.items():
             gap = relative(rows[place].float(), own[name][0].float())
             if gap > 0.01 and not section.findings:

@@ -7,16 +7,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.core.abilities import conditioning
 from flowrl.core.seeds import generator
-from flowrl.core.types import FlowModel
+from flowrl.core.types import FlowModel, Source
 
 PROMPTS = 4  # whose paths are looked at
+
+
+class Given(NamedTuple):
+    """What paths are made for: prompts [P], and what they start from, [P] or nothing."""
+
+    texts: list[str]
+    sources: list[Source] = []
 
 
 class Probe(NamedTuple):
     """The paths of a few prompts under the base model: latents and velocities."""
 
-    texts: list[str]
+    given: Given
     sigma: list[Tensor]  # [P] each, one per step
     x: list[Tensor]  # [P, C, h, w] each
     v: list[Tensor]  # [P, C, h, w] each
@@ -24,19 +32,20 @@ class Probe(NamedTuple):
 
 @torch.no_grad()
 def take(
-    model: FlowModel, texts: list[str], *, height: int, width: int, steps: int, seed: int
+    model: FlowModel, given: Given, *, height: int, width: int, steps: int, seed: int
 ) -> Probe:
     """Follow the first `PROMPTS` of some prompts with Euler steps, from noise of their own."""
-    texts = texts[:PROMPTS]
+    given = Given(given.texts[:PROMPTS], given.sources[:PROMPTS])
+    texts = given.texts
     grid = model.sigmas(steps, height, width)
-    cond = model.encode(texts)
+    cond = conditioning(model, *given)
     device = next(iter(cond.values())).device if cond else torch.device("cpu")
     shape = model.latent_shape(height, width)
     noise = []
     for place in range(len(texts)):
         noise.append(torch.randn(shape, generator=generator(seed, "drift", place)))
     x = torch.stack(noise).to(device)
-    probe = Probe(texts, [], [], [])
+    probe = Probe(given, [], [], [])
     for now, later in zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True):
         sigma = torch.full((len(texts),), now, device=device)
         v = model.velocity(x, sigma, cond).float()
@@ -51,7 +60,7 @@ def take(
 def drift(model: FlowModel, probe: Probe) -> float:
     """Return the size of the change of the velocity along the base model's paths, as a share of the
     base model's: ``sqrt(sum |v - v_base|^2 / sum |v_base|^2)``."""
-    cond = model.encode(probe.texts)
+    cond = conditioning(model, *probe.given)
     moved = torch.zeros((), dtype=torch.float64)
     size = torch.zeros((), dtype=torch.float64)
     for sigma, x, base in zip(probe.sigma, probe.x, probe.v, strict=True):

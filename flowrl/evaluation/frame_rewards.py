@@ -80,6 +80,7 @@ class PerFrame:
             group=_by_time(batch.group, frames),
             meta=[{**batch.meta[i]} for i in rows],
             sigma=batch.sigma.repeat_interleave(frames),
+            source=[batch.source[i] for i in rows] if batch.source else [],
         )
         values = as_tensor(call_reward(self.reward, flat), len(rows))
         if values.shape != (len(rows),):

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.core.abilities import conditioning
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
 from flowrl.core.prompts import PromptSet, Record
 from flowrl.core.seeds import generator
 from flowrl.core.tables import fixed, text_table
-from flowrl.core.types import FlowModel, Reward, RewardBatch
+from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
 from flowrl.evaluation.reward_call import ask
+from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import summarize
 
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
@@ -42,6 +44,7 @@ def sample(
     progress: Callable[[int, int], None] | None = None,
     places: Sequence[int] | None = None,
     broken: bool = False,
+    sources: Callable[[list[int]], Sequence[Source]] = lambda places: [],
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield ([prompt index of each image], images [n, 3, H, W]) by plain Euler steps on the
     model's own grid.
@@ -49,7 +52,8 @@ def sample(
     Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress`
     gets (done, all). With `tuned` below 1 the last steps are taken inside ``late()``, by the
     weights from before training; see `sample_ode`. `places` picks some of the texts. An image that
-    is not finite is a RunError, or is yielded as it is with `broken`.
+    is not finite is a RunError, or is yielded as it is with `broken`. `sources` gives what the
+    texts at some places start from.
     """
     if steps < 1 or images < 1 or batch < 1:
         raise ConfigError(
@@ -64,7 +68,7 @@ def sample(
         rows = list(chosen[first : first + share])
         x0 = sample_ode(
             model,
-            model.encode([texts[i] for i in rows]),
+            conditioning(model, [texts[i] for i in rows], sources(rows)),
             sigmas=sigmas,
             shape=shape,
             group_size=images,
@@ -103,13 +107,14 @@ def score(
     records: list[dict[str, Any]],
     *,
     group: list[int] | None = None,
+    sources: Sequence[Source] = (),
 ) -> dict[str, Tensor]:
     """Score finished images [n, 3, H, W], one prompt record each, with every reward -> {name:
     [n]} on the CPU.
 
     group: a number per prompt for rewards that compare images of one prompt; by default all are
-    of one. An image that is not finite is shown to no reward and not scored: NaN. Raises
-    RewardError that names the reward which failed.
+    of one. sources: what each image started from, [n] or nothing. An image that is not finite is
+    shown to no reward and not scored: NaN. Raises RewardError that names the reward which failed.
     """
     groups = torch.tensor([0] * len(records) if group is None else group, dtype=torch.int64)
     # the images that can be shown
@@ -118,7 +123,8 @@ def score(
     records = [records[row] for row in rows]
     prompts = [record["prompt"] for record in records]
     images = images if len(rows) == len(images) else images[shown]
-    batch = RewardBatch(images, prompts, groups[rows], records, torch.zeros(len(rows)))
+    starts = [sources[row] for row in rows] if sources else []
+    batch = RewardBatch(images, prompts, groups[rows], records, torch.zeros(len(rows)), starts)
     # their scores
     scores = {name: torch.full(shown.shape, torch.nan) for name in rewards}
     for name, reward in rewards.items():
@@ -167,15 +173,8 @@ def evaluate_prompts(
         raise ConfigError(
             f"a reward named {headline!r} cannot be the headline: the report has a key of that name"
         )
-    options: dict[str, Any] = {
-        "height": height,
-        "width": width,
-        "steps": steps,
-        "images": images,
-        "batch": batch,
-        "seed": seed,
-        "tuned": tuned,
-    }
+    options: dict[str, Any] = {"height": height, "width": width, "steps": steps}
+    options |= {"images": images, "batch": batch, "seed": seed, "tuned": tuned}
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
@@ -270,14 +269,15 @@ def _scored(
     # what was drawn again is not scored
     rows: list[int] = []
     parts: list[dict[str, Tensor]] = []
-    for index, pixels in sample(
-        model, prompts.texts, images=images, places=places, broken=True, **options
-    ):
+    starts = partial(sources_of, prompts, size=(options["height"], options["width"]))
+    options |= {"places": places, "broken": True, "sources": starts}
+    for index, pixels in sample(model, prompts.texts, images=images, **options):
         index = index[: len(share) * images - len(rows)]
         rows += index
         if index:
             records = [prompts.records[i] for i in index]
-            parts.append(score(rewards, pixels[: len(index)], records, group=index))
+            shown = pixels[: len(index)]
+            parts.append(score(rewards, shown, records, group=index, sources=starts(index)))
     return rows, parts
 
 

@@ -109,11 +109,12 @@ def load_pairs(pairs: Sequence[Pair], height: int, width: int) -> Tensor:
     (2311.12908) code without its random crops and flips. Raises DataError naming the file.
     """
     paths = [path for pair in pairs for path in pair.images]
-    return torch.stack([_fitted(path, height, width) for path in paths])
+    return torch.stack([fitted(path, height, width) for path in paths])
 
 
-def _fitted(path: Path, height: int, width: int) -> Tensor:
-    """Read one image -> uint8 [3, height, width]."""
+def fitted(path: Path, height: int, width: int) -> Tensor:
+    """Read one image, scaled until it covers the size and cut to its middle -> uint8 [3, height,
+    width]. Raises DataError naming the file."""
     levels, _ = read_image(find_images([path])[0])
     rows, columns = levels.shape[1:]
     scale = max(height / rows, width / columns)

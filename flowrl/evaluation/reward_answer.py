@@ -2,7 +2,8 @@
 
 A reward is called in one of two ways. A function of one argument gets a `RewardBatch`. A function
 of several gets ``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of
-the prompts' records as a list with one entry per image, None where a record lacks the key.
+the prompts' records as a list with one entry per image, None where a record lacks the key. Where
+prompts start from images, ``source`` are these, a tuple of [3, h, w] per image.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
     # the keys of the records that it takes
     keys = dict.fromkeys(key for record in batch.meta for key in record)
     record = {key: [row.get(key) for row in batch.meta] for key in keys if key != "prompt"}
+    if batch.source:
+        record["source"] = list(batch.source)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         record = {key: rows for key, rows in record.items() if key in parameters}
     # by name where they are named so, whatever their order

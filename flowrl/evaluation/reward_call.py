@@ -12,7 +12,7 @@ from flowrl.config.calls import Call
 from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.pixels import from_bytes
-from flowrl.core.types import Reward, RewardBatch
+from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.core.users_code import FAILURES, as_one_message, told
 from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
@@ -48,7 +48,9 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     images, prompts, meta = batch[0], batch[1], batch[3]
     copied = [{**record} for record in meta]
     pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
-    own = batch._replace(images=pixels, prompts=[*prompts], meta=copied)
+    own = batch._replace(
+        images=pixels, prompts=[*prompts], meta=copied, source=_copied(batch.source)
+    )
     try:
         values = call_reward(reward, own)
     except FlowRLError as error:
@@ -56,6 +58,15 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     except FAILURES as error:  # rewards are users' code and servers: they fail in any way
         raise RewardError(f"{where}: reward {name!r} failed with {told(error)}") from error
     return checked(name, values, batch, where)
+
+
+def _copied(sources: list[Source]) -> list[Source]:
+    """Copy sources [L]; images that share theirs still do."""
+    copies: dict[int, Source] = {}
+    for source in sources:
+        if id(source) not in copies:
+            copies[id(source)] = tuple(image.clone() for image in source)
+    return [copies[id(source)] for source in sources]
 
 
 def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:

@@ -19,8 +19,10 @@ from flowrl.config.overrides import Source, apply_override
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import PromptSet, Record
 from flowrl.core.types import Reward, RewardBatch
+from flowrl.core.types import Source as Images
 from flowrl.evaluation.image_files import ImageFile, read_image
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
+from flowrl.evaluation.sources import check_sources, sources_of
 
 
 class PromptedImage(NamedTuple):
@@ -31,6 +33,7 @@ class PromptedImage(NamedTuple):
     record: Record  # at least {"prompt": text}
     group: int  # images of one group are shown to the rewards together
     name: str
+    sources: Callable[[], Images] = tuple  # what it started from, each as large as its file
 
 
 @dataclass
@@ -97,8 +100,10 @@ def prompted_images(
     """Give image files their records, one each; what reading did to a file is added to `notes`
     {what: names}.
 
-    The images of one prompt are one group.
+    The images of one prompt are one group. Raises DataError for a source that is missing or
+    broken.
     """
+    check_sources(prompts)
 
     def load(image: ImageFile) -> Tensor:
         pixels, done = read_image(image)
@@ -106,11 +111,17 @@ def prompted_images(
             notes.setdefault(what, {})[image.name] = None
         return pixels / 255
 
-    groups = {text: number for number, text in enumerate(dict.fromkeys(prompts.texts))}
+    def start(row: int) -> Images:
+        return next(iter(sources_of(prompts, [row], None)), ())
+
+    # an edit of another image is another prompt
+    keys = [(r["prompt"], str(r.get("source"))) for r in prompts.records]
+    groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     out = []
-    for image, record in zip(images, prompts.records, strict=True):
-        group = groups[record["prompt"]]
-        out.append(PromptedImage(partial(load, image), image.size, record, group, image.name))
+    for row, (image, key) in enumerate(zip(images, keys, strict=True)):
+        record, sources = prompts.records[row], partial(start, row)
+        made = (partial(load, image), image.size, record, groups[key], image.name, sources)
+        out.append(PromptedImage(*made))
     return out
 
 
@@ -193,7 +204,9 @@ def _watched_batch(images: Sequence[PromptedImage], pixels: Tensor, reads: set[s
     records = [image.record for image in images]
     group = torch.tensor([image.group for image in images])
     prompts = [record["prompt"] for record in records]
-    return _watched(reads)(pixels, prompts, group, records, torch.zeros(len(records)))
+    sources = [image.sources() for image in images]
+    starts = sources if any(sources) else []
+    return _watched(reads)(pixels, prompts, group, records, torch.zeros(len(records)), starts)
 
 
 def _watched(reads: set[str]) -> type[RewardBatch]:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.prompts import check_records, load_prompts
-from flowrl.core.types import FlowModel, RewardBatch
-from flowrl.evaluation.drift import PROMPTS, Probe, take
+from flowrl.core.prompts import PromptSet, check_records, load_prompts
+from flowrl.core.types import FlowModel, RewardBatch, Source
+from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
 from flowrl.evaluation.reward_call import ask, rewards_of
+from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
@@ -42,6 +43,8 @@ def evaluate(
     # a trainer has prompts and rewards loaded already
     if trainer is None:
         prompts = load_prompts(c.prompts.test)
+        check_sources(prompts, (c.image.height, c.image.width))
+        check_starts(model, prompts)
         rewards = rewards_of(c.rewards, frames_of(c, model))
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
@@ -73,15 +76,34 @@ def sample_all(
     images: int = 1,
     base: Weights | None = None,
     broken: bool = False,
+    sources: Sequence[Source] = (),
 ) -> Tensor:
     """Sample `images` images of each prompt with a config's `eval` steps -> [len(texts) * images,
     3, H, W], CPU.
 
-    `base` as in `evaluate`, `broken` as in `sample`.
+    `base` as in `evaluate`, `broken` as in `sample`; `sources` [len(texts)] of a model that starts
+    from images.
     """
     options = {**sampling(c, base), "images": images, "seed": seed, "broken": broken}
-    parts = sample(model, texts, **options)
+    parts = sample(model, texts, **options, sources=partial(_at, sources))
     return torch.cat([pixels.cpu() for _, pixels in parts])
+
+
+def given_sources(model: FlowModel, c: Config, texts: list[str], files: list[str]) -> list[Source]:
+    """Read what a user wants edited, the same `files` for each of `texts` -> [len(texts)], or [].
+
+    Raises DataError, or ConfigError, for a file that is no such image, for too many or too few."""
+    record = {"source": files} if files else {}
+    records = [{"prompt": text, **record} for text in texts]
+    places = [f"prompt {text!r} (--source)" for text in texts]
+    prompts, size = PromptSet(texts, records, "", "", places), (c.image.height, c.image.width)
+    check_sources(prompts, size)
+    check_starts(model, prompts)
+    return sources_of(prompts, range(len(texts)), size)
+
+
+def _at(sources: Sequence[Source], places: list[int]) -> list[Source]:
+    return [sources[place] for place in places] if sources else []
 
 
 def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
@@ -90,11 +112,22 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
     An image that is not finite is there as it is; `grey` makes something of it that can be drawn.
     """
     c, held_out = trainer.config, trainer.test_set
-    texts = [held_out.texts[i] for i in grid_prompts(held_out.records, c.samples.prompts)]
+    places = grid_prompts(held_out.records, c.samples.prompts)
+    texts = [held_out.texts[i] for i in places]
     options: dict[str, Any] = {"seed": c.samples.seed, "base": trainer.weights, "broken": True}
     with eval_weights(trainer):
-        images = sample_all(trainer.model, c, texts, **options)
+        sources = sources_of(held_out, places, trainer.size)
+        images = sample_all(trainer.model, c, texts, sources=sources, **options)
     return texts, images
+
+
+def grid_sources(trainer: Trainer) -> Tensor | None:
+    """Return what the images of `sample_grid_prompts` start from, the first of each [P, 3, H, W];
+    None where they start from noise alone."""
+    held_out = trainer.test_set
+    places = grid_prompts(held_out.records, trainer.config.samples.prompts)
+    found = sources_of(held_out, places, trainer.size)
+    return torch.stack([source[0] for source in found]) if found and all(found) else None
 
 
 def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:
@@ -112,6 +145,7 @@ def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:
         group=torch.arange(len(places)),
         meta=[held_out.records[i] for i in places],
         sigma=torch.zeros(len(places)),
+        source=sources_of(held_out, places, (images.shape[-2], images.shape[-1])),
     )
     values = ask(c.headline, reward, batch, "image grid").tolist()
     return [None if math.isnan(value) else value == 1 for value in values]
@@ -120,9 +154,11 @@ def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:
 def probe_of(trainer: Trainer) -> Probe:
     """Take the probe of a trainer's model as it is now, on prompts of the grid."""
     c, held_out = trainer.config, trainer.test_set
-    texts = [held_out.texts[i] for i in grid_prompts(held_out.records, PROMPTS)]
+    places = grid_prompts(held_out.records, PROMPTS)
+    sources = sources_of(held_out, places, trainer.size)
+    given = Given([held_out.texts[i] for i in places], sources)
     size = {"height": c.image.height, "width": c.image.width}
-    return take(trainer.model, texts, **size, steps=c.eval.steps, seed=c.eval.seed)
+    return take(trainer.model, given, **size, steps=c.eval.steps, seed=c.eval.seed)
 
 
 def grey(images: Tensor) -> Tensor:

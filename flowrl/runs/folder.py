@@ -23,6 +23,7 @@ HISTOGRAMS = "histograms.jsonl"  # of rewards and advantages
 FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
 SAMPLES, PROMPTS, VERDICTS = "samples", "prompts.json", "verdicts.json"
+SOURCES = "sources.png"  # a strip of what they start from, where they do
 # what is written at the end
 SUMMARY, GRID, CURVES, REPORT = "summary.json", "grid.png", "curves.png", "report.html"
 # beside them

@@ -15,12 +15,20 @@ from flowrl.evaluation.drift import drift
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.runs.best import best_iteration
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
+from flowrl.runs.evaluate import (
+    eval_weights,
+    evaluate,
+    grey,
+    grid_sources,
+    sample_grid_prompts,
+    verdicts,
+)
 from flowrl.runs.folder import (
     EVALS,
     GRID,
     PROMPTS,
     SAMPLES,
+    SOURCES,
     VERDICTS,
     Rows,
     read_rows,
@@ -154,6 +162,9 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     prompts = {"prompts": texts, "height": size.height, "width": size.width}
     write_json(run / SAMPLES / PROMPTS, prompts)
     save_strip(images, strip_file(run, trainer.iteration))
+    sources = grid_sources(trainer)
+    if sources is not None:
+        save_strip(sources, run / SAMPLES / SOURCES)
     _judge(trainer, run, log, images)
     log.image("samples", torch.cat(list(images), dim=2), trainer.iteration)
     save_png(run_grid(run), run / GRID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
+from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.statistics import summarize
 from flowrl.evaluation.suites import picture_folder as folder
 from flowrl.runs.evaluate import sampling
@@ -56,6 +58,8 @@ def run_suite(
     prompts = load_prompts(config.prompts.test)
     rewards = rewards_of(config.rewards, frames_of(config, model))
     check_records(prompts, rewards)
+    check_sources(prompts, (config.image.height, config.image.width))
+    check_starts(model, prompts)
     probe_rewards(rewards)
     setting = setting_of(model, config, suite, target, prompts)
     other = _other(against, setting) if against is not None else None
@@ -130,7 +134,8 @@ def _draw(
     """Draw all images of some prompts."""
     if not mine:
         return
-    options = sampling(config, base)
+    size = (config.image.height, config.image.width)
+    options = {**sampling(config, base), "sources": partial(sources_of, prompts, size=size)}
     for index, pixels in sample(model, prompts.texts, progress=progress, places=mine, **options):
         folder.save(out, index, pixels, config.eval.images)
 
@@ -167,7 +172,9 @@ def _lines(
     index = [row for row in rows for _ in range(images)]
     records = [prompts.records[row] for row in index]
     texts, group = [prompts.texts[row] for row in index], torch.tensor(index)
-    batch = RewardBatch(pixels, texts, group, records, torch.zeros(len(index)))
+    size = (pixels.shape[-2], pixels.shape[-1])
+    sources = sources_of(prompts, index, size)
+    batch = RewardBatch(pixels, texts, group, records, torch.zeros(len(index)), sources)
     lines: list[dict[str, Any]] = []
     for place, row in enumerate(index):
         image = place % images

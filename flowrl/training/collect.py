@@ -29,6 +29,7 @@ from flowrl.evaluation.reward_metrics import (
     prompt_entropy,
     weighted_sum,
 )
+from flowrl.evaluation.sources import encode, sources_of
 from flowrl.training.decode import ImageBuffer, distinct_leaves
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
@@ -100,7 +101,7 @@ def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
     with policy:
         return rollout(
             run.model,
-            run.model.encode([run.train_set.texts[i] for i in rows]),
+            encode(run.model, run.train_set, rows, run.size),
             plan,
             run.method.transition,
             sigmas=sigma_grid(run, plan),
@@ -126,9 +127,16 @@ def sigma_grid(run: Setup, plan: Plan) -> Tensor:
 def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
     """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
     group = ro.tree.group[ro.leaf]
-    records = [run.train_set.records[rows[g]] for g in group.tolist()]
+    index = [rows[g] for g in group.tolist()]
+    return prompted(run, images, group, index)
+
+
+def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:
+    """Put images [L, 3, H, W] together with the training prompts `index` [L]."""
+    records = [run.train_set.records[row] for row in index]
     prompts = [record["prompt"] for record in records]
-    return RewardBatch(images, prompts, group, records, torch.zeros(len(records)))
+    sources = sources_of(run.train_set, index, run.size)
+    return RewardBatch(images, prompts, group, records, torch.zeros(len(records)), sources)
 
 
 def give_credit(
@@ -264,7 +272,8 @@ def _first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
     prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
     group = batch.group[rows.to(batch.group.device)]
-    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows])
+    sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
+    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
 
 
 def _merged(

@@ -13,9 +13,10 @@ from flowrl.algorithms.nodes import best_below, siblings, state_rows, states_of,
 from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Eval, LossInput, RewardBatch, Rollout, SelectInput
+from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
 from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
+from flowrl.training.collect import prompted
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
@@ -177,9 +178,7 @@ def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tenso
     """Ask the rewards about images [B, 3, H, W] of the batch's rows -> their sum [B], with the
     gradient."""
     group = local.rollout.tree.group[batch.node]
-    records = [run.train_set.records[local.rows[g]] for g in group.tolist()]
-    prompts = [record["prompt"] for record in records]
-    seen = RewardBatch(images, prompts, group, records, torch.zeros(len(records)))
+    seen = prompted(run, images, group, [local.rows[g] for g in group.tolist()])
     return summed(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
 
 

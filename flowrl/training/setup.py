@@ -20,6 +20,7 @@ from flowrl.core.types import FlowModel
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
+from flowrl.evaluation.sources import check_sources, check_starts
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
@@ -66,6 +67,8 @@ class Setup:
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
+        for prompts in (self.train_set, self.test_set):
+            check_sources(prompts, self.size)
         plan = self.method.plan(0)
         if plan.stored is not None:
             check_pairs(self.train_set)
@@ -88,6 +91,8 @@ class Setup:
         self.model = extended(bare, self.method, config)
         check_encodes(self.model, plan)
         check_frames(bare, frames)
+        for prompts in (self.train_set, self.test_set):
+            check_starts(self.model, prompts)
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
@@ -98,6 +103,11 @@ class Setup:
         self.optimizer = make_optimizer(
             config.optimizer, list(self.params.values()), sharded=self.sharded
         )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return height and width of the images, in pixels."""
+        return self.config.image.height, self.config.image.width
 
     @property
     def cost(self) -> IterationCost:

@@ -13,6 +13,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import FlowModel, Plan, Rollout, Tree
 from flowrl.evaluation.preference_pairs import Pair, load_pairs, pair_of
+from flowrl.evaluation.sources import encode
 
 
 @runtime_checkable
@@ -89,7 +90,7 @@ def stored_rollout(
         noise_scale=zeros,
         leaf=node + count,
         sigmas=sigmas,
-        cond=model.encode([prompts.texts[row] for row in rows]),
+        cond=encode(model, prompts, rows, size),
         group_ids=groups,
         block=below,
     )

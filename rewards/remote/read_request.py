@@ -17,11 +17,12 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.pixels import png_bytes
+from flowrl.core.types import Source
 
 from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-KEYS = ("images", "prompts", "group", "meta", "sigma", "rewards")
+KEYS = ("images", "prompts", "group", "meta", "sigma", "rewards", "sources", "source")
 
 
 class RequestRefused(FlowRLError):
@@ -47,7 +48,9 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
 
     Keys: `images` (base64 of 8-bit RGB PNG files of one size) and `prompts`; optionally `group`
     (whole numbers, by default every image its own), `meta` (objects, the prompts' records),
-    `sigma` (numbers, by default 0) and `rewards` (names, by default all `known` ones).
+    `sigma` (numbers, by default 0), `rewards` (names, by default all `known` ones), and what edits
+    start from: `sources` (PNG files as in `images`, of any sizes) and `source` (for each image, a
+    list of places in `sources`).
     """
     # one object with known keys
     try:
@@ -81,14 +84,43 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
     sigma = _list(data.get("sigma", [0.0] * count), "sigma", "numbers", (int, float), count)
     prompts = _list(data["prompts"], "prompts", "texts", str, count)
     meta = _list(data.get("meta", [{}] * count), "meta", "objects", dict, count)
+    pixels = _images(images, limits)
     return ScoreRequest(
-        pixels=_images(images, limits),
+        pixels=pixels,
         prompts=prompts,
         group=torch.tensor(group, dtype=torch.int64),
         meta=meta,
         sigma=_finite(sigma),
         names=tuple(names),
+        source=_sources(data, count, limits._replace(all_pixels=limits.all_pixels - _area(pixels))),
     )
+
+
+def _area(pixels: Tensor) -> int:
+    return pixels.numel() // 3
+
+
+def _sources(data: dict[str, Any], count: int, limits: Limits) -> list[Source]:
+    """Decode what images start from -> [count], or [] where there is nothing."""
+    if "source" not in data and "sources" not in data:
+        return []
+    texts = _list(data.get("sources"), "sources", "texts", str)
+    places = _list(data.get("source"), "source", "lists of places in sources", list, count)
+    known = range(len(texts))
+    for row in places:
+        if not all(type(place) is int and place in known for place in row):
+            raise RequestRefused(
+                400, "request", f"source: expected places in sources, 0 to {len(texts) - 1}"
+            )
+    files, left = [], limits.all_pixels
+    for text in texts:
+        one = _images([text], limits._replace(all_pixels=left))
+        left -= _area(one)
+        files.append(one[0].float() / 255)
+    starts: dict[tuple[int, ...], Source] = {}
+    for row in places:
+        starts.setdefault(tuple(row), tuple(files[place] for place in row))
+    return [starts[tuple(row)] for row in places]
 
 
 def _no_constant(name: str) -> Any:

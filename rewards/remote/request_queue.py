@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, RunError
-from flowrl.core.types import Reward, RewardBatch
+from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.evaluation.reward_answer import call_reward
 from flowrl.evaluation.reward_call import checked
 
@@ -32,6 +32,7 @@ class ScoreRequest(NamedTuple):
     meta: list[dict[str, Any]]  # [L]
     sigma: Tensor  # [L] float32
     names: tuple[str, ...]  # rewards that are asked for
+    source: list[Source] = []  # [L] what each started from, or nothing
 
 
 class _Waiting(NamedTuple):
@@ -196,7 +197,15 @@ def join(requests: Sequence[ScoreRequest]) -> RewardBatch:
         group=torch.cat(groups),
         meta=[record for request in requests for record in request.meta],
         sigma=torch.cat([request.sigma for request in requests]),
+        source=_joined_sources(requests),
     )
+
+
+def _joined_sources(requests: Sequence[ScoreRequest]) -> list[Source]:
+    joined: list[Source] = []
+    for request in requests:
+        joined += request.source or [()] * len(request.prompts)
+    return joined if any(joined) else []
 
 
 def _key(request: ScoreRequest) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
-from flowrl.core.types import RewardBatch
+from flowrl.core.types import RewardBatch, Source
 
 from .._common.http_client import RequestFailed
 from .._common.scorer import to_pil
@@ -55,6 +55,8 @@ def pack(batch: RewardBatch, rows: list[int], reward: str) -> bytes:
         "meta": [batch.meta[row] if batch.meta else {} for row in rows],
         "sigma": batch.sigma[rows].tolist(),
     }
+    if batch.source:
+        data |= _sources([batch.source[row] for row in rows])
     if reward:
         data["rewards"] = [reward]
     # as JSON
@@ -65,6 +67,17 @@ def pack(batch: RewardBatch, rows: list[int], reward: str) -> bytes:
         raise DataError(
             f"{WHO}: a record of prompt {first!r} or others cannot be sent: {error}"
         ) from error
+
+
+def _sources(sources: list[Source]) -> dict[str, Any]:
+    """Write what images start from: each file once under `sources`, and `source`, the places there
+    of each image's."""
+    files, places = dict[str, int](), dict[int, list[int]]()
+    for source in sources:
+        if id(source) not in places:
+            packed = [_png(image) for start in source for image in to_pil(start[None])]
+            places[id(source)] = [files.setdefault(file, len(files)) for file in packed]
+    return {"sources": list(files), "source": [places[id(source)] for source in sources]}
 
 
 def _png(image: Any) -> str:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from flowrl.evaluation.drift import drift, take
+from flowrl.evaluation.drift import Given, drift, take
 from flowrl.evaluation.looks import grid_energy, looks_of, saturation, sharpness
 from flowrl.evaluation.reward_metrics import prompt_entropy
 from flowrl.models.toy import LinearFlow
@@ -54,7 +54,7 @@ def test_the_first_finished_image_of_each_prompt_is_looked_at() -> None:
 def test_drift_of_a_scaled_velocity() -> None:
     """The toy's velocity is linear in its parameters: 1.5 times them moves it by half its size."""
     model = LinearFlow(scale=0.3)
-    probe = take(model, ["a red dot", "a blue dot"], height=16, width=16, steps=4, seed=0)
+    probe = take(model, Given(["a red dot", "a blue dot"]), height=16, width=16, steps=4, seed=0)
     assert len(probe.x) == 4 and drift(model, probe) == 0
     with torch.no_grad():
         for parameter in model.trainable().values():

@@ -9,12 +9,13 @@ from PIL import Image
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.evaluation.image_grids import labelled_grid, load_strip
-from flowrl.runs.folder import PROMPTS, SAMPLES, RunPath, read_prompts, read_verdicts
+from flowrl.runs.folder import PROMPTS, SAMPLES, SOURCES, RunPath, read_prompts, read_verdicts
 
 
 def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     """Draw the samples of a run: its fixed prompts down, evenly spaced checkpoints across, first
-    and last included; in green and red frames where a checker judged.
+    and last included; in green and red frames where a checker judged. What they were made from
+    comes first, where they start from images.
 
     Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
     below 2.
@@ -37,6 +38,9 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
+    sources = Path(run) / SAMPLES / SOURCES
+    if sources.exists():
+        columns["source"] = load_strip(sources, len(prompts))
     for iteration in order:
         images = load_strip(files[iteration], len(prompts))
         if tuple(images.shape[2:]) != shape:

@@ -1,0 +1,145 @@
+"""The images that prompts start from: a record names them under ``source``, one path or a list of
+them, as seen from its prompt list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from flowrl.core.abilities import conditioning
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.pixels import from_bytes
+from flowrl.core.prompts import PromptSet
+from flowrl.core.types import Cond, FlowModel, Source
+from flowrl.evaluation.image_files import ENDINGS, ImageFile, find_images, read_image
+from flowrl.evaluation.preference_pairs import fitted
+
+SOURCE = "source"
+ASPECT = 0.02  # by how much of itself a source's aspect ratio may differ from that of the run
+DECODED = 2**28  # pixels of a list that are decoded to see whether they are whole; then headers
+
+
+def source_paths(prompts: PromptSet, row: int) -> list[Path]:
+    """Return the files that a record names under ``source``; [] where it names no image.
+
+    A text without the ending of an image is something else of the user's, such as where a prompt
+    comes from. Raises DataError, with file and line, for a list that holds anything but texts.
+    """
+    value = prompts.records[row].get(SOURCE)
+    names = [value] if isinstance(value, str) else value
+    if value is None or (isinstance(value, str) and not value.lower().endswith(ENDINGS)):
+        return []
+    if not isinstance(names, list) or not all(isinstance(n, str) and n for n in names):
+        raise DataError(
+            f"{_place(prompts, row)}: expected the file of an image, or a list of them, as "
+            f"{SOURCE!r}, got {value!r}"
+        )
+    return [Path(prompts.path).parent / name for name in names]
+
+
+def sources_of(
+    prompts: PromptSet, rows: Sequence[int], size: tuple[int, int] | None
+) -> list[Source]:
+    """Read the sources of prompts `rows` [L] -> [L] sources; [] where none of them has one.
+
+    Each is scaled to `size` (height, width), or is as large as its file with None. A prompt that
+    comes several times has one copy. Raises DataError.
+    """
+    read: dict[int, Source] = {}
+    for row in dict.fromkeys(rows):
+        paths = source_paths(prompts, row)
+        read[row] = tuple(from_bytes(_levels(path, size)) for path in paths)
+    return [read[row] for row in rows] if any(read.values()) else []
+
+
+def encode(
+    model: FlowModel, prompts: PromptSet, rows: Sequence[int], size: tuple[int, int]
+) -> Cond:
+    """Encode prompts `rows` [G], with their sources where the model starts from images -> {name:
+    [G, ...]}. `size`: height and width of the images that are made."""
+    texts = [prompts.texts[row] for row in rows]
+    starts = hasattr(model, "encode_with_sources")
+    return conditioning(model, texts, sources_of(prompts, rows, size) if starts else [])
+
+
+def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> None:
+    """Look at every source of a list. Raises DataError, with file and line, for one that is
+    missing, broken, not RGB, or of another aspect ratio than `size` (height, width)."""
+    decoded, seen = 0, set[Path]()
+    for row in range(len(prompts)):
+        for path in source_paths(prompts, row):
+            if path in seen:
+                continue
+            seen.add(path)
+            try:
+                if not path.is_file():
+                    raise DataError(f"{path}: no such file; it is looked for beside the list")
+                file = find_images([path])[0]
+                _check_file(file, size)
+                if decoded < DECODED:
+                    decoded += file.size[0] * file.size[1]
+                    read_image(file)
+            except DataError as error:
+                raise DataError(f"{_place(prompts, row)}, {SOURCE}: {error}") from error
+
+
+def check_starts(model: FlowModel, prompts: PromptSet) -> None:
+    """Raise an error unless a list has sources for a model that starts from images (DataError, with
+    file and line), and none for another one (ConfigError)."""
+    most: int | None = getattr(model, "most_sources", None)
+    for row in range(len(prompts)):
+        count = len(source_paths(prompts, row))
+        where = _place(prompts, row)
+        if most is None and count:
+            raise ConfigError(
+                f"model: {type(model).__name__} starts from noise alone, but {where} names a "
+                f"{SOURCE!r}; take a model that edits images, such as flux_kontext, or another list"
+            )
+        if most is not None and not 1 <= count <= most:
+            expected = "one image" if most == 1 else f"1 to {most} images"
+            raise DataError(
+                f"{where}: expected {expected} as {SOURCE!r}, which {type(model).__name__} starts "
+                f"from, got {count}"
+            )
+
+
+def _check_file(file: ImageFile, size: tuple[int, int] | None) -> None:
+    with Image.open(file.path) as image:
+        mode = image.mode
+    if mode != "RGB" or file.moves:
+        got = "several frames" if file.moves else f"mode {mode}"
+        raise DataError(
+            f"{file.path}: expected an RGB image, got {got}; save it as RGB, transparency laid on "
+            "the background that the edit should see"
+        )
+    if size is not None:
+        rows, columns = file.size
+        if abs(rows * size[1] / (columns * size[0]) - 1) > ASPECT:
+            raise DataError(
+                f"{file.path}: expected the aspect ratio of image.height x image.width, "
+                f"{size[0]} x {size[1]}, got {rows} x {columns}; crop it, or change image"
+            )
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed: int, size: tuple[int, int] | None) -> Tensor:
+    if size is None:
+        return read_image(find_images([path])[0])[0]
+    return fitted(path, *size)
+
+
+def _levels(path: Path, size: tuple[int, int] | None) -> Tensor:
+    """Read a source -> uint8 [3, height, width]; those of the last prompts are remembered."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        changed = 0  # reading it says what is wrong
+    return _read(path, changed, size)
+
+
+def _place(prompts: PromptSet, row: int) -> str:
+    return prompts.places[row] if prompts.places else f"prompt {row + 1}"

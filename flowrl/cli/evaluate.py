@@ -57,7 +57,7 @@ def evaluate(
         "prompts.test": prompts or None,
     }
     if suite is not None:
-        where = out or _folder(suite, name, weights, iteration)
+        where = out or folder_of(suite, name, weights, iteration)
         _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
         return
     if out is not None or against is not None:
@@ -72,7 +72,7 @@ def evaluate(
     )
 
 
-def _folder(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
+def folder_of(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
     """Return the folder of a suite's images for a target."""
     parts = [name.strip("/"), weights or "", iteration or ""]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)).strip("-.")
@@ -135,8 +135,19 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
         )
     lines += [f"leak: {line}" for line in result.get("leaks", [])]
     setting = result["setting"]
-    shown = ("guidance", "steps", "height", "width", "seed", "images", "tuned", "prompts")
-    told = [f"{key} {setting[key]}" for key in shown]
+    shown = [
+        "guidance",
+        "true_cfg_scale",
+        "steps",
+        "height",
+        "width",
+        "seed",
+        "images",
+        "tuned",
+        "best_of",
+    ]
+    shown += ["best_by", "lora_scale", "prompts"]
+    told = [f"{key} {setting[key]}" for key in shown if key in setting]
     lines.append(f"setting: {', '.join(told)} ({setting['count']}, hash {setting['prompts_hash']})")
     lines.append(f"images, scores and summary: {out}")
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
+from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
 from flowrl.core.errors import FlowRLError
 
@@ -50,6 +51,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Look at a model": {
         "eval": evaluate,
+        "sweep": sweep,
         "measure": measure,
         "sample": sample,
         "grid": grid,

@@ -114,6 +114,11 @@ class EvalConfig(Section):
     model takes the rest, against images that only please the reward (MixGRPO: 0.6)"""
     score: str = ""
     """name of the reward that is the headline; empty = the first in `rewards`"""
+    best_of: Positive = 1
+    """best-of-n: draw so many for each of `images`, and judge the one that `best_by` puts first; it
+    costs n times the sampling, so beside it stands what that cost buys without training"""
+    best_by: str = ""
+    """name of the reward that chooses; empty = the headline, which then knows the answer"""
 
 
 @dataclass(frozen=True)

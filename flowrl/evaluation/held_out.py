@@ -15,13 +15,15 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
-from flowrl.core.prompts import PromptSet, Record
+from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import generator
 from flowrl.core.tables import fixed, text_table
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
+from flowrl.evaluation.best_of import best_rows, chooser
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import summarize
+from flowrl.evaluation.unscored import check_tasks, count_unscored
 
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
 REPORT_KEYS |= {"outcomes", "unscored"}
@@ -151,8 +153,13 @@ def evaluate_prompts(
     world: World | None = None,
     outcomes: bool = False,
     max_unscored: float = 0.0,
+    best_of: int = 1,
+    best_by: str = "",
 ) -> dict[str, Any]:
     """Sample `images` images of every prompt, as `sample` does, and score them.
+
+    With `best_of` n, n are drawn for each, and the report is of those that the reward `best_by`, or
+    else the headline, puts first.
 
     In a `world` of several processes each takes its share of the prompts, and all return the same
     report.
@@ -174,7 +181,8 @@ def evaluate_prompts(
             f"a reward named {headline!r} cannot be the headline: the report has a key of that name"
         )
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps}
-    options |= {"images": images, "batch": batch, "seed": seed, "tuned": tuned}
+    options |= {"images": images * best_of, "batch": batch, "seed": seed, "tuned": tuned}
+    by = chooser(best_by, headline, rewards)
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
@@ -183,12 +191,17 @@ def evaluate_prompts(
     # one score per image
     parts = [part for _, scored in shares for part in scored]
     scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
+    if best_of > 1:
+        chosen = best_rows(scores[by], images, best_of)
+        rows = [rows[place] for place in chosen.tolist()]
+        scores = {name: values[chosen] for name, values in scores.items()}
+        options |= {"images": images, "best_of": best_of, "best_by": by}
     most = 0.0 if outcomes else max_unscored
-    unscored = _unscored(scores, [prompts.texts[i] for i in rows], most)
+    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], most)
     # the report
     known = scores[headline].isfinite()
     records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
-    _check_tasks(prompts.records, records, headline)
+    check_tasks(prompts.records, records, headline)
     report = _report(headline, scores[headline][known], records)
     report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
     if unscored:
@@ -206,36 +219,6 @@ def _by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float
     for row, value in zip(rows, scores.tolist(), strict=True):
         each[row].append(value)
     return each
-
-
-def _unscored(scores: Mapping[str, Tensor], texts: list[str], most: float) -> dict[str, int]:
-    """Count the images without a score by reward, where there are any. Raises RunError if they are
-    more than the share `most`."""
-    counts: dict[str, int] = {}
-    for name, values in scores.items():
-        missing = values.isnan().nonzero()[:, 0].tolist()
-        if len(missing) / len(values) > most:
-            raise RunError(
-                f"evaluation: reward {name!r} gave no score for an image of {texts[missing[0]]!r} "
-                f"({len(missing)} of {len(values)} images have none: the image is not finite, or "
-                f"the reward gave NaN). train.max_unscored={most} is the share that may be left "
-                "out so; raise it to go on"
-            )
-        if missing:
-            counts[name] = len(missing)
-    return counts
-
-
-def _check_tasks(every: list[Record], scored: list[Record], headline: str) -> None:
-    """Raise RunError if a task has no scored image: the mean over tasks would be another one."""
-    tags = {str(record.get("tag", "all")) for record in scored}
-    for record in every:
-        tag = str(record.get("tag", "all"))
-        if tag not in tags:
-            raise RunError(
-                f"evaluation: reward {headline!r} scored no image of the task {tag!r}, so there is "
-                "no mean over tasks"
-            )
 
 
 def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:

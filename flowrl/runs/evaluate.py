@@ -49,7 +49,7 @@ def evaluate(
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
     check_records(prompts, rewards)
-    return evaluate_prompts(
+    report = evaluate_prompts(
         model,
         prompts,
         rewards,
@@ -59,7 +59,20 @@ def evaluate(
         world=trainer.world if trainer else None,
         outcomes=outcomes,
         max_unscored=c.train.max_unscored,
+        best_of=c.eval.best_of,
+        best_by=c.eval.best_by,
     )
+    report["setting"] |= guidance_of(model, c)
+    return report
+
+
+def guidance_of(model: FlowModel, c: Config) -> dict[str, Any]:
+    """Return "guidance", and "true_cfg_scale" where a model has both: as the config has them, or
+    the model's own where the config leaves it to the model."""
+    known = {key: c.model.kwargs.get(key) for key in ("guidance", "true_cfg_scale")}
+    own = known["guidance"] if known["guidance"] is not None else getattr(model, "guidance", None)
+    more = known["true_cfg_scale"]
+    return {"guidance": own, **({} if more is None else {"true_cfg_scale": more})}
 
 
 def eval_weights(trainer: Trainer) -> AbstractContextManager[None]:

@@ -7,25 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from flowrl.config.load import Config
-from flowrl.core.errors import FlowRLError, RewardError, RunError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.errors import RunError
 from flowrl.core.processes import World
-from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.bootstrap import paired_bootstrap
+from flowrl.evaluation.best_of import chooser
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
-from flowrl.evaluation.statistics import summarize
 from flowrl.evaluation.suites import picture_folder as folder
-from flowrl.runs.evaluate import sampling
+from flowrl.runs.evaluate import guidance_of, sampling
+from flowrl.runs.suite_report import compared, leaks_of, make_report, write_report
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None
@@ -42,13 +39,15 @@ def run_suite(
     against: Path | None = None,
     progress: Progress = None,
     world: World | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Draw and score what a suite asks for, as the config's `eval` section says, into `out`.
 
     The initial noise of a prompt depends on `eval.seed` and its place alone, so every target draws
     from the same. What is in the folder already is kept. `against`: a folder of the same suite and
     setting, as the base model's; then the report has the paired difference to it. In a `world` of
-    several processes each takes its share.
+    several processes each takes its share. `more`: what else belongs to the setting, as a LoRA's
+    scale.
 
     Returns the report that `summary.json` holds. Raises RunError for a folder of another setting,
     and what rewards and prompts raise.
@@ -61,13 +60,14 @@ def run_suite(
     check_sources(prompts, (config.image.height, config.image.width))
     check_starts(model, prompts)
     probe_rewards(rewards)
-    setting = setting_of(model, config, suite, target, prompts)
+    chooser(config.eval.best_by, config.headline, rewards)
+    setting = {**setting_of(model, config, suite, target, prompts), **(more or {})}
     other = _other(against, setting) if against is not None else None
     if world.main:
         folder.prepare(out, setting, prompts)
     world.gather(0)  # the others wait until the folder is there
     # images, then scores; the first process says what is left, since the others write meanwhile
-    count, images = len(prompts), config.eval.images
+    count, images = len(prompts), drawn(config)
     missing = world.gather(folder.unfinished(out, count, images))[0]
     mine = [missing[place] for place in world.share(len(missing))]
     world.together(lambda: _draw(model, config, prompts, out, base, progress, mine))
@@ -76,15 +76,20 @@ def run_suite(
     world.together(lambda: _score(config, prompts, rewards, out, rows, world.rank))
     world.gather(0)
     # the report
-    report = _report(config, prompts, out, setting)
-    leaks = _leaks(config, prompts)
+    report = make_report(config, prompts, out, setting)
+    leaks = leaks_of(config, prompts)
     if leaks:
         report["leaks"] = leaks
     if other is not None and against is not None:
-        report["against"] = _compared(config, prompts, out, against, other)
+        report["against"] = compared(config, prompts, out, against, other)
     if world.main:
-        _write(out, rewards, report)
+        write_report(out, rewards, report)
     return report
+
+
+def drawn(config: Config) -> int:
+    """Return how many images are drawn of each prompt."""
+    return config.eval.images * config.eval.best_of
 
 
 def setting_of(
@@ -92,6 +97,9 @@ def setting_of(
 ) -> dict[str, Any]:
     """Return all that a score depends on: two scores are comparable where all but the target is
     equal."""
+    best = {}
+    if config.eval.best_of > 1:
+        best = {"best_of": config.eval.best_of, "best_by": config.eval.best_by or config.headline}
     return {
         "suite": suite,
         "target": target,
@@ -101,10 +109,11 @@ def setting_of(
         "images": config.eval.images,
         "seed": config.eval.seed,
         "steps": config.eval.steps,
-        "guidance": getattr(model, "guidance", None),
+        **guidance_of(model, config),
         "height": config.image.height,
         "width": config.image.width,
         "tuned": config.eval.tuned,
+        **best,
         "rewards": {name: call.to_dict() for name, call in config.rewards.items()},
         "batch": config.eval.batch,
         "flowrl": __version__,
@@ -136,8 +145,9 @@ def _draw(
         return
     size = (config.image.height, config.image.width)
     options = {**sampling(config, base), "sources": partial(sources_of, prompts, size=size)}
+    options["images"] = drawn(config)
     for index, pixels in sample(model, prompts.texts, progress=progress, places=mine, **options):
-        folder.save(out, index, pixels, config.eval.images)
+        folder.save(out, index, pixels, drawn(config))
 
 
 def _unscored(out: Path, prompts: int, images: int) -> list[int]:
@@ -155,7 +165,7 @@ def _score(
     rank: int,
 ) -> None:
     """Score all images of some prompts, a few prompts at a time."""
-    file, images = folder.score_file(out, rank), config.eval.images
+    file, images = folder.score_file(out, rank), drawn(config)
     folder.mend(file)
     share = max(1, config.eval.batch // images)
     for start in range(0, len(mine), share):
@@ -202,86 +212,3 @@ def _listening(reward: Any, told: list[dict[str, Any]]) -> Any:
         return values
 
     return explained
-
-
-def scores_of(config: Config, prompts: PromptSet, out: Path) -> dict[str, np.ndarray]:
-    """Read every score of a folder -> {reward: [P, S]}, NaN = not scored. Raises RunError for an
-    image without a line."""
-    lines = folder.read_lines(out)
-    found: dict[str, np.ndarray] = {}
-    for name in config.rewards:
-        values = np.full((len(prompts), config.eval.images), np.nan)
-        for place in np.ndindex(values.shape):
-            if place not in lines or name not in lines[place]["scores"]:
-                raise RunError(
-                    f"{out}: image {place[1]} of prompt {place[0]} has no score by {name!r}: the "
-                    "suite was not finished; run the same command again"
-                )
-            value = lines[place]["scores"][name]
-            values[place] = np.nan if value is None else value
-        found[name] = values
-    return found
-
-
-def _report(
-    config: Config, prompts: PromptSet, out: Path, setting: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Average the scores of a folder -> the report that `evaluation_table` shows."""
-    name, scores = config.headline, scores_of(config, prompts, out)
-    values = torch.from_numpy(scores[name].ravel())
-    kept = values.isfinite()
-    unscored = {k: int(np.isnan(v).sum()) for k, v in scores.items() if np.isnan(v).any()}
-    share = max(unscored.values(), default=0) / len(values)
-    if share > config.train.max_unscored:
-        raise RewardError(
-            f"{out}: {unscored} of {len(values)} images have no score; train.max_unscored="
-            f"{config.train.max_unscored} is the share that may be left out"
-        )
-    tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
-    whole = summarize(values[kept], [t for t, k in zip(tags, kept.tolist(), strict=True) if k])
-    means = {}
-    for reward, every in scores.items():
-        means[reward] = float(np.nanmean(every))
-    report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
-    if unscored:
-        report["unscored"] = unscored
-    return {**report, "setting": dict(setting)}
-
-
-def _compared(
-    config: Config, prompts: PromptSet, out: Path, against: Path, other: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Compare the headline with that of another folder, prompt by prompt."""
-    name, tags = config.headline, _tags(prompts)
-    ours, theirs = (scores_of(config, prompts, where)[name] for where in (out, against))
-    return {
-        "folder": str(against),
-        "target": other["target"],
-        **paired_bootstrap(ours, theirs, tags),
-    }
-
-
-def _tags(prompts: PromptSet) -> list[str]:
-    return [str(record.get("tag", "all")) for record in prompts.records]
-
-
-def _leaks(config: Config, prompts: PromptSet) -> list[str]:
-    """Say what the suite's prompts share with the training prompts, where these are at hand."""
-    try:
-        trained = load_prompts(config.prompts.train)
-    except FlowRLError:  # not on this machine
-        return []
-    return overlap(prompts, trained).lines(len(prompts))
-
-
-def _write(out: Path, rewards: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-    """Write the summary, and the result file of each reward that explains itself."""
-    write_json(out / folder.SUMMARY, dict(report))
-    lines = folder.read_lines(out)
-    for name, reward in rewards.items():
-        if hasattr(reward, "explain"):
-            rows = []
-            for _, line in sorted(lines.items()):
-                row = {k: v for k, v in line["told"][name].items() if k != "score"}
-                rows.append(folder.as_line({**row, "filename": line["file"]}))
-            write_text(out / f"{name}.jsonl", "".join(rows))

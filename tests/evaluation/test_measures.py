@@ -245,7 +245,7 @@ def test_clip_score_is_torchmetrics_own(weights: Weights) -> None:
         CLIPTokenizer.from_pretrained(folder),
     )
 
-    class Older(CLIPModel):
+    class Older(CLIPModel):  # type: ignore[misc]
         def get_image_features(self, *given: Any, **named: Any) -> Any:
             return super().get_image_features(*given, **named).pooler_output
 

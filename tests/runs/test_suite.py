@@ -24,7 +24,8 @@ from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.suites.catalogue import SUITES, overrides_of
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.suite import run_suite, scores_of
+from flowrl.runs.suite import run_suite
+from flowrl.runs.suite_report import scores_of
 
 
 @pytest.fixture
@@ -162,13 +163,45 @@ def test_nothing_is_averaged_over_images_without_a_score(
     def silent(batch: RewardBatch) -> torch.Tensor:
         return torch.where(torch.arange(len(batch.images)) == 0, torch.nan, 1.0)
 
-    monkeypatch.setattr(suites, "rewards_of", lambda calls: {n: silent for n in calls})
+    monkeypatch.setattr(suites, "rewards_of", lambda calls, _: {n: silent for n in calls})
     with pytest.raises(RewardError, match="1.*of 12 images.*train.max_unscored=0.0"):
         run(config, tmp_path / "out")
     lenient = toy(tmp_path / "toy", "train.max_unscored=0.5")
     report = run(lenient, tmp_path / "lenient")
     assert report["unscored"] == {name: 1 for name in config.rewards}
     assert report[config.headline] == 1.0
+
+
+def test_the_best_of_three(config: Config, tmp_path: Path) -> None:
+    """By hand from the scores of every image: the largest of each three neighbours, in a suite and
+    in an evaluation, chosen by the headline or by another reward; a base without choice is
+    comparable."""
+    single = run(config, tmp_path / "one")
+    for by in ("", "strict"):
+        own = ["eval.best_of=3", *([f"eval.best_by={by}"] if by else [])]
+        chosen, out = toy(tmp_path / "toy", *own), tmp_path / f"out{by}"
+        more = {} if by else {"against": tmp_path / "one"}
+        report = run(chosen, out, **more)
+        name, places = by or config.headline, len(load_prompts(config.prompts.test))
+        lines = {(r["prompt"], r["image"]): r["scores"] for r in rows(out / "scores.jsonl")}
+        best: dict[str, list[float]] = {}
+        for prompt, record in enumerate(load_prompts(config.prompts.test).records):
+            for first in (0, 3):
+                three = [lines[prompt, first + i] for i in range(3)]
+                value = max(three, key=lambda scores: scores[name])[config.headline]
+                best.setdefault(record["tag"], []).append(value)
+        means = [np.mean(values) for values in best.values()]
+        assert report[config.headline] == pytest.approx(np.mean(means))
+        assert report["images"] == 2 * places and len(lines) == 6 * places
+        known = evaluate(config.call("model")(), chosen)
+        assert known[config.headline] == pytest.approx(report[config.headline], abs=1e-6)
+        said = (known["setting"]["best_of"], report["setting"]["best_by"])
+        assert said == (3, name)
+        if not by:
+            assert report["against"]["difference"] > 0
+            assert report[name] > single[name]
+    with pytest.raises(ConfigError, match="best_by: expected the name of a reward"):
+        run(toy(tmp_path / "toy", "eval.best_by=gone"), tmp_path / "gone")
 
 
 def test_leaks_are_said(config: Config, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ class Suite(NamedTuple):
     rewards: Calls  # the first is the headline
     images: int  # per prompt
     what: str
+    validation: str = ""  # prompts to choose settings on; "" = the user's own
+    reader: str = ""  # the benchmark's own format, where --prompts names none
 
 
 _PREFERENCE: Calls = {"pickscore": {"fn": "pickscore"}}
@@ -35,14 +37,18 @@ SUITES: dict[str, Suite] = {
         {"shapes": {"fn": "shapes", "mode": "strict"}},
         4,
         "the shapes benchmark, judged from pixels",
+        "assets/shapes/validation.jsonl",
     ),
     "geneval": Suite(
         "geneval/test",
         {"geneval": {"fn": "geneval", "mode": "strict"}},
         4,
         "GenEval's six tasks (2310.11513), 553 prompts of our own in its structure",
+        "geneval/train",
     ),
-    "ocr": Suite("ocr/test", {"ocr": {"fn": "ocr"}}, 1, "texts to be written, 1,000 prompts"),
+    "ocr": Suite(
+        "ocr/test", {"ocr": {"fn": "ocr"}}, 1, "texts to be written, 1,000 prompts", "ocr/train"
+    ),
     "drawbench": Suite("", _QUALITY, 4, "preference scorers on DrawBench's prompts (2205.11487)"),
     "partiprompts": Suite("", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
     "pickscore": Suite("", _PREFERENCE, 1, "PickScore (2305.01569) on prompts of yours"),

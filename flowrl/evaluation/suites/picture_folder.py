@@ -29,7 +29,7 @@ from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.image_grids import save_png
 
 SETTING, SUMMARY, SCORES = "setting.json", "summary.json", "scores.jsonl"
-FREE = ("target", "batch")
+FREE = ("target", "batch", "best_of", "best_by")
 """Of a setting: what two folders that are compared need not share."""
 
 

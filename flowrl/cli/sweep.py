@@ -1,0 +1,96 @@
+"""``flowrl sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowrl.cli import measure, options, target
+from flowrl.cli.output import count_up, show_or_write
+from flowrl.core.errors import ConfigError
+
+Numbers = Annotated[
+    str | None,
+    typer.Option(metavar="N,N...", help="default: as the target has it"),
+]
+
+
+def sweep(
+    name: target.Name,
+    *,
+    suite: Annotated[str, typer.Option(help="shapes, geneval, ocr ..., as of flowrl eval")],
+    guidance: Numbers = None,
+    steps: Numbers = None,
+    lora_scale: Numbers = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="prompt file or list; default: the suite's validation prompts"),
+    ] = None,
+    count: Annotated[int, typer.Option(help="how many of them, evenly by task; 0: all")] = 0,
+    by: Annotated[
+        str, typer.Option(metavar="NAME", help="headline (default), mmhm, a reward or a measure")
+    ] = "",
+    measures: measure.Names,
+    reference: measure.Reference = None,
+    inception: measure.Inception = None,
+    alexnet: measure.Alexnet = None,
+    encoder: measure.Encoder = None,
+    bounds: Annotated[
+        Path | None, typer.Option(metavar="sweep.json", help="of an earlier sweep, for mmhm")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    config: target.Settings = options.DEFAULT,
+    weights: target.Weights = None,
+    iteration: target.Iteration = None,
+    seed: target.Seed = None,
+    changes: options.Set,
+    json: options.Json = None,
+    plugin: options.Plugins,
+) -> None:
+    """Find the guidance, steps and LoRA scale that serve a model best, on validation prompts."""
+    from flowrl.cli.evaluate import folder_of
+    from flowrl.evaluation.measures.of_images import Tools
+    from flowrl.evaluation.suites.catalogue import overrides_of
+    from flowrl.runs.report.style import save_figure
+    from flowrl.runs.sweep import Asked, choose_prompts
+    from flowrl.runs.sweep import sweep as swept
+    from flowrl.runs.sweep_report import sweep_figure, sweep_table
+    from flowrl.runs.target import Target
+
+    asked = Asked(
+        suite,
+        [*numbers(guidance, "--guidance")] or [None],
+        [int(n) for n in numbers(steps, "--steps")] or [None],
+        numbers(lora_scale, "--lora-scale") or [1.0],
+        prompts or "",
+        count,
+        by,
+        measures,
+        Tools(reference, inception, alexnet, encoder),
+        bounds,
+    )
+    where = out or Path("sweeps") / folder_of(suite, name, weights, iteration).relative_to("suites")
+    own: dict[str, int | str | None] = {"eval.seed": seed, "eval.images": images}
+    given = [*overrides_of(suite, choose_prompts(asked, where)), *changes]
+
+    def open_target(more: list[str]) -> Target:
+        return target.opened(name, config, weights, iteration, own, [*given, *more], plugin)
+
+    result = swept(open_target, asked, where, progress=count_up)
+    save_figure(sweep_figure(result), where / "sweep.png", dpi=150)
+    show_or_write(
+        lambda width: f"{sweep_table(result, width=width)}\nsettings, figure: {where}", result, json
+    )
+
+
+def numbers(text: str | None, option: str) -> list[float]:
+    """Read "1,2.5,4". Raises ConfigError."""
+    if text is None:
+        return []
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option}: expected numbers like 1,2.5,4, got {text!r}") from None

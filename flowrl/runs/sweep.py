@@ -1,0 +1,255 @@
+"""Which guidance, steps and LoRA scale serve a model best: a suite under every combination."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.files import write_json, write_text
+from flowrl.core.nearest import near
+from flowrl.core.prompts import load_prompts
+from flowrl.core.types import FlowModel
+from flowrl.evaluation.bootstrap import paired_bootstrap
+from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
+from flowrl.evaluation.measures.of_images import Tools, check_measures, measure
+from flowrl.evaluation.suites.catalogue import suite_of
+from flowrl.runs.evaluate import grid_prompts
+from flowrl.runs.suite import run_suite
+from flowrl.runs.suite_report import scores_of
+from flowrl.runs.target import Target
+
+RESULT, PROMPTS = "sweep.json", "prompts.jsonl"
+LOWER = ("fid", "kid")  # measures of which less is better
+Open = Callable[[list[str]], Target]
+"""Load the target with overrides."""
+
+
+class Point(NamedTuple):
+    """One setting; None = as the target has it."""
+
+    guidance: float | None
+    steps: int | None
+    lora_scale: float
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder."""
+        parts = [] if self.guidance is None else [f"guidance-{self.guidance:g}"]
+        parts += [] if self.steps is None else [f"steps-{self.steps}"]
+        parts += [] if self.lora_scale == 1 else [f"lora-{self.lora_scale:g}"]
+        return "_".join(parts) or "as-it-is"
+
+
+class Asked(NamedTuple):
+    """What is swept, on what, and by which number the setting is chosen."""
+
+    suite: str
+    guidance: Sequence[float | None]
+    steps: Sequence[int | None]
+    lora_scale: Sequence[float] = (1.0,)
+    prompts: str = ""  # "" = the suite's validation prompts
+    most: int = 0  # of these prompts, the tasks evenly; 0 = all
+    by: str = ""  # "" = the headline; "mmhm", a reward, or a measure
+    measures: Sequence[str] = ()
+    tools: Tools = Tools()
+    bounds: Path | None = None  # an earlier sweep.json, whose bounds MMHM takes
+
+
+def sweep(open_target: Open, asked: Asked, out: Path, *, progress: Any = None) -> dict[str, Any]:
+    """Run a suite under every combination, each in a folder of `out`, and choose one.
+
+    What is there already is kept, so a sweep that was stopped goes on, and values can be added. A
+    target is loaded once for each guidance.
+
+    Returns what `sweep.json` holds: a row per setting with its scores, measures and the paired
+    difference to the chosen one, MMHM where there are several numbers, and the chosen setting.
+    Raises ConfigError, and what suites and measures raise.
+    """
+    points = _points(asked)
+    check_measures(asked.measures, asked.tools)
+    prompts = choose_prompts(asked, out)
+    rows, scores, tags, headline, last = [], {}, [], "", None
+    target: Target | None = None
+    for point in points:
+        if target is None or point.guidance != last:
+            target = None  # two models would not fit
+            own = [] if point.guidance is None else [f"model.guidance={point.guidance}"]
+            target, last = open_target([*own, f"prompts.test={prompts}"]), point.guidance
+        config, where = target.config, out / point.folder
+        if point.steps is not None:
+            config = replace(config, eval=replace(config.eval, steps=point.steps))
+        with lora_scaled(target.model, point.lora_scale):
+            more = {} if point.lora_scale == 1 else {"lora_scale": point.lora_scale}
+            report = run_suite(
+                target.model,
+                config,
+                asked.suite,
+                where,
+                target=target.what,
+                base=target.base,
+                progress=progress,
+                more=more,
+            )
+        headline = config.headline
+        listed = load_prompts(prompts)
+        tags = [str(record.get("tag", "all")) for record in listed.records]
+        scores[point] = scores_of(config, listed, where)[headline]
+        rows.append(_row(point, where, report, asked))
+    by = asked.by or headline
+    columns = _columns(rows)
+    bounds = bounds_of(columns)
+    _add_mmhm(rows, columns, asked.bounds)
+    chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
+    for row, point in zip(rows, points, strict=True):
+        gap = paired_bootstrap(scores[point], scores[points[chosen]], tags)
+        row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
+    result = {
+        "kind": "flowrl sweep",
+        "suite": asked.suite,
+        "score": headline,
+        "by": by,
+        "bounds": {name: [*ends] for name, ends in bounds.items()},
+        "chosen": rows[chosen],
+        "rows": rows,
+    }
+    write_json(out / RESULT, result)
+    return result
+
+
+def choose_prompts(asked: Asked, out: Path) -> str:
+    """Return the prompts to sweep on: a list, or a file in `out` with some of them.
+
+    Raises ConfigError for a suite without validation prompts: settings that were chosen on the test
+    prompts would flatter the test.
+    """
+    suite = suite_of(asked.suite)
+    chosen = asked.prompts or suite.validation
+    if not chosen:
+        raise ConfigError(
+            f"--suite {asked.suite}: it has no validation prompts; give --prompts FILE with ones "
+            "that the test does not use"
+        )
+    if not asked.most:
+        return chosen
+    records = load_prompts(chosen).records
+    places = sorted(grid_prompts(records, min(asked.most, len(records))))
+    text = "".join(json.dumps(records[place]) + "\n" for place in places)
+    file = out / PROMPTS
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise RunError(f"{file}: holds other prompts; name another folder with --out")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text)
+    return str(file)
+
+
+@contextmanager
+def lora_scaled(model: FlowModel, scale: float) -> Iterator[None]:
+    """Let a model run with its adapters at `scale` times their strength, by their matrices B.
+
+    Raises ConfigError for a model without adapters, unless the scale is 1.
+    """
+    second = [p for name, p in model.trainable().items() if ".lora_B." in name]
+    if scale == 1:
+        yield
+        return
+    if not second:
+        raise ConfigError(
+            f"--lora-scale {scale:g}: expected a model with LoRA (model.tune=lora), got one without"
+        )
+    kept = [p.data for p in second]
+    try:
+        for p in second:
+            p.data = p.data * torch.tensor(scale, dtype=p.dtype, device=p.device)
+        yield
+    finally:
+        for p, data in zip(second, kept, strict=True):
+            p.data = data
+
+
+def _points(asked: Asked) -> list[Point]:
+    """Return all combinations, one guidance after the other. Raises ConfigError for a value that
+    stands twice."""
+    axes = {"guidance": asked.guidance, "steps": asked.steps, "lora-scale": asked.lora_scale}
+    for name, values in axes.items():
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"--{name}: expected values that differ, got {list(values)}")
+    return [Point(*values) for values in product(asked.guidance, asked.steps, asked.lora_scale)]
+
+
+def _row(point: Point, where: Path, report: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """Put a setting's numbers together; measures are kept beside its images."""
+    setting, name = report["setting"], report["score"]
+    row: dict[str, Any] = {
+        "folder": str(where),
+        "guidance": setting["guidance"],
+        "steps": setting["steps"],
+        "lora_scale": point.lora_scale,
+        "score": report[name],
+        "interval": report["interval"],
+        "images": report["images"],
+        "rewards": report["rewards"],
+        "setting": setting,
+    }
+    if asked.measures:
+        row["measures"] = _measured(where, asked)
+    return row
+
+
+def _measured(where: Path, asked: Asked) -> dict[str, Any]:
+    """Measure a setting's images, or read what was measured with the same tools."""
+    file = where / "measures.json"
+    tools = {key: str(value) for key, value in asked.tools._asdict().items()}
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["tools"] == tools and set(asked.measures) <= kept["found"].keys():
+            return {name: kept["found"][name] for name in asked.measures}
+    found = measure(where, asked.measures, asked.tools)
+    write_json(file, {"tools": tools, "found": found})
+    return {name: found[name] for name in asked.measures}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return every number of the settings by its name: means of rewards, and measures."""
+    columns = {name: [float(row["rewards"][name]) for row in rows] for name in rows[0]["rewards"]}
+    for name in rows[0].get("measures", {}):
+        columns[name] = [float(row["measures"][name]["value"]) for row in rows]
+    return columns
+
+
+def _add_mmhm(
+    rows: list[dict[str, Any]], columns: dict[str, list[float]], bounds: Path | None
+) -> None:
+    """Add MMHM to rows and columns where there are several numbers. Raises ConfigError."""
+    limits = _read_bounds(bounds) if bounds is not None else None
+    if len(columns) > 1:
+        columns["mmhm"] = mmhm(columns, lower=LOWER, bounds=limits)
+        for row, value in zip(rows, columns["mmhm"], strict=True):
+            row["mmhm"] = value
+
+
+def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:
+    """Return the place of the best setting by one number. Raises ConfigError."""
+    if by not in columns:
+        hint = ": it takes several rewards or measures" if by == "mmhm" else near(by, list(columns))
+        raise ConfigError(f"--by: expected one of {', '.join(columns)}, got {by!r}{hint}")
+    best = min if by in LOWER else max
+    return columns[by].index(best(columns[by]))
+
+
+def _read_bounds(file: Path) -> Bounds:
+    """Read the bounds of an earlier sweep. Raises ConfigError."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))["bounds"]
+        return {name: (float(low), float(high)) for name, (low, high) in raw.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"--bounds {file}: expected the sweep.json of a sweep: {error}"
+        ) from error

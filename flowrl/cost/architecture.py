@@ -7,6 +7,7 @@ or from the table of released models.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,23 +20,41 @@ from torch import nn
 from flowrl.config.load import Config
 from flowrl.core.devices import named_device
 from flowrl.core.errors import ModelError
-from flowrl.cost.released_models import RELEASED, TYPICAL, PipelinePart
+from flowrl.cost.pipeline_part import PipelinePart
+from flowrl.cost.released_models import RELEASED, TYPICAL
+from flowrl.models import flux2, qwen_image, z_image
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
 from flowrl.models.options import PipelineOptions, checked
 from flowrl.models.tuning import Tuning
 from flowrl.models.tuning import tuning_of as resolve_tuning
 
-NETWORK = {"sd3": "transformer", "flux": "transformer", "sd15": "unet", "sdxl": "unet"}
 _UNET = "UNet2DConditionModel"
+_FLUX2 = "Flux2Transformer2DModel"
 _KIND = {
     "sd3": "SD3Transformer2DModel",
     "flux": "FluxTransformer2DModel",
     "sd15": _UNET,
     "sdxl": _UNET,
+    "qwen_image": "QwenImageTransformer2DModel",
+    "z_image": "ZImageTransformer2DModel",
+    "flux2": _FLUX2,
+    "flux2_klein": _FLUX2,
+}
+# the part of each pipeline that is trained
+NETWORK = {fn: "unet" if kind == _UNET else "transformer" for fn, kind in _KIND.items()}
+# the layers that get LoRA if a config names none; of other kinds the joint attention
+_TARGETS: dict[str, Sequence[str]] = {
+    "sd15": UNET_ATTENTION,
+    "sdxl": UNET_ATTENTION,
+    "qwen_image": qwen_image.TARGETS,
+    "z_image": z_image.TARGETS,
+    "flux2": flux2.TARGETS,
+    "flux2_klein": flux2.TARGETS,
 }
 OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")
-PATCH = 2  # of FLUX, whose network takes squares of 2 x 2 latents
+LANGUAGE = ("qwen_image", "z_image", "flux2", "flux2_klein")  # language models read the prompts
+PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
 class Architecture(NamedTuple):
@@ -97,15 +116,17 @@ def tuning_of(config: Config) -> Tuning:
     # the run may be meant for another machine
     named_device(str(kwargs.get("device", "auto")), "model")
     options = checked(PipelineOptions, **{name: kwargs[name] for name in names}, device="auto")
-    transformer = NETWORK[config.model.fn] == "transformer"
-    return resolve_tuning(options, JOINT_ATTENTION if transformer else UNET_ATTENTION)
+    return resolve_tuning(options, _TARGETS.get(config.model.fn, JOINT_ATTENTION))
 
 
 def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, int]:
     """Return [C, h, w] of one latent, as the adapter will have it."""
-    factor = 2 ** (len(architecture.part("vae").settings["block_out_channels"]) - 1)
-    channels = architecture.part(NETWORK[config.model.fn]).settings["in_channels"]
-    channels //= PATCH**2 if config.model.fn == "flux" else 1
+    fn, vae = config.model.fn, architecture.part("vae").settings
+    blocks = vae.get("block_out_channels")
+    factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
+    factor *= PATCH if fn.startswith("flux2") else 1
+    channels = architecture.part(NETWORK[fn]).settings["in_channels"]
+    channels //= PATCH**2 if fn in ("flux", "qwen_image") else 1
     return int(channels), config.image.height // factor, config.image.width // factor
 
 
@@ -120,8 +141,10 @@ class TextShape(NamedTuple):
 def text_shape(config: Config, architecture: Architecture) -> TextShape:
     """Return the sizes of one prompt's embeddings."""
     settings = architecture.part(NETWORK[config.model.fn]).settings
-    clip = 0 if config.model.fn == "flux" else 77
-    tokens = clip + config.model.kwargs.get("max_sequence_length", 0)
+    read = config.model.kwargs.get("max_sequence_length", 0)
+    if config.model.fn in LANGUAGE:
+        return TextShape(read, settings.get("joint_attention_dim") or settings["cap_feat_dim"], 0)
+    tokens = (0 if config.model.fn == "flux" else 77) + read
     if NETWORK[config.model.fn] == "transformer":
         return TextShape(tokens, settings["joint_attention_dim"], settings["pooled_projection_dim"])
     sizes = 6 * (settings.get("addition_time_embed_dim") or 0)  # SDXL: height and width, thrice

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from flowrl.cost.architecture import (
     tuning_of,
 )
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
+from flowrl.cost.network_inputs import network_inputs
 from flowrl.models.adapter import decode_latents
 from flowrl.models.runtime import Runtime
 from flowrl.models.tuning import Tuning, trained, tune_network
@@ -145,7 +145,7 @@ class MetaRun:
         vae = build(self.workload.architecture, "vae")
         nn.Module.to(vae, _vae_dtype(self.workload))
         latents = torch.empty(
-            count, *self.workload.latent, device="meta", dtype=_vae_dtype(self.workload)
+            count, *_vae_latent(self.workload), device="meta", dtype=_vae_dtype(self.workload)
         )
         with torch.no_grad(), DeviceRules(), Meter([*_held(vae), latents]) as meter:
             vae.decode(latents, return_dict=False)  # type: ignore[operator]
@@ -168,8 +168,14 @@ class MetaRun:
         )
 
     def _call(self, states: int) -> Tensor:
-        out: Tensor = self.network(**_inputs(self.workload, states), return_dict=False)[0]
-        return out.float()
+        load = self.workload
+        rows = states * (2 if load.guided else 1)
+        given = network_inputs(
+            load.fn, rows, load.latent, load.text, load.architecture, load.tuning.dtype
+        )
+        out = self.network(**given, return_dict=False)[0]
+        found: Tensor = torch.stack(out) if isinstance(out, list) else out
+        return found.float()
 
 
 class _MeteredVAE:
@@ -233,45 +239,16 @@ def _held(network: nn.Module) -> list[Tensor]:
     return [*network.parameters(), *network.buffers(), *gradients]
 
 
+def _vae_latent(workload: Workload) -> tuple[int, ...]:
+    """Return the shape of what the VAE decodes to one image."""
+    channels, height, width = workload.latent
+    if workload.fn.startswith("flux2"):
+        return channels // PATCH**2, PATCH * height, PATCH * width
+    return (channels, 1, height, width) if workload.fn == "qwen_image" else workload.latent
+
+
 def _vae_dtype(workload: Workload) -> torch.dtype:
     upcast = (
         workload.fn == "sdxl" and workload.tuning.dtype == torch.float16
     )  # its VAE overflows there
     return torch.float32 if upcast else workload.tuning.dtype
-
-
-def _inputs(workload: Workload, states: int) -> dict[str, Any]:
-    """Return what the adapter of this kind hands its network; names and shapes only."""
-    rows, (channels, height, width), text = (
-        states * (2 if workload.guided else 1),
-        workload.latent,
-        workload.text,
-    )
-    empty = partial(torch.empty, device="meta", dtype=workload.tuning.dtype)
-    embeds, pooled = empty(rows, text.tokens, text.width), empty(rows, text.pooled)
-    if workload.fn == "sd3":
-        given = {
-            "hidden_states": empty(rows, channels, height, width),
-            "timestep": empty(rows, dtype=torch.float32),
-        }
-        return {**given, "encoder_hidden_states": embeds, "pooled_projections": pooled}
-    if workload.fn == "flux":
-        tokens = (height // PATCH) * (width // PATCH)
-        told = workload.architecture.part("transformer").settings.get("guidance_embeds", False)
-        return {
-            "hidden_states": empty(rows, tokens, PATCH**2 * channels),
-            "timestep": empty(rows),
-            "guidance": empty(rows, dtype=torch.float32) if told else None,
-            "encoder_hidden_states": embeds,
-            "pooled_projections": pooled,
-            "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
-            "img_ids": empty(tokens, 3, dtype=torch.float32),
-        }
-    sample, time = empty(rows, channels, height, width), empty(rows, dtype=torch.int64)
-    added = {"text_embeds": pooled, "time_ids": empty(rows, 6)} if text.pooled else None
-    return {
-        "sample": sample,
-        "timestep": time,
-        "encoder_hidden_states": embeds,
-        "added_cond_kwargs": added,
-    }

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import diffusers
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, StableDiffusion3Pipeline
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -26,22 +27,26 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
+from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.flux import Flux, FluxOptions
+from flowrl.models.flux2 import Flux2, Flux2Options
+from flowrl.models.flux2_klein import Flux2Klein, Flux2KleinOptions
 from flowrl.models.loading import Loaded
 from flowrl.models.options import checked
 from flowrl.models.pipeline import TunedPipeline
+from flowrl.models.qwen_image import QwenImage, QwenImageOptions
 from flowrl.models.sd3 import SD3, SD3Options
 from flowrl.models.texts import NEGATIVE
-
-PIXELS = 8  # of a latent's side
+from flowrl.models.z_image import ZImage, ZImageOptions
 
 
 class RandomModel:
     """An adapter around random weights: prompts become random embeddings, and without a VAE latents
     become colours."""
 
-    def __init__(self, adapter: SD3 | Flux, text: TextShape, *, vae: bool) -> None:
+    def __init__(self, adapter: FlowMatchingModel[Any], text: TextShape, *, vae: bool) -> None:
         self.adapter, self.text, self.vae = adapter, text, vae
+        self.pixels = 64 // adapter.latent_shape(64, 64)[1]  # of a latent's side
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         """Return the adapter's noise levels [S+1]."""
@@ -66,7 +71,8 @@ class RandomModel:
         larger."""
         if self.vae:
             return self.adapter.decode(x0)
-        return interpolate(x0[:, :3].float().sigmoid(), scale_factor=PIXELS, mode="nearest")
+        side = self.pixels
+        return interpolate(x0[:, :3].float().sigmoid(), scale_factor=side, mode="nearest")
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return [C, h, w] of an image's latents."""
@@ -77,12 +83,14 @@ class RandomModel:
         return self.adapter.trainable()
 
     def _rows(self, count: int) -> dict[str, Tensor]:
-        shapes = {"embeds": (self.text.tokens, self.text.width), "pooled": (self.text.pooled,)}
-        device, dtype = self.adapter.device, self.adapter.dtype
-        return {
-            name: torch.randn(count, *shape, device=device, dtype=dtype)
-            for name, shape in shapes.items()
-        }
+        device, dtype, tokens = self.adapter.device, self.adapter.dtype, self.text.tokens
+        rows = {"embeds": torch.randn(count, tokens, self.text.width, device=device, dtype=dtype)}
+        if self.text.pooled:
+            rows["pooled"] = torch.randn(count, self.text.pooled, device=device, dtype=dtype)
+        # prompts that are as long as they may be
+        rows["mask"] = torch.ones(count, tokens, device=device, dtype=torch.long)
+        rows["length"] = torch.full((count,), tokens, device=device)
+        return rows
 
 
 def random_model(config: Config, *, vae: bool = False) -> FlowModel:
@@ -90,14 +98,12 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     encoders.
 
     Weights are drawn on the device, in the dtype that they stay in, from the config's seed. Raises
-    ConfigError for a kind of model that is neither ``sd3`` nor ``flux``, ModelError for one whose
-    architecture is not known here.
+    ConfigError for a kind of model that has no velocity field of its own, such as a UNet's,
+    ModelError for one whose architecture is not known here.
     """
     fn, kwargs = config.model.fn, config.model.kwargs
     if fn not in _ADAPTERS:
-        raise ConfigError(
-            f"model.fn: random weights are made for {' and '.join(_ADAPTERS)}, got {fn}"
-        )
+        raise ConfigError(f"model.fn: random weights are made for {', '.join(_ADAPTERS)}, got {fn}")
     architecture, device = architecture_of(config), pick_device(str(kwargs["device"]))
     if not architecture.known:
         raise ModelError(
@@ -109,25 +115,40 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
         torch.manual_seed(config.seed)
         network = _drawn(architecture, NETWORK[fn], device, wide)
         parts = {"vae": _drawn(architecture, "vae", device, tuning.dtype) if vae else None}
-    scheduler = FlowMatchEulerDiscreteScheduler.from_config(architecture.part("scheduler").settings)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(
+        architecture.part("scheduler").settings
+    )
     pipeline = _pipeline(fn, {"transformer": network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
-    adapter, options = _ADAPTERS[fn]
-    made = adapter(tuned, checked(options, **kwargs))
+    kind = _ADAPTERS[fn]
+    made = kind.adapter(tuned, checked(kind.options, **kwargs))
     return RandomModel(made, text_shape(config, architecture), vae=vae)
 
 
-_ADAPTERS: dict[str, tuple[Any, Any]] = {"sd3": (SD3, SD3Options), "flux": (Flux, FluxOptions)}
-_TEXTS = {"sd3": ("", "_2", "_3"), "flux": ("", "_2")}
+class _Made(NamedTuple):
+    """What a model of one kind is made of."""
+
+    adapter: Any
+    options: Any
+    pipeline: Any
+    texts: tuple[str, ...] = ("",)  # endings of its text encoders' names
+
+
+_ADAPTERS = {
+    "sd3": _Made(SD3, SD3Options, diffusers.StableDiffusion3Pipeline, ("", "_2", "_3")),
+    "flux": _Made(Flux, FluxOptions, diffusers.FluxPipeline, ("", "_2")),
+    "qwen_image": _Made(QwenImage, QwenImageOptions, diffusers.QwenImagePipeline),
+    "z_image": _Made(ZImage, ZImageOptions, diffusers.ZImagePipeline),
+    "flux2": _Made(Flux2, Flux2Options, diffusers.Flux2Pipeline),
+    "flux2_klein": _Made(Flux2Klein, Flux2KleinOptions, diffusers.Flux2KleinPipeline),
+}
 
 
 def _pipeline(fn: str, parts: dict[str, Any]) -> Any:
     """Make the pipeline without text encoders."""
-    kind = {"sd3": StableDiffusion3Pipeline, "flux": FluxPipeline}[fn]
-    texts = {
-        f"{name}{number}": None for name in ("text_encoder", "tokenizer") for number in _TEXTS[fn]
-    }
-    return kind(**parts, **texts)
+    made = _ADAPTERS[fn]
+    names = product(("text_encoder", "tokenizer"), made.texts)
+    return made.pipeline(**parts, **dict.fromkeys(map("".join, names)))
 
 
 def _drawn(

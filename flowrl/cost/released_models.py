@@ -10,15 +10,8 @@ parameters that they give against the published numbers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-
-class PipelinePart(NamedTuple):
-    """One part of a pipeline, without weights."""
-
-    library: str  # diffusers or transformers
-    kind: str  # name of the class
-    settings: dict[str, Any]  # its config.json
+from flowrl.cost import released_lm
+from flowrl.cost.pipeline_part import PipelinePart
 
 
 def _sd3(
@@ -192,6 +185,7 @@ RELEASED: dict[str, dict[str, PipelinePart]] = {
     "CompVis/stable-diffusion-v1-4": _SD15,
     "stable-diffusion-v1-5/stable-diffusion-v1-5": _SD15,
     "stabilityai/stable-diffusion-xl-base-1.0": _SDXL,
+    **released_lm.released(_vae(16, scale=0.3611, shift=0.1159)),
 }
 
 # For a model of one kind of adapter that is neither here nor in the table: the sizes of latents and
@@ -202,4 +196,8 @@ TYPICAL = {
     "flux": "black-forest-labs/FLUX.1-dev",
     "sd15": "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
+    "qwen_image": "Qwen/Qwen-Image",
+    "z_image": "Tongyi-MAI/Z-Image",
+    "flux2": "black-forest-labs/FLUX.2-dev",
+    "flux2_klein": "black-forest-labs/FLUX.2-klein-base-4B",
 }

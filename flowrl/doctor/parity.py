@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.abilities import conditioning
@@ -18,7 +19,6 @@ from flowrl.doctor.patient import Patient
 from flowrl.doctor.pipeline_run import Reference, Seen, reference, watched
 from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel
-from flowrl.models.flux import unpack
 from flowrl.models.unet import UNetModel
 
 # largest difference that is rounding, for float32 and for shorter dtypes
@@ -64,7 +64,7 @@ def look_at_parity(patient: Patient) -> Section:
         theirs = reference(model, x, texts, steps, size, sources)
         cond, sigmas = conditioning(model, texts, sources), model.sigmas(steps, *size)
         drawn = {"shape": shape, "group_size": 1, "generators": _streams(len(texts))}
-        with watched(model.network) as seen:
+        with watched(model.network, x.shape) as seen:
             end = sample_ode(model, cond, sigmas=sigmas, **drawn)  # type: ignore[arg-type]
         start = x * torch.hypot(1 - sigmas[0], sigmas[0])
         v = model.velocity(start, sigmas[:1].expand(len(x)), cond).float()
@@ -144,8 +144,15 @@ def _time_gap(two: Sides) -> float:
 def _text_gap(two: Sides) -> float:
     ours, other = two.seen.texts[0], two.theirs.seen.texts[0]
     if len(other) < len(ours) and len(two.theirs.seen.texts) > 1:  # with the prompt, then without
-        other = torch.cat(two.theirs.seen.texts[1::-1])
+        other = torch.cat(_filled(*two.theirs.seen.texts[1::-1]))
+    ours, other = _filled(ours, other)
     return relative(ours, other) if ours.shape == other.shape else float("inf")
+
+
+def _filled(*texts: Tensor) -> list[Tensor]:
+    """Fill texts [B,T,D] up with zeros to equal length: a pipeline may cut what is masked."""
+    longest = max(text.shape[1] for text in texts)
+    return [pad(text, (0, 0, 0, longest - text.shape[1])) for text in texts]
 
 
 # ------------------------------------------------------------------------------------------ causes
@@ -204,8 +211,6 @@ def _guidance(two: Sides) -> float | None:
         return None
     out = two.theirs.seen.out[0]
     both = out if len(out) == 2 * len(two.v) else torch.cat(two.theirs.seen.out[1::-1])
-    if both.dim() == 3:  # FLUX's tokens
-        both = unpack(both, two.v.shape[2] // 2)
     u, c = both.chunk(2)
     asked, spread, gap = two.model.options.cfg_scale, c - u, two.v - two.v_ref
     if _cosine(gap, spread) ** 2 < 0.95:

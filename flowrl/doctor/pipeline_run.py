@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from flowrl.core.types import Source
+from flowrl.models.flux import pack, unpack
 from flowrl.models.loading import locate
+from flowrl.models.qwen_image import QwenImage
 from flowrl.models.unet import UNetModel
+from flowrl.models.z_image import ZImage
+
+# options that have the pipelines' own names
+SAME = ("true_cfg_scale", "max_sequence_length", "guidance_rescale", "cfg_normalization")
 
 
 class Seen(NamedTuple):
@@ -47,23 +54,19 @@ def reference(
     pipe = copy.copy(model.pipeline())
     pipe.register_modules(scheduler=_scheduler(model, pipe))
     pipe.set_progress_bar_config(disable=True)
-    packed = hasattr(pipe, "_pack_latents")
-    start = pipe._pack_latents(x, *x.shape) if packed else x
+    start = pack(x) if hasattr(pipe, "_unpack_latents") else x
     path: list[Tensor] = []
 
     def note(_: Any, step: int, time: Any, made: dict[str, Any]) -> dict[str, Any]:
-        latents = made["latents"]
-        if packed:
-            latents = pipe._unpack_latents(latents, *size, pipe.vae_scale_factor)
-        path.append(latents.detach().clone())
+        path.append(as_latents(made["latents"], x.shape).detach().clone())
         return {}
 
     with (
         torch.autocast(x.device.type, model.dtype, enabled=model.autocast),
-        watched(model.network) as seen,
+        watched(model.network, x.shape) as seen,
     ):
         images = pipe(
-            texts,
+            prompt=[*texts],  # Z-Image's writes into the list
             num_inference_steps=steps,
             height=size[0],
             width=size[1],
@@ -74,15 +77,32 @@ def reference(
             **_options(model, pipe, len(texts)),
             **(model.pipeline_sources(sources) if sources else {}),
         ).images
+    if isinstance(model, ZImage) and model.guided:  # the prompts come first in its batch
+        turned = [[torch.cat(t.chunk(2)[::-1]) for t in found] for found in (seen.texts, seen.out)]
+        seen = Seen(seen.times, *turned)
     return Reference(path, images, _sigmas(model, pipe.scheduler), seen)
+
+
+def as_latents(found: Any, shape: Sequence[int]) -> Tensor:
+    """Return latents [B,C,h,w] of what a network or a pipeline has: these, tokens, or Z-Image's
+    list of x0 - noise, which becomes a velocity."""
+    if isinstance(found, list):
+        return -torch.stack(found)[:, :, 0]
+    if found.dim() > 3:
+        return found  # type: ignore[no-any-return]
+    if found.shape[-1] != shape[1]:
+        return unpack(found, shape[2] // 2)
+    return found.transpose(1, 2).unflatten(2, tuple(shape[2:]))  # type: ignore[no-any-return]
 
 
 def _options(model: Any, pipe: Any, count: int) -> dict[str, Any]:
     """Return the model's options under the names that the pipeline has for them."""
     offered, options = inspect.signature(pipe.__call__).parameters, model.options
     given = {"guidance_scale": getattr(options, "guidance", None)}
-    for name in ("true_cfg_scale", "max_sequence_length", "guidance_rescale"):
+    for name in SAME:
         given[name] = getattr(options, name, None)
+    if isinstance(model, QwenImage):
+        given["true_cfg_scale"] = given.pop("guidance_scale")
     if model.guided and model.negative_prompt is not None:
         given["negative_prompt"] = [model.negative_prompt] * count
     return {name: v for name, v in given.items() if v is not None and name in offered}
@@ -107,16 +127,19 @@ def _sigmas(model: Any, scheduler: Any) -> Tensor:
 
 
 @contextmanager
-def watched(network: torch.nn.Module) -> Iterator[Seen]:
-    """Note what a network is asked and says while the block runs."""
+def watched(network: torch.nn.Module, shape: Sequence[int] = ()) -> Iterator[Seen]:
+    """Note what a network is asked and says while the block runs, by the shape of its latents."""
     seen = Seen([], [], [])
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
         time = named["timestep"] if "timestep" in named else args[1]
         seen.times.append(torch.as_tensor(time).detach().cpu().flatten()[:1].clone())
         if len(seen.out) < 2:  # both branches, where they are two calls
-            seen.texts.append(named["encoder_hidden_states"].detach().float().cpu())
-            seen.out.append(out[0].detach().float())
+            text = named.get("encoder_hidden_states")
+            text = pad_sequence(args[2], batch_first=True) if text is None else text
+            seen.texts.append(text.detach().float().cpu())
+            made = as_latents(out[0], shape) if shape else out[0]
+            seen.out.append(made.detach().float())
 
     hook = network.register_forward_hook(note, with_kwargs=True)
     try:

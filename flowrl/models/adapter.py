@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
-from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
@@ -29,6 +28,8 @@ Network = Callable[[Tensor, Tensor, Cond], Tensor]
 
 class PipelineModel(ABC, Generic[Options]):
     """A FlowModel around one diffusers pipeline; see the FlowModel protocol for the contract."""
+
+    one_frame = False  # the VAE is one for videos, and an image a video of one frame
 
     def __init__(self, tuned: TunedPipeline, options: Options) -> None:
         self.options = options
@@ -131,7 +132,10 @@ class PipelineModel(ABC, Generic[Options]):
             found = []
             for part in images.split(self.options.decode_batch):
                 pixels = (2 * part - 1).to(vae.device, vae.dtype)
-                found.append(vae.encode(pixels).latent_dist.mode().float())
+                if self.one_frame:
+                    found.append(vae.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0].float())
+                else:
+                    found.append(vae.encode(pixels).latent_dist.mode().float())
             return self._from_vae(torch.cat(found)).to(self.device)
 
     def _from_vae(self, latents: Tensor) -> Tensor:
@@ -141,7 +145,8 @@ class PipelineModel(ABC, Generic[Options]):
 
     def _images(self, latents: Tensor) -> Tensor:
         """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes."""
-        return decode_latents(self._pipeline, latents, batch=self.options.decode_batch)
+        batch = self.options.decode_batch
+        return decode_latents(self._pipeline, latents, batch=batch, one_frame=self.one_frame)
 
     @abstractmethod
     def _decode(self, x0: Tensor) -> Tensor:
@@ -154,26 +159,35 @@ class PipelineModel(ABC, Generic[Options]):
 
 
 def guided(
-    network: Network, scale: float, x: Tensor, sigma: Tensor, cond: Cond, *, rescale: float = 0.0
+    network: Network,
+    scale: float,
+    x: Tensor,
+    sigma: Tensor,
+    cond: Cond,
+    *,
+    finish: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """Return u + scale (c - u) [B,*] at x [B,*], sigma [B]; u is conditioned on the ``negative_``
     rows of cond.
 
-    Both halves run as one batch (u, c), and both are trained. ``rescale`` in [0, 1] moves the std
-    of each row towards that of c (2305.08891 eq. 15-16). **Differs:** the halves are mixed in
-    float32; the pipelines mix them in the network's dtype.
+    Both halves run as one batch (u, c), and both are trained. ``finish(mixed, c)`` is what the
+    pipeline does after mixing, such as a rescale, and is part of the gradient. **Differs:** the
+    halves are mixed in float32; the pipelines mix them in the network's dtype.
     """
     negative, positive = halves(cond)
     both = {name: torch.cat([negative[name], rows]) for name, rows in positive.items()}
     u, c = network(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
-    mixed = u + scale * (c - u)
-    return rescale_noise_cfg(mixed, c, rescale) if rescale else mixed
+    return finish(u + scale * (c - u), c)
 
 
-def decode_latents(pipeline: Any, latents: Tensor, *, batch: int) -> Tensor:
-    """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes; ``batch`` at a time."""
-    slices = latents.split(batch)
+def decode_latents(
+    pipeline: Any, latents: Tensor, *, batch: int, one_frame: bool = False
+) -> Tensor:
+    """Return images [B,3,H,W], float32 in [0,1], of what the VAE takes; ``batch`` at a time.
+    ``one_frame``: the VAE's videos are of one frame, which is the image."""
+    slices = (latents[:, :, None] if one_frame else latents).split(batch)
     decoded = [pipeline.vae.decode(part, return_dict=False)[0] for part in slices]
+    decoded = [part[:, :, 0] for part in decoded] if one_frame else decoded
     pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
     return pixels.float()
 

@@ -85,7 +85,8 @@ def set_attention(
 
 def _route(network: Any, attend: Attend) -> None:
     """Let a function compute what a network's processors ask of torch's attention."""
-    processors = network.attn_processors
+    # Z-Image's network has no such list, and its processors call diffusers' dispatch
+    processors = getattr(network, "attn_processors", {})
     if any(isinstance(processor, _DIRECT) for processor in processors.values()):
         routed = {
             key: Routed(p, attend) if isinstance(p, _DIRECT) else p for key, p in processors.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class FlowMatchingModel(PipelineModel[Options]):
     An adapter writes `latent_shape`, `_embed`, `_network` and `_tokens`.
     """
 
-    even_steps = False  # what `pipeline_sigmas` calls ``even``
+    even_steps = False  # the pipeline spreads the steps evenly before the shift
 
     @property
     def transformer(self) -> Any:
@@ -36,7 +37,30 @@ class FlowMatchingModel(PipelineModel[Options]):
         """
         scheduler, tokens = self._pipeline.scheduler, self._tokens(height, width)
         even = self.even_steps and not scheduler.config.get("use_flow_sigmas", False)
-        return pipeline_sigmas(scheduler, steps, tokens=tokens, device=self.device, even=even)
+        return pipeline_sigmas(
+            scheduler,
+            steps,
+            tokens=tokens,
+            device=self.device,
+            levels=self._levels if even else None,
+            mu=self._mu,
+        )
+
+    def _levels(self, steps: int) -> Sequence[float]:
+        """Return the levels before the shift, as the pipeline spreads them."""
+        return np.linspace(1.0, 1 / steps, steps)  # type: ignore[return-value]
+
+    def _mu(self, steps: int, tokens: int) -> float:
+        """Return the shift of an image of so many tokens, if the scheduler shifts by resolution."""
+        config = self._pipeline.scheduler.config
+        shift: float = calculate_shift(
+            tokens,
+            config.base_image_seq_len,
+            config.max_image_seq_len,
+            config.base_shift,
+            config.max_shift,
+        )
+        return shift
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the guided velocity u + scale (c - u), float32 [B,C,h,w], of x [B,C,h,w] at sigma
@@ -47,7 +71,12 @@ class FlowMatchingModel(PipelineModel[Options]):
         """
         if not self.guided:
             return self._network(x, sigma, cond)
-        return guided(self._network, self.options.cfg_scale, x, sigma, cond)
+        scale = self.options.cfg_scale
+        return guided(self._network, scale, x, sigma, cond, finish=self._guided)
+
+    def _guided(self, mixed: Tensor, c: Tensor) -> Tensor:
+        """Return what the pipeline makes of the mixed velocity; c is the conditional branch."""
+        return mixed
 
     def _decode(self, x0: Tensor) -> Tensor:
         vae, config = self._pipeline.vae, self._pipeline.vae.config
@@ -64,15 +93,21 @@ class FlowMatchingModel(PipelineModel[Options]):
         for a size that the pipeline cannot make."""
 
 
-def check_configs(pipeline: Any, path: str, *, channels: int) -> None:
-    """Raise ModelError where the settings contradict what a FlowModel with ``channels`` latent
-    channels promises."""
-    scheduler, vae = pipeline.scheduler.config, pipeline.vae.config
+def check_scheduler(pipeline: Any, path: str) -> None:
+    """Raise ModelError for a scheduler that is not the plain Euler one."""
+    scheduler = pipeline.scheduler.config
     if scheduler.invert_sigmas or scheduler.stochastic_sampling:
         raise ModelError(
             f"{path}: scheduler with invert_sigmas or stochastic_sampling; flowrl needs the plain "
             "Euler one"
         )
+
+
+def check_configs(pipeline: Any, path: str, *, channels: int) -> None:
+    """Raise ModelError where the settings contradict what a FlowModel with ``channels`` latent
+    channels promises."""
+    check_scheduler(pipeline, path)
+    vae = pipeline.vae.config
     if vae.shift_factor is None or vae.scaling_factor is None:
         raise ModelError(f"{path}: vae/config.json must set scaling_factor and shift_factor")
     if vae.latent_channels != channels:
@@ -83,30 +118,27 @@ def check_configs(pipeline: Any, path: str, *, channels: int) -> None:
 
 
 def pipeline_sigmas(
-    scheduler: Any, steps: int, *, tokens: int, device: torch.device, even: bool = False
+    scheduler: Any,
+    steps: int,
+    *,
+    tokens: int,
+    device: torch.device,
+    levels: Callable[[int], Sequence[float]] | None,
+    mu: Callable[[int, int], float],
 ) -> Tensor:
     """Return the noise levels [S+1] that a pipeline's scheduler would use, float32 on the device,
     ending in 0.
 
-    ``tokens`` of the image decide the shift if the scheduler's config asks for one by resolution.
-    ``even`` shifts ``linspace(1, 1/S, S)``, as FluxPipeline does; otherwise the scheduler spreads
-    the steps over its own table. Raise ConfigError for fewer steps than one, or than the scheduler
-    can spread.
+    ``mu(steps, tokens of the image)`` is the shift if the scheduler's config asks for one by
+    resolution. ``levels(steps)`` are shifted, such as ``linspace(1, 1/S, S)`` of FluxPipeline;
+    without it the scheduler spreads the steps over its own table. Raise ConfigError for fewer
+    steps than one, or than the scheduler can spread.
     """
     if steps < 1:
         raise ConfigError(f"steps: expected at least 1, got {steps}")
 
-    # The shift by resolution.
     config = scheduler.config
-    shift = None
-    if config.use_dynamic_shifting:
-        shift = calculate_shift(
-            tokens,
-            config.base_image_seq_len,
-            config.max_image_seq_len,
-            config.base_shift,
-            config.max_shift,
-        )
+    shift = mu(steps, tokens) if config.use_dynamic_shifting else None
 
     # One step has no other grid; diffusers would divide by zero to end it at the terminal level.
     if steps == 1 and config.get("shift_terminal"):
@@ -115,8 +147,8 @@ def pipeline_sigmas(
     # set_timesteps writes into the scheduler; the pipeline's own must not change under a user who
     # is sampling.
     scheduler = copy.deepcopy(scheduler)
-    levels = np.linspace(1.0, 1 / steps, steps) if even else None
-    scheduler.set_timesteps(steps, device=device, sigmas=levels, mu=shift)
+    even = None if levels is None else levels(steps)
+    scheduler.set_timesteps(steps, device=device, sigmas=even, mu=shift)
     sigmas: Tensor = scheduler.sigmas
     if not bool(sigmas.isfinite().all()):
         raise ConfigError(

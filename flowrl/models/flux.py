@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -17,6 +14,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
+from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, Part
 from flowrl.models.lora import JOINT_ATTENTION
@@ -36,7 +34,6 @@ PARTS = {
     "tokenizer": Part(CLIP_TOKENIZER),
     "tokenizer_2": Part(T5_TOKENIZER),
 }
-FEW_STEPS = re.compile(r"(?<![a-z])(schnell|turbo|lightning|hyper)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -69,7 +66,9 @@ def flux(options: FluxOptions) -> Flux:
     _check_channels(loaded.pipeline, path)
     embedded_guidance(loaded.pipeline, options)
     if options.tune != "none":
-        _warn_if_step_distilled(loaded.pipeline, path)
+        config, scheduler = loaded.pipeline.transformer.config, loaded.pipeline.scheduler.config
+        plain = not config.guidance_embeds and not scheduler.use_dynamic_shifting  # as schnell
+        warn_if_distilled(path, known=plain)
     tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
     return Flux(tuned, options)
 
@@ -187,17 +186,3 @@ def _check_channels(pipeline: Any, path: str) -> None:
             f"out_channels {config.out_channels}"
         )
     check_configs(pipeline, path, channels=config.in_channels // PATCH**2)
-
-
-def _warn_if_step_distilled(pipeline: Any, path: str) -> None:
-    """Warn of models that were distilled to a few steps, known by schnell's settings or by their
-    name."""
-    embeds = pipeline.transformer.config.guidance_embeds
-    like_schnell = not embeds and not pipeline.scheduler.config.use_dynamic_shifting
-    if like_schnell or FEW_STEPS.search(Path(path).name):
-        warnings.warn(
-            f"{path} looks distilled to a few steps, like FLUX.1-schnell. Users of several methods "
-            "report that such models blur and collapse under reinforcement learning: watch the "
-            "image grids, keep a KL penalty and a low learning rate, or train FLUX.1-dev",
-            stacklevel=4,  # who called `flux`
-        )

@@ -23,6 +23,7 @@ from flowrl.models.complete_parts import check_complete, read_parts
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
+QWEN_TOKENIZER = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 
@@ -215,7 +216,7 @@ def _check_part(folder: Path, kind: str) -> set[str]:
     tensors."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
-    if "Tokenizer" in kind:
+    if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
         if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
             wanted = ", or ".join(" with ".join(files) for files in _TOKENIZER_FILES)

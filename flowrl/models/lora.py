@@ -56,7 +56,7 @@ def add_lora(
     adapters. Raise ModelError if a target matches no linear layer.
     """
     # Let peft put its layers in place.
-    find_layers(network, targets, "lora.targets")
+    targets = _of_linear_layers(network, targets)
     network.requires_grad_(False)
     config = LoraConfig(
         r=lora.rank,
@@ -78,6 +78,19 @@ def add_lora(
             start = torch.randn(param.shape, generator=generator) / lora.rank
         param.data = start.to(param.device)
     return params
+
+
+def _of_linear_layers(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
+    """Return ``targets``, or where one of them also names a module of another kind, which peft
+    refuses, the full names of the linear layers. Raise ModelError as `find_layers`.
+
+    FLUX.2's attn.to_out is a linear layer in its single blocks and a list in its double ones.
+    """
+    found = set(find_layers(network, targets, "lora.targets"))
+    modules = dict(network.named_modules())
+    named = {name for name in modules if any(f".{name}".endswith(f".{t}") for t in targets)}
+    linear = [name for name, module in modules.items() if module in found]
+    return targets if named == set(linear) else linear
 
 
 @contextmanager

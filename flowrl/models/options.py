@@ -108,7 +108,8 @@ class PipelineOptions:
 
     @model_validator(mode="after")
     def _check_negative_prompt(self) -> Self:
-        if self.negative_prompt and not self.guided:
+        default = type(self).__dataclass_fields__["negative_prompt"].default
+        if self.negative_prompt not in (None, "", default) and not self.guided:
             name = "true_cfg_scale" if hasattr(self, "true_cfg_scale") else "guidance"
             raise ValueError(
                 f"negative_prompt: has no effect unless {name} is above 1, got {name} "
@@ -129,6 +130,7 @@ def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any
         def call(*args: Any, **kwargs: Any) -> Model:
             return build(checked(record, *args, **kwargs))
 
+        call.options = functools.partial(checked, record)  # type: ignore[attr-defined]
         call.__signature__ = _evaluated_signature(record)  # type: ignore[attr-defined]
         return call
 

@@ -137,7 +137,8 @@ class TunedPipeline:
             torch.autocast(self.device.type, self.tuning.dtype if on else None, enabled=on),
             torch.set_grad_enabled(wanted or always),
         ):
-            out: Tensor = self.network(*inputs, **named, return_dict=False)[0]
+            found = self.network(*inputs, **named, return_dict=False)[0]
+        out = torch.stack(found) if isinstance(found, list) else found
         return out.float() if wanted else out.detach().float()
 
     def vae_at_work(self) -> AbstractContextManager[None]:

@@ -21,7 +21,8 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.files import replacing
 
 LAYOUT = 1  # of the files; another number makes all older ones unknown
-SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # of files that decide what a part computes
+# of files that decide what a part computes
+SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
 class TextCache:
@@ -109,5 +110,5 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), [*tensor.shape]]).encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

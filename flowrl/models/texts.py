@@ -20,6 +20,7 @@ CACHE_BYTES = (
 )  # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
 NEGATIVE = "negative_"
 MOST_T5_TOKENS = 512  # diffusers allows no more
+MOST_TOKENS = 1024  # the same, of a language model
 Encode = Callable[[str], dict[str, Tensor]]
 """From one prompt to {name: [...]}, without a batch dimension."""
 
@@ -27,9 +28,10 @@ Encode = Callable[[str], dict[str, Tensor]]
 class Reader(NamedTuple):
     """A tokenizer, and how much of a prompt it hands on."""
 
-    name: str  # CLIP or T5
+    name: str  # CLIP, T5 or Qwen
     tokenizer: Any
     limit: int  # tokens, with those that mark start and end
+    ends: int = 1  # tokens that mark the end
 
 
 class Texts:
@@ -127,36 +129,39 @@ class Texts:
             else f"{reader.name} reads all of it"
             for reader, rest in rests.items()
         }
-        more = any(
-            rest and reader.name == "T5" and reader.limit < MOST_T5_TOKENS
-            for reader, rest in rests.items()
-        )
+        short = {reader.name for reader, rest in rests.items() if rest and _can_read_more(reader)}
         warnings.warn(
             f"the prompt {prompt!r} is cut: {'; '.join(sorted(told))}."
-            + " T5 reads more with a larger max_sequence_length." * more
+            + "".join(f" {name} reads more with a larger max_sequence_length." for name in short)
             + " Other prompts may be cut, too; this is said once",
             stacklevel=6,
         )
+
+
+def _can_read_more(reader: Reader) -> bool:
+    return reader.limit < {"CLIP": 0, "T5": MOST_T5_TOKENS}.get(reader.name, MOST_TOKENS)
 
 
 def cut_off(prompt: str, reader: Reader) -> str:
     """Return the end of a prompt that the encoder does not see, as its tokens spell it; empty if it
     sees all."""
     ids = reader.tokenizer(prompt, truncation=False, verbose=False).input_ids
-    return (
-        ""
-        if len(ids) <= reader.limit
-        else str(reader.tokenizer.decode(ids[reader.limit - 1 : -1])).strip()
-    )
+    if len(ids) <= reader.limit:
+        return ""
+    rest = ids[reader.limit - reader.ends : len(ids) - reader.ends]
+    return str(reader.tokenizer.decode(rest)).strip()
 
 
 def readers_of(tokenizers: Sequence[Any], *, t5_tokens: int | None) -> list[Reader]:
-    """Return what reads prompts in a pipeline: CLIP up to its own limit, T5 up to ``t5_tokens``."""
+    """Return what reads prompts in a pipeline: CLIP up to its own limit, T5, or a language model in
+    its place, up to ``t5_tokens``."""
     readers = []
     for tokenizer in tokenizers:
         if type(tokenizer).__name__.startswith("T5"):
             readers.append(Reader("T5", tokenizer, t5_tokens or MOST_T5_TOKENS))
-        else:
+        elif type(tokenizer).__name__.startswith("Qwen"):
+            readers.append(Reader("Qwen", tokenizer, t5_tokens or MOST_TOKENS, ends=0))
+        elif type(tokenizer).__name__.startswith("CLIP"):
             readers.append(Reader("CLIP", tokenizer, tokenizer.model_max_length))
     return readers
 

@@ -4,9 +4,11 @@ variance-preserving path."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -114,8 +116,9 @@ class UNetModel(PipelineModel[Options]):
         # Ask it on its own path, with or without guidance.
         x_vp, options = vp_from_flow(x, sigma), self.options
         if self.guided:
-            rescale = options.guidance_rescale
-            out = guided(self._network, options.guidance, x_vp, sigma, cond, rescale=rescale)
+            # moves the std of each row towards that of c (2305.08891 eq. 15-16)
+            rescale = partial(rescale_noise_cfg, guidance_rescale=options.guidance_rescale)
+            out = guided(self._network, options.guidance, x_vp, sigma, cond, finish=rescale)
         else:
             out = self._network(x_vp, sigma, cond)
 

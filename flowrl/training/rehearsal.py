@@ -91,7 +91,10 @@ def check_plan(config: Config) -> RehearsedIteration:
 
 def is_guided(config: Config) -> bool:
     """Say whether each velocity evaluates the network with and without the prompt."""
-    scale = config.model.kwargs.get("true_cfg_scale", config.model.kwargs.get("guidance"))
+    options = getattr(config.model.function, "options", None)
+    if options is not None:  # of a pipeline of diffusers
+        return bool(options(**config.model.kwargs).guided)
+    scale = config.model.kwargs.get("guidance")
     return isinstance(scale, int | float) and scale > 1
 
 

@@ -24,8 +24,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sd15", {"guidance": 5.0}),
     ("sd15 v", {"guidance": 4.0, "guidance_rescale": 0.7}),
     ("sdxl", {"guidance": 5.0}),
+    ("z_image", {"guidance": 4.0}),
+    ("flux2", {}),
+    ("flux2_klein", {"guidance": 4.0}),
+    ("qwen_image", {"guidance": 4.0}),
 ]
-GUIDED = [case for case in CASES if not {"dtype", "guidance_rescale"} & {*case[1]} and case[1]]
+# guidance of Qwen-Image is no sum of its branches
+PLAIN = [case for case in CASES[:-1] if case[1]]
+GUIDED = [case for case in PLAIN if not {"dtype", "guidance_rescale"} & {*case[1]}]
 
 
 def found(model: Any) -> list[str]:

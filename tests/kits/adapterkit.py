@@ -18,20 +18,26 @@ from diffusers import (
 from modelkit import edit, noise
 from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinywan import tiny_wan
+from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.types import Rollout
-from flowrl.models.flux import flux, pack
+from flowrl.models.flux import flux, pack, unpack
+from flowrl.models.flux2 import flux2
+from flowrl.models.flux2_klein import flux2_klein
+from flowrl.models.qwen_image import qwen_image
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
 from flowrl.models.wan import first_order, wan
+from flowrl.models.z_image import z_image
 
 PROMPTS = ["a red square", "two small blue circles left of a green triangle on white", "a cat"]
-TOKENS = 64  # of T5, so that no prompt is cut: the tiny tokenizers know letters only
+# of T5 or a language model, so that no prompt is cut: the tiny tokenizers know letters only
+TOKENS = 64
 FRAMES = 5  # of a video
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "sd3": sd3,
@@ -39,13 +45,24 @@ ADAPTERS: dict[str, Callable[..., Any]] = {
     "sd15": sd15,
     "sdxl": sdxl,
     "wan": wan,
+    "qwen_image": qwen_image,
+    "z_image": z_image,
+    "flux2": flux2,
+    "flux2_klein": flux2_klein,
 }
+TEMPLATE = {"flux2": 64}  # tokens of the system's message
+UNETS = ("sd15", "sdxl")
+PACKED = ("flux", "qwen_image")  # whose pipelines take and return tokens
 GUIDED: dict[str, dict[str, Any]] = {
     "sd3": {"guidance": 3.0},
     "flux": {"true_cfg_scale": 3.0},
     "sd15": {"guidance": 3.0},
     "sdxl": {"guidance": 3.0},
     "wan": {"guidance": 3.0},
+    "qwen_image": {"guidance": 3.0},
+    "z_image": {"guidance": 2.0},
+    "flux2": {},  # the network has none but its input
+    "flux2_klein": {"guidance": 3.0},
 }
 V = {"prediction_type": "v_prediction", "clip_sample": False}
 ZERO = {"set_alpha_to_one": True, "timestep_spacing": "trailing", "rescale_betas_zero_snr": True}
@@ -84,6 +101,12 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "sd15 mild": partial(tiny_sd15, seed=1, scheduler=DDIMScheduler(**MILD)),
     "sd15 v": partial(tiny_sd15, seed=2, scheduler=DDIMScheduler(**NOISE, **V)),
     "sd15 zero": partial(tiny_sd15, seed=3, scheduler=DDIMScheduler(**(NOISE | ZERO | V))),
+    "qwen_image": tiny_qwen_image,
+    "z_image": tiny_z_image,
+    "z_image turbo": partial(tiny_z_image, seed=1, shift=3.0),
+    "flux2": tiny_flux2,
+    "flux2_klein": tiny_klein,
+    "flux2_klein distilled": partial(tiny_klein, seed=1, distilled=True),
     "sdxl": tiny_sdxl,
     "wan": tiny_wan,
     "wan euler": partial(tiny_wan, seed=2, scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0)),
@@ -116,14 +139,17 @@ def adapter_of(name: str) -> str:
 def load_folder(name: str, folder: Path, **options: Any) -> Any:
     """Load a folder by the adapter of a name."""
     fn = adapter_of(name)
-    tokens: dict[str, Any] = {}
-    if fn in ("sd3", "flux", "wan"):
-        tokens["max_sequence_length"] = TOKENS
+    tokens = {} if fn in UNETS else {"max_sequence_length": TEMPLATE.get(fn, 0) + TOKENS}
     if fn == "wan":
         tokens["frames"] = FRAMES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # test_flux.py looks at the warning of distilled models
         return ADAPTERS[fn](str(folder), **{"device": "cpu", **tokens, **options})
+
+
+def name_of(model: Any) -> str:
+    """Return the name of a model's adapter."""
+    return str(type(model).__module__.rpartition(".")[2])
 
 
 def tiny_name(fn: str) -> str:
@@ -144,11 +170,11 @@ def diffusers_images(
     """Return what diffusers' own pipeline makes of standard normal latents x [B,C,h,w], with the
     model's weights: images, or what ``output_type`` says."""
     options, pipeline = model.options, model.pipeline()
-    fn = type(model).__name__.lower()
-    call: dict[str, Any] = {"latents": pack(x) if fn == "flux" else x, "output_type": "pt"}
+    fn = name_of(model)
+    call: dict[str, Any] = {"latents": pack(x) if fn in PACKED else x, "output_type": "pt"}
 
     # UNets: the folder is loaded anew with DDIM, as diffusers' documentation shows.
-    if fn in ("sd15", "sdxl"):
+    if fn in UNETS:
         checker = {"safety_checker": None} if fn == "sd15" else {}
         pipeline = DiffusionPipeline.from_pretrained(folder, **checker)
         spacing = {"timestep_spacing": options.spacing} if options.spacing else {}
@@ -168,13 +194,32 @@ def diffusers_images(
     if fn == "flux":
         call["true_cfg_scale"] = options.true_cfg_scale
     guidance = options.guidance
-    call["guidance_scale"] = (3.5 if fn == "flux" else 1.0) if guidance is None else guidance
-    if model.guided and model.negative_prompt is not None:
+    scale = "true_cfg_scale" if fn == "qwen_image" else "guidance_scale"
+    call[scale] = (3.5 if fn == "flux" else 1.0) if guidance is None else guidance
+    if fn == "z_image":
+        call["cfg_normalization"] = options.cfg_normalization
+    if model.guided and model.negative_prompt is not None and fn != "flux2_klein":
         call["negative_prompt"] = [model.negative_prompt] * len(prompts)
     pipeline.set_progress_bar_config(disable=True)
-    height, width = (8 * side for side in x.shape[-2:])
-    made = pipeline(prompts, num_inference_steps=steps, height=height, width=width, **(call | more))
-    return made.frames if fn == "wan" else made.images
+    unit = 16 if fn.startswith("flux2") else 8
+    height, width = (unit * side for side in x.shape[-2:])
+    found = pipeline(
+        prompt=[*prompts],  # Z-Image's writes into the list
+        num_inference_steps=steps,
+        height=height,
+        width=width,
+        **(call | more),
+    )
+    made = found.frames if fn == "wan" else found.images
+    if more.get("output_type") != "latent":
+        return made
+    if fn in PACKED:
+        return unpack(made, x.shape[2] // 2)
+    if fn == "flux2":
+        return made.transpose(1, 2).reshape(x.shape)
+    if fn == "flux2_klein":  # which returns what its VAE decodes
+        return model._from_vae(made)
+    return made
 
 
 def seeds(count: int) -> list[torch.Generator]:

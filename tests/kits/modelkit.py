@@ -36,8 +36,8 @@ def perturb(model: FlowModel, scale: float = 0.1) -> None:
 
 def gradients(model: FlowModel, loss: Tensor) -> dict[str, Tensor]:
     names, params = zip(*model.trainable().items(), strict=True)
-    found = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
-    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
+    found = torch.autograd.grad(loss, params, retain_graph=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
 
 
 def edit(file: str, **changes: Any) -> Callable[[Path], None]:

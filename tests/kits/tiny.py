@@ -67,7 +67,7 @@ def tiny_sd3(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 shift=3.0, use_dynamic_shifting=dynamic_shift
             ),
-            vae=_vae(),
+            vae=vae(),
             text_encoder=_clip(),
             tokenizer=_clip_tokenizer(),
             text_encoder_2=_clip(),
@@ -94,7 +94,7 @@ def tiny_flux(
             scheduler=FlowMatchEulerDiscreteScheduler(
                 **({"use_dynamic_shifting": guidance_embeds} | scheduler)
             ),
-            vae=_vae(),
+            vae=vae(),
             text_encoder=CLIPTextModel(_clip_config()).eval(),
             tokenizer=_clip_tokenizer(),
             text_encoder_2=_t5(),
@@ -116,7 +116,7 @@ def tiny_sd15(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
         pipeline = StableDiffusionPipeline(
             unet=_unet(cross_attention_dim=WIDTH),
             scheduler=scheduler or PNDMScheduler(**NOISE, skip_prk_steps=True),
-            vae=_vae(4, shift=None, quant=True),
+            vae=vae(4, shift=None, quant=True),
             text_encoder=CLIPTextModel(_clip_config()).eval(),
             tokenizer=_clip_tokenizer(),
             safety_checker=None,
@@ -149,7 +149,7 @@ def tiny_sdxl(
                 projection_class_embeddings_input_dim=6 * 8 + WIDTH,
             ),
             scheduler=scheduler or EulerDiscreteScheduler(**EULER, timestep_spacing="leading"),
-            vae=_vae(4, shift=None, quant=True),
+            vae=vae(4, shift=None, quant=True),
             text_encoder=CLIPTextModel(_clip_config()).eval(),
             tokenizer=_clip_tokenizer(),
             text_encoder_2=_clip(),
@@ -210,7 +210,8 @@ def _transformer(layers: int, dual: bool, sample_size: int) -> SD3Transformer2DM
     )
 
 
-def _vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False) -> AutoencoderKL:
+def vae(channels: int = 16, *, shift: float | None = 0.0609, quant: bool = False) -> AutoencoderKL:
+    """Make the VAE of a tiny pipeline: factor 8."""
     return AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,

@@ -16,6 +16,8 @@ from flowrl.algorithms.transitions import cps, dance_sde, ddim, flow_sde
 
 # in SD3's last block the text goes nowhere, so what asks in its name is never moved
 IDLE = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.norm_added_q")
+# and in Qwen-Image's what is made of the text after its attention
+IDLE_QWEN = ("transformer_blocks.1.attn.to_add_out", "transformer_blocks.1.txt_mlp")
 VAGUE = {"dtype": "bfloat16"}
 # pipeline, options, transition, noise scale
 RATIOS: list[tuple[str, dict[str, Any], Any, float]] = [
@@ -41,6 +43,11 @@ RATIOS: list[tuple[str, dict[str, Any], Any, float]] = [
     ("wan", {}, flow_sde, 0.7),  # from a first sigma of .999999
     ("wan", {"guidance": 3.0}, cps, 0.7),
     ("wan", VAGUE, cps, 0.7),
+    ("qwen_image", {"guidance": 4.0}, flow_sde, 0.7),
+    ("qwen_image", VAGUE | {"guidance": 4.0}, cps, 0.7),
+    ("z_image", {"guidance": 4.0, "cfg_normalization": 1.0}, flow_sde, 0.7),
+    ("flux2", VAGUE, cps, 0.7),
+    ("flux2_klein", {"guidance": 4.0}, flow_sde, 0.7),
 ]
 
 
@@ -88,6 +95,10 @@ DANCE = (MILD, "transition.fn=dance_sde", "train.same_noise=true")
             "wan",
             ("transition.fn=flow_sde", *(f"rewards.{r}.frames=mean" for r in ("red", "strict"))),
         ),
+        ("qwen_image", ("transition.fn=flow_sde",)),
+        ("z_image", ("transition.fn=flow_sde",)),
+        ("flux2", ("transition.fn=flow_sde",)),
+        ("flux2_klein", ("transition.fn=flow_sde",)),
     ],
 )
 def test_an_update_moves_all_that_is_trained(
@@ -102,5 +113,6 @@ def test_an_update_moves_all_that_is_trained(
     assert metrics["on_policy_gap"] < 1e-5 and metrics["trained"] > 0 and metrics["grad_norm"] > 0
     after = weights_of(trainer)
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
-    assert {key for key in before if not key.startswith(IDLE)} <= moved
+    idle = (*IDLE, *(IDLE_QWEN if name == "qwen_image" else ()))
+    assert {key for key in before if not key.startswith(idle)} <= moved
     assert all(bool(value.isfinite().all()) for value in after.values())

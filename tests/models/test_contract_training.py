@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from adapterkit import GUIDED, PROMPTS, Folders, parts_of, relative_error, velocity
+from diffusers import QwenImagePipeline
 from modelkit import gradients, noise, perturb
+from torch import Tensor
 
 from flowrl.core.errors import ModelError
 from flowrl.training.weights import Weights
@@ -46,6 +48,21 @@ UNET = Case(
     ("attn.to_q", r"attn1\.to_k.*attn2\.to_q"),
 )
 LAST = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.norm_added_q")
+# Z-Image
+LAYERS = ("layers.0", "layers.1", "noise_refiner.0", "context_refiner.0")
+FLUX2 = Case(
+    2 * 8 + 2 * 2,
+    r"transformer_blocks\.[01]\.attn\.",
+    ["context_embedder", "attn.to_qkv_mlp_proj"],
+    {
+        "context_embedder.weight",
+        "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight",
+        "single_transformer_blocks.1.attn.to_qkv_mlp_proj.weight",
+    },
+    ("attn.to_z", r"attn\.add_k_proj"),
+)
+# Qwen-Image: what the last block does with the text after its attention
+TEXT_END = tuple(f"transformer_blocks.1.{part}" for part in ("attn.to_add_out", "txt_mlp"))
 CASES = {
     # 8 in each block, but the last has no projection of the text out
     "sd3": Case(
@@ -82,6 +99,26 @@ CASES = {
         both("proj_out", "blocks.0.attn2.to_k", "blocks.1.attn2.to_k"),
         ("attn.to_q", r"attn1\.to_k.*attn2\.to_q"),
     ),
+    # 8 of the joint attention and two of each MLP, in both blocks
+    "qwen_image": Case(
+        2 * 12,
+        r"transformer_blocks\.[01]\.(attn|img_mlp|txt_mlp)\.",
+        ["txt_in", "img_mlp.net.2"],
+        both("txt_in", "transformer_blocks.0.img_mlp.net.2", "transformer_blocks.1.img_mlp.net.2"),
+        ("attn.to_z", r"attn\.add_k_proj"),
+        (*LAST, *TEXT_END),
+    ),
+    # attention and MLP of two layers and of two refiners
+    "z_image": Case(
+        4 * 7,
+        r"(layers|refiner)\.[01]\.(attention|feed_forward)\.",
+        ["cap_embedder.1", "feed_forward.w2"],
+        both("cap_embedder.1") | {f"{layer}.feed_forward.w2.weight" for layer in LAYERS},
+        ("attn.to_q", r"attention\.to_k"),
+    ),
+    # 8 in each double block, 2 in each single block
+    "flux2": FLUX2,
+    "flux2_klein": FLUX2,
 }
 
 
@@ -108,9 +145,23 @@ def test_gradients_reach_all_that_is_trained_and_nothing_else(
     assert set(map(id, trained)) == set(map(id, params.values()))
 
 
+def mixed(name: str, u: Tensor, c: Tensor) -> Tensor:
+    """Mix two branches with scale 3, as the code of each pipeline does."""
+    both = u + 3.0 * (c - u)  # Z-Image says 2 and means c + 2 (c - u)
+    if name != "qwen_image":
+        return both
+    size = (len(u), *u.shape[1:])
+    whole, cond = (QwenImagePipeline._pack_latents(v, *size) for v in (both, c))
+    ratio = torch.norm(cond, dim=-1, keepdim=True) / torch.norm(whole, dim=-1, keepdim=True)
+    height, width = (8 * side for side in u.shape[2:])
+    return QwenImagePipeline._unpack_latents(whole * ratio, height, width, 8)[:, :, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if GUIDED[name]])
 def test_gradient_flows_through_both_guidance_branches(folders: Folders, name: str) -> None:
-    """Expected: (1 - s) grad u + s grad c, with u and c from two separate runs without guidance."""
-    scale, model, single = 3.0, folders.load(name, **GUIDED[name]), folders.load(name)
+    """Expected: the chain rule with u and c from two separate runs without guidance, and what the
+    pipeline's own mixing passes back to each."""
+    model, single = folders.load(name, **GUIDED[name]), folders.load(name)
     perturb(model)
     perturb(single)
     x, sigma = noise(model, 2), model.sigmas(4, 64, 64)[:2]
@@ -118,11 +169,12 @@ def test_gradient_flows_through_both_guidance_branches(folders: Folders, name: s
     positive = {key: rows for key, rows in cond.items() if not key.startswith("negative_")}
     negative = {key: cond[f"negative_{key}"] for key in positive}
     guided = gradients(model, (model.velocity(x, sigma, cond) * x).sum())
-    from_u = gradients(single, (single.velocity(x, sigma, negative) * x).sum())
-    from_c = gradients(single, (single.velocity(x, sigma, positive) * x).sum())
+    u, c = single.velocity(x, sigma, negative), single.velocity(x, sigma, positive)
+    at_u, at_c = torch.autograd.grad((mixed(name, u, c) * x).sum(), (u, c), retain_graph=True)
+    from_u, from_c = gradients(single, (u * at_u).sum()), gradients(single, (c * at_c).sum())
     assert set(guided) == set(from_u) == set(from_c) == set(model.trainable())
     for key, grad in guided.items():
-        expected = (1 - scale) * from_u[key] + scale * from_c[key]
+        expected = from_u[key] + from_c[key]
         atol = 1e-3 * float(expected.abs().max()) + 1e-5
         torch.testing.assert_close(grad, expected, rtol=1e-3, atol=atol)
     # The branches differ, so leaving one of them out of the graph could not have gone unseen.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from adapterkit import PROMPTS, Folders, adapter_of, diffusers_images, seeds
+from adapterkit import PROMPTS, UNETS, Folders, adapter_of, diffusers_images, seeds
 from modelkit import euler, noise, perturb
 
 from flowrl.algorithms.rollout.engine import sample_ode
@@ -41,6 +41,10 @@ CASES = {
     "sd15": Case("sd15", {"guidance": 5.0}, (4, 8, 6)),
     "sdxl": Case("sdxl", {"guidance": 5.0}, (4, 8, 6)),
     "wan": Case("wan", {"guidance": 5.0, "negative_prompt": "a blue dog"}, (16, 2, 8, 6)),
+    "qwen_image": Case("qwen_image", {"guidance": 4.0}),
+    "z_image": Case("z_image", {"guidance": 4.0}),
+    "flux2": Case("flux2", {}, (128, 4, 3)),
+    "flux2_klein": Case("flux2_klein", {"guidance": 4.0}, (128, 4, 3)),
 }
 
 
@@ -110,6 +114,22 @@ EQUAL: list[tuple[str, dict[str, Any], int, tuple[int, int], int]] = [
     ("wan", {"guidance": 5.0, "negative_prompt": "a blue dog", "frames": 9}, 5, (48, 16), 2),
     ("wan", {"flow_shift": 8.0, "frames": 1, "decode_batch": 2}, 12, (32, 32), 3),
     ("wan euler", {"guidance": 3.0}, 6, (16, 32), 1),
+    ("qwen_image", {}, 4, SIZE, 3),
+    ("qwen_image", {"guidance": 4.0}, 4, (32, 48), 3),
+    ("qwen_image", {"guidance": 7.0, "negative_prompt": "a dog", "tune": "full"}, 7, (48, 16), 2),
+    ("z_image turbo", {}, 4, SIZE, 3),
+    ("z_image", {"guidance": 5.0, "tune": "full"}, 4, (32, 48), 3),
+    (
+        "z_image",
+        {"guidance": 0.5, "cfg_normalization": 0.9, "negative_prompt": "a dog"},
+        7,
+        SIZE,
+        2,
+    ),
+    ("flux2", {}, 4, SIZE, 3),
+    ("flux2", {"guidance": 1.0, "tune": "full"}, 7, (16, 48), 2),
+    ("flux2_klein", {"guidance": 4.0}, 4, SIZE, 3),
+    ("flux2_klein distilled", {}, 4, (32, 48), 2),
 ]
 
 
@@ -136,11 +156,9 @@ def test_without_noise_latents_and_images_are_the_pipelines(
     end = sample_ode(model, model.encode(prompts), sigmas=sigmas, **drawn)
 
     # latents
-    unet = adapter_of(name) in ("sd15", "sdxl")
+    unet = adapter_of(name) in UNETS
     ours = vp_from_flow(end, sigmas[-1:]) if unet else end
     theirs = diffusers_images(folders[name], model, x, prompts, steps=steps, output_type="latent")
-    if adapter_of(name) == "flux":
-        theirs = model.pipeline()._unpack_latents(theirs, *size, 8)
     assert (theirs - x).abs().mean() > 1e-3  # the network moved something: no copy of x
     unit = max(1.0, float(theirs.std())) if unet else 1.0
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * unit)
@@ -158,7 +176,14 @@ def test_without_noise_latents_and_images_are_the_pipelines(
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("sd3.5", {"guidance": 4.5}), ("flux", {}), ("flux schnell", {})]
+    ("name", "options"),
+    [
+        ("sd3.5", {"guidance": 4.5}),
+        ("flux", {}),
+        ("flux schnell", {}),
+        ("z_image", {}),
+        ("flux2", {}),
+    ],
 )
 def test_equal_seeds_and_texts_give_the_pipelines_bits(
     folders: Folders, name: str, options: dict[str, Any]
@@ -168,14 +193,20 @@ def test_equal_seeds_and_texts_give_the_pipelines_bits(
     perturb(model)
     cond, sigmas, shape = model.encode(PROMPTS), model.sigmas(8, *SIZE), model.latent_shape(*SIZE)
     ours = sample_ode(model, cond, sigmas=sigmas, shape=shape, group_size=1, generators=seeds(3))
-    pipeline, call = model.pipeline(), {"guidance_scale": options.get("guidance", 3.5)}
+    fn, pipeline = adapter_of(name), model.pipeline()
+    plain = {"z_image": 0.0, "flux2": 4.0}.get(fn, 3.5)
+    call: dict[str, Any] = {"guidance_scale": options.get("guidance", plain)}
     for sign in ("", "negative_") if model.guided else ("",):
-        call |= {f"{sign}prompt_embeds": cond[f"{sign}embeds"]}
-        call |= {f"{sign}pooled_prompt_embeds": cond[f"{sign}pooled"]}
+        call[f"{sign}prompt_embeds"] = rows = cond[f"{sign}embeds"]
+        if fn == "z_image":
+            call["prompt_embeds"] = list(map(torch.narrow, rows, *[[0] * 3] * 2, cond["length"]))
+        if f"{sign}pooled" in cond:
+            call[f"{sign}pooled_prompt_embeds"] = cond[f"{sign}pooled"]
     pipeline.set_progress_bar_config(disable=True)
     call |= {"num_inference_steps": 8, "generator": seeds(3), "output_type": "latent"}
     theirs = pipeline(**size, **call).images
-    assert torch.equal(pack(ours) if adapter_of(name) == "flux" else ours, theirs)
+    packed = {"flux": pack, "flux2": lambda x: x.flatten(2).mT}
+    assert torch.equal(packed[fn](ours) if fn in packed else ours, theirs)
 
 
 TIMES: list[tuple[str, dict[str, Any]]] = [
@@ -190,7 +221,17 @@ TIMES: list[tuple[str, dict[str, Any]]] = [
     ("sd15 zero", {}),
     ("wan", {}),
     ("wan euler", {"dtype": "bfloat16"}),
+    ("qwen_image", {}),
+    ("z_image", {}),
+    ("flux2", {}),
+    ("flux2", {"dtype": "bfloat16"}),
 ]
+EMBEDDERS = {
+    "sd15": "time_proj",
+    "wan": "condition_embedder.timesteps_proj",
+    "z_image": "t_embedder",
+    "flux2": "time_guidance_embed.timestep_embedder",
+}
 
 
 @pytest.mark.parametrize(("name", "options"), TIMES)
@@ -199,8 +240,7 @@ def test_the_network_is_asked_for_the_pipelines_times(
 ) -> None:
     """What reaches the time embedding, to the bit, in 28 steps; rollout and training share it."""
     model, seen = folders.load(name, **options), []
-    embeds = {"sd15": "time_proj", "wan": "condition_embedder.timesteps_proj"}
-    embed = embeds.get(adapter_of(name), "time_text_embed")
+    embed = EMBEDDERS.get(adapter_of(name), "time_text_embed")
     layer = model.network.get_submodule(embed)
     hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     x, sigmas = noise(model, 2, 32, 32), model.sigmas(28, 32, 32)
@@ -268,6 +308,4 @@ def test_lora_in_bfloat16_equals_the_pipelines_first_step(folders: Folders, name
     x, prompts = noise(model, 2).bfloat16(), PROMPTS[:2]
     ours = euler(model, x.float(), model.sigmas(1, 64, 64), prompts)
     theirs = diffusers_images(folders[name], model, x, prompts, steps=1, output_type="latent")
-    if name == "flux":
-        theirs = model.pipeline()._unpack_latents(theirs, 64, 64, 8)
     assert theirs.dtype == torch.bfloat16 and torch.equal(ours.bfloat16(), theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,10 @@ BLOCKS = {
     "flux": {"FluxTransformerBlock", "FluxSingleTransformerBlock"},
     "sd15": {"BasicTransformerBlock"},
     "sdxl": {"BasicTransformerBlock"},
+    "qwen_image": {"QwenImageTransformerBlock"},
+    "z_image": {"ZImageTransformerBlock"},
+    "flux2": {"Flux2TransformerBlock", "Flux2SingleTransformerBlock"},
+    "flux2_klein": {"Flux2TransformerBlock", "Flux2SingleTransformerBlock"},
 }
 
 
@@ -169,6 +174,7 @@ DIFFUSERS: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...], dict[str, Any]]
 }
 
 
+@pytest.mark.parametrize("fn", DIFFUSERS)
 def test_long_prompts_are_the_pipelines_and_are_named_once(folders: Folders, fn: str) -> None:
     """CLIP reads 77 tokens, of which two mark start and end, T5 here 24 with one mark."""
     t5 = fn in ("sd3", "flux")
@@ -191,6 +197,21 @@ def test_long_prompts_are_the_pipelines_and_are_named_once(folders: Folders, fn:
     assert torch.equal(cond["embeds"][1:2], found[0])
     if fn != "sd15":
         assert torch.equal(cond["pooled"][1:2], found[1 if fn == "flux" else 2])
+
+
+@pytest.mark.parametrize(("fn", "limit"), [("qwen_image", 24), ("z_image", 21)])
+def test_what_a_language_model_reads(folders: Folders, fn: str, limit: int) -> None:
+    """Qwen-Image drops the template before the prompt, Z-Image counts its three tokens; a letter
+    is a token."""
+    model, long = folders.load(fn, tune="none", **SHORT), "red square blue circle " * 3
+    read = long[:limit]
+    same = model.encode([f"{read}a", f"{read}b"])["embeds"]
+    other = model.encode([read[:-1] + "z"])["embeds"]
+    assert torch.equal(same[0], same[1]) and not torch.equal(same[0], other[0])
+    model = folders.load(fn, tune="none", **SHORT)
+    told = f"Qwen reads {limit} tokens, without '{long[limit:].strip()}'. Qwen reads more"
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        model.encode([read, long])
 
 
 def test_what_is_read_whole_is_not_warned_of(

@@ -19,7 +19,7 @@ from flowrl.core.errors import ModelError
 INDEX = "model_index.json"
 # Variants such as model.fp16.safetensors, and weights in other formats, stay behind.
 _COPIED = re.compile(
-    r"[\w-]+\.(json|txt|model)|(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors"
+    r"[\w-]+\.(json|txt|model|jinja)|(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors"
 )
 _SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.json")
 

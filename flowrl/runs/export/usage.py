@@ -21,15 +21,19 @@ CALL = {
     "true_cfg_scale": "true_cfg_scale",
     "negative_prompt": "negative_prompt",
     "guidance_rescale": "guidance_rescale",
+    "cfg_normalization": "cfg_normalization",
     "max_sequence_length": "max_sequence_length",
     "original_size": "original_size",
     "crop": "crops_coords_top_left",
     "target_size": "target_size",
 }
+# the same of one adapter
+OWN_CALL = {"qwen_image": {"guidance": "true_cfg_scale"}}
 NEUTRAL: dict[str, Any] = {
     "true_cfg_scale": 1.0,
     "negative_prompt": "",
     "guidance_rescale": 0.0,
+    "cfg_normalization": 0.0,
     "crop": (0, 0),
 }
 
@@ -158,7 +162,7 @@ def _arguments(facts: CardFacts) -> list[str]:
         "width": c.image.width,
         "num_inference_steps": c.eval.steps,
     }
-    for name, call in CALL.items():
+    for name, call in (CALL | OWN_CALL.get(c.model.fn, {})).items():
         value = given.get(name)
         plain = tuple(value) if isinstance(value, list) else value
         if plain is not None and plain != NEUTRAL.get(name):

@@ -1,0 +1,116 @@
+"""What the adapter of each kind hands its network: names and shapes only, on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.cost.architecture import PATCH, Architecture, TextShape
+from flowrl.models.flux2 import positions
+
+Inputs = Callable[..., dict[str, Any]]
+
+
+def network_inputs(
+    fn: str,
+    rows: int,
+    latent: tuple[int, int, int],
+    text: TextShape,
+    architecture: Architecture,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Return the inputs of one network call with ``rows`` latents of the shape ``latent``."""
+    empty = partial(torch.empty, device="meta", dtype=dtype)
+    settings = architecture.part("unet" if fn not in _INPUTS else "transformer").settings
+    return _INPUTS.get(fn, _unet)(empty, rows, latent, text, settings)
+
+
+def _sd3(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
+    return {
+        "hidden_states": empty(rows, *latent),
+        "timestep": empty(rows, dtype=torch.float32),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        "pooled_projections": empty(rows, text.pooled),
+    }
+
+
+def _flux(
+    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
+) -> dict[str, Any]:
+    channels, height, width = latent
+    tokens = (height // PATCH) * (width // PATCH)
+    return {
+        "hidden_states": empty(rows, tokens, PATCH**2 * channels),
+        "timestep": empty(rows),
+        "guidance": _told(empty, rows, settings),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        "pooled_projections": empty(rows, text.pooled),
+        "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
+        "img_ids": empty(tokens, 3, dtype=torch.float32),
+    }
+
+
+def _told(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
+    """Return the guidance number of a network that has an input for it."""
+    told = settings.get("guidance_embeds", False)
+    return empty(rows, dtype=torch.float32) if told else None
+
+
+def _qwen_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
+    channels, height, width = latent
+    sides = height // PATCH, width // PATCH
+    return {
+        "hidden_states": empty(rows, sides[0] * sides[1], PATCH**2 * channels),
+        "timestep": empty(rows, dtype=torch.float32),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        "encoder_hidden_states_mask": empty(rows, text.tokens, dtype=torch.int64),
+        "img_shapes": [[(1, *sides)]] * rows,
+    }
+
+
+def _z_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
+    channels, height, width = latent
+    return {
+        "x": list(empty(rows, channels, 1, height, width).unbind()),
+        "t": empty(rows, dtype=torch.float32),
+        "cap_feats": list(empty(rows, text.tokens, text.width).unbind()),
+    }
+
+
+def _flux2(
+    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
+) -> dict[str, Any]:
+    channels, height, width = latent
+    meta = torch.device("meta")
+    return {
+        "hidden_states": empty(rows, height * width, channels),
+        "timestep": empty(rows),
+        "guidance": _told(empty, rows, settings),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        "txt_ids": positions(1, 1, text.tokens, meta),
+        "img_ids": positions(height, width, 1, meta),
+    }
+
+
+def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
+    added = {"text_embeds": empty(rows, text.pooled), "time_ids": empty(rows, 6)}
+    return {
+        "sample": empty(rows, *latent),
+        "timestep": empty(rows, dtype=torch.int64),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+        "added_cond_kwargs": added if text.pooled else None,
+    }
+
+
+_INPUTS: dict[str, Inputs] = {
+    "sd3": _sd3,
+    "flux": _flux,
+    "qwen_image": _qwen_image,
+    "z_image": _z_image,
+    "flux2": _flux2,
+    "flux2_klein": _flux2,
+}

@@ -1,0 +1,175 @@
+"""FLUX.2 as a FlowModel, over the public diffusers Flux2Pipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import torch
+from diffusers import Flux2Pipeline
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from flowrl.core.errors import ModelError
+from flowrl.core.types import Cond
+from flowrl.models.adapter import check_size
+from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
+from flowrl.models.loading import Part
+from flowrl.models.lora import JOINT_ATTENTION
+from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.tuning import tuning_of
+
+PATCH = 2  # a token is a square of 2 x 2 latents of the VAE
+NETWORK_PARTS = {
+    "transformer": Part(("Flux2Transformer2DModel",)),
+    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": Part(("AutoencoderKLFlux2",)),
+}
+PARTS = NETWORK_PARTS | {
+    "text_encoder": Part(("Mistral3ForConditionalGeneration",)),
+    "tokenizer": Part(("PixtralProcessor",)),
+}
+# attention of the double blocks; the single blocks fuse theirs with the MLP
+TARGETS = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")
+Tokens = Annotated[int, Field(ge=1, le=512)]  # of a prompt with its template
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Flux2Options(PipelineOptions):
+    """The options of `flux2`."""
+
+    guidance: Guidance = 4.0  # the number that the network is given; the pipeline's default
+    max_sequence_length: Tokens = 512
+
+
+Options = TypeVar("Options", bound=PipelineOptions)
+
+
+@options_of(Flux2Options)
+def flux2(options: Flux2Options) -> Flux2:
+    """Load a FLUX.2 pipeline from a folder or a Hugging Face id, ready to sample and to train.
+
+    See `Flux2Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
+    wrong model; FLUX.2 klein is `flux2_klein`.
+    """
+    tuning = tuning_of(options, TARGETS)
+    loaded = load(Flux2Pipeline, options.path, PARTS, tuning)
+    check_tokens(loaded.pipeline, options.path)
+    if not loaded.pipeline.transformer.config.guidance_embeds:
+        raise ModelError(
+            f"{options.path}: transformer/config.json must have guidance_embeds true; a network "
+            "without an input for guidance is FLUX.2 klein's: take model.fn flux2_klein"
+        )
+    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
+    return Flux2(tuned, options)
+
+
+class Flux2Network(FlowMatchingModel[Options]):
+    """What FLUX.2 and FLUX.2 klein share: network, VAE and grid.
+
+    Latents are [128,h,w], a token of the network each: 2 x 2 of the VAE's 32 channels, normalised
+    by the statistics of its batch norm. The pipeline's generator draws them in this shape, so
+    equal seeds give equal noise. The shift of `sigmas` depends on the number of tokens and on the
+    number of steps. Conditioning is ``embeds`` [G,T,D], three layers of the language model side by
+    side, always of ``max_sequence_length`` tokens: the network also attends to those that fill a
+    prompt up, so another length is another image.
+    """
+
+    even_steps = True
+    guidance: float | None = None  # the number that the network is given
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
+        ModelError.
+
+        **Differs:** the pipeline rounds a size that does not fit down, with a line in its log.
+        """
+        unit = PATCH * self._pipeline.vae_scale_factor
+        check_size(height, width, unit=unit)
+        return int(self.network.config.in_channels), height // unit, width // unit
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """Return the network's time input of sigma [B], rounded where the pipeline rounds it:
+        before it divides. Sampling and training both come here."""
+        scale = self._pipeline.scheduler.config.num_train_timesteps
+        return (sigma.to(self.device, torch.float32) * scale).to(self.dtype) / 1000
+
+    def _mu(self, steps: int, tokens: int) -> float:
+        return compute_empirical_mu(tokens, steps)
+
+    def _tokens(self, height: int, width: int) -> int:
+        _, rows, columns = self.latent_shape(height, width)
+        return rows * columns
+
+    def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        guidance = None
+        if self.guidance is not None:
+            guidance = torch.full((len(x),), self.guidance, device=x.device)
+        named = {
+            "hidden_states": x.flatten(2).transpose(1, 2).to(self.dtype),
+            "timestep": self.time(sigma),
+            "guidance": guidance,
+            "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            "txt_ids": positions(1, 1, cond["embeds"].shape[1], x.device),
+            "img_ids": positions(*x.shape[-2:], 1, x.device),
+        }
+        return self._tuned.call(named=named).transpose(1, 2).unflatten(2, x.shape[-2:])
+
+    def _embed(self, prompt: str) -> dict[str, Tensor]:
+        embeds, _ = self._pipeline.encode_prompt(
+            [prompt],
+            device=self.device,
+            max_sequence_length=self.options.max_sequence_length,  # type: ignore[attr-defined]
+        )
+        return {"embeds": embeds[0]}
+
+    def _decode(self, x0: Tensor) -> Tensor:
+        vae = self._pipeline.vae
+        latents = x0.to(vae.device, vae.dtype)
+        mean, std = self._moments(latents)
+        return self._images(pixel_shuffle(latents * std + mean, PATCH))
+
+    def _from_vae(self, latents: Tensor) -> Tensor:
+        tokens = pixel_unshuffle(latents, PATCH)
+        mean, std = self._moments(tokens)
+        return (tokens - mean) / std
+
+    def _moments(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and std [C,1,1] of each channel of a token."""
+        vae = self._pipeline.vae
+        std = (vae.bn.running_var + vae.config.batch_norm_eps).sqrt()
+        return vae.bn.running_mean.to(latents)[:, None, None], std.to(latents)[:, None, None]
+
+
+class Flux2(Flux2Network[Flux2Options]):
+    """A FlowModel around one Flux2Pipeline, whose network is told a guidance number."""
+
+    def __init__(self, tuned: TunedPipeline, options: Flux2Options) -> None:
+        super().__init__(tuned, options)
+        self.guidance = options.guidance
+
+
+def positions(rows: int, columns: int, tokens: int, device: torch.device) -> Tensor:
+    """Return the positions [rows columns tokens, 4] of tokens: 0, row, column, place in the
+    text."""
+    sides = [
+        torch.arange(n, device=device, dtype=torch.float32) for n in (1, rows, columns, tokens)
+    ]
+    return torch.cartesian_prod(*sides)
+
+
+def check_tokens(pipeline: Any, path: str) -> None:
+    """Raise ModelError if the network's tokens are not 2 x 2 latents of the VAE."""
+    check_scheduler(pipeline, path)
+    config, channels = pipeline.transformer.config, pipeline.vae.config.latent_channels
+    wanted = channels * PATCH**2
+    sizes = {config.in_channels, config.out_channels or config.in_channels, wanted}
+    if config.patch_size != 1 or len(sizes) > 1:
+        raise ModelError(
+            f"{path}: the network must have patch_size 1, and take and give {wanted} channels, 2 "
+            f"x 2 of the VAE's {channels}; got patch_size {config.patch_size}, in_channels "
+            f"{config.in_channels}, out_channels {config.out_channels}"
+        )

@@ -1,0 +1,66 @@
+"""FLUX.2 klein as a FlowModel, over the public diffusers Flux2KleinPipeline."""
+
+from __future__ import annotations
+
+from diffusers import Flux2KleinPipeline
+from pydantic.dataclasses import dataclass
+
+from flowrl.core.errors import ConfigError
+from flowrl.models.distilled import warn_if_distilled
+from flowrl.models.flux2 import NETWORK_PARTS, TARGETS, Flux2Network, Tokens, check_tokens
+from flowrl.models.loading import QWEN_TOKENIZER, Part
+from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.tuning import tuning_of
+
+HEAD = 3  # tokens of the chat template before the prompt
+PARTS = NETWORK_PARTS | {
+    "text_encoder": Part(("Qwen3ForCausalLM",)),
+    "tokenizer": Part(QWEN_TOKENIZER),
+}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Flux2KleinOptions(PipelineOptions):
+    """The options of `flux2_klein`."""
+
+    # above 1: guidance, which doubles the network's work; the pipeline's default is 4. Distilled
+    # models have none
+    guidance: Guidance = 1.0
+    # the pipeline knows no other than the empty one
+    negative_prompt: str = ""
+    max_sequence_length: Tokens = 512
+
+    @property
+    def cfg_scale(self) -> float:
+        """Return the scale of guidance."""
+        return self.guidance
+
+
+@options_of(Flux2KleinOptions)
+def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
+    """Load a FLUX.2 klein pipeline from a folder or a Hugging Face id, ready to sample and to
+    train.
+
+    See `Flux2KleinOptions` for what can be set. Raise ConfigError for a wrong option, such as
+    guidance of a distilled model, ModelError for a wrong model; warn before training a distilled
+    one.
+    """
+    tuning = tuning_of(options, TARGETS)
+    loaded = load(Flux2KleinPipeline, options.path, PARTS, tuning)
+    check_tokens(loaded.pipeline, options.path)
+    distilled = bool(loaded.pipeline.config.is_distilled)
+    if distilled and options.guided:
+        raise ConfigError(
+            f"guidance: {options.path} is distilled, and its pipeline ignores guidance; set it to "
+            f"1, got {options.guidance!r}, or take the base model"
+        )
+    if options.tune != "none":
+        warn_if_distilled(options.path, known=distilled)
+    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length - HEAD)
+    return Flux2Klein(tuned, options)
+
+
+class Flux2Klein(Flux2Network[Flux2KleinOptions]):
+    """A FlowModel around one Flux2KleinPipeline. **Differs:** guidance may lead away from any
+    negative prompt; the pipeline knows the empty one only."""

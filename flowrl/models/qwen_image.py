@@ -1,0 +1,181 @@
+"""Qwen-Image as a FlowModel, over the public diffusers QwenImagePipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from diffusers import QwenImagePipeline
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flowrl.core.errors import ModelError
+from flowrl.core.types import Cond
+from flowrl.models.adapter import check_size
+from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
+from flowrl.models.flux import PATCH, pack, unpack
+from flowrl.models.loading import QWEN_TOKENIZER, Part
+from flowrl.models.lora import JOINT_ATTENTION
+from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.tuning import tuning_of
+
+PARTS = {
+    "transformer": Part(("QwenImageTransformer2DModel",)),
+    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": Part(("AutoencoderKLQwenImage",)),
+    "text_encoder": Part(("Qwen2_5_VLForConditionalGeneration",)),
+    "tokenizer": Part(QWEN_TOKENIZER),
+}
+# attention and both MLPs of a block, as X-GenGroup/Flow-Factory trains it
+TARGETS = (
+    *JOINT_ATTENTION,
+    "img_mlp.net.0.proj",
+    "img_mlp.net.2",
+    "txt_mlp.net.0.proj",
+    "txt_mlp.net.2",
+)
+# settings of the networks for editing, layers and guidance by an input, with what they must be
+PLAIN = {
+    "zero_cond_t": False,
+    "use_additional_t_cond": False,
+    "use_layer3d_rope": False,
+    "guidance_embeds": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class QwenImageOptions(PipelineOptions):
+    """The options of `qwen_image`."""
+
+    # the pipeline's true_cfg_scale, 4 by default there; above 1: guidance against negative_prompt,
+    # which doubles the network's work
+    guidance: Guidance = 1.0
+    negative_prompt: str = " "
+    # tokens of a prompt; a shorter one is filled up and masked
+    max_sequence_length: Annotated[int, Field(ge=1, le=1024)] = 512
+
+    @property
+    def cfg_scale(self) -> float:
+        """Return the scale of guidance."""
+        return self.guidance
+
+
+@options_of(QwenImageOptions)
+def qwen_image(options: QwenImageOptions) -> QwenImage:
+    """Load a Qwen-Image pipeline from a folder or a Hugging Face id, ready to sample and to train.
+
+    See `QwenImageOptions` for what can be set. Raise ConfigError for a wrong option, ModelError
+    for a wrong model, such as one for editing.
+    """
+    tuning = tuning_of(options, TARGETS)
+    loaded = load(QwenImagePipeline, options.path, PARTS, tuning)
+    _check(loaded.pipeline, options.path)
+    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
+    return QwenImage(tuned, options)
+
+
+class QwenImage(FlowMatchingModel[QwenImageOptions]):
+    """A FlowModel around one QwenImagePipeline.
+
+    Latents are [16,h,w], not the pipeline's packed [tokens,64]; its generator draws them in this
+    order, so equal seeds give equal noise. Conditioning is ``embeds`` [G,T,D] of the language
+    model, filled up to ``max_sequence_length``, and ``mask`` [G,T], 1 for a prompt's own tokens.
+    **Differs:** the pipeline fills prompts up to the longest of a batch, and has no mask where
+    all are as long. Then the kernel of attention depends on which prompts share a call, and its
+    rounding with it; here every call is alike.
+    """
+
+    even_steps = True
+    one_frame = True
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
+        ModelError.
+
+        **Differs:** the pipeline rounds a size that does not fit down, with a line in its log.
+        """
+        factor = self._pipeline.vae_scale_factor
+        check_size(height, width, unit=PATCH * factor)
+        return self.network.config.in_channels // PATCH**2, height // factor, width // factor
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """Return the network's time input of sigma [B], in float32.
+
+        Sampling and training both come here. **Differs:** the pipeline rounds 1000 sigma to the
+        dtype of its latents before it divides; in bfloat16 759.5 becomes 760. The network rounds
+        what it is given once, to its own dtype.
+        """
+        scale = self._pipeline.scheduler.config.num_train_timesteps
+        return (sigma.to(self.device, torch.float32) * scale) / 1000
+
+    def _tokens(self, height: int, width: int) -> int:
+        _, rows, columns = self.latent_shape(height, width)
+        return (rows // PATCH) * (columns // PATCH)
+
+    def _guided(self, mixed: Tensor, c: Tensor) -> Tensor:
+        """Give each token of the mixed velocity [B,C,h,w] the norm that it has in c [B,C,h,w],
+        where the prompt alone decides; gradients go through both norms."""
+        tokens, own = pack(mixed), pack(c).norm(dim=-1, keepdim=True)
+        scaled = tokens * (own / tokens.norm(dim=-1, keepdim=True))
+        return unpack(scaled, mixed.shape[-2] // PATCH)
+
+    def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
+        named = {
+            "hidden_states": pack(x).to(self.dtype),
+            "timestep": self.time(sigma),
+            "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            "encoder_hidden_states_mask": cond["mask"],
+            "img_shapes": [[(1, rows, columns)]] * len(x),
+        }
+        return unpack(self._tuned.call(named=named), rows)
+
+    def _embed(self, prompt: str) -> dict[str, Tensor]:
+        length = self.options.max_sequence_length
+        # alone in its batch, a prompt is not filled up
+        embeds, _ = self._pipeline.encode_prompt(
+            [prompt], device=self.device, max_sequence_length=length
+        )
+        mask = torch.ones(embeds.shape[1], dtype=torch.long, device=embeds.device)
+        empty = length - embeds.shape[1]
+        return {"embeds": pad(embeds[0], (0, 0, 0, empty)), "mask": pad(mask, (0, empty))}
+
+    def _decode(self, x0: Tensor) -> Tensor:
+        vae = self._pipeline.vae
+        latents = x0.to(vae.device, vae.dtype)
+        mean, std = self._moments(latents)
+        return self._images(latents * std + mean)
+
+    def _from_vae(self, latents: Tensor) -> Tensor:
+        mean, std = self._moments(latents)
+        return (latents - mean) / std
+
+    def _moments(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and std [C,1,1] of each channel of the VAE's latents."""
+        config = self._pipeline.vae.config
+        mean, std = latents.new_tensor(config.latents_mean), latents.new_tensor(config.latents_std)
+        return mean[:, None, None], std[:, None, None]
+
+
+def _check(pipeline: Any, path: str) -> None:
+    """Raise ModelError if the settings are not those of a network from text to image whose tokens
+    are 2 x 2 latents of the VAE."""
+    check_scheduler(pipeline, path)
+    config, vae = pipeline.transformer.config, pipeline.vae.config
+    other = [name for name, value in PLAIN.items() if config.get(name, value) != value]
+    if other:
+        raise ModelError(
+            f"{path}: transformer/config.json sets {', '.join(other)}, so this is no Qwen-Image "
+            "from text to image, which qwen_image is for; give the path of one"
+        )
+    if config.patch_size != PATCH or {vae.z_dim, config.in_channels // PATCH**2} != {
+        config.out_channels
+    }:
+        raise ModelError(
+            f"{path}: the network must take and give squares of 2 x 2 latents of the VAE, got "
+            f"patch_size {config.patch_size}, in_channels {config.in_channels}, out_channels "
+            f"{config.out_channels}, and z_dim {vae.z_dim} of the VAE"
+        )

@@ -168,12 +168,7 @@ class MetaRun:
         )
 
     def _call(self, states: int) -> Tensor:
-        load = self.workload
-        rows = states * (2 if load.guided else 1)
-        given = network_inputs(
-            load.fn, rows, load.latent, load.text, load.architecture, load.tuning.dtype
-        )
-        out = self.network(**given, return_dict=False)[0]
+        out = self.network(**_inputs(self.workload, states), return_dict=False)[0]
         found: Tensor = torch.stack(out) if isinstance(out, list) else out
         return found.float()
 
@@ -237,6 +232,13 @@ def _network(workload: Workload) -> nn.Module:
 def _held(network: nn.Module) -> list[Tensor]:
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     return [*network.parameters(), *network.buffers(), *gradients]
+
+
+def _inputs(workload: Workload, states: int) -> dict[str, Any]:
+    """Return what one network call with so many latents is given."""
+    fn, architecture, tuning, latent, text = workload[:5]
+    rows = states * (2 if workload.guided else 1)
+    return network_inputs(fn, rows, latent, text, architecture, tuning.dtype)
 
 
 def _vae_latent(workload: Workload) -> tuple[int, ...]:

@@ -105,6 +105,7 @@ class Flux2Network(FlowMatchingModel[Options]):
         return rows * columns
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        rows, columns = x.shape[-2:]
         guidance = None
         if self.guidance is not None:
             guidance = torch.full((len(x),), self.guidance, device=x.device)
@@ -114,9 +115,9 @@ class Flux2Network(FlowMatchingModel[Options]):
             "guidance": guidance,
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "txt_ids": positions(1, 1, cond["embeds"].shape[1], x.device),
-            "img_ids": positions(*x.shape[-2:], 1, x.device),
+            "img_ids": positions(rows, columns, 1, x.device),
         }
-        return self._tuned.call(named=named).transpose(1, 2).unflatten(2, x.shape[-2:])
+        return self._tuned.call(named=named).transpose(1, 2).unflatten(2, (rows, columns))
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _ = self._pipeline.encode_prompt(

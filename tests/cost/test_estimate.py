@@ -42,6 +42,12 @@ PUBLISHED = {
     "black-forest-labs/FLUX.1-schnell": {"transformer": 11.9, "text_encoder_2": 4.76},
     "stable-diffusion-v1-5/stable-diffusion-v1-5": {"unet": 0.86, "text_encoder": 0.123},
     XL: {"unet": 2.57, "vae": 0.0837, "text_encoder_2": 0.695},
+    # "20B", "6B", "32B", "4B" and "9B"; Qwen2.5-VL-7B's and Mistral Small's cards: 8.29 and 24.0 B
+    "Qwen/Qwen-Image": {"transformer": 20.4, "text_encoder": 8.29},
+    "Tongyi-MAI/Z-Image": {"transformer": 6.15, "text_encoder": 4.02},
+    "black-forest-labs/FLUX.2-dev": {"transformer": 32.2, "text_encoder": 24.0},
+    "black-forest-labs/FLUX.2-klein-4B": {"transformer": 3.88},
+    "black-forest-labs/FLUX.2-klein-9B": {"transformer": 9.08, "text_encoder": 8.19},
 }
 # GB of the published bfloat16 weight files: with the table of positions, which is no parameter
 FILES = {MEDIUM: 4.94, DEV: 23.8}

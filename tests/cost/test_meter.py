@@ -36,7 +36,7 @@ def test_against_real_tensors(tmp_path: Path, name: str, checkpointing: str) -> 
     every allocation.
 
     Saved bytes within 2 % (exact in float32; in bfloat16 the CPU's normalisations keep other
-    statistics). Peaks within 20 %: kernels of the CPU have buffers of their own, which weigh on
+    statistics, and Qwen-Image's guidance keeps latents). Peaks within 20 %: kernels of the CPU have buffers of their own, which weigh on
     models as small as these.
     """
     config = made(tmp_path, name, f"{{checkpointing: {checkpointing}, attention: native}}")
@@ -48,7 +48,7 @@ def test_against_real_tensors(tmp_path: Path, name: str, checkpointing: str) -> 
     network = model.network
     with saved_for_backward([*network.parameters(), *network.buffers()]) as saved:
         v = model.velocity(x, sigma, cond)
-    near = 0.02 if "bfloat" in name else 1e-4
+    near = 0.02 if "bfloat" in name or "qwen" in name else 1e-4
     assert found.training(STATES).saved == pytest.approx(saved.bytes, rel=near)
     del v
     real = allocated(lambda: model.velocity(x, sigma, cond).sum().backward())

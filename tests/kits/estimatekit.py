@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from tinylm import tiny_klein, tiny_qwen_image, tiny_z_image
 from toykit import toy
 
 from flowrl.config.load import Config
@@ -25,6 +26,16 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "sd15, full, guidance": (tiny_sd15, "fn: sd15, guidance: 5.0, tune: full"),
     "sdxl, full, bfloat16": (tiny_sdxl, "fn: sdxl, tune: full, dtype: bfloat16"),
+    "qwen_image, LoRA, guidance": (
+        tiny_qwen_image,
+        "fn: qwen_image, guidance: 2.0, max_sequence_length: 16",
+    ),
+    # no prompt is shorter than its template
+    "z_image, full": (tiny_z_image, "fn: z_image, tune: full, max_sequence_length: 8"),
+    "flux2_klein, LoRA, guidance": (
+        tiny_klein,
+        "fn: flux2_klein, guidance: 2.0, max_sequence_length: 16",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from tinylm import tiny_klein, tiny_qwen_image
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models.flux2 import positions
+from flowrl.models.flux2_klein import flux2_klein
 
 # Read from the installed schedulers with the released constants, to the digits that are printed
 GRIDS: list[tuple[str, int, int, list[float]]] = [
@@ -76,7 +77,9 @@ def test_positions_are_the_pipelines() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen_image", "flux2_klein"])
-def test_latents_of_images_are_those_that_are_decoded(folders: Folders, name: str) -> None:
+def test_latents_of_images_are_those_that_are_decoded(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Encoding normalises as decoding does the other way: checked on the VAE's own latents."""
     model = folders.load(name, tune="none")
     vae, image = model.pipeline().vae, torch.rand(1, 3, 32, 48)
@@ -85,9 +88,13 @@ def test_latents_of_images_are_those_that_are_decoded(folders: Folders, name: st
     assert found.shape == (1, *model.latent_shape(32, 48))
     seen: list[torch.Tensor] = []
     decode = vae.decode
-    vae.decode = lambda z, **options: seen.append(z) or decode(z, **options)
+
+    def watched(z: torch.Tensor, **options: Any) -> Any:
+        seen.append(z)
+        return decode(z, **options)
+
+    monkeypatch.setattr(vae, "decode", watched)
     model.decode(found)
-    vae.decode = decode
     mode = vae.encode(pixels[:, :, None] if name == "qwen_image" else pixels).latent_dist.mode()
     torch.testing.assert_close(seen[0], mode, rtol=0, atol=1e-5)
 
@@ -110,8 +117,6 @@ def test_distilled_models_are_named(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = tiny_klein(tmp_path / "klein", distilled=True)
-        from flowrl.models.flux2_klein import flux2_klein
-
         flux2_klein(str(folder), device="cpu")
     found = [w for w in caught if "distilled to a few steps" in str(w.message)]
     assert len(found) == 1 and found[0].filename == __file__

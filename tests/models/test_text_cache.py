@@ -20,8 +20,10 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models import text_cache
 from flowrl.models.text_cache import TextCache
 
-ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
-ENCODERS += (
+ENCODERS = (
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "T5EncoderModel",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3ForCausalLM",
     "Mistral3ForConditionalGeneration",

@@ -22,7 +22,8 @@ from flowrl.runs.compare.error_model import (
 BUDGETS = ("nfe", "seconds")
 LETTERS = {"nfe": "(a)", "seconds": "(b)"}
 LEVEL, POWER = 0.05, 0.8
-FOLDERS = {"shapes", "sd3", "flux", "sd15"}  # of shipped configs, the first part of their names
+# of shipped configs, the first part of their names
+FOLDERS = {"shapes", "sd3", "flux", "sd15", "qwen_image", "z_image", "flux2", "flux2_klein"}
 Result = dict[str, Any]
 
 

@@ -36,8 +36,8 @@ def test_against_real_tensors(tmp_path: Path, name: str, checkpointing: str) -> 
     every allocation.
 
     Saved bytes within 2 % (exact in float32; in bfloat16 the CPU's normalisations keep other
-    statistics, and Qwen-Image's guidance keeps latents). Peaks within 20 %: kernels of the CPU have buffers of their own, which weigh on
-    models as small as these.
+    statistics, and Qwen-Image's guidance keeps latents). Peaks within 20 %: kernels of the CPU have
+    buffers of their own, which weigh on models as small as these.
     """
     config = made(tmp_path, name, f"{{checkpointing: {checkpointing}, attention: native}}")
     model, found = config.call("model")(), MetaRun(workload_of(config, device="cpu"))

@@ -17,8 +17,8 @@ from diffusers import (
 )
 from modelkit import edit, noise
 from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
-from tinywan import tiny_wan
 from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
+from tinywan import tiny_wan
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full

@@ -90,9 +90,11 @@ def as_latents(found: Any, shape: Sequence[int]) -> Tensor:
         return -torch.stack(found)[:, :, 0]
     if found.dim() > 3:
         return found  # type: ignore[no-any-return]
-    if found.shape[-1] != shape[1]:
-        return unpack(found, shape[2] // 2)
-    return found.transpose(1, 2).unflatten(2, tuple(shape[2:]))  # type: ignore[no-any-return]
+    packed = found.shape[-1] != shape[1]
+    own = found[:, : shape[2] * shape[3] // (4 if packed else 1)]  # before those of sources
+    if packed:
+        return unpack(own, shape[2] // 2)
+    return own.transpose(1, 2).unflatten(2, tuple(shape[2:]))  # type: ignore[no-any-return]
 
 
 def _options(model: Any, pipe: Any, count: int) -> dict[str, Any]:

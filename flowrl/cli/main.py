@@ -30,6 +30,7 @@ from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
+from flowrl.cli.view import view
 from flowrl.core.errors import FlowRLError
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
@@ -56,6 +57,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "sample": sample,
         "grid": grid,
         "report": report,
+        "view": view,
         "export": export,
     },
     "Rewards": {"score": score, "serve-rewards": serve_rewards},

@@ -22,6 +22,12 @@ def judges_videos(reward: Any) -> bool:
     return bool(getattr(reward, "judges_videos", False))
 
 
+def asks_people(reward: Any) -> bool:
+    """Say whether a reward waits for people, by `asks_people = True`: evaluations and the doctor
+    leave it alone."""
+    return bool(getattr(reward, "asks_people", False))
+
+
 def differentiable(reward: Any) -> bool:
     """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
     with respect to the images."""

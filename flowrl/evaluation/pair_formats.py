@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.files import write_text
 from flowrl.core.prompts import Record, load_prompts
+from flowrl.core.votes import opinions
 from flowrl.evaluation.image_files import ENDINGS
 from flowrl.evaluation.preference_pairs import IMAGES, LABEL, Pair, check_images, check_pairs
 
@@ -42,7 +43,8 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
 
     Sources: a parquet file or a folder of them in Pick-a-Pic's columns; a JSON or JSONL file in
     HPD's keys (``image_path`` and ``human_preference``, or ``path1`` preferred to ``path2``) or in
-    flowrl's; a folder with ``better/``, ``worse/`` and a text file of each name. Ties are left out.
+    flowrl's, also the votes of `flowrl view`, of which the majority counts; a folder with
+    ``better/``, ``worse/`` and a text file of each name. Ties are left out.
     A pair that cannot be learnt from (see `check_pairs`) is an error, or left out with `drop`.
 
     Raises: DataError naming the pair; ConfigError for a format that is not known, or parquet
@@ -110,7 +112,10 @@ def _pairs_of(source: Path) -> Iterator[Found]:
     elif source.is_dir():
         yield from _folder(source)
     else:
-        for number, item in enumerate(_items(source), 1):
+        items = _items(source)
+        if items and all(isinstance(item, dict) and "voter" in item for item in items):
+            items = by_majority(items)
+        for number, item in enumerate(items, 1):
             yield _json_pair(item, f"{source}, entry {number}", source.parent)
 
 
@@ -130,6 +135,22 @@ def _items(source: Path) -> list[Any]:
     if not isinstance(items, list):
         raise DataError(f"{source}: expected a list of pairs, got {type(items).__name__}")
     return items
+
+
+def by_majority(votes: list[Any]) -> list[Record]:
+    """Return one record per pair of `flowrl view`'s votes: the image that more voters prefer is
+    better, and a draw is a tie."""
+    try:
+        said = opinions(votes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"a vote is not what `flowrl view` writes: {error!r}") from error
+    found: list[Record] = []
+    for pair, labels in said.items():
+        lead = sum(labels) - len(labels) / 2
+        label = 0.5 if not lead else float(lead > 0)
+        images = dict(zip(IMAGES, (pair.first, pair.second), strict=True))
+        found.append({"prompt": pair.prompt, **images, LABEL: label})
+    return found
 
 
 def _json_pair(item: Any, where: str, folder: Path) -> Found:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.promises import asks_people
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
@@ -34,7 +35,8 @@ def evaluate(
     outcomes: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a model on the held-out prompts as a config's `eval` section says; with `outcomes`
-    the report has the score of every image.
+    the report has the score of every image. A reward that asks people is left out unless it is the
+    headline.
 
     With ``eval.tuned`` below 1 the last steps are taken with the weights from before training: the
     snapshot "ref" of the trainer, or of `base`, which `load_run` gives. Raises ConfigError if it is
@@ -48,6 +50,7 @@ def evaluate(
         rewards = rewards_of(c.rewards, frames_of(c, model))
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
+    rewards = {n: r for n, r in rewards.items() if n == c.headline or not asks_people(r)}
     check_records(prompts, rewards)
     report = evaluate_prompts(
         model,

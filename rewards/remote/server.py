@@ -4,16 +4,19 @@ metrics."""
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-import os
-import signal
-import socket
-from collections.abc import Iterator
-from typing import Any
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError
+from flowrl.core.listening import (
+    UVICORN,
+    bind,
+    import_uvicorn,
+    no_exit_by_signal,
+    read_token,
+    resolve,
+    url,
+)
 from flowrl.core.types import Reward
 
 from .http import make_app
@@ -21,16 +24,6 @@ from .read_request import Limits
 from .request_queue import RequestQueue
 
 PORT = 8321
-UVICORN: dict[str, Any] = {
-    "lifespan": "off",
-    "ws": "none",
-    "log_config": None,
-    "log_level": "warning",
-    "access_log": False,
-    "proxy_headers": False,
-    "server_header": False,
-    "timeout_keep_alive": 75,  # a client's connection is kept for its next iteration
-}
 
 
 def serve(
@@ -63,11 +56,11 @@ def serve(
     for name, value in {"max_mb": max_mb, "max_images": max_images, "batch": batch}.items():
         _check(value, 1, 2**20, name)
     _check(max_wait_ms, 0, 60_000, "max_wait_ms")
-    uvicorn = _import_uvicorn()
+    uvicorn = import_uvicorn()
     # the address is taken before the rewards load
-    family, address = _resolve(host, port)
+    family, address = resolve(host, port)
     token = read_token(address[0], token_env)
-    listener = _bind(family, address)
+    listener = bind(family, address)
     with contextlib.closing(listener):
         rewards = load_rewards(config)
         queue = RequestQueue(rewards, batch=batch, max_wait_s=max_wait_ms / 1000)
@@ -76,8 +69,8 @@ def serve(
         # listens before it says so
         listener.listen(1024)
         note = " (token needed)" if token else ""
-        print(f"serving {', '.join(rewards)} at {_url(listener)}{note}", flush=True)
-        with _no_exit_by_signal():
+        print(f"serving {', '.join(rewards)} at {url(listener)}{note}", flush=True)
+        with no_exit_by_signal():
             server.run(sockets=[listener])
         queue.close(wait=not server.force_exit)
     print(f"stopped; {queue.counts.images} images were scored", flush=True)
@@ -99,82 +92,6 @@ def load_rewards(config: Config) -> dict[str, Reward]:
     return rewards
 
 
-def read_token(address: str, token_env: str) -> bytes:
-    """Return the token, empty for none. Raises ConfigError where the address needs one, or it is
-    unset or unusable."""
-    if not token_env:
-        if not ipaddress.ip_address(address).is_loopback:
-            raise ConfigError(
-                f"serve: {address} can be reached from other machines: put a token into an "
-                "environment variable and name that with --token-env, or stay on 127.0.0.1"
-            )
-        return b""
-    token = os.environ.get(token_env, "")
-    if len(token) < 8 or not token.isascii() or not token.isprintable() or token != token.strip():
-        raise ConfigError(  # without the token itself: messages end in logs
-            f"serve: the environment variable {token_env} should hold a token of 8 or more "
-            "printable ASCII characters; "
-            + ("it holds something else" if token else "it is unset or empty")
-        )
-    return token.encode()
-
-
 def _check(value: float, low: int, high: int, name: str) -> None:
     if not low <= value <= high:
         raise ConfigError(f"serve: {name}: expected {low} to {high}, got {value}")
-
-
-def _import_uvicorn() -> Any:
-    try:
-        import starlette.applications  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ConfigError(
-            f'serve: needs starlette and uvicorn: pip install "flowrl-diffusion[serve]" ({error})'
-        ) from error
-    return uvicorn
-
-
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(
-            f"serve: no address to listen on: host {host!r}, port {port}: {error}"
-        ) from error
-    return family, address
-
-
-def _bind(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Take the address before the rewards load; it takes connections only once they are ready."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        where = f"{address[0]}, port {address[1]}"
-        raise RunError(
-            f"serve: cannot listen on {where}: {error}; choose another --host or --port"
-        ) from error
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    name, number = listener.getsockname()[:2]
-    return f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-
-
-@contextlib.contextmanager
-def _no_exit_by_signal() -> Iterator[None]:
-    """Let the server end by itself: uvicorn raises the signal that stopped it again once all is
-    answered."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    old = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -24,12 +24,12 @@ import uvicorn
 from PIL import Image
 from torch import Tensor
 
+from flowrl.core.listening import UVICORN
 from flowrl.core.types import Reward, RewardBatch
 from rewards.remote import remote
 from rewards.remote.http import make_app
 from rewards.remote.read_request import Limits
 from rewards.remote.request_queue import RequestQueue
-from rewards.remote.server import UVICORN
 
 TESTS = Path(__file__).parents[1]
 WAIT = 60.0  # seconds that a test waits at most before it fails
@@ -95,7 +95,17 @@ def hosted(
 ) -> Iterator[str]:
     """Host rewards over a real socket, in a thread -> the address."""
     queue = RequestQueue(rewards, batch=batch, max_wait_s=0.0)
-    server = uvicorn.Server(uvicorn.Config(make_app(queue, limits or Limits(), token), **UVICORN))
+    try:
+        with served(make_app(queue, limits or Limits(), token), port) as url:
+            yield url
+    finally:
+        queue.close()
+
+
+@contextmanager
+def served(app: Any, port: int = 0) -> Iterator[str]:
+    """Serve an application over a real socket, in a thread -> the address."""
+    server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
     listener = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -104,7 +114,6 @@ def hosted(
     finally:
         server.should_exit = True
         thread.join()
-        queue.close()
 
 
 def free_port() -> int:

@@ -53,7 +53,7 @@ def scorer(request: pytest.FixtureRequest, scorers: Callable[[str], Scorer]) -> 
 
 
 def test_every_scorer_is_in_the_battery() -> None:
-    asks_others = {"remote", "vlm", "win_rate", "novelty"}  # or compare images
+    asks_others = {"remote", "vlm", "win_rate", "novelty", "votes"}  # or compare images
     assert {name.partition(",")[0] for name in SCORERS} | asks_others == set(NAMES)
 
 

@@ -15,7 +15,8 @@ from toykit import apprentice, redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from rewards.remote.server import load_rewards, read_token, serve
+from flowrl.core.listening import read_token
+from rewards.remote.server import load_rewards, serve
 
 TOKEN = "correct horse"
 

@@ -1,0 +1,104 @@
+"""What the servers of flowrl share: an address that others can reach needs a token, and a server
+ends by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from flowrl.core.errors import ConfigError, RunError
+
+UVICORN: dict[str, Any] = {
+    "lifespan": "off",
+    "ws": "none",
+    "log_config": None,
+    "log_level": "warning",
+    "access_log": False,
+    "proxy_headers": False,
+    "server_header": False,
+    "timeout_keep_alive": 75,  # a client's connection is kept for its next iteration
+}
+
+
+def read_token(address: str, token_env: str) -> bytes:
+    """Return the token, empty for none. Raises ConfigError where the address needs one, or it is
+    unset or unusable."""
+    if not token_env:
+        if not ipaddress.ip_address(address).is_loopback:
+            raise ConfigError(
+                f"serve: {address} can be reached from other machines: put a token into an "
+                "environment variable and name that with --token-env, or stay on 127.0.0.1"
+            )
+        return b""
+    token = os.environ.get(token_env, "")
+    if len(token) < 8 or not token.isascii() or not token.isprintable() or token != token.strip():
+        raise ConfigError(  # without the token itself: messages end in logs
+            f"serve: the environment variable {token_env} should hold a token of 8 or more "
+            "printable ASCII characters; "
+            + ("it holds something else" if token else "it is unset or empty")
+        )
+    return token.encode()
+
+
+def import_uvicorn() -> Any:
+    """Import what the extra `serve` brings. Raises ConfigError."""
+    try:
+        import starlette.applications  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise ConfigError(
+            f'serve: needs starlette and uvicorn: pip install "flowrl-diffusion[serve]" ({error})'
+        ) from error
+    return uvicorn
+
+
+def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Find the address to listen on. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"serve: no address to listen on: host {host!r}, port {port}: {error}"
+        ) from error
+    return family, address
+
+
+def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
+    """Take an address; connections are taken only once the socket listens. Raises RunError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        where = f"{address[0]}, port {address[1]}"
+        raise RunError(
+            f"serve: cannot listen on {where}: {error}; choose another --host or --port"
+        ) from error
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Return the address of a listening socket."""
+    name, number = listener.getsockname()[:2]
+    return f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+
+
+@contextlib.contextmanager
+def no_exit_by_signal() -> Iterator[None]:
+    """Let the server end by itself: uvicorn raises the signal that stopped it again once all is
+    answered."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    old = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,177 @@
+"""Votes of people on pairs of images, and questions that wait for them: a folder that several
+processes share.
+
+``votes.jsonl`` has a vote a line, ``images/`` the pictures under names made of their contents, and
+``questions/`` a file for each group of images that somebody, such as a run in training, wants
+compared. A line is a preference record as `flowrl pairs` and offline Diffusion-DPO read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.core.errors import RunError
+from flowrl.core.files import delete, replacing, write_json
+
+VOTES, QUESTIONS, IMAGES = "votes.jsonl", "questions", "images"
+Record = dict[str, Any]
+
+
+class Pair(NamedTuple):
+    """Two images of a prompt, as files seen from the folder, the smaller name first."""
+
+    prompt: str
+    first: str
+    second: str
+
+
+class Question(NamedTuple):
+    """Pairs that somebody waits for."""
+
+    key: str
+    pairs: list[Pair]
+
+
+def keep_image(folder: Path, png: bytes) -> str:
+    """Keep an image under a name made of its contents -> its path as seen from the folder."""
+    name = f"{IMAGES}/{hashlib.blake2b(png, digest_size=12).hexdigest()}.png"
+    if not (folder / name).exists():
+        with replacing(folder / name) as draft:
+            draft.write_bytes(png)
+    return name
+
+
+def pair_of(prompt: str, one: str, two: str) -> Pair:
+    """Return the pair of two images, whichever is named first."""
+    return Pair(prompt, *sorted((one, two)))
+
+
+def append_vote(folder: Path, record: Record) -> None:
+    """Add a vote, whole and on the disk when this returns, whoever else is voting.
+
+    Raises RunError where it cannot be written; then nothing was counted.
+    """
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    file = folder / VOTES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            size = _whole_lines(handle)
+            try:
+                _write(handle, line)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {file}: {error.strerror or error}; the vote is not counted"
+        ) from error
+
+
+def _whole_lines(handle: int) -> int:
+    """Cut off a torn last line, which was never confirmed -> the file's size."""
+    size = os.fstat(handle).st_size
+    while size and os.pread(handle, 1, size - 1) != b"\n":
+        size -= 1
+    os.ftruncate(handle, size)
+    return size
+
+
+def _write(handle: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(handle, line) :]
+
+
+def read_votes(folder: Path) -> list[Record]:
+    """Read all votes; a torn last line is left out. Raises RunError naming the line."""
+    file = folder / VOTES
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {error.strerror or error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            found.append(_checked(json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"{file}, line {number}: expected a vote, got {line[:60]!r}: {error}"
+            ) from error
+    return found
+
+
+def _checked(record: Any) -> Record:
+    texts = [record[key] for key in ("prompt", "image_0", "image_1", "voter")]
+    if not all(isinstance(text, str) for text in texts) or record["label_0"] not in (0, 0.5, 1):
+        raise ValueError("prompt, image_0, image_1 and voter are texts, label_0 is 0, 0.5 or 1")
+    return dict(record)
+
+
+def counted(votes: Iterable[Record]) -> list[Record]:
+    """Keep the last vote of each voter on each pair."""
+    last: dict[tuple[str, Pair], Record] = {}
+    for vote in votes:
+        key = (vote["voter"], pair_of(vote["prompt"], vote["image_0"], vote["image_1"]))
+        last.pop(key, None)
+        last[key] = vote
+    return list(last.values())
+
+
+def opinions(votes: Iterable[Record]) -> dict[Pair, list[float]]:
+    """Return what each voter said of each pair: 1 where its first image is preferred, 0 where the
+    second is, 0.5 for a tie."""
+    found: dict[Pair, list[float]] = {}
+    for vote in counted(votes):
+        pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
+        label = float(vote["label_0"])
+        found.setdefault(pair, []).append(label if pair.first == vote["image_0"] else 1 - label)
+    return found
+
+
+def ask(folder: Path, pairs: Sequence[Pair]) -> Question:
+    """Put pairs before people; the same ones again are the same question."""
+    text = json.dumps([list(pair) for pair in pairs])
+    key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    write_json(folder / QUESTIONS / f"{key}.json", {"pairs": [list(pair) for pair in pairs]})
+    return Question(key, list(pairs))
+
+
+def withdraw(folder: Path, question: Question) -> None:
+    """Take a question back; votes on it stay."""
+    delete(folder / QUESTIONS / f"{question.key}.json")
+
+
+def questions(folder: Path) -> list[Question]:
+    """Return what waits for people. A file that is no question is left out: its writer may be half
+    done."""
+    found = []
+    for file in sorted((folder / QUESTIONS).glob("*.json")):
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))["pairs"]
+            pairs = [pair_of(str(prompt), str(one), str(two)) for prompt, one, two in raw]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        if all(_inside(name) for pair in pairs for name in (pair.first, pair.second)):
+            found.append(Question(file.stem, pairs))
+    return found
+
+
+def _inside(name: str) -> bool:
+    """Say whether a name is one that `keep_image` gives."""
+    folder, _, file = name.partition("/")
+    return folder == IMAGES and file.endswith(".png") and file[:-4].isalnum()

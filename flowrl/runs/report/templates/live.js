@@ -1,0 +1,95 @@
+"use strict";
+// The list of runs, and runs side by side, asked for anew every few seconds.
+const EVERY = 2000;
+const shell = { list: el("section", { id: "runs" }), told: el("div", { id: "told" }) };
+const known = new Map(); // id -> the newest story
+let chosen = new URLSearchParams(location.search).getAll("run");
+let drawnFor = "";
+
+async function get(path, parameters) {
+  const answer = await fetch(`${path}?${new URLSearchParams(parameters || {})}`);
+  if (answer.status === 204) return null;
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error || `status ${answer.status}`);
+  return found;
+}
+
+function choose(id, wanted) {
+  chosen = wanted ? [...chosen, id] : chosen.filter((one) => one !== id);
+  const query = new URLSearchParams(chosen.map((one) => ["run", one]));
+  history.replaceState(null, "", chosen.length ? `?${query}` : location.pathname);
+  look();
+}
+
+function listed(runs) {
+  const rows = runs.map((run) => {
+    const box = el("input", { type: "checkbox", "aria-label": `show ${run.id}`, onchange: (event) => choose(run.id, event.target.checked) });
+    box.checked = chosen.includes(run.id);
+    const score = run.score === null || run.score === undefined ? "–" : `${short(run.before)} → ${short(run.score)} ${run.scored_by}`;
+    return el("tr", { class: run.state === "training" ? "live" : null, "data-run": run.id },
+      el("td", {}, box), el("td", {}, run.id), el("td", {}, run.error || run.state), el("td", {}, run.iterations), el("td", {}, short(run.reward)), el("td", {}, score));
+  });
+  const head = el("tr", {}, ["", "run", "state", "iterations", "reward", "held out"].map((text) => el("th", {}, text)));
+  const search = shell.list.querySelector("input[type=search]") || el("input", { type: "search", id: "find-run", placeholder: "search the runs", "aria-label": "search the runs" });
+  const had = document.activeElement && shell.list.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  search.oninput = () => filter(search.value);
+  shell.list.replaceChildren(el("h1", {}, "Runs"), search, el("div", { class: "wide" }, el("table", {}, head, rows)),
+    runs.length ? "" : el("p", { class: "quiet" }, "There is no run here yet."));
+  filter(search.value);
+  if (had) for (const one of shell.list.querySelectorAll("input")) if (one.getAttribute("aria-label") === had) one.focus();
+}
+
+function filter(text) {
+  for (const row of shell.list.querySelectorAll("tr[data-run]")) row.hidden = !row.dataset.run.toLowerCase().includes(text.toLowerCase());
+}
+
+function draw() {
+  const stories = colored(chosen.map((id) => known.get(id)).filter(Boolean));
+  const url = (story, index, place) => `/api/picture?${new URLSearchParams({ run: story.id, iteration: story.samples.iterations[index], place })}`;
+  // what the eye or the hand is on stays where it is: the slider, the search, open parts
+  const kept = {};
+  for (const name of ["checkpoint", "search", "counted"]) {
+    const input = document.getElementById(name);
+    if (input) kept[name] = { value: input.value, last: input.max && input.value === input.max, focus: document.activeElement === input };
+  }
+  const open = [...document.querySelectorAll("details")].map((one) => one.open);
+  const at = window.scrollY;
+  shell.told.replaceChildren(...(stories.length ? tell(stories, url) : []));
+  const same = drawnFor === chosen.join("\n");
+  drawnFor = chosen.join("\n");
+  if (!same) return;
+  for (const [name, was] of Object.entries(kept)) {
+    const input = document.getElementById(name);
+    if (!input) continue;
+    if (!was.last) input.value = was.value; // one at its end follows the run
+    input.dispatchEvent(new Event("input"));
+    if (was.focus) input.focus();
+  }
+  document.querySelectorAll("details").forEach((one, i) => { one.open = Boolean(open[i]); });
+  window.scrollTo(0, at);
+}
+
+let busy = false;
+async function look() {
+  if (busy) return;
+  busy = true;
+  const state = document.getElementById("state");
+  try {
+    listed(await get("/api/runs"));
+    let changed = drawnFor !== chosen.join("\n");
+    for (const id of chosen) {
+      const before = known.get(id);
+      const found = await get("/api/story", { run: id, known: before ? before.stamp : "" });
+      if (found) { known.set(id, found); changed = true; }
+    }
+    if (changed) draw();
+    state.textContent = "live";
+  } catch (error) {
+    state.textContent = `no answer: ${error.message}; trying on`;
+  }
+  busy = false;
+}
+
+document.querySelector("main").replaceChildren(shell.list, shell.told);
+look();
+setInterval(() => { if (!document.hidden) look(); }, EVERY);

@@ -1,0 +1,1 @@
+"""Runs live in a browser, and votes of people on their images."""

@@ -1,0 +1,206 @@
+"""Blind votes: two images of one prompt under names that do not say where they are from, their
+sides shuffled."""
+
+from __future__ import annotations
+
+import io
+import random
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from flowrl.core import votes
+from flowrl.core.errors import DataError, RunError
+from flowrl.core.votes import Pair, append_vote, counted, keep_image, pair_of, read_votes
+from flowrl.evaluation.bradley_terry import Strength, bradley_terry
+from flowrl.runs.folder import CONFIG, read_prompts
+from flowrl.runs.report.pictures import strip_of
+
+KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
+CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}
+
+
+class Side(NamedTuple):
+    """A checkpoint of a run whose samples are judged."""
+
+    run: str  # as the list of runs names it
+    iteration: int
+
+    def text(self) -> str:
+        return f"{self.run}@{self.iteration}"
+
+
+class Ballot(NamedTuple):
+    """One question: which of the two is better?"""
+
+    pair: tuple[str, str]  # files; the first is shown on the left
+    prompt: str
+    names: tuple[str, str]  # whose they are, in the same order; "" of a run in training
+
+
+class Booth:
+    """Hand out ballots and put votes into the folder `box`. Made for several threads."""
+
+    def __init__(self, box: Path) -> None:
+        self.box = box
+        self._ballots: OrderedDict[str, Ballot] = OrderedDict()
+        self._done: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._random = random.SystemRandom()
+
+    def next_asked(self, voter: str) -> dict[str, Any]:
+        """Return a ballot that a run in training waits for, and how many there are."""
+        said = _by_voter(read_votes(self.box))
+        asked = [pair for question in votes.questions(self.box) for pair in question.pairs]
+        free = [pair for pair in asked if pair not in said.get(voter, set())]
+        total = {pair: sum(pair in pairs for pairs in said.values()) for pair in free}
+        return self._hand_out(free, total, {}, len(asked))
+
+    def next_compared(
+        self, voter: str, one: Side, two: Side, runs: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """Return a ballot on two checkpoints. Raises DataError where they cannot be compared."""
+        names = self._pairs(one, two, runs)
+        said = _by_voter(read_votes(self.box))
+        free = [pair for pair in names if pair not in said.get(voter, set())]
+        total = {pair: sum(pair in pairs for pairs in said.values()) for pair in free}
+        return self._hand_out(free, total, names, len(names))
+
+    def _hand_out(
+        self,
+        free: Sequence[Pair],
+        total: Mapping[Pair, int],
+        names: Mapping[Pair, dict[str, str]],
+        every: int,
+    ) -> dict[str, Any]:
+        """Take one of the pairs that have the fewest votes, and shuffle its sides."""
+        if not free:
+            return {"ballot": None, "left_over": 0, "of": every}
+        fewest = min(total.values())
+        pair = self._random.choice([one for one in free if total[one] == fewest])
+        sides = [pair.first, pair.second]
+        self._random.shuffle(sides)
+        whose = names.get(pair, {})
+        ballot = Ballot(
+            (sides[0], sides[1]), pair.prompt, (whose.get(sides[0], ""), whose.get(sides[1], ""))
+        )
+        key = secrets.token_urlsafe(12)
+        with self._lock:
+            self._ballots[key] = ballot
+            while len(self._ballots) > KEPT:
+                self._ballots.popitem(last=False)
+        return {"ballot": key, "prompt": pair.prompt, "left_over": len(free), "of": every}
+
+    def image(self, key: str, side: str) -> Path | None:
+        """Return the file of one side of a ballot; None where there is no such ballot."""
+        with self._lock:
+            ballot = self._ballots.get(key)
+        if ballot is None or side not in ("left", "right"):
+            return None
+        return self.box / ballot.pair[side == "right"]
+
+    def vote(self, key: str, choice: str, voter: str) -> bool:
+        """Keep a vote; False where the ballot is not known, because the server began anew. The
+        second time a ballot comes it is not counted again. Raises DataError, RunError."""
+        if choice not in CHOICES:
+            raise DataError(f"expected a choice of {', '.join(CHOICES)}, got {choice!r}")
+        with self._lock:
+            if key in self._done:
+                return True
+            ballot = self._ballots.get(key)
+            if ballot is None:
+                return False
+            record = {
+                "prompt": ballot.prompt,
+                "image_0": ballot.pair[0],
+                "image_1": ballot.pair[1],
+                "label_0": CHOICES[choice],
+                "name_0": ballot.names[0],
+                "name_1": ballot.names[1],
+                "voter": voter,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            append_vote(self.box, record)
+            self._done[key] = choice
+            while len(self._done) > KEPT:
+                self._done.popitem(last=False)
+        return True
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Return the Bradley-Terry strengths of all checkpoints that were compared, against the one
+        that was compared first."""
+        every = [vote for vote in counted(read_votes(self.box)) if vote.get("name_0")]
+        results = [(vote["name_0"], vote["name_1"], float(vote["label_0"])) for vote in every]
+        names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
+        return [_plain(found) for found in bradley_terry(results, names)] if names else []
+
+    def _pairs(self, one: Side, two: Side, runs: Mapping[str, Path]) -> dict[Pair, dict[str, str]]:
+        """Return {pair: {file: whose it is}} of two checkpoints, of the prompts that both have."""
+        for side in (one, two):
+            if side.run not in runs:
+                raise DataError(f"there is no run {side.run!r}; reload the page")
+        if one == two:
+            raise DataError("expected two different checkpoints to compare")
+        noise = [_noise(runs[side.run]) for side in (one, two)]
+        if noise[0] != noise[1]:
+            raise DataError(
+                f"{one.text()} and {two.text()} sampled from different noise (samples.seed "
+                f"{noise[0]} and {noise[1]}), so a vote would judge that, too"
+            )
+        files = [self._files(side, runs[side.run]) for side in (one, two)]
+        found: dict[Pair, dict[str, str]] = {}
+        for prompt in files[0]:
+            a, b = files[0][prompt], files[1].get(prompt)
+            if b is not None and a != b:
+                found[pair_of(prompt, a, b)] = {a: one.text(), b: two.text()}
+        if not found:
+            raise DataError(
+                f"{one.text()} and {two.text()} have no prompt in common with two different images"
+            )
+        return found
+
+    def _files(self, side: Side, run: Path) -> dict[str, str]:
+        """Copy the samples of a checkpoint into the box -> {prompt: file}."""
+        found = {}
+        prompts = read_prompts(run)[0]
+        for prompt, image in zip(prompts, strip_of(run, side.iteration), strict=True):
+            png = io.BytesIO()
+            image.save(png, "PNG")
+            found[prompt] = keep_image(self.box, png.getvalue())
+        return found
+
+
+def _by_voter(every: Sequence[Mapping[str, Any]]) -> dict[str, set[Pair]]:
+    found: dict[str, set[Pair]] = {}
+    for vote in every:
+        pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
+        found.setdefault(vote["voter"], set()).add(pair)
+    return found
+
+
+def _noise(run: Path) -> Any:
+    try:
+        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        return config.get("samples", {}).get("seed")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        raise RunError(f"cannot read {run / CONFIG}: {error}") from error
+
+
+def _natural(name: str) -> tuple[str, int]:
+    run, _, iteration = name.rpartition("@")
+    return run, int(iteration) if iteration.isdecimal() else 0
+
+
+def _plain(found: Strength) -> dict[str, Any]:
+    """Return a strength as JSON has it: no NaN."""
+    share, low, high = found.share()
+    values = {"score": found.score, "low": found.low, "high": found.high}
+    values |= {"share": share, "share_low": low, "share_high": high}
+    known = {key: None if value != value else round(value, 4) for key, value in values.items()}
+    return {"name": found.name, "votes": found.votes, **known}

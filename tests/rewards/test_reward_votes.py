@@ -1,0 +1,68 @@
+"""A reward that asks people: a vote is a vote, and none is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from serving import batch_of, random_images
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.votes import Pair, append_vote, questions
+from rewards.votes import votes
+
+BATCH = batch_of(random_images(5), group=[0, 0, 0, 1, 1])
+Choose = Callable[[Pair], float | None]
+
+
+def people(folder: Path, choose: Choose) -> threading.Thread:
+    """Answer the next question as `choose` says: 1 for the first of a pair; None is no vote."""
+
+    def answer() -> None:
+        while not (asked := questions(folder)):
+            time.sleep(0.01)
+        for pair in asked[0].pairs:
+            label = choose(pair)
+            record = {"prompt": pair.prompt, "image_0": pair.first, "image_1": pair.second}
+            if label is not None:
+                append_vote(folder, {**record, "label_0": label, "voter": "0" * 8})
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_scores_are_shares_of_wins_and_a_resumed_run_finds_them(tmp_path: Path) -> None:
+    """Everybody likes the image with the smaller name: of three the ranks give 1, 1/2 and 0."""
+    reward = votes(folder=str(tmp_path), patience=60, look=0.01)
+    people(tmp_path, lambda pair: 1.0)
+    scores = reward(BATCH)
+    assert sorted(scores[:3].tolist()) == [0, 0.5, 1] and sorted(scores[3:].tolist()) == [0, 1]
+    assert questions(tmp_path) == []
+    # nobody is asked again: the images are the same to the byte
+    began = time.monotonic()
+    assert torch.equal(votes(folder=str(tmp_path), patience=60)(BATCH), scores)
+    assert time.monotonic() - began < 30
+
+
+def test_missing_votes_are_missing_and_never_0(tmp_path: Path) -> None:
+    """Only the second group is judged, as a tie, before patience ends."""
+    people(tmp_path, lambda pair: 0.5 if pair.prompt == "prompt 1" else None).join(0)
+    scores = votes(folder=str(tmp_path), patience=1.0, look=0.01)(BATCH)
+    assert scores[:3].isnan().all() and scores[3:].tolist() == [0.5, 0.5]
+    assert questions(tmp_path) == []
+
+
+def test_equal_images_need_no_vote(tmp_path: Path) -> None:
+    same = batch_of(random_images(1).repeat(2, 1, 1, 1), group=[0, 0])
+    assert votes(folder=str(tmp_path), patience=60)(same).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("wrong", [{"pairs": 0}, {"each": 0}, {"patience": -1.0}, {"look": 0.0}])
+def test_numbers_that_cannot_be(tmp_path: Path, wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="rewards.votes"):
+        votes(folder=str(tmp_path), **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""Runs live in a browser, and the blind vote: over HTTP, and in a real browser."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from browserkit import Visit, browser
+from reportkit import make_run
+from serving import served
+from starlette.testclient import TestClient
+
+from flowrl.core.errors import ConfigError
+from flowrl.core.prompts import load_prompts
+from flowrl.core.votes import ask, keep_image, pair_of, read_votes
+from flowrl.evaluation.image_grids import save_strip
+from flowrl.evaluation.pair_formats import convert_pairs
+from flowrl.evaluation.preference_pairs import check_pairs
+from flowrl.runs.view.app import make_app
+from flowrl.runs.view.server import serve_view
+
+VOTER = "0123456789abcdef"
+SIDES = {"one": "a@0", "two": "a@40"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two runs: one that can be looked at, one that is damaged."""
+    make_run(tmp_path / "a")
+    for iteration in (0, 40):
+        rng = torch.Generator().manual_seed(iteration)
+        save_strip(
+            torch.rand(2, 3, 8, 8, generator=rng), tmp_path / f"a/samples/{iteration:06d}.png"
+        )
+    make_run(tmp_path / "deep" / "b")
+    (tmp_path / "deep" / "b" / "metrics.jsonl").write_text("[]\n{}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def client(home: Path) -> TestClient:
+    return TestClient(make_app(home, home / "votes"), base_url="http://localhost")
+
+
+def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
+    listed = {run["id"]: run for run in client.get("/api/runs").json()}
+    assert set(listed) == {"a", "deep/b"}
+    assert listed["a"]["iterations"] == 45 and listed["a"]["score"] == 0.7
+    assert listed["deep/b"]["state"] == "damaged" and "line 1" in listed["deep/b"]["error"]
+    told = client.get("/api/story", params={"run": "a"}).json()
+    assert told["samples"]["iterations"] == [0, 20, 40]
+    known = {"run": "a", "known": told["stamp"]}
+    assert client.get("/api/story", params=known).status_code == 204
+    with (home / "a" / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 45, "reward": 1}\n')
+    assert client.get("/api/story", params=known).json()["stamp"] != told["stamp"]
+    assert client.get("/api/story", params={"run": "deep/b"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/files/app.py", 404),
+        ("/files/report.html", 404),
+        ("/api/story?run=../a", 404),
+        ("/api/picture?run=a&iteration=0&place=0", 200),
+        ("/api/picture?run=a&iteration=1&place=0", 422),
+        ("/api/picture?run=a&iteration=-1&place=0", 400),
+        ("/api/picture?run=a&iteration=0&place=99", 422),
+        ("/api/ballot?voter=x", 400),
+        (f"/api/ballot?voter={VOTER}&one=a&two=a@0", 400),
+        (f"/api/ballot?voter={VOTER}&one=a@0&two=a@0", 422),
+        (f"/api/ballot?voter={VOTER}&one=a@0&two=no@0", 422),
+        ("/api/side?ballot=x&side=left", 410),
+    ],
+)
+def test_what_is_refused(client: TestClient, path: str, status: int) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_who_is_refused(home: Path) -> None:
+    app = make_app(home, home / "votes")
+    # a page from elsewhere whose name leads here
+    assert TestClient(app, base_url="http://evil.example").get("/").status_code == 403
+    guarded = TestClient(make_app(home, home / "votes", b"correct horse"), base_url="http://box")
+    assert guarded.get("/api/runs").status_code == 401
+    assert guarded.get("/?token=wrong").status_code == 401
+    bearer = {"Authorization": "Bearer correct horse"}
+    assert guarded.get("/api/runs", headers=bearer).status_code == 200
+    assert guarded.get("/?token=correct horse").status_code == 200  # and has the cookie from now on
+    assert guarded.get("/api/runs").status_code == 200
+    with pytest.raises(ConfigError, match="token"):
+        serve_view(home, box=home / "votes", host="0.0.0.0", port=0)
+
+
+def cast(client: TestClient, ballot: str, choice: str, voter: str = VOTER) -> int:
+    body = {"ballot": ballot, "choice": choice, "voter": voter}
+    return client.post("/api/vote", json=body).status_code
+
+
+def test_a_vote_is_blind_shuffled_and_counted_once(client: TestClient, home: Path) -> None:
+    left: Counter[str] = Counter()
+    for number in range(40):
+        found = client.get("/api/ballot", params={"voter": f"{number:08x}", **SIDES})
+        assert "a@" not in found.text and "images/" not in found.text
+        ballot = found.json()["ballot"]
+        picture = client.get("/api/side", params={"ballot": ballot, "side": "left"}).content
+        assert cast(client, ballot, "left", f"{number:08x}") == 200
+        assert cast(client, ballot, "right", f"{number:08x}") == 200  # a second click
+        vote = read_votes(home / "votes")[-1]
+        assert (home / "votes" / vote["image_0"]).read_bytes() == picture
+        assert vote["label_0"] == 1
+        left[vote["name_0"]] += 1
+    assert len(read_votes(home / "votes")) == 40
+    # of 40 fair coins both sides come up at least 8 times but in one of 27,000 runs
+    assert min(left["a@0"], left["a@40"]) >= 8
+    assert cast(client, "unknown", "left") == 410 and cast(client, ballot, "up") == 422
+    plain = client.post("/api/vote", content="{}", headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 415
+    assert client.post("/api/vote", json={"ballot": "x" * 5000}).status_code == 413
+
+
+def test_two_browsers_at_once_lose_nothing(client: TestClient, home: Path) -> None:
+    def person(number: int) -> int:
+        voter, votes = f"{number:08x}", 0
+        while True:
+            found = client.get("/api/ballot", params={"voter": voter, **SIDES}).json()
+            if found["ballot"] is None:
+                return votes
+            assert cast(client, found["ballot"], "tie", voter) == 200
+            votes += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(person, range(4))) == [2, 2, 2, 2]  # two prompts each
+    assert len(read_votes(home / "votes")) == 8
+
+
+def test_votes_are_scored_and_train_offline(client: TestClient, home: Path) -> None:
+    """Three voters on two prompts; the later checkpoint wins one 3:0, the other 2:1."""
+    for number in range(3):
+        for _ in range(2):
+            params = {"voter": f"{number:08x}", **SIDES}
+            found = client.get("/api/ballot", params=params).json()
+            shown = client.get("/api/side", params={"ballot": found["ballot"], "side": "left"})
+            after: dict[str, Any] = {
+                "run": "a",
+                "iteration": 40,
+                "place": ["a", "b"].index(found["prompt"]),
+            }
+            is_after = client.get("/api/picture", params=after).content == shown.content
+            later = "left" if is_after else "right"
+            wrong = number == 0 and found["prompt"] == "a"
+            other = {"left": "right", "right": "left"}[later]
+            cast(client, found["ballot"], other if wrong else later, f"{number:08x}")
+    before, after = client.get("/api/scores").json()
+    # 5 wins against 1, each with half a win more: log(5.5 / 1.5)
+    assert (before["name"], after["name"], after["votes"]) == ("a@0", "a@40", 6)
+    assert after["score"] == pytest.approx(1.2993, abs=1e-4) and after["low"] < after["score"]
+    done = convert_pairs(home / "votes" / "votes.jsonl", home / "pairs")
+    assert (done.kept, done.ties) == (2, 0)
+    check_pairs(load_prompts(done.file))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.mark.integration
+def test_the_live_page_in_a_browser(chromium: Any, home: Path) -> None:
+    with served(make_app(home, home / "votes")) as url:
+        visit = Visit(chromium, color_scheme="dark", viewport={"width": 390, "height": 844})
+        page = visit.page
+        page.goto(url)
+        page.get_by_label("show a", exact=True).check()
+        page.wait_for_selector("figure.chart")
+        image = page.locator("article figure.now img").first
+        assert image.get_attribute("data-iteration") == "40"
+        page.locator("#checkpoint").fill("1")
+        # the run goes on: the curve grows, and the slider stays where it was put
+        rows = (home / "a" / "metrics.jsonl").read_text()
+        (home / "a" / "metrics.jsonl").write_text(rows + '{"iteration": 45, "reward": 9}\n')
+        curve = page.locator("figure", has_text="Training reward").locator(".reading")
+        curve.get_by_text("iteration 45").wait_for()
+        assert "9" in curve.inner_text()
+        assert page.locator("#checkpoint").input_value() == "1"
+        assert image.get_attribute("data-iteration") == "20"
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert "damaged" not in page.locator("#runs").inner_text()  # the message stands there
+        assert visit.said == [] and visit.elsewhere(url) == []
+
+
+@pytest.mark.integration
+def test_the_vote_in_two_browsers(chromium: Any, home: Path) -> None:
+    with served(make_app(home, home / "votes")) as url:
+        visits = [Visit(chromium), Visit(chromium, viewport={"width": 390, "height": 844})]
+        for visit in visits:
+            visit.page.goto(f"{url}/vote?one=a@0&two=a@40")
+            visit.page.wait_for_selector("#left img")
+        for key, left in (("ArrowLeft", 1), (" ", 0)):
+            for visit in visits:
+                visit.page.keyboard.press(key)
+            for visit in visits:
+                if left:
+                    visit.page.get_by_text(f"{left} left of 2").wait_for()
+                else:
+                    visit.page.wait_for_selector("#nothing")
+        votes = read_votes(home / "votes")
+        assert Counter(vote["label_0"] for vote in votes) == {1: 2, 0.5: 2}
+        assert len({vote["voter"] for vote in votes}) == 2
+        visits[0].page.wait_for_selector("#result")
+        # a run in training asks: the page that waits shows it by itself
+        page = visits[1].page
+        page.locator("#one").select_option("")
+        page.get_by_text("No run waits").wait_for()
+        other = keep_image(home / "votes", (home / "a" / "samples" / "000020.png").read_bytes())
+        ask(home / "votes", [pair_of("a waiting prompt", votes[0]["image_0"], other)])
+        page.get_by_text("a waiting prompt").wait_for()
+        page.locator("#right").click()
+        page.wait_for_selector("#nothing")
+        assert read_votes(home / "votes")[-1]["label_0"] == 0
+        for visit in visits:
+            assert visit.said == [] and visit.elsewhere(url) == []

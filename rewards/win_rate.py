@@ -20,6 +20,7 @@ from flowrl.core.nearest import unknown
 from flowrl.core.types import RewardBatch
 
 from ._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
+from ._common.tournament import tournament
 
 _NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
 
@@ -64,7 +65,10 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
     sums to G/2. `judge` is {fn: reward file, its arguments}: one with `compare` is asked about
     pairs, any other scores single images and the higher score wins. `swap`: ask in both orders
     and average; orders that disagree make a tie. `max_pairs`: compare only so many pairs per group,
-    chosen by `seed` and the pixels. Source: Pref-GRPO (2508.20751), its code at 3e787f6.
+    chosen by `seed` and the pixels. `schedule` "tournament" asks 2 (G - 1) questions a group, first
+    against one image, then winners against winners, and gives places in place of rates (ArenaRL;
+    reconstruction). `tie`: scores of a judge of single images that differ by no more are a tie.
+    Source: Pref-GRPO (2508.20751), its code at 3e787f6.
 
     **Differs:** the code asks in one order, i < j (`swap: false` does the same); there an
     unreadable answer is a tie and a failed request ends the run, here both are missing; there rates
@@ -79,13 +83,21 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
         swap: bool = True,
         max_pairs: int | None = None,
         seed: int = 0,
+        schedule: Literal["all", "tournament"] = "all",
+        tie: float = 0.0,
     ) -> None:
+        if (schedule == "tournament" and max_pairs is not None) or not tie >= 0:
+            raise ConfigError(
+                "rewards.win_rate: expected tie of at least 0, and max_pairs with schedule all "
+                f"alone, got {schedule=}, {max_pairs=}, {tie=}"
+            )
         if max_pairs is not None and max_pairs < 1:
             raise ConfigError(
                 f"rewards.win_rate: max_pairs: expected 1 or more, or null for all, got {max_pairs}"
             )
         self.judge = _make(judge)
         self.swap, self.max_pairs, self.seed = swap, max_pairs, seed
+        self.schedule, self.tie = schedule, tie
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Let a judge of single images refuse a record, before the first image is made."""
@@ -101,6 +113,8 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
         """Compare images [L, 3, H, W] within their groups, all in one call of the judge -> win
         rates [L]."""
         group = batch.group.cpu()
+        if self.schedule == "tournament":
+            return self._tournament(batch, group).to(batch.images.device)
         if self.max_pairs is None:
             first, second = all_pairs(group)
         else:
@@ -110,10 +124,23 @@ class win_rate:  # noqa: N801 - configs name rewards in lower case
         outcome = self._compare(batch, first, second)
         return win_rates(outcome, first, second, len(group)).to(batch.images.device)
 
+    def _tournament(self, batch: RewardBatch, group: Tensor) -> Tensor:
+        """Rank each group by rounds of pairs; a judge of single images is asked about each once."""
+        score: Tensor | None = None
+        if not isinstance(self.judge, _Compares):
+            score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
+
+        def ask(first: Tensor, second: Tensor) -> Tensor:
+            if score is not None:
+                return verdict(score[first], score[second], self.tie)
+            return self._compare(batch, first, second)
+
+        return tournament(group, batch.images, self.seed, ask)
+
     def _compare(self, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:
         if not isinstance(self.judge, _Compares):
             score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
-            return verdict(score[first], score[second])
+            return verdict(score[first], score[second], self.tie)
         if not self.swap:
             return _checked(_ask(self.judge, batch, first, second), len(first), bound=1)
         asked, against = torch.cat([first, second]), torch.cat([second, first])

@@ -64,6 +64,21 @@ def leaf_kinds(tree: Tree, leaf: Tensor) -> Tensor:
     return kind
 
 
+def leaf_sigmas(rollout: Rollout, tail: Tensor) -> Tensor:
+    """Return the sigma of the state that each leaf is the x0 estimate of -> [L] float32; 0 for
+    images that took more steps, or are where a trajectory ends. tail [S]: the plan's."""
+    tree, leaf = rollout.tree, rollout.leaf
+    above = tree.parent[leaf].clamp_min(0)
+    taken = tree.step[above]
+    # the first leaf below a draw that has previews of one jump
+    size = len(tree.parent)
+    first = torch.full((size,), size, device=leaf.device)
+    first.scatter_reduce_(0, above, leaf, "amin")
+    tails = tail.to(leaf.device)[(taken - 1).clamp_min(0)]
+    jumped = (tree.std[above] > 0) & (tree.std[leaf] == 0) & (tails == 1) & (first[above] == leaf)
+    return torch.where(jumped, rollout.sigmas[taken], 0.0)
+
+
 def states_of(rollout: Rollout, nodes: Tensor, trains: Trains = "draws") -> Tensor:
     """Return the state that the network is asked about for each node [N] -> node ids [N].
 

@@ -19,7 +19,8 @@ rest is made only for functions that ask for it by name:
 
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
 of each leaf [L], or ``state``, what likelihood `prior` says of each leaf's noise [L, D], as a
-keyword.
+keyword. ``sigma_rewards`` gives it nothing: all rewards that count must look at the sigma of what
+they judge.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ KNOWN = frozenset(
             "prompts",
             "teacher",
             "state",
+            "sigma_rewards",
         ),
     }
 )

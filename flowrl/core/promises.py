@@ -34,3 +34,11 @@ def differentiable(reward: Any) -> bool:
     while isinstance(reward, functools.partial):
         reward = reward.func
     return bool(getattr(reward, "differentiable", False))
+
+
+def sees_sigma(reward: Any) -> bool:
+    """Say whether a reward promises, by `sees_sigma = True`, that it judges estimates by the sigma
+    of the state that they were made from."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "sees_sigma", False))

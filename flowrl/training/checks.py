@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from flowrl.core.errors import RunError
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.promises import sees_sigma
 from flowrl.core.types import Rollout
 from flowrl.training.metrics import Trained
 
@@ -74,3 +78,15 @@ def what_gradient(params: dict[str, nn.Parameter]) -> str:
 
 def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
     return repr(texts[int(ro.tree.group[node])])
+
+
+def check_sees_sigma(config: Config, rewards: dict[str, Any]) -> None:
+    """Raise ConfigError unless every reward that counts looks at the sigma of what it judges."""
+    for name, weight in config.reward_weights.items():
+        if weight and not sees_sigma(rewards[name]):
+            raise ConfigError(
+                f"rewards.{name}: {config.rewards[name].fn} judges every image as a finished one, "
+                f"but credit {config.credit.fn} compares estimates at all noise levels. Take "
+                "step_aware, or another that says `sees_sigma = True`, or set its weight to 0, so "
+                "that it is only watched"
+            )

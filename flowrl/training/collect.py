@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.algorithms.nodes import leaf_kinds, leaf_sigmas, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid

@@ -83,6 +83,8 @@ class Setup:
         self.rewards = self.reward_set.rewards
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)
+        if "sigma_rewards" in needs_of(self.method.credit):
+            check_sees_sigma(config, self.rewards)
         for prompts in (self.train_set, self.test_set):
             check_records(prompts, self.rewards)
         self.reward_set.probe()

@@ -145,8 +145,8 @@ class TransformersClip:
 
         expected = "a CLIPModel"
         model = load_network(CLIPModel, path, who=who, expected=expected, dtype=torch.float32)
-        self.images = _load_part(CLIPImageProcessorPil, "an image processor", processor, who)
-        self.tokens = _load_part(CLIPTokenizer, "a CLIP tokenizer", processor, who)
+        self.images = load_part(CLIPImageProcessorPil, "an image processor", processor, who)
+        self.tokens = load_part(CLIPTokenizer, "a CLIP tokenizer", processor, who)
         self.length = int(model.config.text_config.max_position_embeddings)
         _check_tokens(self.tokens, model.config.text_config, processor, who)
         self.scale = float(model.logit_scale.detach().exp())
@@ -175,7 +175,8 @@ class TransformersClip:
         return embedding
 
 
-def _load_part(kind: Any, name: str, folder: str, who: str) -> Any:
+def load_part(kind: Any, name: str, folder: str, who: str) -> Any:
+    """Load a tokenizer or image settings from a folder or hub repository. Raises ModelError."""
     try:
         return kind.from_pretrained(folder)
     except Exception as error:

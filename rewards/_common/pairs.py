@@ -12,10 +12,11 @@ from flowrl.core.errors import ConfigError
 from .scorer import to_pil
 
 
-def verdict(first: Tensor, second: Tensor) -> Tensor:
-    """Compare scores [P] with scores [P] -> [P] float32: 1 first higher, 0 second higher, .5 equal,
-    NaN one missing."""
-    won = (first > second).float() + 0.5 * (first == second).float()
+def verdict(first: Tensor, second: Tensor, tie: float = 0.0) -> Tensor:
+    """Compare scores [P] with scores [P] -> [P] float32: 1 first higher, 0 second higher, .5 where
+    they differ by at most `tie`, NaN one missing."""
+    won = (first > second).float()
+    won = torch.where((first - second).abs() <= tie, 0.5, won)
     return torch.where(first.isnan() | second.isnan(), torch.nan, won)
 
 
@@ -74,13 +75,14 @@ def some_pairs(group: Tensor, images: Tensor, limit: int, seed: int) -> tuple[Te
         if limit >= size * (size - 1) // 2:
             chosen.append(torch.combinations(places, 2))
         else:
-            ring = places[_shuffled(images[places], seed)]
+            ring = places[ring_order(images[places], seed)]
             chosen.append(ring[torch.tensor(_ring(size)[:limit])])
     pairs = torch.cat(chosen)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _shuffled(images: Tensor, seed: int) -> Tensor:
+def ring_order(images: Tensor, seed: int) -> Tensor:
+    """Order images [N, 3, H, W] by a hash of `seed` and their pixels -> places [N] int64."""
     start = f"{seed}:".encode()
     keys = [hashlib.sha256(start + image.tobytes()).digest() for image in to_pil(images)]
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))

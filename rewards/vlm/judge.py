@@ -156,7 +156,8 @@ class vlm:  # noqa: N801 - configs name rewards in lower case
         """
         pil_images, left, right = to_pil(images), first.tolist(), second.tolist()
         if self.how.template not in PAIR:
-            return verdict(*self._scores(pil_images, left + right, prompts + prompts).chunk(2))
+            scores = self._scores(pil_images, left + right, prompts + prompts)
+            return verdict(scores[: len(left)], scores[len(left) :])
         rows = enumerate(zip(left, right, prompts, strict=True))
         jobs = [
             _Job(f"images {i} and {j}", (i, j), prompt, place) for place, (i, j, prompt) in rows

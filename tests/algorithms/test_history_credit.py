@@ -11,6 +11,7 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.algorithms.credit.history import history_norm
+from flowrl.algorithms.credit.visits import risk_bundles, risk_value, single_stream, smooth_norm
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.types import Tree
 from flowrl.training.trainer import Trainer
@@ -67,6 +68,54 @@ def test_what_was_not_scored_is_not_remembered() -> None:
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="history_norm"):
         history_norm(**options)
+
+
+def test_dcpo_has_the_reference_s_numbers() -> None:
+    """Its fixture: two visits, mean .4, std .3, then 0, 1, 1, 1. At a first visit the group's own
+    statistics; a group of equal images still has what the visits before say."""
+    credit = smooth_norm()
+    credit.start(["a", "b"])
+    credit.kept["visits"][0], credit.kept["mean"][0], credit.kept["std"][0] = 2, 0.4, 0.3
+    found = visit(credit, [0, 1, 1, 1, 0, 1], "aaaabb")
+    assert found[:4] == pytest.approx([-1.334039, *[0.723448] * 3], abs=2e-6)
+    assert found[4:] == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    kept = [float(rows[0, 0]) for rows in credit.kept.values()]
+    assert kept == pytest.approx([3, 0.516667, 0.412984], abs=1e-6)
+    again = visit(credit, [1.0, 1.0], "aa")
+    assert again[0] == again[1] > 0
+
+
+def test_single_stream_has_the_reference_s_numbers() -> None:
+    """Its fixture: alpha = beta = 4 and reward 1 make 4.5 and 3.5, worth .5625. The batch is
+    standardised (n - 1): of gaps .5 and -.5625 by hand."""
+    credit = single_stream(keep=0.875)
+    credit.start(["a", "b"])
+    visit(credit, [1.0], "a")
+    assert [float(rows[0, 0]) for rows in credit.kept.values()] == [4.5, 3.5]
+    assert visit(credit, [0.0, 1.0], "ab") == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    with pytest.raises(ConfigError, match="the list must not change"):
+        visit(credit, [1.0], "c")
+    with pytest.raises(ConfigError, match="0 < keep < 1"):
+        single_stream(keep=1.0)
+
+
+def test_riskpo_has_the_reference_s_numbers() -> None:
+    """Its fixture: sums 0 to 5 with quantiles 1 and 4. In a run sums are of the i-th images of a
+    bundle's prompts, and quantiles move by 0.1 (level - share below)."""
+    value = risk_value(torch.arange(6.0), 1, 4, 0.2, 0.8)
+    assert value.tolist() == pytest.approx([-5, -2, -4 / 3, -2 / 3, 0, 0], abs=3e-5)
+    credit = risk_bundles(size=2)
+    credit.start([])
+    rewards = [0.0, 1.0, 2.0, 0.0, 1.0, 3.0]  # sums 0, 2, 5
+    credit.quantiles = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    found = visit(credit, rewards, "aaabbb")
+    spread = (19 / 3) ** 0.5  # of 0, 2, 5 with n - 1
+    assert found == pytest.approx([-5 / spread, -4 / 3 / spread, 0] * 2, abs=1e-5)
+    assert credit.quantiles.tolist() == pytest.approx(
+        [1 + 0.1 * (0.2 - 1 / 3), 4 + 0.1 * (0.8 - 2 / 3)]
+    )
+    with pytest.raises(ConfigError, match="multiple of credit.size"):
+        visit(credit, [0.0, 1.0, 2.0], "abc")
 
 
 # ---------------------------------------------------------------------------------------- in a run

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from flowrl.algorithms.reward_mix.transforms import clip, noisy_backward, noisy_forward, rank
+from flowrl.algorithms.reward_mix.transforms import (
+    clip,
+    noisy_backward,
+    noisy_forward,
+    rank,
+    threshold,
+)
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 
@@ -97,3 +103,8 @@ def test_what_is_no_verdict_is_refused() -> None:
         noisy_backward(torch.tensor([1.0]), batch([0]), false_accept=0.5, false_refusal=0.5)
     with pytest.raises(ConfigError, match=r"in \[0, 1\)"):
         noisy_forward(torch.tensor([1.0]), batch([0]), false_refusal=1.5)
+
+
+def test_a_threshold_says_yes_or_no() -> None:
+    found = threshold(torch.tensor([0.1, 0.28, 0.5, NAN]), batch([0, 0, 0, 0]), at=0.28)
+    assert found[:3].tolist() == [0, 1, 1] and bool(found[3].isnan())

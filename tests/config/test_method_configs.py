@@ -23,7 +23,9 @@ PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 # tested elsewhere: they need stored images, earlier images of a prompt, other runs, or rewards by
 # name
 APART = {"sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo"}
-APART |= {"sd3/flow_opd"}
+APART |= {"sd3/flow_opd", "sd15/spo", "sd3/spo"}
+# what they train is not in the network
+NOISE = {f"shapes/{name}" for name in ("find", "find_own", "zo_rank_sgd", "prior_grpo")}
 
 
 class Row(NamedTuple):
@@ -131,7 +133,8 @@ def test_every_config_can_be_trained(forecast: tuple[str, RehearsedIteration]) -
     name, found = forecast
     assert 0 < found.decisions <= found.work.decisions and found.states >= found.work.updates, name
     # stored images take no velocity
-    assert found.calls > found.work.nfe >= 0 and (found.work.nfe > 0) == ("offline" not in name)
+    assert found.calls >= found.work.nfe >= 0 and (found.work.nfe > 0) == ("offline" not in name)
+    assert (found.calls == found.work.nfe) == (name in NOISE)
 
 
 @pytest.mark.parametrize("name", list_configs())

@@ -21,7 +21,7 @@ def _tokenizers_are_read_once() -> Iterator[None]:
     Tests that change a folder's files change them in a copy.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clip, "_load_part", cache(clip._load_part))
+        patch.setattr(clip, "load_part", cache(clip.load_part))
         yield
 
 

@@ -21,11 +21,14 @@ from clipkit import (
 )
 from detectorkit import tiny_mask2former
 from dinokit import save_dinov2
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import CLIPModel
 
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
+from rewards._backbones.step_clip import StepClip
 from rewards.adversarial import adversarial
 from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
@@ -39,6 +42,8 @@ from rewards.ocr import ocr
 from rewards.pickscore import pickscore
 from rewards.shapes import shapes
 from rewards.soft_shapes import soft_shapes
+from rewards.step_aware import WEIGHTS as STEP_WEIGHTS
+from rewards.step_aware import step_aware
 
 
 class Clip:
@@ -161,6 +166,24 @@ def pick(weights: Weights) -> Scorer:
     return Scorer(lambda **more: pickscore(**given, **more), images, words(), 2e-4, 2.5)
 
 
+def step_by_step(weights: Weights) -> Scorer:
+    """The same CLIP, told the time by layers that say something."""
+    folder = weights.root / "step"
+    if not folder.exists():
+        model = StepClip(CLIPModel.from_pretrained(weights.clip.folder))
+        draw = torch.Generator().manual_seed(5)
+        for part in (*model.parts, model.end):
+            last: Any = part[1]
+            last.weight.data += 0.1 * torch.randn(last.weight.shape, generator=draw)
+        folder.mkdir()
+        model.clip.config.save_pretrained(folder)
+        state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+        save_file(state, folder / STEP_WEIGHTS)
+    given = {"path": str(folder), "processor": str(weights.clip.folder)}
+    images = random_images(6, 300, 227)
+    return Scorer(lambda **more: step_aware(**given, **more), images, words(), 2e-4, 2.5)
+
+
 def adversarial_pick(weights: Weights) -> Scorer:
     given, images = weights.clip.parts, random_images(6, 60, 50)
     return Scorer(lambda **more: adversarial_pickscore(**given, **more), images, words(), 1e-5, 0.1)
@@ -241,6 +264,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "clip, transformers": clip_transformers,
     "pickscore": pick,
     "adversarial_pickscore": adversarial_pick,
+    "step_aware": step_by_step,
     "hpsv2": hps,
     "aesthetic": pretty,
     "image_reward": human,

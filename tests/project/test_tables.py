@@ -204,7 +204,15 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     untimed = ["diffusion_nft", "awm", "rwr", "best_of_n", "refl"]
     untimed += ["dgpo", "crd", "pepg", "diffusion_dpo", "diffusion_dpo_offline", "flow_dppo"]
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
-    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd"]
+    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo"]
+    untimed += [
+        "adv_grpo_gated",
+        "pref_grpo",
+        "nft_win_rate",
+        "awm_tree",
+        "dpo_siblings",
+        "prior_grpo",
+    ]
     untimed += ["draft", "draft_lv", "align_prop", "align_prop_each"]
     without = {f"shapes/{name}" for name in ("adv_grpo", *untimed)}
     wanted = {name for name in list_configs() if name.startswith("shapes/")} - without

@@ -191,3 +191,68 @@ def test_fewer_pairs_estimate_the_same_rates() -> None:
         assert torch.equal(with_judge(judge, max_pairs=limit)(batch), full)
     with pytest.raises(ConfigError, match="at least 4 for groups of 8"):
         with_judge(judge, max_pairs=3)(batch)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
+def test_a_tournament_asks_twice_per_image_and_knows_the_best(size: int) -> None:
+    """A fair judge: the best image is first, 2 (G - 1) pairs are asked in 1 + ceil(log2 G) calls
+    and a group sums to G/2, also beside another group and whatever the order."""
+    judge = Judge(higher)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(size)).tolist()
+    group = [0] * size + [1] * 3
+    found = with_judge(judge, swap=False, schedule="tournament")(
+        batch_of(group, [*order, 200, 201, 202])
+    )
+    assert found[:size].argmax() == order.index(size - 1) and float(found[-1]) == 1
+    assert found[:size].sum() == pytest.approx(size / 2) and float(found[:size].max()) == 1
+    asked = [pair for call in judge.calls for pair in call]
+    assert len(asked) == 2 * (size - 1) + 4
+    assert len(judge.calls) == 1 + max(2, (size - 1).bit_length())
+
+
+def test_a_tournament_of_equals_is_a_tie_and_a_missing_answer_is_missing() -> None:
+    even = with_judge(Judge(lambda a, b: 0.5), schedule="tournament")(batch_of([0] * 2))
+    assert sum(even.tolist()) == pytest.approx(1)
+    mute = with_judge(Judge(lambda a, b: NAN), schedule="tournament")(batch_of([0] * 4))
+    assert bool(mute.isnan().all())
+    with pytest.raises(ConfigError, match="schedule all"):
+        with_judge(Judge(higher), schedule="tournament", max_pairs=3)
+
+
+def test_tiny_noise_misleads_scores_and_not_win_rates() -> None:
+    """Pref-GRPO's claim on synthetic data. Half of 200 groups have 8 images of one quality, half
+    have two of which are better; scores have noise of 0.001, and a judge calls a tie what differs
+    by less than 0.01.
+
+    Scores, divided by the group's spread, give equal images advantages as large as different ones
+    (both have a mean square of 1 by construction). Win rates give equal images exactly 0, and
+    the different ones the two best: by hand, 2 of 8 with rate 13/14 and the others 5/14.
+    """
+    from flowrl.algorithms.credit.advantages import group_norm
+    from flowrl.core.types import Tree
+
+    draw = torch.Generator().manual_seed(0)
+    quality = torch.zeros(200, 8)
+    quality[100:, :2] = 0.05
+    noise = 1e-3 * torch.randn(200, 8, generator=draw, dtype=torch.float64)
+    table = (0.5 + quality + noise).flatten()
+    group = torch.arange(200).repeat_interleave(8)
+    leaf = torch.arange(1600)
+    tree = Tree(torch.full_like(leaf, -1), torch.zeros_like(leaf), leaf.float() * 0, group)
+
+    def scores(batch: RewardBatch) -> Tensor:
+        return table
+
+    images = torch.zeros(1600, 3, 1, 1)
+    batch = RewardBatch(images, [""] * 1600, group, [{}] * 1600, torch.zeros(1600))
+    rate = with_judge(scores, tie=0.01)(batch)
+    found = {}
+    for name, reward in (("scores", table.float()), ("rates", rate)):
+        found[name] = group_norm(reward, leaf, tree, ddof=1).view(200, 8)
+    equal, better = {}, {}
+    for name, a in found.items():
+        equal[name] = float(a[:100].square().mean())
+        better[name] = float(a[100:, :2].mean())
+    assert equal["rates"] == 0 and better["rates"] > 1.5
+    assert equal["scores"] > 0.5 and better["scores"] > 1.5
+    assert rate.view(200, 8)[150].tolist() == pytest.approx([13 / 14] * 2 + [5 / 14] * 6)

@@ -16,7 +16,13 @@ from flowrl.training.trainer import Trainer
 pytestmark = pytest.mark.learning
 ITERATIONS, SEEDS = 30, 4
 # those have tests of their own: they need a reward that learns, stored images, or other runs
-APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline", "shapes/flow_opd")
+APART = (
+    "shapes/adv_grpo",
+    "shapes/adv_grpo_gated",
+    "shapes/diffusion_dpo_offline",
+    "shapes/flow_opd",
+    "shapes/spo",
+)
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 # a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
 TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}
@@ -24,6 +30,9 @@ TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.be
 FAST = ["likelihood.learn_spread=false", "optimizer.lr=0.05", "credit.lr=0.01"]
 TOY_SCALE["shapes/find"] = [*FAST, "likelihood.reads=text"]
 TOY_SCALE["shapes/find_own"] = FAST
+TOY_SCALE["shapes/prior_grpo"] = ["likelihood.reads=text", "optimizer.lr=0.05"]
+TOY_SCALE["shapes/awm_tree"] = ["optimizer.lr=0.03"]
+TOY_SCALE["shapes/dpo_siblings"] = ["loss.beta=1.0"]
 TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
 # rewards that a method asks for by name
 TOY_SCALE["shapes/gardo"] = ["rewards.novelty={fn: toykit.warmth, weight: 0}"]

@@ -18,7 +18,13 @@ from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
 # those have tests of their own: they need a reward that learns, stored images, or other runs
-APART = ("shapes/adv_grpo", "shapes/diffusion_dpo_offline", "shapes/flow_opd")
+APART = (
+    "shapes/adv_grpo",
+    "shapes/adv_grpo_gated",
+    "shapes/diffusion_dpo_offline",
+    "shapes/flow_opd",
+    "shapes/spo",
+)
 CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 SMALL = [
     "train.prompts=2",

@@ -48,6 +48,14 @@ METHODS: dict[str, tuple[str, ...]] = {
         CLIP,
         "optimizer.lr=0.05",
     ),
+    "step_preference": (
+        "plan={fn: candidates, steps: 4, noise_scale: 0.5, branch: 4, first: 1}",
+        "train.group=9",
+        "credit={fn: candidate_pairs, least: 0.05}",
+        "segment={fn: siblings}",
+        "select={fn: nonzero}",
+        "loss={fn: step_preference}",
+    ),
     "negative_aware": (
         "likelihood={fn: forward}",
         "loss={fn: toymethods.negative_aware, beta: 1.0}",

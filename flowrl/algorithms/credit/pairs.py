@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs
 from flowrl.core.types import Tree
 
 
@@ -26,3 +30,39 @@ def best_worst(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
         if reward[best] > reward[worst]:
             sign[best], sign[worst] = 1.0, -1.0
     return subtree_mean(sign, leaf, tree).nan_to_num().float()
+
+
+@needs("sigma_rewards")
+def candidate_pairs(reward: Tensor, leaf: Tensor, tree: Tree, *, least: float = 0.3) -> Tensor:
+    """Of the states that were drawn from one, give that of the best estimate 1 and that of the
+    worst -1, from rewards [L] of the estimates -> [V] float32; all else 0. For plan candidates.
+
+    SPO (2406.04314), its code: a pair counts where the softmax over its two scores differs by more
+    than `least`, 0.3 (SD1.5) or 0.4 (SDXL): a gap of more than ``2 artanh(least)``. Of equal ones
+    the first counts. NaN = not scored: never in a pair.
+
+    Raises: ConfigError for `least` outside [0, 1), or a plan that draws no candidates.
+    """
+    if not 0 <= least < 1:
+        raise ConfigError(f"candidate_pairs: expected 0 <= least < 1, got {least}")
+    above, made = tree.parent[leaf].clamp_min(0), tree.std[leaf] == 0
+    # the first leaf below each draw is its estimate; the states that they were drawn from
+    size = len(tree.parent)
+    first = torch.full((size,), size, device=leaf.device).scatter_reduce(0, above, leaf, "amin")
+    judged = made & (tree.std[above] > 0) & (first[above] == leaf)
+    child, score = above[judged], reward[judged].double()
+    state = tree.parent[child]
+    if len(state) == len(state.unique()):
+        raise ConfigError(
+            "candidate_pairs: no state has several next ones with an estimate each; take plan "
+            "candidates"
+        )
+    sign = torch.zeros(size, device=leaf.device)
+    for one in state.unique():
+        mine = ((state == one) & ~score.isnan()).nonzero().flatten()
+        if len(mine) < 2:
+            continue
+        best, worst = mine[score[mine].argmax()], mine[score[mine].argmin()]
+        if score[best] - score[worst] > 2 * math.atanh(least):
+            sign[child[best]], sign[child[worst]] = 1.0, -1.0
+    return sign

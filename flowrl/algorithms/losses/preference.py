@@ -48,6 +48,46 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
     return -logsigmoid(margin), {"margin": inside, "accuracy": (inside > 0).double()}
 
 
+@needs("ref")
+def step_preference(
+    data: LossInput, *, beta: float = 10.0, clip: float = 0.1
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``-ln sigmoid(beta (ln r_w - ln r_l))`` [B], the same for both draws of a pair, and
+    metrics [B]; ``r = clip(exp(log_prob - ref_log_prob), 1 - clip, 1 + clip)``.
+
+    SPO (2406.04314), its code: beta 10, clip 0.1, log-probs that are means over latent dimensions.
+    w is the draw of advantage 1, l that of -1, both from one state, as credit `candidate_pairs`
+    says. A side that has reached its end of the range has no gradient. At the base weights the loss
+    is ln 2.
+
+    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0; `clip_frac`.
+
+    Raises: ConfigError without `segment: {fn: siblings}`, or for a beta or clip out of range.
+    """
+    if not (beta > 0 and 0 < clip < 1):
+        raise ConfigError(
+            f"step_preference: expected beta > 0 and 0 < clip < 1, got {beta=}, {clip=}"
+        )
+    if data.segment is None:
+        raise ConfigError(
+            "step_preference: compares two draws from one state in one network call; set "
+            "segment={fn: siblings}, select={fn: nonzero} and credit={fn: candidate_pairs}"
+        )
+    index = numbered(data.segment)
+    ratio = (data.now.log_prob - data.under["ref"].log_prob.detach()).exp()
+    kept = ratio.clamp(1 - clip, 1 + clip)
+    sign = data.batch.advantage.detach().sign()
+    zeros = torch.zeros_like(ratio)
+    margin = beta * zeros.index_add(0, index, sign * kept.log())[index]
+    inside, stopped = margin.detach(), (kept != ratio).detach()
+    accuracy = (inside > 0).double()
+    return -logsigmoid(margin), {
+        "margin": inside,
+        "accuracy": accuracy,
+        "clip_frac": stopped.double(),
+    }
+
+
 def _check_alike(data: LossInput, index: Tensor) -> None:
     """Raise ConfigError unless rows of one pair [B] have one time."""
     sigma = data.batch.sigma

@@ -128,6 +128,40 @@ def asymmetric_ratio(
     return -a * kept * share, ratio_metrics(log_ratio.detach(), stopped)
 
 
+@needs("old_log_prob")
+def kept_gradient(
+    data: LossInput,
+    *,
+    clip_low: float,
+    clip_high: float,
+    keep_low: float,
+    keep_high: float,
+    max_advantage: float = 5.0,
+) -> Loss:
+    """Return a surrogate [B] that keeps a share of the gradient where PPO has none, and metrics
+    [B].
+
+    CE-GPPO (2509.20712): the gradient of ``log_prob`` is ``-A w``. Inside the range ``w = r``;
+    above 1 + clip_high with A > 0 it is ``keep_high (1 + clip_high)``, below 1 - clip_low with
+    A < 0 ``keep_low (1 - clip_low)``. Shares of 0 are `ppo_clip`. Reconstruction: read second hand.
+    `segment` and metrics as in `ppo_clip`; clip_frac is where a share is kept.
+
+    Raises: ConfigError for a clip range that is not positive, or a negative share.
+    """
+    check_clip("kept_gradient", clip_low, clip_high, max_advantage)
+    if min(keep_low, keep_high) < 0:
+        raise ConfigError(f"kept_gradient: expected shares >= 0, got {keep_low=}, {keep_high=}")
+    log_ratio, share, a = _parts(data, max_advantage)
+    ratio = log_ratio.exp()
+    high, low = (a > 0) & (ratio > 1 + clip_high), (a < 0) & (ratio < 1 - clip_low)
+    # the value of the end of the range, with a share of the gradient of log r
+    moving = log_ratio - log_ratio.detach()
+    above = (1 + clip_high) * (1 + keep_high * moving)
+    below = (1 - clip_low) * (1 + keep_low * moving)
+    kept = torch.where(high, above, torch.where(low, below, ratio))
+    return -a * kept * share, ratio_metrics(log_ratio.detach(), (high | low).detach())
+
+
 @needs("old_log_prob", "old_mean")
 def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -> Loss:
     """Return ``-A r`` [B], without a gradient where the policy has moved too far and moves on, and

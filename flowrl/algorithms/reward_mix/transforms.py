@@ -19,6 +19,15 @@ def clip(
     return values.clamp(low, high)
 
 
+def threshold(values: Tensor, batch: RewardBatch, *, at: float) -> Tensor:
+    """Make values [L] yes or no: 1 where they are at least `at`, else 0. NaN stays.
+
+    DanceGRPO's binary reward (2505.07818). It is one number for all prompts; `rank` compares the
+    images of each.
+    """
+    return torch.where(values.isnan(), values, (values >= at).to(values.dtype))
+
+
 def rank(values: Tensor, batch: RewardBatch) -> Tensor:
     """Replace each value by its rank among its prompt's -> [L] in [0, 1]; ties share the mean rank,
     one alone gets 0.5.

@@ -1,5 +1,5 @@
 """Which draws move as one action: ``(rollout) -> [V] int64``, an id for each trained draw, -1 at
-all other nodes. `prompt` alone gives one to every node.
+all other nodes. `prompt` alone gives one to every node, and `siblings` joins draws from one state.
 
 The steps at which something is drawn, draws into the last step left out, are cut into chunks from
 noisy to clean. On a chain without forks the draws of one chunk are one segment. In a forest a
@@ -25,6 +25,15 @@ def prompt(rollout: Rollout) -> Tensor:
     For losses that compare images of a prompt, which must then be in one network call.
     """
     return rollout.tree.group
+
+
+def siblings(rollout: Rollout) -> Tensor:
+    """Join the draws from one state -> the state's node for every draw that is trained, -1 for all
+    other nodes [V] int64.
+
+    For losses that compare next states, which must then be in one network call.
+    """
+    return torch.where(trained(rollout), rollout.tree.parent, -1)
 
 
 def fixed(rollout: Rollout, *, sizes: list[int]) -> Tensor:

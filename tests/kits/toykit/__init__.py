@@ -58,6 +58,7 @@ def warmth(batch: RewardBatch) -> Tensor:
 
 
 redness.differentiable = warmth.differentiable = True  # type: ignore[attr-defined]
+redness.sees_sigma = True  # type: ignore[attr-defined]
 
 
 def reddish(batch: RewardBatch) -> Tensor:

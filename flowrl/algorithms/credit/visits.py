@@ -1,0 +1,219 @@
+"""Advantages by running numbers of each prompt: what its images were worth at earlier visits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.credit._groups import check_unit
+from flowrl.algorithms.credit._memory import PromptMemory
+from flowrl.algorithms.forest import subtree_mean
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Tree
+
+
+class smooth_norm(PromptMemory):  # noqa: N801 - configs name credits in lower case
+    """Mix the advantage within the images of now with that among all images of the prompt so far,
+    from rewards [L] -> advantage per node [V] float32.
+
+    DCPO's smooth advantage standardisation (2509.02333) and its code. At the N-th visit ``a =
+    (r - mean) / std`` of now (std of n - 1) and ``b`` the same with running mean and std; of ``b/N
+    + (1 - 1/N) a`` and ``a/N + (1 - 1/N) b`` the one nearer to 0. A prompt whose images are all
+    equal still learns from its earlier visits. A std of 0 gives 0; NaN = not scored: advantage 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({"visits": 1, "mean": 1, "std": 1})
+
+    def __call__(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
+    ) -> Tensor:
+        """Compare each reward; prompts [L]: the text of each leaf."""
+        value, place = reward.double(), self.places(prompts).to(reward.device)
+        out = torch.full_like(value, torch.nan)
+        for prompt in place.unique().tolist():
+            mine = (place == prompt) & ~value.isnan()
+            if bool(mine.any()):
+                out[mine] = self._mixed(prompt, value[mine])
+        return subtree_mean(out, leaf, tree).nan_to_num().float()
+
+    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
+        """Count the visit and move the running numbers."""
+        value, place = reward.double().cpu(), self.places(prompts)
+        for prompt in place.unique().tolist():
+            new = value[(place == prompt) & ~value.isnan()]
+            if len(new):
+                for name, number in zip(self.kept, self._moved(prompt, new), strict=True):
+                    self.kept[name][prompt, 0] = number
+
+    def _moved(self, prompt: int, new: Tensor) -> tuple[float, float, float]:
+        """Return visits, mean and std with the rewards [n] of now."""
+        n, mean, std = (float(rows[prompt, 0].nan_to_num()) for rows in self.kept.values())
+        here, spread = float(new.mean()), _std(new)
+        count = n + 1
+        moved = (n * std**2 + spread**2 + n / count * (here - mean) ** 2) / count
+        return count, (n * mean + here) / count, moved**0.5
+
+    def _mixed(self, prompt: int, new: Tensor) -> Tensor:
+        count, mean, std = self._moved(prompt, new)
+        now, total = _standard(new, float(new.mean()), _std(new)), _standard(new, mean, std)
+        if count == 1:
+            return now
+        first = total / count + (1 - 1 / count) * now
+        second = now / count + (1 - 1 / count) * total
+        return torch.where(first.abs() <= second.abs(), first, second)
+
+
+class single_stream(PromptMemory):  # noqa: N801 - configs name credits in lower case
+    """Subtract from rewards in [0, 1] [L] what their prompt was worth so far, and standardise over
+    the batch -> advantage per node [V] float32; `train.group` may be 1.
+
+    Single-stream policy optimisation (2509.13232) and its code: a prompt is worth ``alpha / (alpha
+    + beta)``; a visit adds its rewards to ``keep alpha`` and what they lack of 1 to ``keep beta``.
+    Both start at half of ``1 / (1 - keep)``. **Differs:** `keep` is a number here, in the code from
+    0.875 to 0.96 by how far the policy has moved on a kept answer; and there the first values come
+    from 8 answers made beforehand. NaN = not scored: advantage 0.
+
+    Raises: ConfigError for `keep` outside (0, 1), or rewards outside [0, 1].
+    """
+
+    def __init__(self, *, keep: float = 0.9) -> None:
+        if not 0 < keep < 1:
+            raise ConfigError(f"single_stream: expected 0 < keep < 1, got {keep}")
+        super().__init__({"alpha": 1, "beta": 1})
+        self.keep = keep
+
+    def start(self, prompts: list[str]) -> None:
+        """Know nothing of any prompt."""
+        super().start(prompts)
+        for rows in self.kept.values():
+            rows.fill_(0.5 / (1 - self.keep))
+
+    def __call__(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
+    ) -> Tensor:
+        """Compare each reward; prompts [L]: the text of each leaf."""
+        value, place = reward.double(), self.places(prompts)
+        check_unit("single_stream", value[~value.isnan()])
+        alpha, beta = (self.kept[name][place, 0] for name in ("alpha", "beta"))
+        gap = value - (alpha / (alpha + beta)).to(value.device)
+        known = gap[~gap.isnan()]
+        if len(known):
+            gap = (gap - known.mean()) / (_std(known) + 1e-8)
+        return subtree_mean(gap, leaf, tree).nan_to_num().float()
+
+    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
+        """Add the rewards of an iteration."""
+        value, place = reward.double().cpu(), self.places(prompts)
+        for prompt in place.unique().tolist():
+            new = value[(place == prompt) & ~value.isnan()]
+            if len(new):
+                for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
+                    self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
+
+
+class risk_bundles:  # noqa: N801 - configs name credits in lower case
+    """Judge sums over bundles of prompts, those in the lower tail most, from rewards [L] ->
+    advantage per node [V] float32.
+
+    RiskPO and its code (RTkenny/RiskPO at 65ec40c), without its division by each prompt's std:
+    `size` prompts are a bundle; the i-th images of them add up to S. With the running quantiles
+    q_low, q_high of S at levels `low` and `high` an image has ``(1.5 CVaR + RVaR) / 2.5`` of its
+    sum, see `risk_value`, over the std of its bundle's sums. Quantiles move by ``0.1 (level - share
+    of S below)``. It is at most 0: the best sums have 0. NaN = not scored: its sum is left out,
+    advantage 0.
+
+    Raises: ConfigError for a size below 1, levels out of order, or prompts with different numbers
+    of images or that do not fill bundles.
+    """
+
+    needs = frozenset({"prompts"})
+
+    def __init__(self, *, size: int = 5, low: float = 0.2, high: float = 0.8) -> None:
+        if size < 1 or not 0 < low < high < 1:
+            raise ConfigError(
+                "risk_bundles: expected size >= 1 and 0 < low < high < 1, got "
+                f"{size=}, {low=}, {high=}"
+            )
+        self.size, self.levels = size, torch.tensor([low, high], dtype=torch.float64)
+        self.quantiles = torch.full((2,), torch.nan, dtype=torch.float64)
+
+    def start(self, prompts: list[str]) -> None:
+        """Nothing is kept of single prompts."""
+
+    def __call__(
+        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
+    ) -> Tensor:
+        """Judge each image's sum."""
+        sums, index = self._sums(reward, leaf, tree)
+        known = sums[~sums.isnan()]
+        out = torch.full_like(sums, torch.nan)
+        if len(known):
+            low, high = self._quantiles(known).tolist()
+            value = risk_value(sums, low, high, *self.levels.tolist())
+            for bundle in range(len(sums)):
+                inside = sums[bundle][~sums[bundle].isnan()]
+                spread = _std(inside) if len(inside) else 0.0
+                out[bundle] = value[bundle] / spread if spread > 0 else 0.0
+        each = torch.where(reward.isnan(), torch.nan, out.flatten().to(reward.device)[index])
+        return subtree_mean(each, leaf, tree).nan_to_num().float()
+
+    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
+        """Move the quantiles."""
+        sums = self._sums(reward, leaf, tree)[0]
+        known = sums[~sums.isnan()].cpu()
+        if len(known):
+            now = self._quantiles(known)
+            below = (known[:, None] < now).double().mean(0)
+            self.quantiles = now + 0.1 * (self.levels - below)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the quantiles."""
+        return {"quantiles": self.quantiles.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put them back."""
+        self.quantiles = state["quantiles"].cpu().double().clone()
+
+    def _quantiles(self, sums: Tensor) -> Tensor:
+        first = bool(self.quantiles.isnan().any())
+        return sums.cpu().quantile(self.levels) if first else self.quantiles
+
+    def _sums(self, reward: Tensor, leaf: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
+        """Add up the i-th images of each bundle -> sums [bundles, G], and the sum of each leaf."""
+        group = torch.unique(tree.group[leaf], return_inverse=True)[1]
+        counts = torch.bincount(group)
+        images = int(counts[0])
+        if len(counts) % self.size or not bool((counts == images).all()):
+            raise ConfigError(
+                f"risk_bundles: bundles of {self.size} prompts with equally many images are "
+                f"needed, got {len(counts)} prompts with {counts.unique().tolist()} images; make "
+                "train.prompts a multiple of credit.size"
+            )
+        order = torch.argsort(group, stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device) % images
+        index = group // self.size * images + place
+        sums = torch.zeros(len(counts) // self.size * images, dtype=torch.float64)
+        sums = sums.to(reward.device).index_add(0, index, reward.double())
+        return sums.view(-1, images), index
+
+
+def risk_value(sums: Tensor, q_low: float, q_high: float, low: float, high: float) -> Tensor:
+    """Return ``(1.5 CVaR + RVaR) / 2.5`` of sums S [...]: CVaR ``-(q_low - S)+ / low``, RVaR
+    ``((S - q_low)+ - (S - q_high)+ + q_low - q_high) / (high - low)``."""
+    above, beyond = (sums - q_low).clamp_min(0), (sums - q_high).clamp_min(0)
+    middle = (above - beyond + q_low - q_high) / (high - low)
+    tail = -(q_low - sums).clamp_min(0) / low
+    return (1.5 * tail + middle) / 2.5
+
+
+def _std(values: Tensor) -> float:
+    """Return the standard deviation of values [n] with n - 1; 0 of a single one."""
+    return float(values.std(correction=1)) if len(values) > 1 else 0.0
+
+
+def _standard(values: Tensor, mean: float, std: float) -> Tensor:
+    return (values - mean) / std if std > 0 else torch.zeros_like(values)

@@ -1,0 +1,113 @@
+"""SPO's step-aware preference model: which of several estimates of one image people would pick, at
+any noise level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.core.errors import ModelError
+from flowrl.core.types import RewardBatch
+
+from ._backbones.clip import load_part, positive
+from ._backbones.step_clip import StepClip, times
+from ._common.scorer import (
+    find_file,
+    first_line,
+    in_batches,
+    load_strict,
+    local,
+    pick_device,
+    pick_dtype,
+    read_weights,
+    to_pil,
+)
+
+WHO = "rewards.step_aware"
+WEIGHTS = "step_aware.safetensors"
+
+
+class step_aware:  # noqa: N801 - configs name rewards in lower case
+    """Score images [L, 3, H, W] by ``exp(logit_scale) cosine(image, prompt)``, the image seen at
+    the noise level that it was estimated at -> [L] float32.
+
+    SPO (2406.04314), its preference model: a CLIP whose vision tower is told the time. `path` is a
+    folder with the `config.json` of a CLIPModel and all weights in `step_aware.safetensors`, as
+    `scripts/shapes_step_aware.py` writes it; `processor` one with tokenizer and image settings, by
+    default the same. `clock` says how a sigma becomes a time from 0 to 999: "flow" 1000 sigma, "sd"
+    the step of Stable Diffusion's schedule with that noise level. Finished images are seen at time
+    0. Raises ConfigError, ModelError, DataError.
+
+    **Differs:** the published weights name their layers otherwise and are pickled; they have to be
+    converted.
+    """
+
+    judges_singly = True
+    sees_sigma = True
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        processor: str = "",
+        clock: Literal["flow", "sd"] = "flow",
+        device: str = "auto",
+        dtype: str = "float32",
+        batch: int = 32,
+    ) -> None:
+        from transformers import CLIPImageProcessorPil, CLIPTokenizer
+
+        self.batch, self.clock = int(positive(batch, "batch", WHO)), clock
+        self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        folder = str(local(path))
+        model = _empty(folder)
+        file = find_file(path, WEIGHTS, WHO)
+        load_strict(model, read_weights(file, WHO), f"{WHO}: {file}")
+        self.model = model.to(self.device, self.dtype).eval().requires_grad_(False)
+        # what goes in
+        beside = str(local(processor)) if processor else folder
+        self.images = load_part(CLIPImageProcessorPil, "an image processor", beside, WHO)
+        self.tokens = load_part(CLIPTokenizer, "a CLIP tokenizer", beside, WHO)
+        self.length = int(model.clip.config.text_config.max_position_embeddings)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score each image against its own prompt, at its own sigma."""
+        if not batch.prompts:
+            return torch.zeros(0)
+        time, pictures = times(batch.sigma.cpu(), self.clock), to_pil(batch.images)
+        scores = in_batches(self._score, pictures, batch.prompts, time, size=self.batch)
+        return scores.to(batch.images.device)
+
+    def _score(
+        self, pictures: Sequence[Image.Image], prompts: Sequence[str], time: Tensor
+    ) -> Tensor:
+        """Score some of them -> [B]."""
+        pixels = self.images(list(pictures), return_tensors="pt")["pixel_values"]
+        tokens = self.tokens(
+            list(prompts),
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )
+        ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
+        seen = self.model.see(pixels.to(self.device, self.dtype), time.to(self.device))
+        return self.model.score(seen, self.model.read(ids, mask))
+
+
+def _empty(folder: str) -> StepClip:
+    """Make the network that a folder's config describes, without its weights."""
+    from transformers import CLIPConfig, CLIPModel
+
+    try:
+        config: Any = CLIPConfig.from_pretrained(folder)
+        return StepClip(CLIPModel(config))
+    except Exception as error:  # no such folder, offline, another kind of model
+        raise ModelError(
+            f"{WHO}: {folder}: expected a folder or hub repository with the config.json of a "
+            f"CLIPModel: {first_line(error)}; scripts/shapes_step_aware.py makes one for shapes"
+        ) from error

@@ -22,11 +22,11 @@ from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
 from flowrl.evaluation.best_of import best_rows, chooser
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
-from flowrl.evaluation.statistics import summarize
+from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize
 from flowrl.evaluation.unscored import check_tasks, count_unscored
 
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
-REPORT_KEYS |= {"outcomes", "unscored"}
+REPORT_KEYS |= {"outcomes", "unscored", "by_prompt"}
 """Keys of an evaluation's report that a headline reward cannot be named like."""
 
 
@@ -167,8 +167,9 @@ def evaluate_prompts(
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}},
     ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
     the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
-    else; overall, the tasks' intervals combined. With `outcomes` also the headline's score of every
-    image, a list per prompt.
+    else; overall, the tasks' intervals combined. "by_prompt" has the headline's mean for each
+    prompt of a task, {tag: [...]}, null where no image was scored. With `outcomes` also the
+    headline's score of every image, a list per prompt.
 
     An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
     the report counts such images by reward under "unscored". Raises RunError if they are more than
@@ -206,19 +207,13 @@ def evaluate_prompts(
     report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
     if unscored:
         report["unscored"] = unscored
+    each = by_prompt(scores[headline], rows, len(prompts.texts))
+    report["by_prompt"] = prompt_means(each, prompts.records)
     if outcomes:
-        report["outcomes"] = _by_prompt(scores[headline], rows, len(prompts.texts))
+        report["outcomes"] = each
     guidance = getattr(model, "guidance", None)
     report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
     return report
-
-
-def _by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]]:
-    """Sort the scores of images [n] by the prompt [n] of each."""
-    each: list[list[float]] = [[] for _ in range(prompts)]
-    for row, value in zip(rows, scores.tolist(), strict=True):
-        each[row].append(value)
-    return each
 
 
 def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:

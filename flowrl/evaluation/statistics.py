@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,3 +50,23 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
         raise ConfigError(f"wilson: needs 0 <= hits <= n and n >= 1, got hits={hits}, n={n}")
     found = binomtest(hits, n).proportion_ci(0.95, method="wilson")
     return float(found.low), float(found.high)
+
+
+def by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]]:
+    """Sort the scores of images [n] by the prompt [n] of each."""
+    each: list[list[float]] = [[] for _ in range(prompts)]
+    for row, value in zip(rows, scores.tolist(), strict=True):
+        each[row].append(value)
+    return each
+
+
+def prompt_means(
+    each: list[list[float]], records: Sequence[Mapping[str, Any]]
+) -> dict[str, list[float | None]]:
+    """Average the scores of each prompt, without those that are NaN -> {tag: [mean]}."""
+    out: dict[str, list[float | None]] = {}
+    for values, record in zip(each, records, strict=True):
+        known = [value for value in values if not math.isnan(value)]
+        mean = round(sum(known) / len(known), 6) if known else None
+        out.setdefault(str(record.get("tag", "all")), []).append(mean)
+    return out

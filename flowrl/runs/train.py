@@ -124,13 +124,18 @@ def _iterate(milestones: Milestones, log: Log) -> None:
 # --------------------------------------------------------------------------------------- the end
 
 
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an evaluation without the scores of single prompts, which `eval.jsonl` keeps."""
+    return {key: value for key, value in row.items() if key != "by_prompt"}
+
+
 def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None) -> dict[str, Any]:
     """Write the summary and the figures, and print before and after."""
     rows, timing = read_rows(run, EVALS), read_rows(run, TIMING)
     summary = {
         "name": config.name,
-        "before": rows[0],
-        "after": rows[-1],
+        "before": _short(rows[0]),
+        "after": _short(rows[-1]),
         "gain": rows[-1][config.headline] - rows[0][config.headline],
         "best": _best(run, rows),
         "stopped": stopped,

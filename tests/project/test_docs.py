@@ -283,7 +283,7 @@ def test_files_and_logs_of_a_run_are_as_documented(run: Run) -> None:
     assert set(names(page, "timing key")) == run.keys("timing.jsonl")
     # evaluations
     expected = {"strict" if key == "<score>" else key for key in names(page, "evaluation key")}
-    assert run.keys("eval.jsonl") == expected == set(run.summary["before"])
+    assert run.keys("eval.jsonl") == expected == {*run.summary["before"], "by_prompt"}
     # summary and environment
     assert set(names(page, "summary key")) == set(run.summary)
     assert run.summary == json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))

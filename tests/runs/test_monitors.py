@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 from runkit import config_for, rows
 from toykit import toy
 
@@ -23,7 +24,7 @@ from flowrl.config.monitors import (
 )
 from flowrl.core.errors import ConfigError
 from flowrl.runs.monitors.actions import follow_kl
-from flowrl.runs.monitors.evaluations import hacking, plateau
+from flowrl.runs.monitors.evaluations import hacking, noise_of_change, plateau
 from flowrl.runs.monitors.iterations import look
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
@@ -208,6 +209,21 @@ def test_hacking(scores: list[float], rewards: list[float], found: bool) -> None
     made = evals(*scores)
     known = {str(row["iteration"]): r for row, r in zip(made, rewards, strict=True)}
     assert (hacking(HackingMonitor(), made, known) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"), [([-0.1] * 4, True), ([0.2, -0.5, 0.3, -0.4], False)]
+)
+def test_a_fall_by_chance_is_no_hacking(changes: list[float], found: bool) -> None:
+    """Both fall by 0.1 on the mean; the second with scipy's standard error of a paired mean of
+    0.204, so by half of one."""
+    before = [0.5, 0.6, 0.7, 0.8]
+    made = evals(0.65, 0.55)
+    made[0]["by_prompt"] = {"all": before}
+    made[1]["by_prompt"] = {"all": [a + b for a, b in zip(before, changes, strict=True)]}
+    noise = noise_of_change(*made)
+    assert noise == pytest.approx(float(scipy.stats.sem(changes)), abs=1e-9)
+    assert (hacking(HackingMonitor(), made, {"0": 1.0, "10": 2.0}) is not None) == found
 
 
 @pytest.mark.parametrize(

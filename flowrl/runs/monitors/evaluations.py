@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from flowrl.config.monitors import DriftMonitor, HackingMonitor, PlateauMonitor
 from flowrl.runs.best import Row, best_first, score_of
 from flowrl.runs.monitors.findings import Alarm
+
+SURE = 2.33  # standard errors; chance alone exceeds them once in a hundred times
 
 
 def plateau(options: PlateauMonitor, rows: Sequence[Row]) -> Alarm | None:
@@ -43,6 +47,25 @@ def since_gain(rows: Sequence[Row], min_gain: float) -> int:
     return since
 
 
+def noise_of_change(one: Row, two: Row) -> float:
+    """Return the standard error of the change of a held-out score between two evaluations.
+
+    Both are of the same prompts and noises, so it is that of the paired differences per prompt,
+    `sqrt(sum over tasks of var / n) / tasks`, with each task's own variance. 0 where the rows do
+    not hold the scores of the same prompts.
+    """
+    first, second = one.get("by_prompt") or {}, two.get("by_prompt") or {}
+    variance = 0.0
+    for task in first:
+        change = []
+        for old, new in zip(first[task], second.get(task, ()), strict=False):
+            if old is not None and new is not None:
+                change.append(new - old)
+        if len(change) > 1:
+            variance += statistics.variance(change) / len(change)
+    return math.sqrt(variance) / max(len(first), 1)
+
+
 def hacking(
     options: HackingMonitor, rows: Sequence[Row], rewards: Mapping[str, float]
 ) -> Alarm | None:
@@ -50,20 +73,23 @@ def hacking(
 
     rewards: {iteration of an evaluation: mean training reward of the iterations before it}; that of
     the evaluation before training is of the first iteration, whose images are the base model's.
+    A fall that chance alone brings about once in a hundred times is none: the best of several
+    evaluations is also the luckiest.
     """
     name, last = rows[-1]["score"], rows[-1]
-    known = {}
+    known, of = {}, dict[int, Row]()
     for row in rows:
         same = row.get("score") == name and score_of(row) is not None
         if same and str(row["iteration"]) in rewards:
-            known[row["iteration"]] = score_of(row) or 0.0
+            known[row["iteration"]], of[row["iteration"]] = score_of(row) or 0.0, row
     if last["iteration"] not in known or len(known) < 2:
         return None
     # the best one before, the earliest of equals
     now = known.pop(last["iteration"])
     best = max(known, key=lambda iteration: (known[iteration], -iteration))
     then, after = rewards[str(best)], rewards[str(last["iteration"])]
-    if known[best] - now < options.drop or after <= then:
+    fall = known[best] - now
+    if fall < options.drop or after <= then or fall < SURE * noise_of_change(of[best], last):
         return None
     return Alarm(
         f"the held-out {name} fell from {known[best]:.3f} after {best} iterations to {now:.3f}, "

@@ -82,7 +82,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, 
 
 def verify(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of the files of a checkpoint; raise CheckpointError unless all are there and
-    unaltered."""
+    unaltered, and of the iteration that the folder is named after."""
     folder = Path(folder)
     files = _manifest(folder)
     for name, entry in files.items():
@@ -97,7 +97,24 @@ def verify(folder: str | os.PathLike[str]) -> list[str]:
                 raise CheckpointError(f"{file}: altered: its SHA-256 is not the one in {MANIFEST}")
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
+    _check_place(folder, files)
     return list(files)
+
+
+def _check_place(folder: Path, files: Collection[str]) -> None:
+    """Raise CheckpointError if a folder of a run holds the checkpoint of another iteration: it was
+    renamed, or swapped with another one."""
+    if not folder.name.isdecimal() or STATE not in files:
+        return
+    try:
+        held = json.loads((folder / STATE).read_text(encoding="utf-8")).get("iteration")
+    except (OSError, ValueError, AttributeError):
+        return  # `load` says what is wrong with it
+    if held is not None and held != int(folder.name):
+        raise CheckpointError(
+            f"{folder}: expected the checkpoint after {int(folder.name)} iterations, got the one "
+            f"after {held}: a folder was renamed; give it its name {held:06d} back"
+        )
 
 
 def latest(run: str | os.PathLike[str]) -> Path | None:

@@ -194,6 +194,18 @@ def test_latest_skips_torn_ones_with_a_warning(tmp_path: Path) -> None:
         assert latest(tmp_path) == checkpoint_folder(tmp_path, 20)
 
 
+def test_latest_skips_one_under_another_name(tmp_path: Path) -> None:
+    """Two whole checkpoints whose folders were swapped: neither is what its name says."""
+    places = {n: checkpoint_folder(tmp_path, n) for n in (1, 2, 3)}
+    for iteration, place in places.items():
+        save(place, {}, {"iteration": iteration})
+    places[3].rename(tmp_path / "aside")
+    places[2].rename(places[3])
+    (tmp_path / "aside").rename(places[2])
+    with pytest.warns(UserWarning, match=r"000003: expected .* after 3 iterations, .* after 2"):
+        assert latest(tmp_path) == places[1]
+
+
 def test_prune_keeps_the_newest_complete_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 BODY_SECONDS = 120.0  # for a client to send its images
+STALL_SECONDS = 10.0  # without a byte; half-sent bodies would hold all places
 IN_HAND = 128  # requests held in memory; further ones are read once there is room, and not refused
 
 
@@ -208,10 +209,13 @@ async def _body(request: Request, limit: int) -> bytearray:
     body, size = bytearray(), 0
     declared = request.headers.get("content-length", "0")[:20]
     known = declared.isascii() and declared.isdigit()  # "²" is a digit, too
+    clock = asyncio.get_running_loop()
+    end = clock.time() + BODY_SECONDS
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout_at(min(end, clock.time() + STALL_SECONDS)) as limited:
             if not known or int(declared) <= 2 * limit:
                 async for part in request.stream():
+                    limited.reschedule(min(end, clock.time() + STALL_SECONDS))
                     size += len(part)
                     body += part if size <= limit else b""
                     if size > 2 * limit:
@@ -220,7 +224,10 @@ async def _body(request: Request, limit: int) -> bytearray:
         raise RequestRefused(499, "time", "the client has gone") from error
     except TimeoutError as error:
         raise RequestRefused(
-            408, "time", f"the body did not come within {BODY_SECONDS:g} seconds"
+            408,
+            "time",
+            f"the body did not come within {BODY_SECONDS:g} seconds, or paused for "
+            f"{STALL_SECONDS:g}",
         ) from error
     # too long
     if size > limit or (known and int(declared) > limit):

@@ -5,9 +5,11 @@ this process.
 
 Starts `flowrl serve-rewards` for the config on a free port (or takes the one at --url), draws true
 scenes of the shapes benchmark and lets each client send requests one after the other. A request is
-lost if it got no answer or one that is not right to the last bit. Writes requests and images per
-second, percentiles of the latency and a description of the machine. Clients and server share its
-processors.
+lost if it got no answer or one that is not right to the last bit. With `--trouble` other clients
+send wrong tokens, malformed, oversized and half-sent bodies and right ones bit by bit, and the
+server is stopped and started again; then a client tries again, as the reward `remote` does. Writes
+requests and images per second, percentiles of the latency and a description of the machine. Clients
+and server share its processors.
 """
 
 from __future__ import annotations
@@ -16,12 +18,9 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,16 +28,18 @@ from typing import Any, NamedTuple
 import httpx2
 import numpy as np
 import torch
+from load_trouble import Server, Trouble, bearer
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
-from flowrl.core.errors import RunError
 from flowrl.core.files import write_json
 from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from rewards.remote.wire import pack
+
+PATIENCE = 180.0  # seconds: a busy machine takes a minute to start a server
 
 
 class Load(NamedTuple):
@@ -50,6 +51,8 @@ class Load(NamedTuple):
     seconds: float
     bodies: list[bytes]
     wanted: list[dict[str, Any]]  # the right answer to each body
+    patience: float = 0.0  # seconds to try again where no server answers
+    beside: Callable[[float], list[Awaitable[None]]] = lambda stop: []  # what else runs until then
 
 
 def prepare(
@@ -78,32 +81,6 @@ def prepare(
     return packed, wanted, bodies * images / seconds
 
 
-@contextmanager
-def server(config: str, overrides: list[str], options: list[str]) -> Iterator[str]:
-    """Start a server on a free port, yield its address, and stop it."""
-    command = [
-        sys.executable,
-        "-m",
-        "flowrl",
-        "serve-rewards",
-        config,
-        *overrides,
-        "--port",
-        "0",
-        *options,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if " at http" not in line:
-            raise RunError(f"the server did not start: {line!r}")
-        yield line.rsplit(" at ", 1)[1].split()[0]
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 async def drive(load: Load) -> dict[str, Any]:
     """Let all clients run -> figures."""
     numbers, times, faults = count(), list[float](), Counter[str]()
@@ -121,7 +98,7 @@ async def drive(load: Load) -> dict[str, Any]:
 
     began = time.perf_counter()
     stop = began + load.seconds
-    await asyncio.gather(*(client() for _ in range(load.clients)))
+    await asyncio.gather(*(client() for _ in range(load.clients)), *load.beside(stop))
     seconds = time.perf_counter() - began
     images = load.wanted[0]["images"]
     right = len(times) - sum(faults.values())
@@ -141,23 +118,29 @@ async def drive(load: Load) -> dict[str, Any]:
 
 async def ask(http: httpx2.AsyncClient, load: Load, place: int) -> str:
     """Send one request -> "", or what is wrong with the answer."""
-    headers = {"Content-Type": "application/json"}
-    try:
-        answer = await http.post(f"{load.url}/score", content=load.bodies[place], headers=headers)
-    except httpx2.HTTPError as error:
-        return type(error).__name__
-    if answer.status_code != 200:
-        return f"HTTP {answer.status_code}"
-    return (
-        ""
-        if json.loads(answer.content) == load.wanted[place]
-        else "another score than in this process"
-    )
+    headers = {"Content-Type": "application/json", **bearer()}
+    end = time.perf_counter() + load.patience
+    while True:
+        try:
+            answer = await http.post(
+                f"{load.url}/score", content=load.bodies[place], headers=headers
+            )
+        except httpx2.HTTPError as error:
+            fault = type(error).__name__
+        else:
+            fault = f"HTTP {answer.status_code}"
+            if answer.status_code == 200:
+                same = json.loads(answer.content) == load.wanted[place]
+                return "" if same else "another score than in this process"
+        if time.perf_counter() > end:
+            return fault
+        await asyncio.sleep(0.5)
 
 
 def joined(url: str) -> float:
     """Return how many images a batch of the server had on average, from its metrics."""
-    lines = httpx2.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    page = httpx2.get(f"{url}/metrics", headers=bearer(), trust_env=False)
+    lines = page.text.splitlines()
     values = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
     return values["flowrl_images_total"] / max(values["flowrl_batches_total"], 1)
 
@@ -198,6 +181,10 @@ def main() -> None:
     parser.add_argument(
         "--max-wait-ms", type=float, default=5.0, help="of the server that is started"
     )
+    parser.add_argument(
+        "--trouble", action="store_true", help="with bad clients beside, and restarts"
+    )
+    parser.add_argument("--restarts", type=int, default=2, help="with --trouble")
     parser.add_argument("--out", type=Path, default=Path("assets/results/serve-load.json"))
     args = parser.parse_args()
     about = machine()
@@ -208,8 +195,12 @@ def main() -> None:
     if args.url:
         result = measure(args.url, args, bodies, wanted)
     else:
-        with server(args.config, args.overrides, options) as url:
-            result = {"server": options, **measure(url, args, bodies, wanted)}
+        server = Server(args.config, args.overrides, options)
+        try:
+            found = measure(server.url, args, bodies, wanted, server)
+        finally:
+            server.stop()
+        result = {"server": options, **found}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     result["images_per_s_without_server"] = alone
     write_json(args.out, {"config": args.config, **result, "machine": about})
@@ -219,15 +210,31 @@ def main() -> None:
 
 
 def measure(
-    url: str, args: argparse.Namespace, bodies: list[bytes], wanted: list[dict[str, Any]]
+    url: str,
+    args: argparse.Namespace,
+    bodies: list[bytes],
+    wanted: list[dict[str, Any]],
+    server: Server | None = None,
 ) -> dict[str, Any]:
     """Warm the server up with one round of every body, then drive it."""
     asyncio.run(drive(Load(url, args.clients, len(bodies), 0, bodies, wanted)))
-    result = asyncio.run(
-        drive(Load(url, args.clients, args.requests, args.seconds, bodies, wanted))
-    )
+    load = Load(url, args.clients, args.requests, args.seconds, bodies, wanted)
+    more: dict[str, Any] = {}
+    if server is not None and args.trouble:
+        trouble = Trouble(url, bodies, wanted)
+
+        def beside(stop: float) -> list[Awaitable[None]]:
+            restarts = server.restarted(stop, args.restarts)
+            return [trouble.run(stop), server.watched(stop), restarts]
+
+        result = asyncio.run(drive(load._replace(patience=PATIENCE, beside=beside)))
+        more = {"trouble": {kind: dict(seen) for kind, seen in trouble.seen.items()}}
+        more |= {"restarts": args.restarts, "server_MiB": server.memory_figures()}
+    else:
+        result = asyncio.run(drive(load))
     return {
         **result,
+        **more,
         "images_per_batch": joined(url),
         "body_bytes": sum(map(len, bodies)) // len(bodies),
     }

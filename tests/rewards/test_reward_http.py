@@ -162,8 +162,9 @@ def test_clients_at_the_same_time_get_their_own_scores(monkeypatch: pytest.Monke
         assert all(pool.map(ask, range(40)))
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.remote.http.BODY_SECONDS", 0.05)
+@pytest.mark.parametrize("limit", ["BODY_SECONDS", "STALL_SECONDS"])
+def test_a_body_that_does_not_come_is_given_up(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"rewards.remote.http.{limit}", 0.05)
     head = "POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with hosted({"red": redness}) as url:
         host, port = url.removeprefix("http://").split(":")

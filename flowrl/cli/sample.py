@@ -20,9 +20,9 @@ def sample(
         list[str] | None,
         typer.Option(metavar="FILE", help="the image that all prompts edit; once or several times"),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="PNG", help="the page of images")] = Path(
-        "samples.png"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="PNG", help="the page of images; a film: .gif, .webp or .mp4")
+    ] = Path("samples.png"),
     config: target.Settings = options.DEFAULT,
     weights: target.Weights = None,
     iteration: target.Iteration = None,
@@ -31,11 +31,12 @@ def sample(
     changes: options.Set,
     plugin: options.Plugins,
 ) -> None:
-    """Draw images of prompts into one PNG."""
+    """Draw images of prompts into one PNG, or videos into a film."""
     import torch
 
     from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
+    from flowrl.evaluation.films import KINDS, save_film
     from flowrl.evaluation.image_grids import labelled_grid, save_png
     from flowrl.runs.evaluate import given_sources, sample_all
 
@@ -49,8 +50,11 @@ def sample(
         drawn = sample_all(found.model, chosen, prompts, base=found.base, **options)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
-    if starts:
+    if starts and drawn.ndim == 4:
         columns = {"source": torch.stack([start[0] for start in starts]), **columns}
-    save_png(labelled_grid(columns, prompts), out)
+    if drawn.ndim == 5 and out.suffix.lower() in KINDS:
+        save_film(drawn, out)
+    else:
+        save_png(labelled_grid(columns, prompts), out)
     if not is_stdout(out):
         show(f"{len(drawn)} images of {found.what}: {out}")

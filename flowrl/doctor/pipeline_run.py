@@ -17,6 +17,7 @@ from flowrl.models.flux import pack, unpack
 from flowrl.models.loading import locate
 from flowrl.models.qwen_image import QwenImage
 from flowrl.models.unet import UNetModel
+from flowrl.models.wan import Wan, first_order
 from flowrl.models.z_image import ZImage
 
 # options that have the pipelines' own names
@@ -36,7 +37,7 @@ class Reference(NamedTuple):
     """What the pipeline made."""
 
     path: list[Tensor]  # latents [B, C, h, w] after each step, in its own coordinates
-    images: Tensor  # [B, 3, H, W] in [0, 1]
+    images: Tensor  # [B, 3, H, W], or videos [B, T, 3, H, W], in [0, 1]
     sigmas: Tensor  # [S+1] on the flow path
     seen: Seen
 
@@ -65,7 +66,7 @@ def reference(
         torch.autocast(x.device.type, model.dtype, enabled=model.autocast),
         watched(model.network, x.shape) as seen,
     ):
-        images = pipe(
+        made = pipe(
             prompt=[*texts],  # Z-Image's writes into the list
             num_inference_steps=steps,
             height=size[0],
@@ -76,7 +77,10 @@ def reference(
             callback_on_step_end_tensor_inputs=["latents"],
             **_options(model, pipe, len(texts)),
             **(model.pipeline_sources(sources) if sources else {}),
-        ).images
+        )
+    images = made.images if hasattr(made, "images") else made.frames
+    if images.ndim == 5 and model.frames == 1:
+        images = images[:, 0]
     if isinstance(model, ZImage) and model.guided:  # the prompts come first in its batch
         turned = [[torch.cat(t.chunk(2)[::-1]) for t in found] for found in (seen.texts, seen.out)]
         seen = Seen(seen.times, *turned)
@@ -101,6 +105,7 @@ def _options(model: Any, pipe: Any, count: int) -> dict[str, Any]:
     """Return the model's options under the names that the pipeline has for them."""
     offered, options = inspect.signature(pipe.__call__).parameters, model.options
     given = {"guidance_scale": getattr(options, "guidance", None)}
+    given["num_frames"] = getattr(options, "frames", None)
     for name in SAME:
         given[name] = getattr(options, name, None)
     if isinstance(model, QwenImage):
@@ -115,7 +120,11 @@ def _scheduler(model: Any, pipe: Any) -> Any:
     into DDIM by its adapter, and copied."""
     if isinstance(model, UNetModel):
         return copy.deepcopy(pipe.scheduler)
-    return type(pipe.scheduler).from_pretrained(locate(model.options.path), subfolder="scheduler")
+    source, own = locate(model.options.path), {}
+    if isinstance(model, Wan) and model.options.flow_shift is not None:
+        own = {"flow_shift": model.options.flow_shift, "shift": model.options.flow_shift}
+    read = type(pipe.scheduler).from_pretrained(source, subfolder="scheduler", **own)
+    return first_order(read) if isinstance(model, Wan) else read
 
 
 def _sigmas(model: Any, scheduler: Any) -> Tensor:

@@ -19,6 +19,7 @@ EDGE, PAPER = (214, 214, 214), (255, 255, 255)
 RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
 # pixels: a longer side is reduced to the first, a shorter one enlarged towards the second
 _LARGE, _SMALL = 256, 128
+FRAMES = 6  # of a film strip
 # pixels: around the page, between images, between blocks of pairs
 _MARGIN, _GAP, _BLOCK_GAP = 20, 6, 36
 
@@ -136,16 +137,23 @@ def pairs_figure(
 
 def save_strip(images: Tensor, path: str | os.PathLike[str]) -> None:
     """Write images [P, 3, H, W] in [0, 1] under each other into one PNG [P*H, W], all of it or
-    nothing.
+    nothing; of videos [P, T, 3, H, W] some frames, side by side.
 
     Raises DataError if they are no such images, RunError if the file cannot be written.
     """
-    save_png(Image.fromarray(np.concatenate(list(_bytes(images, os.fspath(path))))), path)
+    rows, where = images, os.fspath(path)
+    if images.ndim == 5:
+        rows = torch.cat(list(some_frames(images).transpose(0, 1)), dim=3)
+    save_png(Image.fromarray(np.concatenate(list(_bytes(rows, where)))), path)
 
 
-def load_strip(path: str | os.PathLike[str], count: int) -> Tensor:
+def load_strip(path: str | os.PathLike[str], count: int, width: int | None = None) -> Tensor:
     """Read `count` images from a strip: -> [count, 3, H, W] float32 in [0, 1]. Raises RunError if
-    it holds others."""
+    it holds others.
+
+    With the `width` of an image, a strip that is several times as wide is one of videos: ->
+    [count, T, 3, H, W].
+    """
     try:
         with Image.open(path) as image:
             pixels = np.array(image.convert("RGB"))
@@ -157,8 +165,11 @@ def load_strip(path: str | os.PathLike[str], count: int) -> Tensor:
         raise RunError(
             f"{path}: expected {count} images of one height, got {len(pixels)} rows of pixels"
         )
-    images = torch.from_numpy(pixels).reshape(count, -1, pixels.shape[1], 3)
-    return images.permute(0, 3, 1, 2).float() / 255
+    rows = torch.from_numpy(pixels).reshape(count, -1, pixels.shape[1], 3)
+    images = rows.permute(0, 3, 1, 2).float() / 255
+    if width and images.shape[3] > width and not images.shape[3] % width:
+        return torch.stack(images.split(width, dim=3), 1)
+    return images
 
 
 def save_png(image: Image.Image, path: str | os.PathLike[str]) -> None:
@@ -182,8 +193,11 @@ def _bytes(images: Tensor, where: str) -> np.ndarray:
 
 
 def _tiles(
-    images: Tensor, prompts: Sequence[str], scale: int | None, where: str
+    images: Tensor, prompts: Sequence[str], scale: int | None, where: str, large: int = _LARGE
 ) -> list[Image.Image]:
+    """Return images, or film strips of videos [P, T, 3, H, W], as they are drawn."""
+    if images.ndim == 5:
+        return _strips(images, prompts, scale, where)
     # one for each prompt
     if len(images) != len(prompts):
         raise DataError(
@@ -194,14 +208,38 @@ def _tiles(
     # smaller, smoothly
     tiles = [Image.fromarray(image) for image in _bytes(images, where)]
     long = max(tiles[0].size)
-    if scale is None and long > _LARGE:
-        small = tuple(max(1, round(side * _LARGE / long)) for side in tiles[0].size)
+    if scale is None and long > large:
+        small = tuple(max(1, round(side * large / long)) for side in tiles[0].size)
         return [image.resize((small[0], small[1]), Image.Resampling.LANCZOS) for image in tiles]
     # or larger, without smoothing
     factor = scale or max(1, _SMALL // long)
     width, height = tiles[0].size
     grown = (width * factor, height * factor)
     return [image.resize(grown, Image.Resampling.NEAREST) for image in tiles]
+
+
+def _strips(
+    videos: Tensor, prompts: Sequence[str], scale: int | None, where: str
+) -> list[Image.Image]:
+    """Put some frames of each video side by side, from its first to its last."""
+    frames = some_frames(videos).transpose(0, 1)
+    columns = [_tiles(frame, prompts, scale, where, _LARGE // 2) for frame in frames]
+    strips = []
+    for row in zip(*columns, strict=True):
+        width, height = row[0].size
+        strip = Image.new("RGB", (len(row) * (width + 2) - 2, height), PAPER)
+        for place, tile in enumerate(row):
+            strip.paste(tile, (place * (width + 2), 0))
+        strips.append(strip)
+    return strips
+
+
+def some_frames(videos: Tensor) -> Tensor:
+    """Return evenly spaced frames of videos [P, T, 3, H, W], the first and the last among them ->
+    [P, up to FRAMES, 3, H, W]."""
+    count = videos.shape[1]
+    places = torch.linspace(0, count - 1, min(count, FRAMES)).round().long()
+    return videos[:, places]
 
 
 def _page(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
 from flowrl.evaluation.drift import drift
+from flowrl.evaluation.films import save_film
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.runs.best import best_iteration
@@ -166,6 +167,9 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     if sources is not None:
         save_strip(sources, run / SAMPLES / SOURCES)
     _judge(trainer, run, log, images)
+    if images.ndim == 5:  # videos
+        save_film(images, strip_file(run, trainer.iteration).with_suffix(".gif"))
+        images = images[:, 0]
     log.image("samples", torch.cat(list(images), dim=2), trainer.iteration)
     save_png(run_grid(run), run / GRID)
 

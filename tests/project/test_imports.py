@@ -35,6 +35,7 @@ BELOW = {
 REWARDS = {
     "geneval": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
+    "moving_shapes": "flowrl.evaluation.suites.moving",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
     "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call",
 }

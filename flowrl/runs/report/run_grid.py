@@ -42,11 +42,11 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     if sources.exists():
         columns["source"] = load_strip(sources, len(prompts))
     for iteration in order:
-        images = load_strip(files[iteration], len(prompts))
-        if tuple(images.shape[2:]) != shape:
+        images = load_strip(files[iteration], len(prompts), shape[1])
+        if tuple(images.shape[-2:]) != shape:
             raise RunError(
                 f"{files[iteration]}: expected {len(prompts)} images of height and width {shape} "
-                f"as {PROMPTS} says, got {tuple(images.shape[2:])}; remove the file if it is "
+                f"as {PROMPTS} says, got {tuple(images.shape[-2:])}; remove the file if it is "
                 "another run's"
             )
         name = f"iter {iteration}" if iteration else "before"

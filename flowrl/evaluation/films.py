@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import tempfile
@@ -78,7 +77,7 @@ def _pages(videos: Tensor, where: str) -> list[np.ndarray]:
 
 def _save_mp4(pages: list[np.ndarray], path: Path, fps: int) -> None:
     try:
-        cv2: Any = importlib.import_module("cv2")
+        import cv2
     except ImportError as error:
         raise ConfigError(
             f"{path}: MP4 files are written by OpenCV, which is not installed; pip install "

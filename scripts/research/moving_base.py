@@ -2,9 +2,11 @@
 
 ::
 
-    python scripts/research/moving_base.py --steps 3000 --seed 0
+    python scripts/research/moving_base.py --steps 1200 --anywhere
+    python scripts/research/moving_base.py --steps 700 --batch 24 --lr 1.5e-3 --seed 1 --go-on
 
-writes assets/moving/*.jsonl and assets/moving-wan. The share WRONG of the captions names a
+writes assets/moving/*.jsonl and assets/moving-wan; the second goes on from the first's weights, with
+objects that move through the middle. The share WRONG of the captions names a
 direction at random, so that the base often moves objects another way than told: what reinforcement
 learning is to mend.
 """
@@ -15,6 +17,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -47,18 +50,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--anywhere", action="store_true", help="objects start anywhere")
+    parser.add_argument("--go-on", action="store_true", help="from the weights that are there")
     asked = parser.parse_args()
     torch.manual_seed(asked.seed)
     write_lists()
-    pipeline = new_pipeline()
-    pipeline.save_pretrained(OUT, safe_serialization=True)
+    if not asked.go_on:
+        new_pipeline().save_pretrained(OUT, safe_serialization=True)
     model = wan(
         str(OUT), frames=scene.FRAMES, tune="full", device="cpu", max_sequence_length=TOKENS
     )
-    losses = train(model, asked.steps, asked.batch, asked.lr, asked.seed)
+    losses = train(model, asked)
     model.network.save_pretrained(OUT / "transformer", safe_serialization=True)
-    log = {"steps": asked.steps, "batch": asked.batch, "lr": asked.lr, "seed": asked.seed}
-    write_text(OUT / "training.json", json.dumps(log | {"wrong": WRONG, "loss": losses}) + "\n")
+    file = OUT / "training.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if asked.go_on else []
+    log = [*before, {**vars(asked), "wrong": WRONG, "loss": losses}]
+    write_text(file, json.dumps(log, indent=1) + "\n")
 
 
 def write_lists() -> None:
@@ -145,12 +152,11 @@ def _linear(conv: nn.Conv3d, weight: Tensor, bias: float) -> None:
     conv.bias.fill_(bias)
 
 
-def train(model: object, steps: int, batch: int, lr: float, seed: int) -> list[float]:
-    """Train the network by flow matching on painted videos -> the loss of every hundredth step."""
-    from flowrl.models.wan import Wan
-
-    assert isinstance(model, Wan)
-    generator = torch.Generator().manual_seed(seed)
+def train(model: Any, asked: argparse.Namespace) -> list[float]:
+    """Train the network by flow matching on painted videos -> the mean loss of each hundred
+    steps."""
+    steps, batch, lr = asked.steps, asked.batch, asked.lr
+    generator = torch.Generator().manual_seed(asked.seed)
     params = list(model.trainable().values())
     optimizer = torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.99), weight_decay=1e-4)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
@@ -159,7 +165,7 @@ def train(model: object, steps: int, batch: int, lr: float, seed: int) -> list[f
     losses, start = [], time.monotonic()
     total = torch.zeros(())
     for step in range(steps):
-        videos, texts = batch_of(batch, generator)
+        videos, texts = batch_of(batch, generator, anywhere=asked.anywhere)
         x0 = ((videos - mean) / std).transpose(1, 2)
         noise = torch.randn(x0.shape, generator=generator)
         sigma = torch.rand(batch, generator=generator).clamp(1e-3, 1 - 1e-6)
@@ -181,13 +187,13 @@ def train(model: object, steps: int, batch: int, lr: float, seed: int) -> list[f
     return losses
 
 
-def batch_of(count: int, generator: torch.Generator) -> tuple[Tensor, list[str]]:
+def batch_of(count: int, generator: torch.Generator, *, anywhere: bool) -> tuple[Tensor, list[str]]:
     """Paint scenes -> videos [count, T, 3, H, W], and captions of which some are wrong."""
     videos, texts = [], []
     ways = list(DIRECTIONS)
     for place in torch.randint(len(EVERY), (count,), generator=generator).tolist():
         one = EVERY[place]
-        videos.append(scene.draw(one, generator))
+        videos.append(scene.draw(one, generator, anywhere=anywhere))
         if torch.rand((), generator=generator) < WRONG:
             way = ways[int(torch.randint(len(ways), (), generator=generator))]
             one = Scene(one.kind, one.color, way)

@@ -21,7 +21,7 @@ ASKED = Scene("square", "red", "right")
 
 
 def every_start(one: Scene) -> Tensor:
-    rows, columns = scene.starts(one.direction)
+    rows, columns = scene.starts(one.direction, anywhere=True)
     return torch.stack([scene.paint(one, y, x) for y in rows for x in columns])
 
 

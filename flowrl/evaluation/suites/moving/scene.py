@@ -56,12 +56,15 @@ def template(kind: str) -> Tensor:
     return middle[:, None] | middle[None, :]
 
 
-def starts(direction: str) -> tuple[range, range]:
-    """Return the rows and columns from which an object can move on for all frames."""
-    reach = PACE * (FRAMES - 1)
+def starts(direction: str, *, anywhere: bool = False) -> tuple[range, range]:
+    """Return the rows and columns from which an object moves through the middle; `anywhere`: all
+    from which it can move on for all frames."""
+    reach, last = PACE * (FRAMES - 1), SIZE - SIDE
     found = []
     for sign in DIRECTIONS[direction]:
-        low, high = reach * (sign < 0), SIZE - SIDE - reach * (sign > 0)
+        low, high = reach * (sign < 0), last - reach * (sign > 0)
+        if not anywhere:  # one place across, and two along, a pixel or two from the edge
+            low, high = (last // 2, last // 2) if not sign else (low + 1, high - 1)
         found.append(range(low, high + 1))
     return found[0], found[1]
 
@@ -79,9 +82,9 @@ def paint(scene: Scene, row: int, column: int) -> Tensor:
     return video
 
 
-def draw(scene: Scene, generator: torch.Generator) -> Tensor:
-    """Paint a scene from a place that is drawn -> [FRAMES, 3, SIZE, SIZE]."""
+def draw(scene: Scene, generator: torch.Generator, *, anywhere: bool = False) -> Tensor:
+    """Paint a scene from one of its `starts` -> [FRAMES, 3, SIZE, SIZE]."""
     places = []
-    for room in starts(scene.direction):
+    for room in starts(scene.direction, anywhere=anywhere):
         places.append(int(torch.randint(room.start, room.stop, (), generator=generator)))
     return paint(scene, *places)

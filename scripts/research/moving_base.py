@@ -5,10 +5,10 @@
     python scripts/research/moving_base.py --steps 1200 --anywhere
     python scripts/research/moving_base.py --steps 700 --batch 24 --lr 1.5e-3 --seed 1 --go-on
 
-writes assets/moving/*.jsonl and assets/moving-wan; the second goes on from the first's weights, with
-objects that move through the middle. The share WRONG of the captions names a
-direction at random, so that the base often moves objects another way than told: what reinforcement
-learning is to mend.
+writes assets/moving/*.jsonl and assets/moving-wan; the second goes on from the first's weights,
+with objects that move through the middle. The share WRONG of the captions names a direction at
+random, so that the base often moves objects another way than told: what reinforcement learning is
+to mend.
 """
 
 from __future__ import annotations

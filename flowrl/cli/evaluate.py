@@ -126,6 +126,8 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
     lines = [what, evaluation_table(result, width=width)]
     others = {k: v for k, v in result["rewards"].items() if k != result["score"]}
     lines += [f"{name}: mean {value:.4f}" for name, value in others.items()]
+    for name, told in result.get("tables", {}).items():
+        lines += [f"{name}, {what}: {value:.4f}" for what, value in told.items()]
     if "against" in result:
         found = result["against"]
         low, high = found["interval"]

@@ -27,10 +27,11 @@ def read_items(file: Path) -> Iterator[tuple[str, Any]]:
             f"{file}: expected a file that ends in {', '.join(_READERS)}, got "
             f"{file.suffix or 'no ending'!r}"
         )
-    yield from reader(_text_of(file), str(file))
+    yield from reader(text_of(file), str(file))
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return the text of a file, without a byte order mark. Raises DataError naming the line."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -125,6 +126,9 @@ _READERS: dict[str, Callable[[str, str], Iterator[tuple[str, Any]]]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
 }
+
+
+ENDINGS = tuple(_READERS)
 
 
 def _column(header: list[str], where: str) -> str:

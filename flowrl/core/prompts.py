@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from flowrl.core.benchmark_files import READERS, format_of
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.nearest import near
-from flowrl.core.prompt_files import kind_of, read_items
+from flowrl.core.prompt_files import ENDINGS, kind_of, read_items
 from flowrl.core.prompt_lists import MADE, made_records
 from flowrl.core.shipped_files import resource
 from flowrl.core.users_code import as_one_message
@@ -45,8 +46,10 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     ``.jsonl``: one object per line with "prompt", optionally GenEval's "tag", "include", "exclude".
     ``.json``: a list of such objects, or of texts. ``.txt``: one prompt per line. ``.csv``,
     ``.tsv``: a header with a column "prompt" (or "caption", or "text"); other columns go into the
-    record. Raises DataError with file and line where a prompt is missing, empty or of the wrong
-    type; ConfigError if no file.
+    record. A folder of such files: each is a task that is named like its file. A benchmark's own
+    format, or a data set of the hub: named in front, as in "dpg:file.csv" (`benchmark_files`).
+    Raises DataError with file and line where a prompt is missing, empty or of the wrong type;
+    ConfigError if no file.
     """
     made = os.fspath(path)
     if made in MADE:
@@ -54,18 +57,35 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
         places = [f"{made}, prompt {number}" for number in range(1, len(records) + 1)]
         texts = [record["prompt"] for record in records]
         return PromptSet(texts, records, made.replace("/", "-"), made, places)
-    file = _found(made)
+    kind, rest = format_of(made)
+    file = Path(rest) if kind else _found(made)
     records, places = [], []
-    for where, item in read_items(file):
+    for where, item in READERS[kind](rest) if kind else _items(file):
         records.append(_check(item, where))
         places.append(where)
     if not records:
         raise DataError(
-            f"{file}: expected at least one prompt, got none (the file is empty or blank)"
+            f"{file}: expected at least one prompt, got none (the file is empty or blank, or the "
+            "folder has no list)"
         )
     return PromptSet(
-        [record["prompt"] for record in records], records, file.stem, str(file), places
+        [record["prompt"] for record in records],
+        records,
+        file.stem,
+        made if kind else str(file),
+        places,
     )
+
+
+def _items(file: Path) -> Iterator[tuple[str, Any]]:
+    """Read a file, or all files of a folder: each is a task of its own, named like the file."""
+    if not file.is_dir():
+        yield from read_items(file)
+        return
+    for one in sorted(path for path in file.iterdir() if path.suffix.lower() in ENDINGS):
+        for where, item in read_items(one):
+            plain = {"prompt": item} if isinstance(item, str) else item
+            yield where, {"tag": one.stem, **plain} if isinstance(plain, dict) else plain
 
 
 def _found(path: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,26 @@ def compared(
         "target": other["target"],
         **paired_bootstrap(ours, theirs, tags),
     }
+
+
+def tables_of(
+    config: Config, prompts: PromptSet, out: Path, rewards: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return a benchmark's own numbers, {reward: {name: number}}, of rewards that have `tables`: of
+    the images that count, where the best of several were chosen."""
+    found: dict[str, dict[str, float]] = {}
+    lines, n = folder.read_lines(out), config.eval.best_of
+    every = replace(config.eval, best_of=1, images=n * config.eval.images)
+    raw = scores_of(replace(config, eval=every), prompts, out)
+    chosen = best_of(raw[chooser(config.eval.best_by, config.headline, raw)], n)
+    for name, reward in rewards.items():
+        if hasattr(reward, "tables"):
+            rows = []
+            for place in np.ndindex(chosen.shape):
+                told = lines[place[0], int(chosen[place])]["told"][name]
+                rows.append(told)
+            found[name] = reward.tables(rows)
+    return found
 
 
 def _tags(prompts: PromptSet) -> list[str]:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .._judge.answer import Answer
+
 AXES = ("Alignment", "Coherence", "Style")
 RATING = r'"rating"\s*:\s*([\d.]+)'
 DOUBT = 1e-3  # how far a score may be off because a server lists only the most likely tokens
@@ -16,15 +18,6 @@ _VERDICT = re.compile(
     r"(image\s+1\s+is\s+better|image\s+2\s+is\s+better|both\s+images\s+are\s+equally\s+good)", re.I
 )
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
-
-
-class Answer(NamedTuple):
-    """What a server said to one question."""
-
-    text: str
-    # the likeliest first tokens with their log-probs; empty where not asked for
-    top: list[tuple[str, float]]
-    cut: bool = False  # it ended at max_tokens
 
 
 class ReadingOptions(NamedTuple):

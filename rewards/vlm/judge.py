@@ -20,12 +20,14 @@ from flowrl.core.types import RewardBatch
 
 from .._common.pairs import verdict
 from .._common.scorer import to_pil
-from .answers import Answer, ReadingOptions, read
-from .cache import keep, recall
-from .client import Question, Server, ask_all, base_url, list_models
-from .images import EncodedImage, cut, encode, grid_size
-from .options import check_reading, check_server, request_settings
-from .templates import PAIR, fill, load_wording
+from .._judge.answer import Answer
+from .._judge.cache import keep, recall
+from .._judge.client import Question, Server, ask_all, base_url, list_models
+from .._judge.images import EncodedImage, cut, encode, grid_size
+from .._judge.options import check_server, request_settings
+from .answers import ReadingOptions, read
+from .options import check_reading
+from .templates import LOG_PROB, PAIR, fill, load_wording
 
 Template = Literal[
     "pair_rank",
@@ -99,7 +101,7 @@ class vlm:  # noqa: N801 - configs name rewards in lower case
             Server(base_url(url), api_key_env, timeout, retries, backoff, workers, max_failed)
         )
         self.wording = load_wording(template, template_file, template_sha256)
-        self.settings = request_settings(model, template, max_tokens, extra)
+        self.settings = request_settings(model, template in LOG_PROB, max_tokens, extra)
         self.encoding = encoding
         self.cache = Path(cache).expanduser() if cache is not None else None
         self.counts = {"asked": 0, "cached": 0, "failed": 0}

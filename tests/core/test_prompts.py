@@ -122,7 +122,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="looked for"):
         load_prompts(tmp_path / "none.txt")
     (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="got none"):
         load_prompts(tmp_path / "folder.txt")
 
 

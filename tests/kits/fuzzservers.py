@@ -19,13 +19,14 @@ from toykit import redness
 
 from flowrl.core.errors import FlowRLError
 from rewards._common.http_client import RequestFailed
+from rewards._judge.answer import Answer
+from rewards._judge.client import _parse
 from rewards.remote.http import make_app
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
 from rewards.remote.wire import read_health, read_scores, refusal
-from rewards.vlm.answers import Answer, ReadingOptions
+from rewards.vlm.answers import ReadingOptions
 from rewards.vlm.answers import read as read_answer
-from rewards.vlm.client import _parse
 
 LIMITS = Limits(bytes=2**20, images=8, pixels=2**16, all_pixels=2**18)
 

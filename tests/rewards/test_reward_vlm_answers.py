@@ -13,8 +13,9 @@ import torch
 
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.types import RewardBatch
+from rewards._judge.answer import Answer
 from rewards.vlm import vlm
-from rewards.vlm.answers import Answer, ReadingOptions, read
+from rewards.vlm.answers import ReadingOptions, read
 
 MISSING = None
 ONE, TWO = "Image 1", "Image 2"

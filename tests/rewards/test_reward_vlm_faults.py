@@ -129,7 +129,7 @@ def test_pauses_grow_and_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> N
         pauses.append(seconds)
         await true_sleep(0)
 
-    monkeypatch.setattr("rewards.vlm.client.asyncio.sleep", sleep)
+    monkeypatch.setattr("rewards._judge.client.asyncio.sleep", sleep)
     with serving(lambda seen: Act(b"", 503) if seen.number < 7 else OK) as server:
         judge(server, backoff=1.0, retries=7)(batch_of(grey([9])))
     doubled = [1, 2, 4, 8, 16, 32, 60]  # at most a minute

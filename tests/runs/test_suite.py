@@ -212,10 +212,13 @@ def test_leaks_are_said(config: Config, tmp_path: Path) -> None:
 
 def test_every_suite_has_prompts_and_rewards_that_bind() -> None:
     for name, suite in SUITES.items():
-        given = None if suite.prompts else "assets/shapes/test.jsonl"
+        given = (
+            None if suite.prompts else "hub:none" if suite.reader else "assets/shapes/test.jsonl"
+        )
         config = load_config("sd3/flow_grpo", overrides_of(name, given))
         assert [*config.rewards] == [*suite.rewards] and config.headline == [*suite.rewards][0]
-        assert config.eval.images == suite.images and len(load_prompts(config.prompts.test)) > 100
+        assert config.eval.images == suite.images
+        assert suite.reader or len(load_prompts(config.prompts.test)) > 100
     with pytest.raises(ConfigError, match="drawbench.*--prompts"):
         overrides_of("drawbench", None)
     with pytest.raises(ConfigError, match="no suite 'genevl'; did you mean 'geneval'"):

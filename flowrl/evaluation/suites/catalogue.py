@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from flowrl.core.benchmark_files import format_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import unknown
 
@@ -53,6 +54,27 @@ SUITES: dict[str, Suite] = {
     "partiprompts": Suite("", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
     "pickscore": Suite("", _PREFERENCE, 1, "PickScore (2305.01569) on prompts of yours"),
     "hpdv2": Suite("", {"hpsv2": {"fn": "hpsv2"}}, 1, "HPSv2 (2306.09341) on its prompts"),
+    "dpg": Suite(
+        "",
+        {"dpg": {"fn": "questions", "protocol": "dpg"}},
+        4,
+        "DPG-Bench (2403.05135): dependent questions, by a judge server",
+        reader="dpg",
+    ),
+    "unigenbench": Suite(
+        "",
+        {"unigenbench": {"fn": "questions", "protocol": "unigenbench"}},
+        4,
+        "UniGenBench (2508.20751): 27 test points, by a judge server",
+        reader="unigenbench",
+    ),
+    "geneval2": Suite(
+        "",
+        {"geneval2": {"fn": "questions", "protocol": "geneval2"}},
+        1,
+        "GenEval 2 (2512.16853): Soft-TIFA, by a judge server",
+        reader="geneval2",
+    ),
     "clip_score": Suite(
         "",
         {"clip_score": {"fn": "clip", "scale": 100.0}},
@@ -77,6 +99,9 @@ def overrides_of(name: str, prompts: str | None) -> list[str]:
     """
     suite = suite_of(name)
     chosen = prompts or suite.prompts
+    own = chosen.endswith(".jsonl") and suite.reader != "geneval2"  # records as rewards see them
+    if chosen and suite.reader and not format_of(chosen)[0] and not own:
+        chosen = f"{suite.reader}:{chosen}"
     if not chosen:
         raise ConfigError(
             f"--suite {name}: its prompts are not shipped; give --prompts FILE with one a line, or "

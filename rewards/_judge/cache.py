@@ -8,7 +8,7 @@ from pathlib import Path
 from flowrl.core.errors import RunError
 from flowrl.core.files import write_text
 
-from .answers import Answer
+from .answer import Answer
 
 
 def recall(folder: Path, key: str) -> Answer | None:

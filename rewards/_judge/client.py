@@ -25,7 +25,7 @@ from .._common.http_client import (
     split_url,
     without_password,
 )
-from .answers import Answer
+from .answer import Answer
 
 WHO = "rewards.vlm"
 LONGEST_PAUSE = 60.0  # seconds between two tries, whatever the server asks for

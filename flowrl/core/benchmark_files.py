@@ -1,0 +1,183 @@
+"""Prompt files of published benchmarks in their own formats, and prompts from the hub.
+
+A config or `--prompts` names one with its format in front: `dpg:dpg_bench.csv`,
+`unigenbench:test_prompts_en.csv`, `geneval2:geneval2_data.jsonl`, `hub:owner/name`. None of these
+files is shipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.prompt_files import COLUMNS, read_items, text_of
+from flowrl.core.shipped_files import resource
+
+Items = Iterator[tuple[str, Any]]
+
+
+def read_dpg(path: str) -> Items:
+    """Read DPG-Bench's CSV (2403.05135): a row per question, the rows of a prompt one after another
+    -> records with "questions".
+
+    A question has "id", "question", "parents" (ids that must be true before it counts), "tuple",
+    and "first" for the file's first one, which the published loader leaves out. Raises DataError
+    naming the line.
+    """
+    needed = ("item_id", "text", "proposition_id", "dependency", "tuple")
+    key = "question_natural_language"
+    record: dict[str, Any] = {}
+    began = ""
+    for number, (where, row) in enumerate(_rows(path, (*needed, key))):
+        if row["item_id"] != record.get("id"):
+            if record:
+                yield began, _checked_dpg(record, began)
+            record = {"id": row["item_id"], "prompt": row["text"], "questions": []}
+            began = where
+        try:
+            parents = [int(part) for part in row["dependency"].split(",") if part.strip()]
+            own = int(row["proposition_id"])
+        except ValueError:
+            raise DataError(
+                f"{where}: expected whole numbers as proposition_id and dependency, got "
+                f"{row['proposition_id']!r} and {row['dependency']!r}"
+            ) from None
+        question = {"id": own, "question": row[key], "tuple": row["tuple"]}
+        question["parents"] = [parent for parent in parents if parent != 0]
+        question["first"] = number == 0
+        record["questions"].append(question)
+    if record:
+        yield began, _checked_dpg(record, began)
+
+
+def _checked_dpg(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Refuse a question without words, an id that stands twice, and a parent that is not there."""
+    ids = [question["id"] for question in record["questions"]]
+    for question in record["questions"]:
+        gone = [parent for parent in question["parents"] if parent not in ids]
+        if gone or not question["question"].strip() or ids.count(question["id"]) > 1:
+            raise DataError(
+                f"{where}: prompt {record['id']}: expected questions with words, ids of their own "
+                f"and parents among {ids}, got {question}"
+            )
+    return record
+
+
+def read_unigenbench(path: str) -> Items:
+    """Read UniGenBench's CSV (2508.20751): a row per prompt, its test points as JSON -> records
+    with "testpoints" and "descriptions".
+
+    English and Chinese files have other column names. Raises DataError naming the line; row 509 of
+    the published long English file is invalid JSON, which has to be repaired.
+    """
+    for where, row in _rows(path, ()):
+        names = {
+            name.partition("_")[0]: name for name in row if name.startswith(("prompt_", "sub"))
+        }
+        if not {"prompt", "sub"} <= names.keys():
+            raise DataError(
+                f"{where}: expected columns prompt_en and sub_dims_en (or _zh), got "
+                f"{', '.join(row)}"
+            )
+        try:
+            raw = json.loads(row[names["sub"]])
+            points, told = raw["Testpoints"], raw["Testpoint Description"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{where}: column {names['sub']}: expected JSON with Testpoints and Testpoint "
+                f"Description: {error}"
+            ) from error
+        record = {"prompt": row[names["prompt"]].strip(), "testpoints": points}
+        yield where, {**record, "descriptions": told, "index": row.get("index", "")}
+
+
+def read_geneval2(path: str) -> Items:
+    """Read GenEval 2's JSONL (2512.16853): "vqa_list" of [question, answer], "skills",
+    "atom_count" -> records whose tag is the number of atoms."""
+    for where, item in read_items(_file(path)):
+        if not isinstance(item, dict) or not isinstance(item.get("vqa_list"), list):
+            raise DataError(f'{where}: expected an object with a "vqa_list", got {item!r:.100}')
+        yield where, {"tag": f"{item.get('atom_count', '?')} atoms", **item}
+
+
+def read_hub(name: str) -> Items:
+    """Read a data set of the hub, `owner/name`, `owner/name@split` or a local folder of one -> its
+    rows.
+
+    Needs the package `datasets` (the extra `hub`). The column is the first named prompt, prompts,
+    caption or text, in any case. Raises ConfigError for a hub that cannot be reached, DataError.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            f"hub:{name}: {error}; install it with: pip install 'flowrl-diffusion[hub]'"
+        ) from error
+    path, _, split = name.partition("@")
+    try:
+        found = datasets.load_dataset(path, split=split or "train")
+    except Exception as error:  # offline, misspelt, no such split: the library raises all sorts
+        told = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"hub:{name}: the data set cannot be read: {told}. Is the id right, the hub in reach "
+            "and HF_HUB_OFFLINE unset? Prompts from a file need no hub: --prompts FILE"
+        ) from error
+    named = {column.lower().removesuffix("s"): column for column in found.column_names}
+    column = next((named[name] for name in COLUMNS if name in named), None)
+    if column is None:
+        raise DataError(
+            f"hub:{name}: expected a column {', '.join(COLUMNS)}, got "
+            f"{', '.join(found.column_names)}"
+        )
+    plain = (str, int, float, bool, type(None))
+    for number, row in enumerate(found.select_columns(_light(found)), 1):
+        record = {key: value for key, value in row.items() if isinstance(value, plain)}
+        yield f"hub:{name}, row {number}", {**record, "prompt": row[column]}
+
+
+def _light(found: Any) -> list[str]:
+    """Return the columns without images, which nobody needs to decode."""
+    kinds = found.features
+    return [name for name in found.column_names if hasattr(kinds[name], "dtype")]
+
+
+def _file(path: str) -> Path:
+    return resource(path)
+
+
+def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield ("file, line 3", row) of a CSV. Raises DataError."""
+    file = _file(path)
+    reader = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    if missing:
+        raise DataError(f"{file}: expected columns {', '.join(needed)}; {missing} are not there")
+    start = 2
+    try:
+        for row in reader:
+            where, start = f"{file}, line {start}", reader.line_num + 1
+            if None in row or None in row.values():
+                raise DataError(f"{where}: expected {len(reader.fieldnames or ())} columns")
+            yield where, row
+    except csv.Error as error:
+        raise DataError(f"{file}, line {start}: a broken row: {error}") from error
+
+
+READERS: dict[str, Callable[[str], Items]] = {
+    "dpg": read_dpg,
+    "unigenbench": read_unigenbench,
+    "geneval2": read_geneval2,
+    "hub": read_hub,
+}
+"""Format -> what reads it."""
+
+
+def format_of(path: str) -> tuple[str, str]:
+    """Split `dpg:file.csv` into format and path; ("", path) where no format is named."""
+    kind, colon, rest = path.partition(":")
+    return (kind, rest) if colon and kind in READERS else ("", path)

@@ -215,7 +215,8 @@ class RewardBatch(NamedTuple):
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64
     meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
-    sigma: Tensor  # [L]  0 = finished image; previews have 0 too in this version
+    # [L]  of the state that the image is the x0 estimate of; 0 = finished, in however many steps
+    sigma: Tensor
     # [L]  what each image started from, in a run fitted to its size; [] where no prompt has any
     source: list[Source] = []
 

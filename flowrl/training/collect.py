@@ -128,7 +128,8 @@ def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> Re
     """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
     group = ro.tree.group[ro.leaf]
     index = [rows[g] for g in group.tolist()]
-    return prompted(run, images, group, index)
+    sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
+    return prompted(run, images, group, index)._replace(sigma=sigma)
 
 
 def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:

@@ -21,6 +21,7 @@ from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts
+from flowrl.training.checks import check_sees_sigma
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer

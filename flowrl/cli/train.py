@@ -39,6 +39,16 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="check it all but the weights, print plan and memory"),
 ]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        default_factory=list,
+        show_default=False,
+        metavar="TRACKER",
+        help="tell wandb, trackio or swanlab, too; repeatable",
+        autocompletion=lambda: ["wandb", "trackio", "swanlab"],
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
@@ -51,6 +61,7 @@ def train(
     resume: Resume = None,
     seed: Seed = None,
     dry_run: DryRun = False,
+    track: Track,
     quiet: Quiet = False,
     plugin: options.Plugins,
 ) -> None:
@@ -68,7 +79,8 @@ def train(
                 "--resume goes on with the run's own config in its own folder: leave out the "
                 "config, overrides, --seed, --run and --dry-run"
             )
-        run_training(target.saved_config(resume, plugin), resume, resume=True, quiet=quiet)
+        saved = target.saved_config(resume, plugin)
+        run_training(saved, resume, resume=True, quiet=quiet, track=track)
         return
     # else it is a new run, or only its plan
     if not config:
@@ -84,4 +96,4 @@ def train(
         print(chosen.dump())
         show(plan)
         return
-    run_training(chosen, run, resume="auto" if auto else False, quiet=quiet)
+    run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)

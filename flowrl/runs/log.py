@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from flowrl.core.errors import RunError
 from flowrl.core.files import replacing
 from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING
 from flowrl.runs.progress import COLUMNS, Progress
+from flowrl.runs.trackers import open_trackers
 
 LOGS = (METRICS, TIMING, HISTOGRAMS)
 # phases of a few iterations only: they do not count for the time left
@@ -41,7 +42,7 @@ class RunLogger:
         lines from there on are dropped. tensorboard: also write TensorBoard events into
         ``<folder>/tensorboard``, where it is installed. quiet: show no progress and no hints.
         total: iterations of the whole run, for the time left. columns: {label: metric} shown in the
-        progress line.
+        progress line. track: names of `TRACKERS` that are told all of it, too, and the config.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class RunLogger:
         *,
         total: int | None = None,
         columns: Mapping[str, str] = COLUMNS,
+        track: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.current = ""  # the phase that is running, or that an error has just left
@@ -61,6 +64,7 @@ class RunLogger:
         self._started: float | None = None
         self._files = self._open(resume_from_iteration)
         self._board = self._tensorboard(resume_from_iteration) if tensorboard else None
+        self._trackers = open_trackers(track, self.folder, config or {}, self.say)
 
     def __enter__(self) -> RunLogger:
         return self
@@ -111,7 +115,9 @@ class RunLogger:
         self._progress.show(iteration, values, timing, seconds=usual)
 
     def image(self, name: str, one: Tensor, iteration: int) -> None:
-        """Show an image [3, H, W] in [0, 1] in TensorBoard, where it is on."""
+        """Show an image [3, H, W] in [0, 1] in TensorBoard, where it is on, and to trackers."""
+        for tracker in self._trackers:
+            tracker.image(name, one, iteration)
         with self._board_or_none():
             if self._board is not None:
                 self._board.add_image(name, one.detach().float().cpu(), iteration)
@@ -122,6 +128,8 @@ class RunLogger:
 
     def close(self) -> None:
         """Close all files; can be called twice."""
+        for tracker in self._trackers:
+            tracker.close()
         for file in self._files.values():
             # every line was flushed; what failed then was said then
             with contextlib.suppress(OSError):
@@ -162,6 +170,8 @@ class RunLogger:
             raise RunError(f"cannot write {self.folder / name}: {reason}") from error
 
     def _add_scalars(self, iteration: int, values: Mapping[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.log(iteration, values)
         board = self._board
         if board is None:
             return

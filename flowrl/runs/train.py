@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from flowrl.runs.report.tables import before_after_table, best_line
 from flowrl.runs.rescue import Checkpoints, Log, rescued
 from flowrl.runs.start import Resume, begin, claimed
 from flowrl.runs.stop import StopSignal
+from flowrl.runs.trackers import check_trackers
 from flowrl.training.trainer import Trainer
 
 WHY_NOTHING = "every advantage was 0, since the rewards of each prompt's images were equal"
@@ -47,25 +48,28 @@ def train(
     quiet: bool = False,
     model: FlowModel | None = None,
     rewards: Mapping[str, Any] | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train a config in the folder `run` and return its summary (also ``summary.json``).
 
     Without a folder it is ``runs/NAME-seedSEED``, numbered if that is taken. With `resume` the run
     goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
     there is nothing to go on from. `model` takes the place of the config's, as before training;
-    `rewards` {name: function} that of the config's rewards, as `with_rewards` does.
+    `rewards` {name: function} that of the config's rewards, as `with_rewards` does. `track` names
+    experiment trackers beside TensorBoard: wandb, trackio, swanlab.
 
     Whatever ends the run leaves a checkpoint, and the message says how to go on. Raises Interrupted
     after Ctrl-C and the signals that end a job, RewardError after a reward failed; RunError for a
     NaN, a full disk, no memory left (see out_of_memory.py), a folder that holds another run or in
     which another process works.
     """
+    check_trackers(track)
     config = config if rewards is None else with_rewards(config, rewards)
     with claimed(config, Path(run) if run is not None else None, resume) as start:
         run = start.run
         trainer, resumed_at = begin(config, start, model=model, quiet=quiet)
         checkpoints = Checkpoints(trainer, run, resumed_at)
-        with _logger(trainer, run, resumed_at, quiet) as log, StopSignal() as stop:
+        with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.log = log
             log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
@@ -94,14 +98,24 @@ def describe(trainer: Trainer) -> str:
     return "\n".join(lines)
 
 
-def _logger(trainer: Trainer, run: Path, resumed_at: int | None, quiet: bool) -> Log:
+def _logger(
+    trainer: Trainer, run: Path, resumed_at: int | None, quiet: bool, track: Sequence[str]
+) -> Log:
     """Log in the first process; the others are silent."""
     config = trainer.config
     if not trainer.world.main:
         return Silence()
     kl = "kl" if config.kl_beta else "approx_kl"
     labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
-    return RunLogger(run, resumed_at, quiet=quiet, total=config.train.iterations, columns=labels)
+    return RunLogger(
+        run,
+        resumed_at,
+        quiet=quiet,
+        total=config.train.iterations,
+        columns=labels,
+        track=track,
+        config=config.to_dict(),
+    )
 
 
 def _iterate(milestones: Milestones, log: Log) -> None:

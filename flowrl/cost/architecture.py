@@ -29,11 +29,13 @@ from flowrl.models.options import PipelineOptions, checked
 from flowrl.models.tuning import Tuning
 from flowrl.models.tuning import tuning_of as resolve_tuning
 
+FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
 _UNET = "UNet2DConditionModel"
 _FLUX2 = "Flux2Transformer2DModel"
 _KIND = {
     "sd3": "SD3Transformer2DModel",
     "flux": "FluxTransformer2DModel",
+    "flux_kontext": "FluxTransformer2DModel",
     "sd15": _UNET,
     "sdxl": _UNET,
     "qwen_image": "QwenImageTransformer2DModel",
@@ -126,7 +128,7 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, 
     factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
     factor *= PATCH if fn.startswith("flux2") else 1
     channels = architecture.part(NETWORK[fn]).settings["in_channels"]
-    channels //= PATCH**2 if fn in ("flux", "qwen_image") else 1
+    channels //= PATCH**2 if fn in (*FLUX, "qwen_image") else 1
     return int(channels), config.image.height // factor, config.image.width // factor
 
 
@@ -144,7 +146,7 @@ def text_shape(config: Config, architecture: Architecture) -> TextShape:
     read = config.model.kwargs.get("max_sequence_length", 0)
     if config.model.fn in LANGUAGE:
         return TextShape(read, settings.get("joint_attention_dim") or settings["cap_feat_dim"], 0)
-    tokens = (0 if config.model.fn == "flux" else 77) + read
+    tokens = (0 if config.model.fn in FLUX else 77) + read
     if NETWORK[config.model.fn] == "transformer":
         return TextShape(tokens, settings["joint_attention_dim"], settings["pooled_projection_dim"])
     sizes = 6 * (settings.get("addition_time_embed_dim") or 0)  # SDXL: height and width, thrice

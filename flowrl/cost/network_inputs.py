@@ -54,6 +54,13 @@ def _flux(
     }
 
 
+def _flux_kontext(
+    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
+) -> dict[str, Any]:
+    channels, height, width = latent  # and a source of the same size
+    return _flux(empty, rows, (channels, 2 * height, width), text, settings)
+
+
 def _told(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
     """Return the guidance number of a network that has an input for it."""
     told = settings.get("guidance_embeds", False)
@@ -109,6 +116,7 @@ def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[s
 _INPUTS: dict[str, Inputs] = {
     "sd3": _sd3,
     "flux": _flux,
+    "flux_kontext": _flux_kontext,
     "qwen_image": _qwen_image,
     "z_image": _z_image,
     "flux2": _flux2,

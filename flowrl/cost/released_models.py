@@ -182,6 +182,7 @@ RELEASED: dict[str, dict[str, PipelinePart]] = {
     "stabilityai/stable-diffusion-3.5-large": _sd3(38, 192, norm="rms_norm"),
     "black-forest-labs/FLUX.1-dev": _flux(guidance=True),
     "black-forest-labs/FLUX.1-schnell": _flux(guidance=False),
+    "black-forest-labs/FLUX.1-Kontext-dev": _flux(guidance=True),
     "CompVis/stable-diffusion-v1-4": _SD15,
     "stable-diffusion-v1-5/stable-diffusion-v1-5": _SD15,
     "stabilityai/stable-diffusion-xl-base-1.0": _SDXL,
@@ -194,6 +195,7 @@ RELEASED: dict[str, dict[str, PipelinePart]] = {
 TYPICAL = {
     "sd3": "stabilityai/stable-diffusion-3-medium-diffusers",
     "flux": "black-forest-labs/FLUX.1-dev",
+    "flux_kontext": "black-forest-labs/FLUX.1-Kontext-dev",
     "sd15": "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
     "qwen_image": "Qwen/Qwen-Image",

@@ -61,16 +61,22 @@ def flux(options: FluxOptions) -> Flux:
     See `FluxOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; warn before training a step-distilled model.
     """
+    tuned = read(FluxPipeline, options)
+    if options.tune != "none":
+        pipeline = tuned.pipeline
+        config, scheduler = pipeline.transformer.config, pipeline.scheduler.config
+        plain = not config.guidance_embeds and not scheduler.use_dynamic_shifting  # as schnell
+        warn_if_distilled(options.path, known=plain)
+    return Flux(tuned, options)
+
+
+def read(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
+    """Load a pipeline of FLUX.1's parts, and tune its network. Raise ConfigError, ModelError."""
     path, tuning = options.path, tuning_of(options, JOINT_ATTENTION)
-    loaded = load(FluxPipeline, path, PARTS, tuning, leave_out=IMAGE_INPUT)
+    loaded = load(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
     _check_channels(loaded.pipeline, path)
     embedded_guidance(loaded.pipeline, options)
-    if options.tune != "none":
-        config, scheduler = loaded.pipeline.transformer.config, loaded.pipeline.scheduler.config
-        plain = not config.guidance_embeds and not scheduler.use_dynamic_shifting  # as schnell
-        warn_if_distilled(path, known=plain)
-    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
-    return Flux(tuned, options)
+    return TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
 
 
 class Flux(FlowMatchingModel[FluxOptions]):
@@ -118,21 +124,28 @@ class Flux(FlowMatchingModel[FluxOptions]):
         return (rows // PATCH) * (columns // PATCH)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
+        tokens, ids = self._image(x, cond)
         # The network itself turns guidance and time into its own dtype.
         guidance = None
         if self.guidance is not None:
             guidance = torch.full((len(x),), self.guidance, device=x.device)
         named = {
-            "hidden_states": pack(x).to(self.dtype),
+            "hidden_states": tokens.to(self.dtype),
             "timestep": self.time(sigma),
             "guidance": guidance,
             "pooled_projections": cond["pooled"].to(self.dtype),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "txt_ids": torch.zeros(cond["embeds"].shape[1], 3, device=x.device),
-            "img_ids": image_ids(rows, columns, x.device),
+            "img_ids": ids,
         }
-        return unpack(self._tuned.call(named=named), rows)
+        rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
+        return unpack(self._tuned.call(named=named)[:, : rows * columns], rows)
+
+    def _image(self, x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
+        """Return what the network sees of images: tokens [B,N,4C], those of x first, and their
+        positions [N,3]."""
+        rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
+        return pack(x), image_ids(rows, columns, x.device)
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         length = self.options.max_sequence_length

@@ -1,0 +1,75 @@
+"""FLUX.1-Kontext as a FlowModel that edits, over the public diffusers FluxKontextPipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import FluxKontextPipeline
+from torch import Tensor
+
+from flowrl.core.errors import DataError
+from flowrl.core.types import Cond, Source
+from flowrl.models.adapter import check_size
+from flowrl.models.flux import PATCH, Flux, FluxOptions, image_ids, pack, read
+from flowrl.models.options import options_of
+from flowrl.models.texts import NEGATIVE
+
+SOURCE = "source"
+
+
+@options_of(FluxOptions)
+def flux_kontext(options: FluxOptions) -> FluxKontext:
+    """Load a FLUX.1-Kontext pipeline from a folder or a Hugging Face id, ready to sample and to
+    train.
+
+    See `FluxOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
+    wrong model.
+    """
+    return FluxKontext(read(FluxKontextPipeline, options), options)
+
+
+class FluxKontext(Flux):
+    """A FlowModel around one FluxKontextPipeline: `Flux`, whose network also sees the source.
+
+    The source's latents, the mode of the VAE's posterior, stand packed behind the noisy ones, with
+    1 in place of 0 as the first of their three positions; what the network says of them is cut off.
+    They are conditioning, ``source`` [G,16,h,w]: no noise is put on them, and the shift of `sigmas`
+    does not count them. Both branches of true CFG see them.
+
+    **Differs:** the pipeline scales an output to an area of 1024 x 1024, and a source to one of 17
+    preferred sizes of about that area. Here both have the size that was asked for, as the pipeline
+    has them with ``max_area=height * width`` and ``_auto_resize=False``.
+    """
+
+    most_sources = 1
+
+    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
+        """Return what `encode` does, and the latents of one source per prompt. Raise DataError for
+        another number of them, ModelError for a size that the pipeline cannot make."""
+        wrong = [len(source) for source in sources if len(source) != 1]
+        if wrong or len(sources) != len(prompts):
+            raise DataError(
+                f"encode: expected one source for each of {len(prompts)} prompts, got "
+                f"{len(sources)} prompts with sources" + (f", one with {wrong[0]}" if wrong else "")
+            )
+        images = torch.stack([source[0] for source in sources])
+        check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
+        cond = self.encode(prompts) | {SOURCE: self.latents(images)}
+        return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
+
+    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return what diffusers' pipeline is called with to edit these sources [G] as they are."""
+        images = torch.stack([source[0] for source in sources])
+        area = images.shape[-2] * images.shape[-1]
+        return {"image": images.to(self.device), "max_area": area, "_auto_resize": False}
+
+    def _image(self, x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
+        tokens, ids = super()._image(x, cond)
+        if SOURCE not in cond:  # from the prompt alone, as the pipeline without an image
+            return tokens, ids
+        source = cond[SOURCE]
+        behind = image_ids(source.shape[-2] // PATCH, source.shape[-1] // PATCH, x.device)
+        behind[:, 0] = 1
+        return torch.cat([tokens, pack(source.to(x.dtype))], 1), torch.cat([ids, behind])

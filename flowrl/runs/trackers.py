@@ -8,7 +8,6 @@ goes on. Whether they talk to a server is for them to say: ``WANDB_MODE=offline`
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +101,8 @@ def _id(run: Path) -> str:
 
 
 def _wandb(run: Path, config: Mapping[str, Any]) -> Open:
-    wandb = importlib.import_module("wandb")
+    import wandb
+
     begun = wandb.init(
         project=PROJECT,
         name=run.resolve().name,
@@ -115,14 +115,16 @@ def _wandb(run: Path, config: Mapping[str, Any]) -> Open:
 
 
 def _trackio(run: Path, config: Mapping[str, Any]) -> Open:
-    trackio = importlib.import_module("trackio")
+    import trackio
+
     name = f"{run.resolve().name}-{_id(run)[:6]}"
     begun = trackio.init(project=PROJECT, name=name, config=dict(config), resume="allow")
     return Open(lambda values, at: begun.log(dict(values), step=at), trackio.Image, trackio.finish)
 
 
 def _swanlab(run: Path, config: Mapping[str, Any]) -> Open:
-    swanlab = importlib.import_module("swanlab")
+    import swanlab
+
     begun = swanlab.init(
         project=PROJECT,
         experiment_name=run.resolve().name,

@@ -20,8 +20,11 @@ def estimate(
     changes: options.Set,
     card: Annotated[
         float | None,
-        typer.Option(metavar="GB", help=f"memory to fit; default: this GPU's, else {CARD:g}"),
+        typer.Option(
+            metavar="GB", help=f"memory to fit; default: the profile's, this GPU's, else {CARD:g}"
+        ),
     ] = None,
+    profile: options.Profile = None,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
@@ -30,14 +33,16 @@ def estimate(
     Parameters, memory by part and by phase, network calls and floating-point work of an iteration,
     and whether it fits a card. No weight is read, and no GPU is needed.
     """
-    from flowrl.config.load import load_config
     from flowrl.cost.estimate import estimate as estimated
     from flowrl.cost.fit_card import card_size
+    from flowrl.cost.profiles import PROFILES
     from flowrl.cost.report import as_json, text
 
     options.quiet_libraries()
-    gigabytes = card if card is not None else card_size() or CARD
+    chosen = options.fitted(config, [*overrides, *changes], plugin, profile)
+    named = None if profile is None else PROFILES[profile].gigabytes
+    gigabytes = card if card is not None else named or card_size() or CARD
     if not gigabytes > 0:
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
-    found = estimated(load_config(config, [*overrides, *changes], plugin))
+    found = estimated(chosen)
     show_or_write(text(found, gigabytes=gigabytes), as_json(found), json)

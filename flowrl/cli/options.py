@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from flowrl.config.load import Config
 
 DEFAULT = "shapes/flow_grpo"
 
@@ -85,7 +88,27 @@ Set = Annotated[
         callback=check_overrides,
     ),
 ]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CARD",
+        help="settings for a card of 24gb, 48gb or 80gb: checkpointing, offload, smaller batches, "
+        "and nf4 under LoRA where the network takes more than half of it; overrides stand above it",
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", metavar="PATH", help="write it all as JSON; - prints that alone"),
 ]
+
+
+def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
+    """Load a config with the settings of a profile under what was given. Raise ConfigError."""
+    from flowrl.config.load import load_config
+
+    chosen = load_config(config, given, plugins)
+    if profile is None:
+        return chosen
+    from flowrl.cost.profiles import profile_overrides
+
+    return load_config(config, [*profile_overrides(chosen, profile), *given], plugins)

@@ -63,10 +63,10 @@ def train(
     dry_run: DryRun = False,
     track: Track,
     quiet: Quiet = False,
+    profile: options.Profile = None,
     plugin: options.Plugins,
 ) -> None:
     """Train a config in a run folder."""
-    from flowrl.config.load import load_config
     from flowrl.runs import target
     from flowrl.runs.train import train as run_training
 
@@ -74,10 +74,10 @@ def train(
     options.quiet_libraries()
     auto = resume == AUTO
     if resume is not None and not auto:
-        if config or overrides or changes or seed is not None or run or dry_run:
+        if config or overrides or changes or seed is not None or run or dry_run or profile:
             raise ConfigError(
                 "--resume goes on with the run's own config in its own folder: leave out the "
-                "config, overrides, --seed, --run and --dry-run"
+                "config, overrides, --seed, --run, --profile and --dry-run"
             )
         saved = target.saved_config(resume, plugin)
         run_training(saved, resume, resume=True, quiet=quiet, track=track)
@@ -88,7 +88,7 @@ def train(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
     given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
-    chosen = load_config(config, given, plugin)
+    chosen = options.fitted(config, given, plugin, profile)
     if dry_run:
         from flowrl.cost.dry_run import dry_run as plan_of
 

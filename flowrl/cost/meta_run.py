@@ -231,7 +231,10 @@ def _network(workload: Workload) -> nn.Module:
 
 def _held(network: nn.Module) -> list[Tensor]:
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    return [*network.parameters(), *network.buffers(), *gradients]
+    # tables that are no buffers, such as those of Qwen-Image's positions
+    fields = [value for module in network.modules() for value in vars(module).values()]
+    tables = [value for value in fields if isinstance(value, Tensor)]
+    return [*network.parameters(), *network.buffers(), *gradients, *tables]
 
 
 def _inputs(workload: Workload, states: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.fit_card import change
-from flowrl.cost.meta_run import MetaRun, _inputs, _network, meta_run, workload_of
+from flowrl.cost.meta_run import MetaRun, _held, _inputs, _network, meta_run, workload_of
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 
 STATES = 4
@@ -46,7 +46,7 @@ def test_against_real_tensors(tmp_path: Path, name: str, checkpointing: str) -> 
     x, cond = noise(model, STATES, 64, 48), model.encode(["a red dot"] * STATES)
     sigma = model.sigmas(4, 64, 48)[:1].expand(STATES)
     network = model.network
-    with saved_for_backward([*network.parameters(), *network.buffers()]) as saved:
+    with saved_for_backward(_held(network)) as saved:
         v = model.velocity(x, sigma, cond)
     near = 0.02 if "bfloat" in name or "qwen" in name else 1e-4
     assert found.training(STATES).saved == pytest.approx(saved.bytes, rel=near)

@@ -1,0 +1,67 @@
+"""Settings that make a config fit a card of some size, by name: what `--profile` sets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.memory import count_weights
+
+
+class Profile(NamedTuple):
+    """A card, and how much is computed on it at a time."""
+
+    gigabytes: float  # of 2^30 bytes
+    batch: int  # states or latents in one network call
+    decode: int  # images that the VAE decodes at a time
+
+
+PROFILES = {"24gb": Profile(24, 2, 1), "48gb": Profile(48, 4, 2), "80gb": Profile(80, 8, 4)}
+BATCHES = ("train.micro_batch", "train.rollout_batch", "eval.batch")
+RUNTIME = ("checkpointing", "offload")
+
+
+def profile_overrides(config: Config, name: str) -> list[str]:
+    """Return overrides that make a config for a pipeline of diffusers take less memory.
+
+    Gradient checkpointing, offload, batches of at most the profile's. What is trained stays as it
+    is, but for LoRA on a network that in `model.dtype` takes more than half of the card: its frozen
+    weights become nf4, which is another base. Full tuning is never quantised. Raise ConfigError for
+    an unknown profile or a model without `runtime`, ModelError for a wrong one.
+    """
+    if name not in PROFILES:
+        raise ConfigError(f"--profile: expected one of {', '.join(PROFILES)}, got {name!r}")
+    kwargs = config.model.kwargs
+    if "runtime" not in kwargs:
+        raise ConfigError(
+            f"--profile: model {config.model.fn} has no runtime options; leave --profile out"
+        )
+
+    # what takes less and computes the same
+    profile, found = PROFILES[name], [f"model.runtime.{option}=true" for option in RUNTIME]
+    now = {
+        "model.decode_batch": (kwargs["decode_batch"], profile.decode),
+        **{key: (getattr(*_place(config, key)), profile.batch) for key in BATCHES},
+    }
+    found += [f"{key}={most}" for key, (value, most) in now.items() if value > most]
+
+    # what computes on other weights
+    if kwargs["tune"] == "lora" and _network_bytes(config) > profile.gigabytes * 2**30 / 2:
+        found.append("model.runtime.quantize=nf4")
+    return found
+
+
+def _place(config: Config, key: str) -> tuple[object, str]:
+    section, _, name = key.partition(".")
+    return getattr(config, section), name
+
+
+def _network_bytes(config: Config) -> int:
+    """Return what the network's weights take, unquantised; 0 if they cannot be counted here."""
+    architecture, tuning = architecture_of(config), tuning_of(config)
+    if not architecture.known:
+        return 0
+    counted = count_weights(architecture, config.model.fn, tuning)
+    return counted.network * tuning.network_dtype.itemsize

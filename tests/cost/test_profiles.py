@@ -1,0 +1,58 @@
+"""`--profile`: what it sets, and what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toykit import toy
+
+from flowrl.cli.options import fitted
+from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError
+from flowrl.cost.profiles import profile_overrides
+
+LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
+NF4 = "model.runtime.quantize=nf4"
+
+
+def test_what_is_set() -> None:
+    """SD3.5 Medium's batches are 8 and its decode batch 64 by default; a GB is 2^30 bytes."""
+    batches = [f"train.{name}_batch=2" for name in ("micro", "rollout")]
+    found = profile_overrides(load_config("sd3/flow_grpo_fast"), "24gb")
+    assert found == [*LESS, "model.decode_batch=1", *batches, "eval.batch=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "quantised"),
+    [
+        ("sd3/flow_grpo_fast", "24gb", False),  # 4.5 GB in bfloat16
+        ("flux/flow_grpo_fast", "24gb", True),  # 23.8
+        ("flux/flow_grpo_fast", "48gb", False),
+        ("flux/mix_grpo", "24gb", False),  # trained in full
+        ("qwen_image/flow_grpo_fast", "48gb", True),  # 40.9
+        ("qwen_image/flow_grpo_fast", "80gb", False),
+        ("flux2/flow_grpo_fast", "80gb", True),  # 64.4
+    ],
+)
+def test_lora_on_a_network_of_more_than_half_of_the_card_is_quantised(
+    name: str, profile: str, quantised: bool
+) -> None:
+    """Expected by the published numbers of parameters, two bytes each."""
+    assert (NF4 in profile_overrides(load_config(name), profile)) == quantised
+
+
+def test_what_is_given_stands_above_the_profile() -> None:
+    given = ["model.runtime.quantize=int8", "train.micro_batch=3"]
+    found = fitted("flux/flow_grpo_fast", given, [], "24gb")
+    runtime = found.model.kwargs["runtime"]
+    assert (runtime["quantize"], runtime["offload"]) == ("int8", True)
+    assert (found.train.micro_batch, found.train.rollout_batch, found.eval.batch) == (3, 2, 2)
+    assert fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected one of 24gb, 48gb, 80gb, got '12gb'"):
+        profile_overrides(load_config("sd3/flow_grpo_fast"), "12gb")
+    with pytest.raises(ConfigError, match="has no runtime options; leave --profile out"):
+        profile_overrides(toy(tmp_path), "24gb")

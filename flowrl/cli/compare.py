@@ -85,6 +85,16 @@ Overrides = Annotated[
         callback=options.check_overrides,
     ),
 ]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        help="judge by a suite's headline and prompts: shapes, geneval, ocr ...; default: by the "
+        "configs' own"
+    ),
+]
+Prompts = Annotated[
+    str | None, typer.Option(metavar="FILE", help="of --suite, in place of its own prompts")
+]
 Runs = Annotated[Path, typer.Option(help="folder of the runs")]
 Out = Annotated[Path, typer.Option(help="the result file")]
 Figures = Annotated[
@@ -117,6 +127,8 @@ def compare(
     lr_search: LrSearch,
     search_seed: SearchSeed = 100,
     search_share: SearchShare = 0.5,
+    suite: Suite = None,
+    prompts: Prompts = None,
     changes: Overrides,
     runs: Runs = Path("runs/compare"),
     out: Out = Path("runs/compare/result.json"),
@@ -137,8 +149,15 @@ def compare(
     from flowrl.runs.compare.report import report, saved_result
     from flowrl.runs.compare.tables import terminal
 
-    # another experiment
+    # what it is judged by
     options.quiet_libraries()
+    if suite is not None:
+        from flowrl.evaluation.suites.catalogue import headline_of
+
+        changes = [*headline_of(suite, prompts), *changes]
+    elif prompts is not None:
+        raise ConfigError("--prompts belongs to --suite NAME")
+    # another experiment
     if factorial is not None:
         if configs or lr_search:
             raise ConfigError(

@@ -21,7 +21,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation import held_out
 from flowrl.evaluation.bootstrap import paired_bootstrap
-from flowrl.evaluation.suites.catalogue import SUITES, overrides_of
+from flowrl.evaluation.suites.catalogue import SUITES, headline_of, overrides_of
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.suite import run_suite
@@ -219,6 +219,12 @@ def test_every_suite_has_prompts_and_rewards_that_bind() -> None:
         assert [*config.rewards] == [*suite.rewards] and config.headline == [*suite.rewards][0]
         assert config.eval.images == suite.images
         assert suite.reader or len(load_prompts(config.prompts.test)) > 100
+        # as the headline of a comparison: the training is the config's own
+        own = load_config("shapes/awm", headline_of(name, given))
+        known = load_config("shapes/awm").rewards
+        assert own.rewards[own.headline].mix == 0 and own.eval.images == suite.images
+        assert {n: own.rewards[n] for n in known} == known
+        assert own.rewards[own.headline].fn == next(iter(suite.rewards.values()))["fn"]
     with pytest.raises(ConfigError, match="drawbench.*--prompts"):
         overrides_of("drawbench", None)
     with pytest.raises(ConfigError, match="no suite 'genevl'; did you mean 'geneval'"):

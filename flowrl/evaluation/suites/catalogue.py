@@ -92,11 +92,9 @@ def suite_of(name: str) -> Suite:
     return SUITES[name]
 
 
-def overrides_of(name: str, prompts: str | None) -> list[str]:
-    """Return the overrides that make a config's evaluation the suite's.
-
-    Raises ConfigError for a suite whose prompts are not shipped, without `prompts`.
-    """
+def prompts_of(name: str, prompts: str | None) -> str:
+    """Return the prompts of a suite, or the user's own in its format. Raises ConfigError for a
+    suite whose prompts are not shipped, without `prompts`."""
     suite = suite_of(name)
     chosen = prompts or suite.prompts
     own = chosen.endswith(".jsonl") and suite.reader != "geneval2"  # records as rewards see them
@@ -107,6 +105,31 @@ def overrides_of(name: str, prompts: str | None) -> list[str]:
             f"--suite {name}: its prompts are not shipped; give --prompts FILE with one a line, or "
             "a CSV, TSV or JSON file with a column or key `prompt`"
         )
+    return chosen
+
+
+def headline_of(name: str, prompts: str | None) -> list[str]:
+    """Return the overrides that make a suite's headline that of a config's evaluations, and leave
+    its training alone: the suite's first reward is added with weight 0, as `suite_<its name>`.
+
+    Raises ConfigError as `overrides_of`.
+    """
+    suite, chosen = suite_of(name), prompts_of(name, prompts)
+    first, call = next(iter(suite.rewards.items()))
+    return [
+        f"rewards.suite_{first}={json.dumps({**call, 'weight': 0.0})}",
+        f"prompts.test={chosen}",
+        f"eval.images={suite.images}",
+        f"eval.score=suite_{first}",
+    ]
+
+
+def overrides_of(name: str, prompts: str | None) -> list[str]:
+    """Return the overrides that make a config's evaluation the suite's.
+
+    Raises ConfigError for a suite whose prompts are not shipped, without `prompts`.
+    """
+    suite, chosen = suite_of(name), prompts_of(name, prompts)
     return [
         f"rewards={json.dumps(suite.rewards)}",
         f"prompts.test={chosen}",

@@ -69,6 +69,8 @@ def credit(patient: Patient, reward: Tensor) -> Tensor:
     fn = run.method.credit
     if "log_prob" in needs_of(fn):
         fn = partial(fn, log_prob=ro.log_prob)
+    if "prompts" in needs_of(fn):
+        fn = partial(fn, prompts=batch.prompts)
     nothing = torch.zeros(len(ro.group_ids))
     return run.reward_set.advantages(values, batch, ro.leaf, ro.tree, fn, distance=nothing)[0]
 

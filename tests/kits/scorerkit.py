@@ -179,7 +179,7 @@ def step_by_step(weights: Weights) -> Scorer:
         model.clip.config.save_pretrained(folder)
         state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
         save_file(state, folder / STEP_WEIGHTS)
-    given = {"path": str(folder), "processor": str(weights.clip.folder)}
+    given: dict[str, Any] = {"path": str(folder), "processor": str(weights.clip.folder)}
     images = random_images(6, 300, 227)
     return Scorer(lambda **more: step_aware(**given, **more), images, words(), 2e-4, 2.5)
 

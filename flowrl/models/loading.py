@@ -79,11 +79,16 @@ def load_pipeline(
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
     # text encoders and VAE are read one by one, the rest by the pipeline
     kinds = {name: index[name][1] for name in (*encoders, "vae") if name in stored}
+    if quantization is not None:  # of the networks that are there
+        mapping = quantization.quant_mapping
+        quantization.quant_mapping = {name: mapping[name] for name in mapping if name in stored}
     read = partial(_read, pipeline_class, folder, kinds, dtype={"default": dtype, **dtypes})
     pipeline = read(absent + [*encoders] * (not with_encoders), quantization=quantization)
-    names = _names(getattr(pipeline, network), quantized=quantization is not None)
-    check_complete(folder / network, names - stored[network])
-    return Loaded(pipeline, folder, encoders, partial(read, [*absent, network, "vae"]))
+    networks = [name for name in dtypes if name in stored and name not in kinds]
+    for name in networks:
+        names = _names(getattr(pipeline, name), quantized=quantization is not None)
+        check_complete(folder / name, names - stored[name])
+    return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, "vae"]))
 
 
 def _read(

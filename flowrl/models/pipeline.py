@@ -32,20 +32,25 @@ def load(
     network: str = "transformer",
     leave_out: tuple[str, ...] = (),
     wide: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
 ) -> Loaded:
     """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
-    text encoders. The parts in ``wide`` stay in float32."""
+    text encoders. The parts in ``wide`` stay in float32, those in ``also`` are
+    networks as ``network`` is."""
     runtime = tuning.runtime
     return load_pipeline(
         pipeline_class,
         path,
         parts,
         dtype=tuning.dtype,
-        dtypes={**dict.fromkeys(wide, torch.float32), network: tuning.network_dtype},
+        dtypes={
+            **dict.fromkeys(wide, torch.float32),
+            **dict.fromkeys((network, *also), tuning.network_dtype),
+        },
         leave_out=leave_out,
         network=network,
         quantization=quantization(
-            runtime.quantize, network, dtype=tuning.dtype, device=tuning.device
+            runtime.quantize, (network, *also), dtype=tuning.dtype, device=tuning.device
         ),
         with_encoders=runtime.cache is None,
     )
@@ -61,11 +66,12 @@ class TunedPipeline:
         *,
         network: str = "transformer",
         t5_tokens: int | None = None,
+        joined: nn.Module | None = None,
     ) -> None:
-        """Tune the part ``network``; T5 reads ``t5_tokens`` of a prompt. Raise ConfigError,
-        ModelError."""
+        """Tune the part ``network``, or several parts in ``joined``; T5 reads ``t5_tokens`` of a
+        prompt. Raise ConfigError, ModelError."""
         self.pipeline, self.tuning = loaded.pipeline, tuning
-        self.network = getattr(loaded.pipeline, network)
+        self.network: Any = getattr(loaded.pipeline, network) if joined is None else joined
         self._loaded = loaded
 
         # Freeze everything, then make trainable what is trained.
@@ -74,8 +80,9 @@ class TunedPipeline:
         tune_network(self.network, tuning)
 
         # Put the parts on the device; under offload only the network stays there.
+        trained_parts = {self.network, *self.network.children()}
         for part in self._parts():
-            if part is self.network or not tuning.runtime.offload:
+            if part in trained_parts or not tuning.runtime.offload:
                 part.to(tuning.device)
         self._set_up_network()
 
@@ -140,6 +147,10 @@ class TunedPipeline:
             found = self.network(*inputs, **named, return_dict=False)[0]
         out = torch.stack(found) if isinstance(found, list) else found
         return out.float() if wanted else out.detach().float()
+
+    def at_work(self, *names: str) -> AbstractContextManager[None]:
+        """Hold parts of the pipeline on the device."""
+        return self._on_device([getattr(self.pipeline, name) for name in names])
 
     def vae_at_work(self) -> AbstractContextManager[None]:
         """Hold the VAE on the device."""

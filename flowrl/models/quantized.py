@@ -14,9 +14,11 @@ PACKAGES = {"nf4": "bitsandbytes", "int8": "torchao"}
 NF4_DEVICES = ("cuda",)  # where diffusers loads bitsandbytes' weights
 
 
-def quantization(name: str, network: str, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return diffusers' settings that quantise the linear layers of the part ``network``; None for
-    ``none``.
+def quantization(
+    name: str, networks: tuple[str, ...], *, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """Return diffusers' settings that quantise the linear layers of the parts ``networks``; None
+    for ``none``.
 
     ``nf4`` is QLoRA's 4-bit type (2305.14314) by bitsandbytes, ``int8`` rounds weights only, by
     torchao. **Differs:** bitsandbytes' own int8 also quantises activations, by what the rows of a
@@ -38,7 +40,7 @@ def quantization(name: str, network: str, *, dtype: torch.dtype, device: torch.d
             " at none"
         )
     return PipelineQuantizationConfig(
-        quant_mapping={network: _nf4(dtype) if name == "nf4" else _int8()}
+        quant_mapping={part: _nf4(dtype) if name == "nf4" else _int8() for part in networks}
     )
 
 

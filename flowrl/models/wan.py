@@ -1,20 +1,23 @@
-"""Wan 2.1 text-to-video as a FlowModel, over the public diffusers WanPipeline."""
+"""Wan 2.1 and 2.2 text-to-video as a FlowModel, over the public diffusers WanPipeline."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from math import prod
+from typing import Annotated, Any, Self
 
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flowrl.core.errors import ModelError
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.processes import sharded
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size
+from flowrl.models.adapter import check_size, guided
 from flowrl.models.flow_matching import FlowMatchingModel
-from flowrl.models.loading import T5_TOKENIZER, Part
+from flowrl.models.loading import T5_TOKENIZER, Loaded, Part
 from flowrl.models.options import (
     STRICT,
     DecodeBatch,
@@ -24,10 +27,12 @@ from flowrl.models.options import (
     options_of,
 )
 from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.tuning import Tuning, tuning_of
+from flowrl.models.wan_experts import LOW, Experts, by_expert, check_experts
 
 PARTS = {
     "transformer": Part(("WanTransformer3DModel",)),
+    "transformer_2": Part(("WanTransformer3DModel",), optional=True),
     "scheduler": Part(("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")),
     "vae": Part(("AutoencoderKLWan",)),
     "text_encoder": Part(("UMT5EncoderModel",)),
@@ -50,6 +55,7 @@ class WanOptions(PipelineOptions):
 
     frames: Frames = 81  # of a video: 1 and a multiple of the VAE's factor, 4; 1 makes images
     guidance: Guidance = 1.0  # above 1: classifier-free guidance, as in the pipeline
+    guidance_2: Guidance | None = None  # of Wan 2.2's second expert; None: as the first
     negative_prompt: str = ""
     max_sequence_length: T5Tokens = 512
     # of the scheduler: 3 for 480p, 5 for 720p; None: what its file says
@@ -61,6 +67,15 @@ class WanOptions(PipelineOptions):
         """Return the scale of classifier-free guidance."""
         return self.guidance
 
+    @model_validator(mode="after")
+    def _check_second(self) -> Self:
+        if self.guidance_2 is not None and not self.guided:
+            raise ValueError(
+                f"guidance_2: has no effect unless guidance is above 1, got guidance "
+                f"{self.guidance!r}"
+            )
+        return self
+
 
 @options_of(WanOptions)
 def wan(options: WanOptions) -> Wan:
@@ -70,10 +85,9 @@ def wan(options: WanOptions) -> Wan:
     wrong model, or a number of frames that its VAE cannot take.
     """
     tuning = tuning_of(options, TARGETS)
-    loaded = load(WanPipeline, options.path, PARTS, tuning, wide=WIDE)
+    loaded = load(WanPipeline, options.path, PARTS, tuning, wide=WIDE, also=(LOW,))
     check_pipeline(loaded.pipeline, options)
-    tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
-    return Wan(tuned, options)
+    return Wan(tuned_wan(loaded, tuning, options), options)
 
 
 class Wan(FlowMatchingModel[WanOptions]):
@@ -85,6 +99,9 @@ class Wan(FlowMatchingModel[WanOptions]):
     told whole timesteps. **Differs:** the pipeline takes UniPC's steps of second order over that
     grid; flowrl takes Euler steps, or those that a plan says. The pipeline calls the network twice
     under guidance; here the halves are one batch.
+
+    Of Wan 2.2's two experts the first answers above the boundary, the second below. Both are
+    trained, and a batch over the boundary is a call of each.
     """
 
     @property
@@ -155,13 +172,43 @@ class Wan(FlowMatchingModel[WanOptions]):
         moments, rows, columns = (size // part for size, part in zip(sizes, patch, strict=True))
         return moments * rows * columns
 
-    def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the guided velocity, float32 [B,C,t,h,w], of x [B,C,t,h,w] at sigma [B], each row
+        by its own expert."""
+        boundary = self._pipeline.config.boundary_ratio
+        if boundary is None:
+            return super().velocity(x, sigma, cond)
+        options, sigma = self.options, sigma.to(x.device)
+        second = options.guidance if options.guidance_2 is None else options.guidance_2
+        low = self.time(sigma) < boundary * self._pipeline.scheduler.config.num_train_timesteps
+
+        def ask(expert: str, rows: Tensor) -> Tensor:
+            network = partial(self._network, expert=expert)
+            mine = {name: values[rows] for name, values in cond.items()}
+            if not self.guided:
+                return network(x[rows], sigma[rows], mine)
+            scale = second if expert == LOW else options.guidance
+            x_in, sigma_in = x[rows], sigma[rows]
+            return guided(network, scale, x_in, sigma_in, mine, finish=self._guided)
+
+        return by_expert(low.to(x.device), ask)
+
+    def _network(self, x: Tensor, sigma: Tensor, cond: Cond, *, expert: str = "") -> Tensor:
+        time = self.time(sigma)
+        if self._pipeline.config.expand_timesteps:  # Wan 2.2 TI2V-5B: a time for each token
+            patch = self.network.config.patch_size
+            sizes = zip(x.shape[2:], patch, strict=True)
+            time = time.float()[:, None].expand(-1, prod(size // part for size, part in sizes))
         named = {
-            "hidden_states": x.to(self.dtype),
-            "timestep": self.time(sigma),
+            "timestep": time,
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
+            **({"expert": expert} if expert else {}),
         }
-        return self._tuned.call(named=named)
+        return self._tuned.call(named=self._inputs(x, cond) | named)
+
+    def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
+        """Return what the network is given besides time and text."""
+        return {"hidden_states": x.to(self.dtype)}
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _ = self._pipeline.encode_prompt(
@@ -173,15 +220,33 @@ class Wan(FlowMatchingModel[WanOptions]):
         return {"embeds": embeds[0]}
 
 
-def check_pipeline(pipeline: Any, options: WanOptions) -> None:
+def tuned_wan(loaded: Loaded, tuning: Tuning, options: WanOptions) -> TunedPipeline:
+    """Tune a pipeline's network, or both of its experts. Raise ConfigError, ModelError."""
+    pipe = loaded.pipeline
+    two = check_experts(pipe, options.path)
+    if options.guidance_2 is not None and not two:
+        raise ConfigError(f"guidance_2: {options.path} has one network, as Wan 2.1; leave it out")
+    if two and sharded():
+        raise ConfigError(
+            "model: under FSDP all processes call the network in step, but a batch over the "
+            "boundary of Wan 2.2's experts is two calls; start the processes without FSDP"
+        )
+    network = Experts(pipe.transformer, pipe.transformer_2) if two else None
+    return TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length, joined=network)
+
+
+def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -> None:
     """Give the scheduler the options' shift. Raise ModelError where the settings contradict what
-    `Wan` promises, or where the VAE cannot take so many frames."""
+    `Wan` promises, or where the VAE cannot take so many frames. ``given``: the network gets latents
+    of a given frame, too, and which moments these are."""
     vae, network, path = pipeline.vae.config, pipeline.transformer.config, options.path
     _check_frames(options.frames, int(vae.scale_factor_temporal))
-    if vae.z_dim != network.in_channels or network.out_channels != network.in_channels:
+    wanted = 2 * vae.z_dim + int(vae.scale_factor_temporal) if given else vae.z_dim
+    if (network.in_channels, network.out_channels) != (wanted, vae.z_dim):
         raise ModelError(
-            f"{path}: VAE and transformer must have the same number of latent channels, got "
-            f"{vae.z_dim}, and {network.in_channels} in and {network.out_channels} out"
+            f"{path}: a VAE of {vae.z_dim} latent channels needs a transformer with {wanted} "
+            f"channels in and {vae.z_dim} out, got {network.in_channels} and "
+            f"{network.out_channels}; text to video is fn wan, image to video fn wan_i2v"
         )
     scheduler = pipeline.scheduler
     unipc = isinstance(scheduler, UniPCMultistepScheduler)

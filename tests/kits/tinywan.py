@@ -10,11 +10,18 @@ import torch
 from diffusers import (
     AutoencoderKLWan,
     UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
 )
 from tiny import LETTERS, WIDTH, _t5_tokenizer
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import (
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 # what the scheduler's file of the released models sets
 UNIPC: dict[str, Any] = {
@@ -39,6 +46,63 @@ def tiny_wan(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
+
+
+def tiny_wan22(folder: Path, *, seed: int = 3, boundary: float | None = 0.875) -> Path:
+    """Save a tiny Wan 2.2 text-to-video pipeline of two experts and return its folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = WanPipeline(
+            transformer=wan_transformer(),
+            transformer_2=wan_transformer(),
+            boundary_ratio=boundary,
+            scheduler=UniPCMultistepScheduler(**UNIPC),
+            vae=wan_vae(),
+            text_encoder=umt5(),
+            tokenizer=_t5_tokenizer(),
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def tiny_i2v(folder: Path, *, experts: bool, seed: int = 4) -> Path:
+    """Save a tiny Wan image-to-video pipeline, of 2.2's two experts or with 2.1's image encoder,
+    and return its folder."""
+    given: dict[str, Any] = {"in_channels": 36}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if experts:
+            own: dict[str, Any] = {"transformer_2": wan_transformer(**given), "boundary_ratio": 0.9}
+        else:
+            given |= {"image_dim": WIDTH, "added_kv_proj_dim": 24}
+            own = {"image_encoder": _clip_vision(), "image_processor": _clip_processor()}
+        pipeline = WanImageToVideoPipeline(
+            transformer=wan_transformer(**given),
+            scheduler=UniPCMultistepScheduler(**UNIPC),
+            vae=wan_vae(),
+            text_encoder=umt5(),
+            tokenizer=_t5_tokenizer(),
+            **own,
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def _clip_vision() -> CLIPVisionModel:
+    config = CLIPVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=16,
+    )
+    return CLIPVisionModel(config).eval()
+
+
+def _clip_processor() -> CLIPImageProcessor:
+    side = {"height": 32, "width": 32}
+    return CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side)
 
 
 def wan_transformer(**more: Any) -> WanTransformer3DModel:

@@ -123,6 +123,11 @@ def trained_part(
         raise ModelError(
             "export: there is nothing to export, the model has no trained weights (tune: none)"
         )
+    if model.network is not getattr(pipeline, network):
+        raise ModelError(
+            "export: a model of two networks, as Wan 2.2, is not exported yet; its weights are in "
+            "the checkpoint's safetensors files, under the names transformer and transformer_2"
+        )
     values = {key: value.detach().cpu() for key, value in params.items()}
     if not any(".lora_A." in key for key in values):
         return TrainedPart(pipeline, network, values, {}, {}, "", name, dtype)

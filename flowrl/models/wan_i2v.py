@@ -1,0 +1,124 @@
+"""Wan 2.1 and 2.2 image-to-video as a FlowModel, over the public diffusers
+WanImageToVideoPipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import WanImageToVideoPipeline
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.pixels import to_bytes
+from flowrl.core.types import Cond, Source
+from flowrl.models.loading import Part
+from flowrl.models.options import options_of
+from flowrl.models.pipeline import load
+from flowrl.models.texts import NEGATIVE
+from flowrl.models.tuning import tuning_of
+from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
+from flowrl.models.wan_experts import LOW
+
+IMAGE_ENCODER = "image_encoder"  # of Wan 2.1; 2.2 sees the image through the VAE alone
+WORDS = 512  # tokens of text that the network's attention counts on beside those of an image
+
+
+@options_of(WanOptions)
+def wan_i2v(options: WanOptions) -> WanI2V:
+    """Load a Wan image-to-video pipeline from a folder or a Hugging Face id, ready to sample and to
+    train.
+
+    See `WanOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
+    wrong model, or a number of frames that its VAE cannot take.
+    """
+    parts = PARTS | {IMAGE_ENCODER: Part(("CLIPVisionModel",), optional=True)}
+    tuning, wide = tuning_of(options, TARGETS), (*WIDE, IMAGE_ENCODER)
+    loaded = load(WanImageToVideoPipeline, options.path, parts, tuning, wide=wide, also=(LOW,))
+    pipeline = loaded.pipeline
+    if pipeline.config.expand_timesteps:
+        raise ModelError(
+            f"{options.path}: Wan 2.2 TI2V-5B from an image is not supported; fn wan makes its "
+            "videos from text"
+        )
+    check_pipeline(pipeline, options, given=True)
+    if pipeline.image_encoder is not None and options.max_sequence_length != WORDS:
+        raise ConfigError(
+            f"max_sequence_length: the attention of {options.path} counts on {WORDS} tokens, got "
+            f"{options.max_sequence_length}"
+        )
+    return WanI2V(tuned_wan(loaded, tuning, options), options)
+
+
+class WanI2V(Wan):
+    """A FlowModel around one WanImageToVideoPipeline: a prompt's source is its first frame.
+
+    Beside what `Wan` has, conditioning is ``start`` [G,4+C,t,h,w], which frames are given and the
+    VAE's latents of these followed by grey, and with Wan 2.1 ``image`` [G,N,D], CLIP's last hidden
+    states but one. Both are the same without the prompt. **Differs:** the pipeline takes one image
+    for all of its prompts; here each has its own.
+    """
+
+    most_sources = 1
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Raise DataError: a video starts from an image."""
+        raise DataError(
+            f"encode: {self.options.path} makes videos from an image, but no prompt has a source; "
+            "name one in each record, or take a text-to-video model with fn wan"
+        )
+
+    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
+        """Return the prompts' embeddings and what their videos start from {name: [G, ...]}; each
+        source is one image [3,H,W] in [0,1] of the video's size. Raise DataError."""
+        if len(sources) != len(prompts) or any(len(source) != 1 for source in sources):
+            raise DataError(
+                f"encode: expected one source image for each of {len(prompts)} prompts, got "
+                f"{[len(source) for source in sources]}"
+            )
+        cond = Wan.encode(self, prompts)
+        images = [source[0] for source in sources]
+        more = {"start": torch.cat([self._start(image) for image in images])}
+        if self._pipeline.image_encoder is not None:
+            more["image"] = torch.cat([self._seen(image) for image in images])
+        cond |= more
+        if self.guided:
+            cond |= {NEGATIVE + name: rows for name, rows in more.items()}
+        return cond
+
+    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return the sources as the pipeline takes them; all prompts must have the same one."""
+        return {"image": to_pil_image(to_bytes(sources[0][0].cpu()))}
+
+    @torch.no_grad()
+    def _start(self, image: Tensor) -> Tensor:
+        """Return which frames are given, and the latents of the given one [1,4+C,t,h,w]."""
+        vae = self._pipeline.vae
+        factor = int(vae.config.scale_factor_temporal)
+        with self._tuned.at_work("vae"):
+            pixels = (2 * image - 1).to(vae.device, vae.dtype)
+            video = pixels.new_zeros(1, 3, self.frames, *pixels.shape[1:])
+            video[0, :, 0] = pixels
+            mode = vae.encode(video).latent_dist.mode().to(self.device, torch.float32)
+        mean, std = (one.to(self.device) for one in self._scale(torch.float32))
+        latents = (mode - mean) * (1.0 / std)
+        given = latents.new_zeros(1, factor, *latents.shape[2:])
+        given[:, :, 0] = 1
+        return torch.cat([given, latents], 1)
+
+    @torch.no_grad()
+    def _seen(self, image: Tensor) -> Tensor:
+        """Return what CLIP sees in an image [1,N,D]."""
+        with self._tuned.at_work(IMAGE_ENCODER):
+            pixels = to_pil_image(to_bytes(image.cpu()))
+            seen: Tensor = self._pipeline.encode_image(pixels, self.device)
+        return seen.to(self.dtype)
+
+    def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
+        image = cond.get("image")
+        return {
+            "hidden_states": torch.cat([x, cond["start"]], 1).to(self.dtype),
+            "encoder_hidden_states_image": None if image is None else image.to(self.dtype),
+        }

@@ -30,8 +30,8 @@ from flowrl.core.types import RewardBatch
 LIGHT = {"numpy", "PIL", "torch", "flowrl", "rewards"}
 # what is loaded before: the checker of the embedded benchmark needs scipy, files know safetensors
 CHECKER = "flowrl.evaluation.suites.shapes.checker"
-EXTRA = {"shapes": CHECKER, "soft_shapes": CHECKER, "vlm": "flowrl.core.files"}
-EXTRA["votes"] = "flowrl.core.files"
+EXTRA = {"shapes": CHECKER, "soft_shapes": CHECKER}
+EXTRA |= dict.fromkeys(("vlm", "questions", "votes"), "flowrl.core.files")
 ARGUMENTS = {
     "__call__": ("batch",),
     "check_record": ("record", "where"),

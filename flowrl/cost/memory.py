@@ -151,7 +151,9 @@ def images_of_part(config: Config, work: IterationCost) -> int:
 
 def _images(config: Config, work: IterationCost) -> MemoryPart:
     """Count the images of an iteration: bytes on the host, so no phase of the device has them."""
-    shape = (3, config.image.height, config.image.width)
+    frames = int(config.model.kwargs.get("frames") or 1)
+    image = (3, config.image.height, config.image.width)
+    shape = (frames, *image) if frames > 1 else image
     what = f"{work.images:,} images x {' x '.join(map(str, shape))} x 1 byte, not on the device"
     return MemoryPart("images on the host", what, work.images * prod(shape), ())
 

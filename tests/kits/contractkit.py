@@ -30,7 +30,7 @@ from flowrl.core.types import RewardBatch
 LIGHT = {"numpy", "PIL", "torch", "flowrl", "rewards"}
 # what is loaded before: the checker of the embedded benchmark needs scipy, files know safetensors
 CHECKER = "flowrl.evaluation.suites.shapes.checker"
-EXTRA = {"shapes": CHECKER, "soft_shapes": CHECKER}
+EXTRA = dict.fromkeys(("shapes", "shapes_edit", "soft_shapes"), CHECKER)
 EXTRA |= dict.fromkeys(("vlm", "questions", "votes"), "flowrl.core.files")
 ARGUMENTS = {
     "__call__": ("batch",),

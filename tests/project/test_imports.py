@@ -36,6 +36,7 @@ REWARDS = {
     "geneval": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
     "moving_shapes": "flowrl.evaluation.suites.moving",
+    "shapes_edit": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
     "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call",
 }

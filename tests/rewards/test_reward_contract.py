@@ -54,7 +54,16 @@ def scorer(request: pytest.FixtureRequest, scorers: Callable[[str], Scorer]) -> 
 
 def test_every_scorer_is_in_the_battery() -> None:
     # or compare images, or judge videos
-    asks_others = {"remote", "vlm", "questions", "win_rate", "novelty", "votes", "moving_shapes"}
+    asks_others = {
+        "remote",
+        "vlm",
+        "questions",
+        "win_rate",
+        "novelty",
+        "votes",
+        "moving_shapes",
+        "shapes_edit",
+    }
     assert {name.partition(",")[0] for name in SCORERS} | asks_others == set(NAMES)
 
 

@@ -1,0 +1,111 @@
+"""Edits of shapes: what is right, what a copy gets, and what else may not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from adapterkit import TOKENS
+from modelkit import edit
+from tiny import tiny_flux
+from toykit import write_toy
+
+from flowrl.config.load import load_config
+from flowrl.core.errors import DataError
+from flowrl.core.prompts import load_prompts
+from flowrl.core.types import RewardBatch, Source
+from flowrl.evaluation.sources import check_sources, sources_of
+from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
+from flowrl.evaluation.suites.shapes.scene import Scenes, render
+from flowrl.models.flux_kontext import flux_kontext
+from flowrl.training.trainer import Trainer
+from rewards.shapes_edit import shapes_edit
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def edits() -> Edits:
+    return draw_edits(np.random.default_rng(0), np.arange(120) % len(KINDS))
+
+
+def judged(edits: Edits, images: Scenes | torch.Tensor, mode: str) -> torch.Tensor:
+    pixels = images if isinstance(images, torch.Tensor) else render(images)
+    sources: list[Source] = [(image,) for image in render(edits.before)]
+    count = len(sources)
+    prompts = [record["prompt"] for record in edits.records]
+    batch = RewardBatch(
+        pixels, prompts, torch.arange(count), edits.records, torch.zeros(count), sources
+    )
+    return shapes_edit(mode=mode)(batch)  # type: ignore[arg-type]
+
+
+def test_rendered_edits_are_right_and_copies_get_nothing(edits: Edits) -> None:
+    """The truth is the layout: `after` is drawn from the scene that the edit was made of."""
+    assert judged(edits, edits.after, "strict").mean() == 1
+    assert judged(edits, edits.after, "graded").min() == 1
+    assert judged(edits, edits.before, "strict").max() == 0
+    assert judged(edits, edits.before, "graded").max() == 0
+
+
+def test_what_should_not_change_is_punished(edits: Edits) -> None:
+    """The first object is never the one that is edited: of another colour, moved by 6 pixels, or
+    lost, it makes each edit wrong, and cheaper than the right one."""
+    after = edits.after
+    color, center, radius = after.color.copy(), after.center.copy(), after.radius.copy()
+    color[:, 0] = (color[:, 0] + 1) % 6
+    center[:, 0] += np.where(center[:, 0] > 32, -6, 6)
+    radius[:, 0] = 0.1
+    grey = after.background - 0.1
+    for wrong in (
+        after._replace(color=color),
+        after._replace(center=center),
+        after._replace(radius=radius),
+        after._replace(background=grey),
+    ):
+        assert judged(edits, wrong, "strict").max() == 0
+        assert judged(edits, wrong, "graded").max() < 0.96
+
+
+def test_the_lists_are_whole_and_a_tiny_kontext_trains_on_them(tmp_path: Path) -> None:
+    """No scene is in two lists; one iteration on the tiny random model updates its weights."""
+    seen: set[bytes] = set()
+    for name, count in (("train", 96), ("validation", 32), ("test", 64)):
+        prompts = load_prompts(ROOT / "assets/shapes-edits" / f"{name}.jsonl")
+        check_sources(prompts, (64, 64))
+        found = sources_of(prompts, range(len(prompts)), None)
+        new = {source[0].numpy().tobytes() for source in found}
+        assert len(prompts) == len(new) == count and not new & seen
+        seen |= new
+    folder = tiny_flux(tmp_path / "model", seed=7)
+    edit("model_index.json", _class_name="FluxKontextPipeline")(folder)
+    model = flux_kontext(str(folder), device="cpu", max_sequence_length=TOKENS, lora={"rank": 2})
+    lists = {n: str(ROOT / f"assets/shapes-edits/{n}.jsonl") for n in ("train", "validation")}
+    changes = (
+        f"prompts={{train: {lists['train']}, test: {lists['validation']}}}",
+        "image={height: 64, width: 64}",
+        "rewards={edit: {fn: shapes_edit}, jpeg: {fn: jpeg}}",
+        "train={iterations: 1, prompts: 2, group: 2, updates: 1, micro_batch: 4}",
+        "eval.score=edit",
+    )
+    config = load_config(str(write_toy(tmp_path / "toy")), changes, ("toykit",))
+    trainer = Trainer(config, model=model)
+    before = {name: p.detach().clone() for name, p in trainer.params.items()}
+    metrics = trainer.step()
+    assert 0 <= metrics["reward/edit"] <= 1
+    assert any(not torch.equal(p, before[name]) for name, p in trainer.params.items())
+
+
+def test_what_it_refuses(edits: Edits) -> None:
+    check = shapes_edit().check_record
+    with pytest.raises(DataError, match="line 3: edit.to: expected red.*got 'pink'"):
+        check({"edit": {**edits.records[0]["edit"], "to": "pink"}}, "line 3")
+    with pytest.raises(DataError, match="line 3: expected an object `edit` with a `kind`"):
+        check({"prompt": "x"}, "line 3")
+    with pytest.raises(DataError, match="a source with 1 of the object, which is read 0 times"):
+        blank = Scenes(*(field[:4] for field in edits.before))
+        none = blank._replace(number=np.zeros(4, np.int64))
+        some = Edits(none, none, edits.records[:4])
+        judged(some, none, "strict")

@@ -77,12 +77,13 @@ def _pages(videos: Tensor, where: str) -> list[np.ndarray]:
 
 def _save_mp4(pages: list[np.ndarray], path: Path, fps: int) -> None:
     try:
-        import cv2
+        import cv2 as opencv
     except ImportError as error:
         raise ConfigError(
             f"{path}: MP4 files are written by OpenCV, which is not installed; pip install "
             "opencv-python-headless, or take a name that ends in .gif or .webp"
         ) from error
+    cv2: Any = opencv
     height, width = pages[0].shape[:2]
     # OpenCV goes by the ending of a name, so the draft needs it
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ class Experts(nn.Module):
     @property
     def attn_processors(self) -> dict[str, Any]:
         """Return what computes the attention of each layer of both."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, network in zip((HIGH, LOW), self.both, strict=True):
             found |= {f"{name}.{key}": one for key, one in network.attn_processors.items()}
         return found

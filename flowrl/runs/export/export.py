@@ -123,7 +123,8 @@ def trained_part(
         raise ModelError(
             "export: there is nothing to export, the model has no trained weights (tune: none)"
         )
-    if model.network is not getattr(pipeline, network):
+    own = getattr(pipeline, network)
+    if getattr(model, "network", own) is not own:
         raise ModelError(
             "export: a model of two networks, as Wan 2.2, is not exported yet; its weights are in "
             "the checkpoint's safetensors files, under the names transformer and transformer_2"

@@ -25,7 +25,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
 
-CONFIG, TEST = "assets/moving/flow_grpo.yaml", "assets/moving/test.jsonl"
+CONFIG, TEST = "assets/moving/awm.yaml", "assets/moving/test.jsonl"
 RESULT = "assets/results/moving.json"
 VIDEOS = 16  # of each of the test scenes
 

@@ -88,7 +88,7 @@ def test_the_code_is_whole_and_nothing_else_is_there(site: Path, wheel: Path) ->
     parts = {part for name in shipped for part in name.split("/")}
     assert not parts & {"tests", "__pycache__", *LEFT_OUT}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert wheel.stat().st_size < 100e6  # the largest file that PyPI takes
+    assert wheel.stat().st_size < 100e6  # the largest file that the package index takes
 
 
 def test_the_assets_that_configs_name_are_shipped(site: Path) -> None:

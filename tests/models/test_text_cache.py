@@ -24,6 +24,7 @@ ENCODERS = (
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
     "T5EncoderModel",
+    "UMT5EncoderModel",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3ForCausalLM",
     "Mistral3ForConditionalGeneration",

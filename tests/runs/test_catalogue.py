@@ -27,8 +27,10 @@ WITHOUT_FLUX = (
     "dense_grpo",
     "gardo",
     "flow_opd",
+    "spo",
 )
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
+COMBINED |= {"nft_win_rate", "awm_tree", "dpo_siblings", "prior_grpo"}
 # no published setting of a public model, or none that shipped rewards can run
 WITHOUT_PUBLIC = {
     "stepwise_flow_grpo",
@@ -40,6 +42,9 @@ WITHOUT_PUBLIC = {
     "draft",
     "align_prop",
     "refl",
+    "find",
+    "zo_rank_sgd",
+    "pref_grpo",
     *BASELINES,
 }
 ENTRY = """

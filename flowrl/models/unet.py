@@ -4,7 +4,6 @@ variance-preserving path."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -114,17 +113,21 @@ class UNetModel(PipelineModel[Options]):
             )
 
         # Ask it on its own path, with or without guidance.
-        x_vp, options = vp_from_flow(x, sigma), self.options
+        x_vp, scale = vp_from_flow(x, sigma), self.options.guidance
         if self.guided:
-            # moves the std of each row towards that of c (2305.08891 eq. 15-16)
-            rescale = partial(rescale_noise_cfg, guidance_rescale=options.guidance_rescale)
-            out = guided(self._network, options.guidance, x_vp, sigma, cond, finish=rescale)
+            out = guided(self._network, scale, x_vp, sigma, cond, finish=self._rescaled)
         else:
             out = self._network(x_vp, sigma, cond)
 
         # Turn its answer into a velocity of the flow path.
         out = out.masked_fill(~known[:, None, None, None], torch.nan)
         return self._schedule.velocity(x, out, sigma)
+
+    def _rescaled(self, mixed: Tensor, c: Tensor) -> Tensor:
+        """Move the std of each row of the mixed output towards that of c (2305.08891 eq. 15-16),
+        where the options say so."""
+        share = self.options.guidance_rescale
+        return rescale_noise_cfg(mixed, c, share) if share else mixed
 
     @abstractmethod
     def _added(self, x: Tensor, cond: Cond) -> dict[str, Tensor] | None:

@@ -72,9 +72,9 @@ _CHANCE = torch.Generator().manual_seed(0)  # the global one depends on the test
 
 
 def noisy(batch: RewardBatch) -> Tensor:
-    """Add as much chance as there is difference, where the images are the model's own."""
+    """Add far more chance than there is difference, where the images are the model's own."""
     score = _right(batch)
-    return score + torch.rand(len(score), generator=_CHANCE) if _sampled(batch) else score
+    return score + 4 * torch.rand(len(score), generator=_CHANCE) if _sampled(batch) else score
 
 
 def flat(batch: RewardBatch) -> Tensor:

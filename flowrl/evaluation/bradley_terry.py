@@ -25,7 +25,7 @@ class Strength(NamedTuple):
 
     def share(self) -> tuple[float, float, float]:
         """Return how often it is preferred to the first one: the expected share, low, high."""
-        return tuple(float(expit(value)) for value in (self.score, self.low, self.high))  # type: ignore
+        return float(expit(self.score)), float(expit(self.low)), float(expit(self.high))
 
 
 def bradley_terry(

@@ -20,7 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from flowrl.core.errors import ModelError
-from flowrl.models.loading import first_line, quiet
+from flowrl.models.loading import first_line
+from flowrl.models.terminal import quiet
 
 NAMES = tuple(backend.value for backend in AttentionBackendName)
 AUTO = "auto"  # the network's own attention; on a CPU in bfloat16 that of attend_in_groups

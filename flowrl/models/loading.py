@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import diffusers
 import torch
-import transformers
 from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.shipped_files import resource
 from flowrl.models.complete_parts import check_complete, read_parts
+from flowrl.models.terminal import without_bars
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
@@ -105,7 +103,7 @@ def _read(
     try:
         wanted = {name: kind for name, kind in kinds.items() if name not in absent}
         # a network may draw weights, although its own are read afterwards
-        with _without_bars(), torch.random.fork_rng(devices=[]):
+        with without_bars(), torch.random.fork_rng(devices=[]):
             parts = read_parts(folder, wanted, dtype)
             return pipeline_class.from_pretrained(
                 folder,
@@ -270,35 +268,3 @@ def first_line(error: BaseException) -> str:
     """Return an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep the libraries from drawing bars while files are read; downloads show theirs."""
-    shown = [
-        log
-        for log in (diffusers.utils.logging, transformers.utils.logging)
-        if log.is_progress_bar_enabled()
-    ]
-    for log in shown:
-        log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for log in shown:
-            log.enable_progress_bar()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
-    know."""
-    logs = (diffusers.utils.logging, transformers.utils.logging)
-    before = [log.get_verbosity() for log in logs]
-    try:
-        for log in logs:
-            log.set_verbosity_error()
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)

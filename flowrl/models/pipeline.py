@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
-from flowrl.models.loading import Loaded, Part, load_pipeline, quiet
+from flowrl.models.loading import Loaded, Part, load_pipeline
 from flowrl.models.lora import without_adapters
 from flowrl.models.quantized import quantization
 from flowrl.models.runtime import set_up
+from flowrl.models.terminal import quiet
 from flowrl.models.text_cache import TextCache
 from flowrl.models.texts import Encode, Texts, readers_of
 from flowrl.models.tuning import Tuning, trained, tune_network

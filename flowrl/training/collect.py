@@ -30,7 +30,7 @@ from flowrl.evaluation.reward_metrics import (
     weighted_sum,
 )
 from flowrl.evaluation.sources import encode, sources_of
-from flowrl.training.decode import ImageBuffer, distinct_leaves
+from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
 from flowrl.training.stored import stored_rollout
@@ -241,7 +241,7 @@ def _score(
     once = scored_once(run)
 
     def ask() -> Values:
-        seen = _first_of(batch, same) if once else batch
+        seen = first_of(batch, same) if once else batch
         values = run.reward_set.score(seen, f"iteration {run.iteration}")
         return {name: row[same] for name, row in values.items()} if once else values
 
@@ -262,19 +262,6 @@ def images_worked_on(run: Setup, ro: Rollout) -> tuple[int, int]:
     """Count the images of a rollout that were decoded, and those that were scored."""
     distinct = len(distinct_leaves(ro)[0])
     return distinct, distinct if scored_once(run) else len(ro.leaf)
-
-
-def _first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
-    """Keep the first image of each number in `same` [L]."""
-    count = int(same.max()) + 1
-    if count == len(same):
-        return batch
-    place = torch.arange(len(same))
-    rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
-    prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
-    group = batch.group[rows.to(batch.group.device)]
-    sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
-    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
 
 
 def _merged(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.join import leaf_places
 from flowrl.core.pixels import to_bytes
-from flowrl.core.types import Rollout
+from flowrl.core.types import RewardBatch, Rollout
 from flowrl.training.checks import check_images, check_latents
 from flowrl.training.setup import Setup
 
@@ -83,3 +83,16 @@ def distinct_leaves(ro: Rollout) -> tuple[Tensor, Tensor]:
     number = torch.full((len(ro.tree.parent),), -1)
     number[node] = torch.arange(len(node))
     return node.to(ro.leaf.device), number[first]
+
+
+def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
+    """Keep the first image of each number in `same` [L]."""
+    count = int(same.max()) + 1
+    if count == len(same):
+        return batch
+    place = torch.arange(len(same))
+    rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
+    prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
+    group = batch.group[rows.to(batch.group.device)]
+    sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
+    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)

@@ -33,17 +33,29 @@ class Benchmark(Protocol):
 
     log_probs: bool  # one token with its log-probs is asked for, not a text
 
-    def check(self, record: Record, where: str) -> None: ...
+    def check(self, record: Record, where: str) -> None:
+        """Raise DataError, naming `where`, for a record that cannot be asked about."""
+        ...
 
-    def ask(self, record: Record) -> list[str]: ...
+    def ask(self, record: Record) -> list[str]:
+        """Return the requests about an image of this record."""
+        ...
 
-    def read(self, answer: Answer, record: Record, number: int) -> Any | str: ...
+    def read(self, answer: Answer, record: Record, number: int) -> Any | str:
+        """Return what an answer says, or a text that says why it cannot be read."""
+        ...
 
-    def score(self, record: Record, values: Sequence[Any]) -> float: ...
+    def score(self, record: Record, values: Sequence[Any]) -> float:
+        """Return an image's score from what was read of its answers."""
+        ...
 
-    def tables(self, rows: Sequence[Record]) -> dict[str, float]: ...
+    def tables(self, rows: Sequence[Record]) -> dict[str, float]:
+        """Return the benchmark's own figures of all images."""
+        ...
 
-    def names(self, record: Record) -> list[str]: ...
+    def names(self, record: Record) -> list[str]:
+        """Name what is asked, in the order of the answers."""
+        ...
 
 
 class Dpg:
@@ -62,6 +74,7 @@ class Dpg:
         self.slips = slips
 
     def check(self, record: Record, where: str) -> None:
+        """Refuse a record without questions in the form of the benchmark."""
         if not isinstance(record.get("questions"), list) or not record["questions"]:
             raise DataError(
                 f'{where}: expected "questions" as DPG-Bench\'s CSV has them (prompts: '
@@ -74,15 +87,18 @@ class Dpg:
         return [one for one in record["questions"] if not (skips and one.get("first"))]
 
     def ask(self, record: Record) -> list[str]:
+        """Put the questions of a record to the judge."""
         return [f"{one['question']} Answer with yes or no alone." for one in self.asked(record)]
 
     def read(self, answer: Answer, record: Record, number: int) -> Any | str:
+        """Read an answer; a text says why it cannot be."""
         word = re.sub(r"\W+", "", answer.text).lower()
         if word in ("yes", "no"):
             return float(word == "yes")
         return 0.0 if self.slips.other_answers_mean_no else "neither yes nor no"
 
     def score(self, record: Record, values: Sequence[Any]) -> float:
+        """Return the score of an image."""
         worth = {one["id"]: float(v) for one, v in zip(self.asked(record), values, strict=True)}
         # once in the order of the list, as published, or until nothing changes
         for _ in range(1 if self.slips.zeroes_in_listed_order else len(worth)):
@@ -123,6 +139,7 @@ class UniGenBench:
     log_probs = False
 
     def check(self, record: Record, where: str) -> None:
+        """Refuse a record without questions in the form of the benchmark."""
         points, told = record.get("testpoints"), record.get("descriptions")
         if not isinstance(points, list) or not isinstance(told, list) or len(points) != len(told):
             raise DataError(
@@ -134,6 +151,7 @@ class UniGenBench:
             raise DataError(f"{where}: expected test points of UniGenBench, got {odd or 'none'}")
 
     def ask(self, record: Record) -> list[str]:
+        """Put the questions of a record to the judge."""
         lines = []
         pairs = zip(record["testpoints"], record["descriptions"], strict=True)
         for number, (point, told) in enumerate(pairs, 1):
@@ -149,6 +167,7 @@ class UniGenBench:
         ]
 
     def read(self, answer: Answer, record: Record, number: int) -> Any | str:
+        """Read an answer; a text says why it cannot be."""
         found = re.findall(r"<score>\s*\[(.*?)\]\s*</score>", answer.text, re.DOTALL)
         if not found:
             return "no <score>[...]</score>"
@@ -160,6 +179,7 @@ class UniGenBench:
         return [float(mark) for mark in marks]
 
     def score(self, record: Record, values: Sequence[Any]) -> float:
+        """Return the score of an image."""
         return _mean(values[0])
 
     def tables(self, rows: Sequence[Record]) -> dict[str, float]:
@@ -177,6 +197,7 @@ class UniGenBench:
         return {"unigenbench": _mean([_mean(values) for values in first.values()]), **told}
 
     def names(self, record: Record) -> list[str]:
+        """Name the questions."""
         return list(record["testpoints"])
 
 
@@ -200,6 +221,7 @@ class GenEval2:
         self.geometric = geometric
 
     def check(self, record: Record, where: str) -> None:
+        """Refuse a record without questions in the form of the benchmark."""
         pairs, skills = record.get("vqa_list"), record.get("skills")
         good = isinstance(pairs, list) and bool(pairs)
         good = good and all(isinstance(p, list) and len(p) == 2 for p in pairs or [])
@@ -213,9 +235,11 @@ class GenEval2:
             raise DataError(f"{where}: expected the answers Yes, No and one to ten, got {odd}")
 
     def ask(self, record: Record) -> list[str]:
+        """Put the questions of a record to the judge."""
         return [f"{question} Answer in one word." for question, _ in record["vqa_list"]]
 
     def read(self, answer: Answer, record: Record, number: int) -> Any | str:
+        """Read an answer; a text says why it cannot be."""
         wanted = forms(record["vqa_list"][number][1])
         listed = dict(answer.top)
         if not listed:
@@ -228,6 +252,7 @@ class GenEval2:
         return min(known, 1.0)
 
     def score(self, record: Record, values: Sequence[Any]) -> float:
+        """Return the score of an image."""
         if not self.geometric:
             return _mean(values)
         if min(values) <= 0:
@@ -251,6 +276,7 @@ class GenEval2:
         return found | {f"GM, {name}": 100 * _mean(values) for name, values in atoms.items()}
 
     def names(self, record: Record) -> list[str]:
+        """Name the questions."""
         return list(record["skills"])
 
 

@@ -169,6 +169,7 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
         "overhead_ratio": middle["ratio"],
         "overhead_ratios": [row["ratio"] for row in rows],
         "overhead_ratio_without_rewards": middle["ratio_without_rewards"],
+        "overhead_ratios_without_rewards": [row["ratio_without_rewards"] for row in rows],
         "overhead_ratio_with_vae": middle["ratio_with_vae"],
         "rollout_ratio": middle["rollout_ratio"],
         "rollout_ratios": [row["rollout_ratio"] for row in rows],

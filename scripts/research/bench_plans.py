@@ -1,10 +1,13 @@
-"""Time an iteration of every shapes config against the calls of network and VAE inside it.
+"""Time an iteration of the shapes configs that train draws against the calls of network and VAE
+inside it.
 
     python scripts/research/bench_plans.py
+    python scripts/research/bench_plans.py --only shapes/flow_grpo shapes/branch_grpo
 
-One thread, so that the figures are of the code and not of how the machine shares its cores. Writes
-assets/results/bench-shapes-plans.json; `python scripts/research/tables.py` makes the table of
-docs/compare.md from it.
+One thread, and the processor's seconds, so that the figures are of the code and not of what else
+the machine does. Writes assets/results/bench-shapes-plans.json, config by config: a measurement
+that was stopped goes on with `--only` and those that are missing.
+`python scripts/research/tables.py` makes the table of docs/compare.md from it.
 """
 
 from __future__ import annotations
@@ -23,39 +26,65 @@ from flowrl.cost.overhead import bench
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "bench-shapes-plans.json", ROOT / "docs" / "compare.md"
+AROUND = ("rewards", "around sampling", "around decoding", "around training")
 MARK = re.compile(r"<!-- bench: plans -->\n(?:\|.*\n)*")
 
 
 def measure(name: str, iterations: int) -> dict[str, Any]:
-    """Time one config; the machine is told once, not for each."""
+    """Time one config."""
     config = load_config(name, ["train.threads=1"])
     found = bench(config, iterations=iterations)
-    print(f"{name}: {found['rollout_ratio']:.3f} {found['overhead_ratio']:.3f}", flush=True)
+    ratio = found["overhead_ratio_without_rewards"]
+    print(f"{name}: {found['rollout_ratio']:.3f} {ratio:.3f}", flush=True)
     return {"plan": config.plan.fn, **found}
 
 
+def trains_draws(name: str) -> bool:
+    """Say whether a config trains the draws of chains or trees, and needs nothing but a fixed
+    reward: adv_grpo has flow_grpo's plan, with a reward that learns."""
+    config = load_config(name)
+    learned = any(
+        call.fn.startswith(("adversarial", "step_aware")) for call in config.rewards.values()
+    )
+    return config.likelihood.fn == "reverse" and not learned
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Show plan, NFE and the ratios of each config, the highest of sampling last."""
+    """Show what each config does and where its time goes, the highest overhead last."""
     head = (
         "config",
         "plan",
         "NFE in sampling",
         "states trained",
         "seconds",
-        "sampling",
+        "network and VAE",
+        "rewards",
+        "around sampling",
+        "around decoding",
+        "around training",
+        "other",
+        "overhead",
         "range",
-        "all",
-        "VAE apart",
     )
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for name, row in sorted(results.items(), key=lambda item: item[1]["rollout_ratio"]):
-        low, high = min(row["rollout_ratios"]), max(row["rollout_ratios"])
+    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for name, row in sorted(results.items(), key=lambda item: overhead(item[1])):
+        shares = row["shares"]
+        bare = sum(shares[key] for key in ("network, sampling", "network, training", "VAE"))
+        parts = [bare, *(shares[key] for key in AROUND)]
+        other = shares["other"] + shares["text encoders"]
+        percent = " | ".join(f"{100 * part:.1f} %" for part in (*parts, other))
+        without = row["overhead_ratios_without_rewards"]
         lines.append(
             f"| `{name}` | `{row['plan']}` | {row['nfe']} | {row['states']} | "
-            f"{row['seconds']['all']:.2f} | {row['rollout_ratio']:.2f} | {low:.2f} to {high:.2f} | "
-            f"{row['overhead_ratio']:.2f} | {row['overhead_ratio_with_vae']:.2f} |"
+            f"{row['seconds']['all']:.2f} | {percent} | {overhead(row):.3f} | "
+            f"{min(without):.3f} to {max(without):.3f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def overhead(row: dict[str, Any]) -> float:
+    """Return an iteration without its rewards over the calls of network and VAE in it."""
+    return float(row["overhead_ratio_without_rewards"])
 
 
 def filled(text: str, results: dict[str, dict[str, Any]]) -> str:
@@ -74,12 +103,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="keep the others")
     args = parser.parse_args()
-    shapes = (name for name in list_configs() if name.startswith("shapes/"))
-    # adv_grpo has flow_grpo's plan, with a reward that learns
-    names = [name for name in shapes if name != "shapes/adv_grpo"]
-    write_json(RESULT, {name: measure(name, args.iterations) for name in names})
+    shapes = [name for name in list_configs() if name.startswith("shapes/")]
+    names = args.only or [name for name in shapes if trains_draws(name)]
+    known = args.only and args.out.exists()
+    found = json.loads(args.out.read_text(encoding="utf-8")) if known else {}
+    for name in names:
+        found[name] = measure(name, args.iterations)
+        write_json(args.out, dict(sorted(found.items())))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ PARTS = (
     "methods",
     "measured",
     "bench_plans",
+    "side_by_side_docs",
     "estimates",
     "rooms",
     "demonstrated",

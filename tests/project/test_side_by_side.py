@@ -54,7 +54,7 @@ def test_flowrl_is_told_the_work(tmp_path: Path, kl: float) -> None:
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_text("a circle\na square\n")
     work = trainers.Work("assets/shapes-sd3", 2, 3, 5, 64, 4.5, kl, 3, "float32")
-    start = trainers.flowrl(work, tmp_path)
+    start = trainers.flowrl(work, tmp_path, "flow_grpo")
     config = load_config(start.program[1], start.program[2:])
     cost = cost_of(config, 0)
     assert (cost.images, cost.nfe, cost.decisions) == (6, 6 * 5, 6 * 4)

@@ -13,8 +13,10 @@ Trainers take turns, `--rounds` times; each turn is a process of its own, whose 
 not count. `watch.py` says what the phases are and by which clock they are timed.
 
 The command is the same on a CPU, in float32, and on a GPU. Without `--model` it takes the one of
-this repository, with text encoders that read as many tokens as SD3's. Writes assets/results/side-by-side-<trainer>.json: seconds by phase (the median
-over iterations and rounds), calls and rows of the network, peak memory, and flowrl's share of each.
+this repository, with text encoders that read as many tokens as SD3's. Writes
+assets/results/side-by-side-<trainer>.json: seconds by phase (the median over iterations and
+rounds), calls and rows of the network, peak memory, and flowrl's share of each.
+`python scripts/research/tables.py` makes the tables of docs/compare.md from these files.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def turn(start: Start, python: str, place: Path, options: list[str]) -> dict[str
     log = place / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
-            [*watched, *start.program],
+            [*watched, "--", *start.program],
             cwd=place,
             env=surroundings(start),
             stdout=file,
@@ -106,10 +108,10 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, list[dict[str, An
             theirs = TRAINERS[args.trainer](work, args.folder.resolve(), place)
             starts = {
                 args.trainer: (theirs, args.python),
-                "flowrl": (flowrl(work, place), sys.executable),
+                "flowrl": (flowrl(work, place, args.trainer), sys.executable),
             }
             if args.own_batch:
-                own = flowrl(work, place, args.own_batch)
+                own = flowrl(work, place, args.trainer, args.own_batch)
                 starts["flowrl, own batches"] = (own, sys.executable)
             for trainer, (start, python) in starts.items():
                 found = turn(start, python, place, options)

@@ -14,7 +14,7 @@ import torch
 from flowrl.core.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
-TOKENS = 128  # of T5, in Flow-GRPO's code and in Flow-Factory
+TOKENS = {"flow_grpo": 128, "flow_factory": 256}  # that T5 reads of a prompt in their code
 SD3 = "diffusers:SD3Transformer2DModel"
 
 
@@ -121,12 +121,18 @@ def get_config():
 
 
 def flow_factory(work: Work, folder: Path, place: Path) -> Start:
-    """Start `python -m flow_factory.train` of X-GenGroup/Flow-Factory with a config in `place`."""
+    """Start `python -m flow_factory.train` of X-GenGroup/Flow-Factory with a config in `place`.
+
+    Raises ConfigError for float32: its trainer runs under autocast to a short dtype, also where
+    its config says no.
+    """
+    if work.dtype != "bfloat16":
+        raise ConfigError("flow_factory: it has no float32; expected --dtype bfloat16")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = {
         "launcher": "accelerate",
         "num_processes": 1,
-        "mixed_precision": {"float32": "no", "bfloat16": "bf16"}[work.dtype],
+        "mixed_precision": "bf16",
         "data": {
             "dataset_dir": str(place),
             "cache_dir": str(place / "cache"),
@@ -161,6 +167,7 @@ def flow_factory(work: Work, folder: Path, place: Path) -> Start:
             "max_grad_norm": 1.0,
             "ema_decay": 0,
             "ema_device": device,
+            "latent_storage_dtype": "bf16",
         },
         "scheduler": {
             "dynamics_type": "Flow-SDE",
@@ -183,8 +190,9 @@ TRAINERS: dict[str, Callable[[Work, Path, Path], Start]] = {
 }
 
 
-def flowrl(work: Work, place: Path, own_batch: int = 0) -> Start:
-    """Start flowrl on the work, with the same rows in a network call or with batches of its own."""
+def flowrl(work: Work, place: Path, beside: str, own_batch: int = 0) -> Start:
+    """Start flowrl on the work of the trainer `beside`, with the same rows in a network call or
+    with batches of its own."""
     batch = own_batch or work.batch
     values: dict[str, Any] = {
         "model.path": work.model,
@@ -192,7 +200,7 @@ def flowrl(work: Work, place: Path, own_batch: int = 0) -> Start:
         "model.dtype": work.dtype,
         "model.lora": {"rank": work.rank, "alpha": 2 * work.rank},
         "model.t5": True,
-        "model.max_sequence_length": TOKENS,
+        "model.max_sequence_length": TOKENS[beside],
         "prompts": {"train": str(place / "train.txt"), "test": str(place / "test.txt")},
         "image": {"height": work.size, "width": work.size},
         "plan": {"fn": "full", "steps": work.steps, "noise_scale": work.noise_scale},

@@ -1,7 +1,7 @@
 """Run a trainer's own program, unchanged, and note what its iterations take.
 
     python watch.py --network diffusers:SD3Transformer2DModel --updates 1 --warm-up 1 \\
-        --iterations 2 --out FILE PROGRAM [ARGUMENT...]
+        --iterations 2 --out FILE -- PROGRAM [ARGUMENT...]
 
 PROGRAM is a file, or -m and a module. It runs in this process, in whatever environment that trainer
 needs: this file imports torch, and the class of the network. Every call of the network, every
@@ -199,7 +199,7 @@ def main() -> None:
     put_in(watch, args.network)
     without_loggers()
     try:
-        run(args.program)
+        run([word for word in args.program if word != "--"])
     except Done:
         found = {"iterations": watch.rows, "peak_MiB": peak_mib(), "versions": versions()}
         args.out.write_text(json.dumps({**found, "gpu": torch.cuda.is_available()}))

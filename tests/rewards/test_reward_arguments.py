@@ -10,6 +10,7 @@ import pytest
 from scorerkit import Weights
 
 from flowrl.core.errors import ConfigError
+from rewards._common.http_client import read_secret
 
 URL = "expected one like http"
 LOCAL = ["http://localhost:1"]
@@ -126,3 +127,14 @@ def test_wrong_arguments_are_named(name: str, weights: Weights) -> None:
             reward(**{**needed.get(name, {}), **arguments})
         assert message in str(error.value), arguments
         assert "secret" not in str(error.value)
+
+
+def test_a_config_cannot_send_any_secret_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that are not meant for rewards are refused, and are not shown, unless whoever
+    starts the run lists them."""
+    monkeypatch.setenv("CLOUD_SECRET_KEY", "not-for-judges")
+    with pytest.raises(ConfigError, match="begins with FLOWRL_, REWARD_, JUDGE_") as error:
+        read_secret("CLOUD_SECRET_KEY", "rewards.vlm: api_key_env")
+    assert "not-for-judges" not in str(error.value)
+    monkeypatch.setenv("FLOWRL_SECRETS", "OTHER, CLOUD_SECRET_KEY")
+    assert read_secret("CLOUD_SECRET_KEY", "rewards.vlm: api_key_env") == "not-for-judges"

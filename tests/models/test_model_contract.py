@@ -242,10 +242,11 @@ def test_the_network_is_asked_for_the_pipelines_times(
 
 
 def test_text_is_encoded_once_and_row_by_row(
-    case: Case, model: Any, monkeypatch: pytest.MonkeyPatch
+    case: Case, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row depends on its prompt alone, to the bit; guidance brings a row without the prompt for
     each."""
+    model = folders.load(case.pipeline, **case.options)
     calls, encode = [], model.pipeline().encode_prompt
 
     def counted(prompts: list[str], *args: Any, **options: Any) -> Any:

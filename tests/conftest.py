@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
         if not found:
             item.add_marker("unit")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of the garbage collector's later rounds: it stays to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter end as usual: some libraries count what is left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

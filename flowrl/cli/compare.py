@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,51 +150,48 @@ def compare(
     from flowrl.runs.compare.report import report, saved_result
     from flowrl.runs.compare.tables import terminal
 
-    # what it is judged by
     options.quiet_libraries()
-    if suite is not None:
-        from flowrl.evaluation.suites.catalogue import headline_of
-
-        changes = [*headline_of(suite, prompts), *changes]
-    elif prompts is not None:
-        raise ConfigError("--prompts belongs to --suite NAME")
+    changes = [*_judge(suite, prompts), *changes]
     # another experiment
     if factorial is not None:
-        if configs or lr_search:
-            raise ConfigError(
-                "--factorial takes its config and rates from the design: leave out others"
-            )
+        _refuse("--factorial takes its config and rates from the design", configs, lr_search)
         rest = (plugin, runs, out, figures or out.parent, report_only, quiet)
         print(*_factorial(factorial, seeds, nfe, count, changes, *rest), sep="\n")
         return
     # a result, made or read
     if report_only:
-        if configs:
-            raise ConfigError("--report-only reads --out alone: leave out the configs")
+        _refuse("--report-only reads --out alone", configs)
         result = saved_result(out)
     else:
-        result = run_comparison(
-            configs,
-            seeds=seeds,
-            nfe=nfe,
-            seconds=seconds,
-            clock=clock,
-            count=count,
-            points=points,
-            lr_search=lr_search,
-            search_seed=search_seed,
-            search_share=search_share,
-            overrides=changes,
-            plugins=plugin,
-            runs=runs,
-            out=out,
-            quiet=quiet,
-        )
+        asked: dict[str, Any] = {"seeds": seeds, "nfe": nfe, "seconds": seconds, "clock": clock}
+        asked |= {"count": count, "points": points, "lr_search": lr_search}
+        asked |= {"search_seed": search_seed, "search_share": search_share, "overrides": changes}
+        asked |= {"plugins": plugin, "runs": runs, "out": out, "quiet": quiet}
+        result = run_comparison(configs, **asked)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
     files = report(result, out, figures or out.parent, runs)
     if json is None or not is_stdout(json):
         print("\n".join(map(str, files)))
+
+
+def _judge(suite: str | None, prompts: str | None) -> list[str]:
+    """Return the overrides that judge by a suite's headline. Raises ConfigError."""
+    from flowrl.evaluation.suites.catalogue import headline_of
+
+    if suite is not None:
+        return headline_of(suite, prompts)
+    if prompts is not None:
+        raise ConfigError("--prompts belongs to --suite NAME")
+    return []
+
+
+def _refuse(why: str, configs: list[str], rates: Sequence[float] = ()) -> None:
+    """Raise ConfigError if configs or rates were given."""
+    if rates:
+        raise ConfigError(f"{why}: leave out --lr-search")
+    if configs:
+        raise ConfigError(f"{why}: leave out the configs, {', '.join(configs)}")
 
 
 def _factorial(

@@ -17,31 +17,40 @@ Numbers = Annotated[
 ]
 
 
+Suite = Annotated[str, typer.Option(help="shapes, geneval, ocr ..., as of flowrl eval")]
+Prompts = Annotated[
+    str | None,
+    typer.Option(help="prompt file or list; default: the suite's validation prompts"),
+]
+Count = Annotated[int, typer.Option(help="how many of them, evenly by task; 0: all")]
+By = Annotated[
+    str, typer.Option(metavar="NAME", help="headline (default), mmhm, a reward or a measure")
+]
+Bounds = Annotated[
+    Path | None, typer.Option(metavar="sweep.json", help="of an earlier sweep, for mmhm")
+]
+Images = Annotated[int | None, typer.Option(help="images per prompt")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER")]
+
+
 def sweep(
     name: target.Name,
     *,
-    suite: Annotated[str, typer.Option(help="shapes, geneval, ocr ..., as of flowrl eval")],
+    suite: Suite,
     guidance: Numbers = None,
     steps: Numbers = None,
     lora_scale: Numbers = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(help="prompt file or list; default: the suite's validation prompts"),
-    ] = None,
-    count: Annotated[int, typer.Option(help="how many of them, evenly by task; 0: all")] = 0,
-    by: Annotated[
-        str, typer.Option(metavar="NAME", help="headline (default), mmhm, a reward or a measure")
-    ] = "",
+    prompts: Prompts = None,
+    count: Count = 0,
+    by: By = "",
     measures: measure.Names,
     reference: measure.Reference = None,
     inception: measure.Inception = None,
     alexnet: measure.Alexnet = None,
     encoder: measure.Encoder = None,
-    bounds: Annotated[
-        Path | None, typer.Option(metavar="sweep.json", help="of an earlier sweep, for mmhm")
-    ] = None,
-    images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    bounds: Bounds = None,
+    images: Images = None,
+    out: Out = None,
     config: target.Settings = options.DEFAULT,
     weights: target.Weights = None,
     iteration: target.Iteration = None,

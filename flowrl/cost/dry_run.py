@@ -25,7 +25,7 @@ def dry_run(config: Config) -> str:
         *found.forecast.work.lines(),
         *_selected(found),
         *calls(found),
-        *_prompts(config),
+        *prompts(config),
         f"rewards    {rewards} (not loaded)",
         *memory(found),
     ]
@@ -38,7 +38,8 @@ def _selected(found: Estimate) -> list[str]:
     return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
 
 
-def _prompts(config: Config) -> list[str]:
+def prompts(config: Config) -> list[str]:
+    """Say how many prompts there are, and which files have to be put there."""
     train, test = _read(config.prompts.train), _read(config.prompts.test)
     there = [
         f"{len(train)} to train on ({train.path})" if train else "",

@@ -187,11 +187,7 @@ def evaluate_prompts(
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
-    shares = world.gather(world.together(mine))
-    rows = [row for index, _ in shares for row in index]
-    # one score per image
-    parts = [part for _, scored in shares for part in scored]
-    scores = {name: torch.cat([part[name] for part in parts]) for name in rewards}
+    rows, scores = _joined(world.gather(world.together(mine)))
     if best_of > 1:
         chosen = best_rows(scores[by], images, best_of)
         rows = [rows[place] for place in chosen.tolist()]
@@ -200,20 +196,40 @@ def evaluate_prompts(
     most = 0.0 if outcomes else max_unscored
     unscored = count_unscored(scores, [prompts.texts[i] for i in rows], most)
     # the report
+    report = _whole_report(headline, scores, rows, prompts, outcomes)
+    if unscored:
+        report["unscored"] = unscored
+    guidance = getattr(model, "guidance", None)
+    report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
+    return report
+
+
+def _joined(
+    shares: list[tuple[list[int], list[dict[str, Tensor]]]],
+) -> tuple[list[int], dict[str, Tensor]]:
+    """Put the processes' shares together -> prompt index of each image, scores {name: [n]}."""
+    rows = [row for index, _ in shares for row in index]
+    parts = [part for _, scored in shares for part in scored]
+    return rows, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _whole_report(
+    headline: str,
+    scores: Mapping[str, Tensor],
+    rows: list[int],
+    prompts: PromptSet,
+    outcomes: bool,
+) -> dict[str, Any]:
+    """Summarize scores {name: [n]} of images of the prompts `rows`: the headline by task and by
+    prompt, every reward's mean."""
     known = scores[headline].isfinite()
     records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
     check_tasks(prompts.records, records, headline)
     report = _report(headline, scores[headline][known], records)
     report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
-    if unscored:
-        report["unscored"] = unscored
     each = by_prompt(scores[headline], rows, len(prompts.texts))
     report["by_prompt"] = prompt_means(each, prompts.records)
-    if outcomes:
-        report["outcomes"] = each
-    guidance = getattr(model, "guidance", None)
-    report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
-    return report
+    return report | ({"outcomes": each} if outcomes else {})
 
 
 def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:

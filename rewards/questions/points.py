@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 POINTS = {
     "Style": "art, painting, photography or design style, or an artist's manner",
     "World Knowledge": "people, buildings and things that one has to know",
@@ -33,3 +35,9 @@ POINTS = {
 }
 """Name -> what it asks. Checked against the counts of the published file: 27 points, 10
 primaries."""
+
+
+def plain(point: str) -> str:
+    """Return a test point without brackets and with one space round its dash."""
+    bare = re.sub(r"\(.*?\)", "", str(point)).strip()
+    return re.sub(r"\s*[-\u2013]\s*", " - ", bare, count=1) if bare not in POINTS else bare

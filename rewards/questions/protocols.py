@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from flowrl.core.errors import DataError
 
 from .._judge.answer import Answer
-from .points import POINTS
+from .points import POINTS, plain
 
 Record = dict[str, Any]
 DOUBT = 1e-2  # how far a probability may be off because a server lists the likeliest tokens only
@@ -289,12 +289,6 @@ def forms(answer: str) -> set[str]:
     if word in WORDS:
         own.add(str(WORDS.index(word)))
     return own | {f" {form}" for form in own}
-
-
-def plain(point: str) -> str:
-    """Return a test point without brackets and with one space round its dash."""
-    bare = re.sub(r"\(.*?\)", "", str(point)).strip()
-    return re.sub(r"\s*[-\u2013]\s*", " - ", bare, count=1) if bare not in POINTS else bare
 
 
 def _mean(values: Sequence[float]) -> float:

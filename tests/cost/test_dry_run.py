@@ -17,9 +17,10 @@ from torch import nn
 from toykit import toy
 
 from flowrl.cli.main import main
-from flowrl.config.load import Config
+from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.cost.dry_run import dry_run
+from flowrl.core.prompts import load_prompts
+from flowrl.cost.dry_run import dry_run, prompts
 from flowrl.cost.memory import MemoryPart, kept
 from flowrl.training.rehearsal import check_plan, cost_of, is_guided
 from flowrl.training.trainer import Trainer
@@ -145,6 +146,19 @@ def test_a_model_and_prompts_that_are_not_here(
     assert "2 prompts x 4 images = 8 images from 8 initial noises, 4 steps" in out
     assert "nodes x 16 x 90 x 90 x 4 bytes" in out  # FLUX: 16 channels, an eighth of 720 pixels
     assert "2 rows x (512 x 4096 + 768) x 2 bytes" in out  # T5-XXL's and CLIP-L's widths
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+@pytest.mark.parametrize("kind", ["geneval", "ocr"])
+def test_prompts_are_there_without_a_file(model: str, kind: str) -> None:
+    """Configs that need nothing but the weights: 5,440 and 553 prompts, 9,925 and 1,000, as the
+    lists themselves count."""
+    config = load_config(f"{model}/flow_grpo_{kind}")
+    train, test = (load_prompts(f"{kind}/{name}") for name in ("train", "test"))
+    (said,) = prompts(config)
+    assert f"{len(train)} to train on ({kind}/train)" in said
+    assert f"{len(test)} held out ({kind}/test), {config.eval.images} images each" in said
+    assert len(config.rewards) == (2 if kind == "geneval" else 1)
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from paintkit import RGB, mask, paint, record_of
 from torch import Tensor
 
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.flaws import cornered
-from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, coverage
+from flowrl.evaluation.suites.shapes.scene import CLASSES, SIZE
 from rewards.shapes import shapes
 
-RGB = {name: np.array(rgb, np.float32) / 255 for name, rgb in COLORS.items()}
 FINE = 8  # a polygon's pixel is the mean of so many points each way
-Layer = tuple[np.ndarray, Any]
-
-
-def mask(kind: str, x: float, y: float, r: float) -> np.ndarray:
-    place = np.array([[x, y]], np.float32)
-    return coverage(np.array([CLASSES.index(kind)]), place, np.array([r], np.float32))[0]
 
 
 def polygon(sides: int, r: float, turn: float) -> np.ndarray:
@@ -37,14 +30,6 @@ def polygon(sides: int, r: float, turn: float) -> np.ndarray:
         angle = turn + 2 * np.pi * k / sides
         inside &= x * np.cos(angle) + y * np.sin(angle) <= apothem
     return inside.reshape(SIZE, FINE, SIZE, FINE).mean((1, 3), dtype=np.float32)
-
-
-def paint(*layers: Layer) -> Tensor:
-    image = np.full((SIZE, SIZE, 3), 0.95, np.float32)
-    for cover, color in layers:
-        rgb = RGB[color] if isinstance(color, str) else np.asarray(color, np.float32)
-        image = image * (1 - cover[..., None]) + cover[..., None] * rgb
-    return torch.tensor(image).permute(2, 0, 1)[None]
 
 
 def block(x: int, y: int, width: int, height: int) -> np.ndarray:
@@ -95,16 +80,11 @@ def probes() -> dict[str, tuple[str, Tensor]]:
 PROBES = probes()
 
 
-def record(kind: str) -> dict[str, Any]:
-    exclude = [{"class": c, "count": 2 if c == kind else 1} for c in CLASSES]
-    return {"tag": "test", "include": [{"class": kind, "count": 1}], "exclude": exclude}
-
-
 @pytest.mark.parametrize("name", PROBES)
 def test_flawed_images_never_pass(name: str) -> None:
     kind, image = PROBES[name]
-    assert check(image, [record(kind)]).flawless is None  # looked for on request only
-    verdict = check(image, [record(kind)], find_flaws=True)
+    assert check(image, [record_of(kind)]).flawless is None  # looked for on request only
+    verdict = check(image, [record_of(kind)], find_flaws=True)
     assert verdict.flawless is not None and not verdict.flawless[0]
 
 
@@ -118,7 +98,7 @@ GOOD: dict[str, Callable[[float], tuple[str, Tensor]]] = {
 @pytest.mark.parametrize("r", [8.0, 9.3, 10.5, 13.0])
 def test_drawn_shapes_pass(kind: str, r: float) -> None:
     name, image = GOOD[kind](r)
-    verdict = check(image, [record(name)], find_flaws=True)
+    verdict = check(image, [record_of(name)], find_flaws=True)
     assert verdict.flawless is not None
     assert bool(verdict.flawless[0]) and bool(verdict.strict[0])
 
@@ -129,7 +109,7 @@ def test_the_reward_scores_it() -> None:
         [paint((mask(kind, 32, 32, 11), "red")) for kind in ("circle", "square")]
         + [paint((polygon(6, 11, 0.2), "red"))]
     )
-    batch = RewardBatch(images, [""] * 3, torch.zeros(3), [record("circle")] * 3, torch.zeros(3))
+    batch = RewardBatch(images, [""] * 3, torch.zeros(3), [record_of("circle")] * 3, torch.zeros(3))
     assert shapes(mode="strict")(batch).tolist() == [1, 0, 1]
     assert shapes(mode="flawless")(batch).tolist() == [1, 0, 0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -284,18 +283,6 @@ def test_short_base_keeps_trained_weights_in_float32(
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in found)
     image = short.decode(x)
     assert image.dtype == torch.float32 and image.min() >= 0 and image.max() <= 1
-
-
-def test_automatic_dtype(folders: Folders) -> None:
-    # the expectation is read from the kernel's own list of the processor's features, not from torch
-    listed = Path("/proc/cpuinfo")
-    if torch.cuda.is_available() or not listed.exists():
-        pytest.skip("needs a Linux machine without a GPU")
-    flags = listed.read_text(encoding="utf-8").split()
-    short = "avx512_bf16" in flags or "amx_bf16" in flags
-    model = folders.load("sd3", tune="full", dtype="auto")
-    assert model.dtype == (torch.bfloat16 if short else torch.float32)
-    assert next(iter(model.trainable().values())).dtype == torch.float32
 
 
 def test_weights_change_places_and_come_back(folders: Folders, name: str) -> None:

@@ -22,6 +22,7 @@ from flowrl.core.types import FlowModel
 from flowrl.models.flux import pack
 
 SIZE = (64, 48)
+A_DOG = {"negative_prompt": "a dog"}
 
 
 class Case(NamedTuple):
@@ -62,17 +63,14 @@ def model(case: Case, folders: Folders) -> Any:
 
 
 def test_it_is_a_flow_model_with_a_grid_that_falls(case: Case, model: Any) -> None:
-    assert model.pipeline().components[_network_name(model)] is model.network
+    parts = model.pipeline().components
+    assert parts["unet" if "unet" in parts else "transformer"] is model.network
     sigmas = model.sigmas(7, *SIZE)
     assert sigmas.shape == (8,) and sigmas.dtype == torch.float32
     assert bool((sigmas.diff() < 0).all())
     assert 0 <= float(sigmas[-1]) < 0.1 and 0.8 < float(sigmas[0]) <= 1
     assert model.latent_shape(*SIZE) == case.latent
     assert isinstance(model, FlowModel)
-
-
-def _network_name(model: Any) -> str:
-    return "unet" if "unet" in model.pipeline().components else "transformer"
 
 
 # What is not as in CASES: other schedulers, guidance, sizes and numbers of steps.
@@ -119,13 +117,7 @@ EQUAL: list[tuple[str, dict[str, Any], int, tuple[int, int], int]] = [
     ("qwen_image", {"guidance": 7.0, "negative_prompt": "a dog", "tune": "full"}, 7, (48, 16), 2),
     ("z_image turbo", {}, 4, SIZE, 3),
     ("z_image", {"guidance": 5.0, "tune": "full"}, 4, (32, 48), 3),
-    (
-        "z_image",
-        {"guidance": 0.5, "cfg_normalization": 0.9, "negative_prompt": "a dog"},
-        7,
-        SIZE,
-        2,
-    ),
+    ("z_image", {"guidance": 0.5, "cfg_normalization": 0.9} | A_DOG, 7, SIZE, 2),
     ("flux2", {}, 4, SIZE, 3),
     ("flux2", {"guidance": 1.0, "tune": "full"}, 7, (16, 48), 2),
     ("flux2_klein", {"guidance": 4.0}, 4, SIZE, 3),
@@ -177,13 +169,8 @@ def test_without_noise_latents_and_images_are_the_pipelines(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("sd3.5", {"guidance": 4.5}),
-        ("flux", {}),
-        ("flux schnell", {}),
-        ("z_image", {}),
-        ("flux2", {}),
-    ],
+    [("sd3.5", {"guidance": 4.5})]
+    + [(name, {}) for name in ("flux", "flux schnell", "z_image", "flux2")],
 )
 def test_equal_seeds_and_texts_give_the_pipelines_bits(
     folders: Folders, name: str, options: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,3 +222,18 @@ def test_what_is_read_whole_is_not_warned_of(
 ) -> None:
     with_lora(folders, "sd15").encode(["a" * 75, *PROMPTS])
     assert [w for w in recwarn if "is cut" in str(w.message)] == []
+
+
+# ---------------------------------------------------------------------------------------- dtype
+
+
+def test_automatic_dtype(folders: Folders) -> None:
+    # the expectation is read from the kernel's own list of the processor's features, not from torch
+    listed = Path("/proc/cpuinfo")
+    if torch.cuda.is_available() or not listed.exists():
+        pytest.skip("needs a Linux machine without a GPU")
+    flags = listed.read_text(encoding="utf-8").split()
+    short = "avx512_bf16" in flags or "amx_bf16" in flags
+    model = folders.load("sd3", tune="full", dtype="auto")
+    assert model.dtype == (torch.bfloat16 if short else torch.float32)
+    assert next(iter(model.trainable().values())).dtype == torch.float32

@@ -18,7 +18,7 @@ from PIL import Image
 
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
-from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.errors import ConfigError
 from flowrl.cost import overhead
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.evaluation.reward_set import RewardSet
@@ -29,7 +29,6 @@ from flowrl.runs.compare.compare import Comparison, Search, TimeLeft
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.prices import Prices, measured
 from flowrl.runs.compare.report import sample_grid
-from flowrl.runs.compare.result_file import read
 from flowrl.runs.compare.tables import notes
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_rows
@@ -157,16 +156,6 @@ def test_a_plan_that_fails_after_the_config_s_own_iterations_is_found_before_any
     with pytest.raises(ConfigError, match="iteration 30: .*the only noise is on step 3"):
         compare(plan(tmp_path, overrides=overrides), quiet=True)
     assert not [*(tmp_path / "runs").glob("*/*")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{}", '{"kind": "other", "format": 1}', '{"kind": "flowrl comparison", "format": 9}'],
-)
-def test_another_file_is_no_result(tmp_path: Path, text: str) -> None:
-    (tmp_path / "r.json").write_text(text)
-    with pytest.raises(DataError, match="r.json"):
-        read(tmp_path / "r.json")
 
 
 # ------------------------------------------------------------------------------------------- search

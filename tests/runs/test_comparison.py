@@ -12,9 +12,8 @@ import pytest
 from comparisonkit import BASE, config, result, scored
 from scipy import stats
 
-from flowrl.runs.compare.error_model import (
-    error_model,
-)
+from flowrl.core.errors import DataError
+from flowrl.runs.compare.error_model import error_model
 from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
 from flowrl.runs.compare.result_file import read
 from flowrl.runs.compare.summary import (
@@ -114,6 +113,16 @@ def test_the_shipped_file_says_what_its_runs_give() -> None:
         for budget, key in (("nfe", "gain"), ("seconds", "interval")):
             expected = pytest.approx(other["summary"][budget][key])
             assert one["summary"][budget][key] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"kind": "other", "format": 1}', '{"kind": "flowrl comparison", "format": 9}'],
+)
+def test_another_file_is_no_result(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(DataError, match="r.json"):
+        read(tmp_path / "r.json")
 
 
 def test_mean_curves_go_mark_by_mark() -> None:

@@ -1,12 +1,12 @@
-"""Time an iteration of the shapes configs that train draws against the calls of network and VAE
+"""Time an iteration of the shapes configs of chains and trees against the calls of network and VAE
 inside it.
 
     python scripts/research/bench_plans.py
     python scripts/research/bench_plans.py --only shapes/flow_grpo shapes/branch_grpo
 
 One thread, and the processor's seconds, so that the figures are of the code and not of what else
-the machine does. Writes assets/results/bench-shapes-plans.json, config by config: a measurement
-that was stopped goes on with `--only` and those that are missing.
+the machine does. Writes assets/results/bench-shapes-plans.json, config by config: all that the file
+has, or those behind `--only`.
 `python scripts/research/tables.py` makes the table of docs/compare.md from it.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
-from flowrl.core.shipped_files import list_configs
+from flowrl.core.tables import fixed
 from flowrl.cost.overhead import bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,16 +37,6 @@ def measure(name: str, iterations: int) -> dict[str, Any]:
     ratio = found["overhead_ratio_without_rewards"]
     print(f"{name}: {found['rollout_ratio']:.3f} {ratio:.3f}", flush=True)
     return {"plan": config.plan.fn, **found}
-
-
-def trains_draws(name: str) -> bool:
-    """Say whether a config trains the draws of chains or trees, and needs nothing but a fixed
-    reward: adv_grpo has flow_grpo's plan, with a reward that learns."""
-    config = load_config(name)
-    learned = any(
-        call.fn.startswith(("adversarial", "step_aware")) for call in config.rewards.values()
-    )
-    return config.likelihood.fn == "reverse" and not learned
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -72,7 +62,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         bare = sum(shares[key] for key in ("network, sampling", "network, training", "VAE"))
         parts = [bare, *(shares[key] for key in AROUND)]
         other = shares["other"] + shares["text encoders"]
-        percent = " | ".join(f"{100 * part:.1f} %" for part in (*parts, other))
+        percent = " | ".join(f"{fixed(100 * part, 1)} %" for part in (*parts, other))
         without = row["overhead_ratios_without_rewards"]
         lines.append(
             f"| `{name}` | `{row['plan']}` | {row['nfe']} | {row['states']} | "
@@ -105,13 +95,10 @@ def main() -> None:
     )
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="keep the others")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="the others stay")
     args = parser.parse_args()
-    shapes = [name for name in list_configs() if name.startswith("shapes/")]
-    names = args.only or [name for name in shapes if trains_draws(name)]
-    known = args.only and args.out.exists()
-    found = json.loads(args.out.read_text(encoding="utf-8")) if known else {}
-    for name in names:
+    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    for name in args.only or sorted(found):
         found[name] = measure(name, args.iterations)
         write_json(args.out, dict(sorted(found.items())))
 

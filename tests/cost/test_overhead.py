@@ -21,7 +21,13 @@ from flowrl.models.toy import LinearFlow
 KEYS = {"config", "iterations", "images", "nfe", "decisions", "states", "environment"}
 KEYS |= {"seconds", "bare", "images_per_s", "rollout_ratio", "rollout_ratios"}
 KEYS |= {"overhead_ratio", "overhead_ratios", "overhead_ratio_with_vae"}
-KEYS |= {"overhead_ratio_without_rewards", "clock", "shares", "wall_seconds"}
+KEYS |= {
+    "overhead_ratio_without_rewards",
+    "overhead_ratios_without_rewards",
+    "clock",
+    "shares",
+    "wall_seconds",
+}
 TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [0, 1, 2]}"
 LATE = "plan={fn: tree, steps: 2, noise_scale: 0.5, splits: [1], branch: 4}"
 

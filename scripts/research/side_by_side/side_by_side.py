@@ -55,6 +55,8 @@ DEFAULT = Work(
     batch=8,
     dtype="float32",
 )
+WORK = ("--model", "--prompts", "--group", "--steps", "--size", "--guidance", "--kl", "--batch")
+WORK = (*WORK, "--dtype", "--noise-scale", "--rank", "--lr")
 
 
 def turn(start: Start, python: str, place: Path, options: list[str]) -> dict[str, Any]:
@@ -180,10 +182,9 @@ def main() -> int:
     parser.add_argument("trainer", choices=sorted(TRAINERS))
     parser.add_argument("folder", type=Path, help="a clone of its repository")
     parser.add_argument("--python", default=sys.executable, help="which has what it needs")
-    for field in fields(Work):
-        default = getattr(DEFAULT, field.name)
-        kind = type(default)
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=default)
+    for option in WORK:
+        default = getattr(DEFAULT, option[2:].replace("-", "_"))
+        parser.add_argument(option, type=type(default), default=default)
     parser.add_argument("--own-batch", type=int, default=0, help="of flowrl, once more")
     parser.add_argument("--iterations", type=int, default=2, help="of a turn, after the first")
     parser.add_argument("--rounds", type=int, default=3)

@@ -64,7 +64,8 @@ def same_numbers(data: bytes, found: Any) -> str:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(text, str) and number and text not in ("null", "~", ""):
             try:
-                says = float(int(text, 16) if text[:2] == "0x" else float(text))
+                said = text.lower().replace(".inf", "inf")  # as YAML spells it
+                says = float(int(said, 16) if said[:2] == "0x" else float(said))
             except ValueError:
                 return f"{key}: {text!r} became {value!r}"
             if says != value and not (math.isnan(says) and math.isnan(value)):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from blipkit import Public, save_image_reward
+from blipkit import Public, save_image_reward, tiny_blip_vqa
 from clipkit import (
     PROMPTS,
     add_architecture,
@@ -19,7 +19,7 @@ from clipkit import (
     save_transformers,
     tiny_open_clip,
 )
-from detectorkit import tiny_mask2former
+from detectorkit import tiny_grounding_dino, tiny_mask2former
 from dinokit import save_dinov2
 from safetensors.torch import save_file
 from torch import Tensor
@@ -44,6 +44,7 @@ from rewards.shapes import shapes
 from rewards.soft_shapes import soft_shapes
 from rewards.step_aware import WEIGHTS as STEP_WEIGHTS
 from rewards.step_aware import step_aware
+from rewards.t2i_compbench import t2i_compbench
 
 
 class Clip:
@@ -122,6 +123,12 @@ class Weights:
     def geneval(self) -> dict[str, Any]:
         detector = tiny_mask2former(self.root / "mask2former")
         return {"path": str(detector), "clip": str(self.clip.folder)}
+
+    @cached_property
+    def t2i_compbench(self) -> dict[str, Any]:
+        given = {"vqa": str(tiny_blip_vqa(self.root / "vqa")), "vqa_size": 48, "threshold": 0.1}
+        detector = tiny_grounding_dino(self.root / "grounding_dino")
+        return {**given, "path": str(detector), "clip": str(self.clip.folder)}
 
     @cached_property
     def dino(self) -> str:
@@ -232,6 +239,18 @@ def composition(weights: Weights) -> Scorer:
     return Scorer(lambda **more: geneval(**given, mode="graded", **more), images, meta)
 
 
+def parts(weights: Weights) -> Scorer:
+    """Records of every part, and of all three."""
+    given, prompts = weights.t2i_compbench, ["a red car and a green boat", "a cat near a dog"]
+    prompts += ["a man is reading", "The red cat is next to the blue dog."] + prompts[:2]
+    kinds = [["attribute"], ["spatial"], ["action"], ["attribute", "spatial", "action"]]
+    meta = []
+    for prompt, mine in zip(prompts, [*kinds, *kinds[:2]], strict=True):
+        meta.append({"prompt": prompt, "parts": mine})
+    images = random_images(6, 80, 100)
+    return Scorer(lambda **more: t2i_compbench(**given, **more), images, meta, 1e-4)
+
+
 def files(weights: Weights) -> Scorer:
     return Scorer(jpeg, random_images(6, 48, 64), words())
 
@@ -271,6 +290,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "dino": likeness,
     "adversarial": head,
     "geneval": composition,
+    "t2i_compbench": parts,
     "jpeg": files,
     "shapes": scenes,
     "soft_shapes": softly,

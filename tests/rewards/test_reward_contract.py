@@ -30,7 +30,7 @@ NAMES = sorted(m.name for m in pkgutil.iter_modules([str(TESTS.parent / "rewards
 NAMES = [name for name in NAMES if not name.startswith("_")]
 REST = [3, 0, 5, 1, 4, 2]  # another order of six images
 READS_PROMPTS = ("clip", "pickscore", "hpsv2", "image_reward")
-NEEDS_RECORDS = ("dino", "geneval", "shapes", "soft_shapes")
+NEEDS_RECORDS = ("dino", "geneval", "t2i_compbench", "shapes", "soft_shapes")
 
 
 # ------------------------------------------------------------------------------ what its scores are

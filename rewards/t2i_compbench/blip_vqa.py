@@ -68,32 +68,26 @@ class BlipVqa:
             return [[] for _ in images]
         texts = [plain(text) for asked in questions for text in asked]
         pixels = normalise(torch.stack([squash(image, self.size) for image in images]))
+        ids = self.tokens(texts, truncation=True, max_length=LENGTH)["input_ids"]
+        share = torch.zeros(len(texts))
         with torch.inference_mode():
             seen = self.network.vision_model(
                 pixel_values=pixels.to(self.device, self.dtype), interpolate_pos_encoding=True
             ).last_hidden_state
-            share = self._ask(seen[rows], texts).float().cpu().tolist()
-        answers = iter(share)
+            # questions of one length together: without padding, nothing has to be masked
+            for length in sorted({len(one) for one in ids}):
+                mine = [place for place, one in enumerate(ids) if len(one) == length]
+                asked = torch.tensor([ids[place] for place in mine], device=self.device)
+                share[mine] = self._ask(seen[[rows[place] for place in mine]], asked).float().cpu()
+        answers = iter(share.tolist())
         return [[next(answers) for _ in asked] for asked in questions]
 
-    def _ask(self, seen: Tensor, texts: list[str]) -> Tensor:
-        """Ask a question of each row of image features [B, S, C] -> [B]."""
-        read = self.tokens(
-            texts, padding="longest", truncation=True, max_length=LENGTH, return_tensors="pt"
-        ).to(self.device)
-        ids, mask = read["input_ids"], read["attention_mask"]
+    def _ask(self, seen: Tensor, ids: Tensor) -> Tensor:
+        """Ask a question [B, T] of each row of image features [B, S, C] -> [B]."""
         ids[:, 0] = self.begin + 1
-        states = self.network.text_encoder(
-            input_ids=ids,
-            attention_mask=mask,
-            encoder_hidden_states=seen,
-            encoder_attention_mask=torch.ones(seen.shape[:2], device=self.device),
-        )[0]
-        logits = self.network.text_decoder(
-            input_ids=torch.full((len(texts), 1), self.begin, device=self.device),
-            encoder_hidden_states=states,
-            encoder_attention_mask=mask,
-        ).logits
+        states = self.network.text_encoder(input_ids=ids, encoder_hidden_states=seen)[0]
+        begin = torch.full((len(ids), 1), self.begin, device=self.device)
+        logits = self.network.text_decoder(input_ids=begin, encoder_hidden_states=states).logits
         # among yes and no alone, a softmax of both is their share
         return logits[:, 0, self.answers].float().softmax(-1)[:, 0]
 

@@ -103,8 +103,8 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
     @cached_property
     def towers(self) -> TransformersClip:
         """Return the CLIP."""
-        where = {"device": self.device, "dtype": self.dtype}
-        return TransformersClip(self.clip_path, self.clip_path, **where, who=WHO)
+        path = self.clip_path
+        return TransformersClip(path, path, device=self.device, dtype=self.dtype, who=WHO)
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made. Raises

@@ -29,7 +29,7 @@ from rewards.t2i_compbench.blip_vqa import BlipVqa
 from rewards.t2i_compbench.places import holds, place_score
 from rewards.t2i_compbench.words import Plain, Spacy, asked_phrases, relation_of
 
-CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "who": "test"}
+CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "who": "test"}
 BOX = (0.0, 0.0, 100.0, 100.0)
 
 
@@ -259,14 +259,18 @@ def test_what_cannot_be_judged_is_said_first(weights: Weights, tmp_path: Path) -
         with pytest.raises(DataError, match=told):
             load_prompts(f"t2i-compbench:{path}")
     boxes = t2i_compbench(detector="mask2former", path=weights.geneval["path"])
-    for record, told in [
+    odd: list[tuple[dict[str, Any], str]] = [
         ({"prompt": "a cow"}, 'expected "parts"'),
         ({"prompt": "a cow", "parts": ["taste"]}, 'expected "parts"'),
         ({"prompt": "a cow above a desk", "parts": ["spatial"]}, "no relation of two things"),
-        ({"prompt": "a frog near a dog", "parts": ["spatial"]}, "knows no class 'frog'.*owl"),
+        (
+            {"prompt": "a frog near a dog", "parts": ["spatial"]},
+            "the detector knows no class 'frog'.*owl",
+        ),
         ({"prompt": "of and or", "parts": ["attribute"]}, "no noun phrase"),
         ({"prompt": "x", "parts": ["spatial"], "objects": ["cow"]}, "expected two texts"),
-    ]:
+    ]
+    for record, told in odd:
         with pytest.raises(DataError, match=f"file, line 3: {told}"):
             boxes.check_record(record, "file, line 3")
     with pytest.raises(ModelError, match="BlipForQuestionAnswering"):

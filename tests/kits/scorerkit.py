@@ -21,6 +21,7 @@ from clipkit import (
 )
 from detectorkit import tiny_grounding_dino, tiny_mask2former
 from dinokit import save_dinov2
+from qwenkit import save_hpsv3
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPModel
@@ -33,9 +34,11 @@ from rewards.adversarial import adversarial
 from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
 from rewards.clip import clip
+from rewards.clip_reference import clip_reference
 from rewards.dino import dino
 from rewards.geneval import geneval
 from rewards.hpsv2 import FILES, hpsv2
+from rewards.hpsv3 import hpsv3
 from rewards.image_reward import image_reward
 from rewards.jpeg import jpeg
 from rewards.ocr import ocr
@@ -130,6 +133,10 @@ class Weights:
         detector = tiny_grounding_dino(self.root / "grounding_dino")
         return {**given, "path": str(detector), "clip": str(self.clip.folder)}
 
+    def hpsv3(self) -> dict[str, Any]:
+        (self.root / "hpsv3").mkdir()
+        return save_hpsv3(self.root / "hpsv3")[2]
+
     @cached_property
     def dino(self) -> str:
         return save_dinov2(self.root / "dino")
@@ -212,13 +219,28 @@ def human(weights: Weights) -> Scorer:
     return Scorer(lambda **more: image_reward(**given, **more), images, words(prompts), 1e-5, 0.5)
 
 
-def likeness(weights: Weights) -> Scorer:
-    path, images, files = weights.dino, random_images(8, 40, 52), []
+def hps3(weights: Weights) -> Scorer:
+    given, images = weights.hpsv3, random_images(6, 40, 40)
+    return Scorer(lambda **more: hpsv3(**given, **more), images, words(), 2e-5, 0.5)
+
+
+def with_references(weights: Weights) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Six images, and records that name two others as their references."""
+    images, files = random_images(8, 40, 52), []
     for index in (6, 7):
         files.append(str(weights.root / f"{index}.png"))
         pil(images[index]).save(files[-1])
-    meta = words(references=files)
-    return Scorer(lambda **more: dino(path=path, **more), images[:6], meta, 1e-6, 0.03)
+    return images[:6], words(references=files)
+
+
+def likeness(weights: Weights) -> Scorer:
+    path, (images, meta) = weights.dino, with_references(weights)
+    return Scorer(lambda **more: dino(path=path, **more), images, meta, 1e-6, 0.03)
+
+
+def reference(weights: Weights) -> Scorer:
+    given, (images, meta) = weights.clip.parts, with_references(weights)
+    return Scorer(lambda **more: clip_reference(**given, **more), images, meta, 2e-6, 0.03)
 
 
 def head(weights: Weights) -> Scorer:
@@ -285,9 +307,11 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "adversarial_pickscore": adversarial_pick,
     "step_aware": step_by_step,
     "hpsv2": hps,
+    "hpsv3": hps3,
     "aesthetic": pretty,
     "image_reward": human,
     "dino": likeness,
+    "clip_reference": reference,
     "adversarial": head,
     "geneval": composition,
     "t2i_compbench": parts,

@@ -109,12 +109,16 @@ def _found(path: str) -> Path:
 
 def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
     """Show every record to the rewards that have a ``check_record(record, where)``, before anything
-    is sampled.
+    is sampled; all at once to those that have a ``check_records(records, places)``.
 
     Raises what they raise of our own errors, as a rule a DataError that names file and line, and a
     DataError in place of anything else.
     """
     for name, reward in rewards.items():
+        if hasattr(reward, "check_records"):
+            with as_one_message(f"{prompts.path}: the check of reward {name!r}", DataError):
+                reward.check_records(prompts.records, prompts.places)
+            continue
         if not hasattr(reward, "check_record"):
             continue
         for record, where in zip(prompts.records, prompts.places, strict=True):

@@ -19,10 +19,10 @@ from flowrl.core.types import RewardBatch
 from ._common.scorer import to_pil
 from ._judge.answer import Answer
 from ._judge.ask import Job, Judge
+from ._judge.first_token import yes_no
 from ._judge.images import cut, grid_size
 from ._judge.sources import first_source, needs_source
 from ._judge.wordings import fill, wordings
-from .vlm.answers import ReadingOptions, yes_no
 
 WHO = "rewards.consistency"
 SUB_PROMPT = re.compile(r'[."]\s+[A-Z0-9\-\[\]]+:')  # where the text of one cell begins
@@ -83,7 +83,7 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
             )
         self.mode, self.criteria = mode, criteria
         self.words = _wordings(wordings)
-        self.how = ReadingOptions("yes_no", variants=variants)
+        self.variants = variants
         self.judge = Judge(
             WHO,
             url=url,
@@ -164,7 +164,7 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
 
     def _ask(self, images: Sequence[Image.Image], jobs: Sequence[Job]) -> list[float]:
         def read(answer: Answer) -> float | str:
-            return yes_no(answer, self.how)
+            return yes_no(answer, variants=self.variants)
 
         found = self.judge.ask(images, jobs, read)
         return [math.nan if value is None else value for value in found]

@@ -18,9 +18,9 @@ from flowrl.core.types import RewardBatch
 from ._common.scorer import to_pil
 from ._judge.answer import Answer
 from ._judge.ask import Job, Judge
+from ._judge.first_token import level, yes_no
 from ._judge.sources import first_source, needs_source
 from ._judge.wordings import fill, wordings
-from .vlm.answers import ReadingOptions, level, yes_no
 
 WHO = "rewards.edit_verifier"
 KINDS = ("keep", "follow", "quality")  # always in this order
@@ -142,11 +142,7 @@ class edit_verifier:  # noqa: N801 - configs name rewards in lower case
             requirement = str(record.get("requirement") or "")
             text = fill(self.words["level"], prompt=prompt, requirement=requirement)
             jobs.append(Job(f"image {i}, prompt {prompt[:80]!r}", (2 * i, 2 * i + 1), text))
-
-        def read(answer: Answer) -> float | str:
-            return level(answer, ReadingOptions("level"))
-
-        return [_number(value) for value in self.judge.ask(images, jobs, read)]
+        return [_number(value) for value in self.judge.ask(images, jobs, level)]
 
     def _checks(self, batch: RewardBatch, images: Sequence[Image.Image]) -> list[float]:
         jobs, owner = [], list[tuple[int, str]]()
@@ -157,12 +153,8 @@ class edit_verifier:  # noqa: N801 - configs name rewards in lower case
                     asked = fill(self.words["check"], prompt=prompt, criterion=text)
                     jobs.append(Job(f"image {i}, {kind}: {text[:80]!r}", (2 * i, 2 * i + 1), asked))
                     owner.append((i, kind))
-
-        def read(answer: Answer) -> float | str:
-            return yes_no(answer, ReadingOptions("yes_no"))
-
         found: list[dict[str, list[float]]] = [{} for _ in batch.prompts]
-        for (i, kind), value in zip(owner, self.judge.ask(images, jobs, read), strict=True):
+        for (i, kind), value in zip(owner, self.judge.ask(images, jobs, yes_no), strict=True):
             found[i].setdefault(kind, []).append(_number(value))
         return [aggregated(checks, self.weights) for checks in found]
 

@@ -13,8 +13,8 @@ from flowrl.core.errors import DataError
 from .._common.scorer import to_pil
 from .._judge.answer import Answer
 from .._judge.ask import Job, Judge
+from .._judge.first_token import yes_no
 from .._judge.wordings import fill, wordings
-from ..vlm.answers import ReadingOptions, yes_no
 from .file import WHO
 
 ASK = (
@@ -29,7 +29,7 @@ class Checks:
     def __init__(self, judge: Judge, wording: str = "", variants: bool = False) -> None:
         given = {"wording": wording} if wording else None
         self.words = wordings({"wording": ASK}, given, WHO)["wording"]
-        self.judge, self.how = judge, ReadingOptions("yes_no", variants=variants)
+        self.judge, self.variants = judge, variants
 
     def __call__(self, images: Tensor, prompts: Sequence[str], rules: Sequence[str]) -> Tensor:
         """Return s [L, R] float64 in [0, 1] of images [L, 3, H, W]; NaN = no readable answer."""
@@ -42,7 +42,7 @@ class Checks:
                 jobs.append(Job(f"image {i}, rule {rule[:80]!r}", (i,), text))
 
         def read(answer: Answer) -> float | str:
-            return yes_no(answer, self.how)
+            return yes_no(answer, variants=self.variants)
 
         found = [math.nan if one is None else one for one in self.judge.ask(shown, jobs, read)]
         return torch.tensor(found, dtype=torch.float64).reshape(len(prompts), len(rules))

@@ -57,6 +57,7 @@ class Call:
     transform: tuple[Call, ...] = ()  # of a reward: what is done to its values, in this order
     function: Callable[..., Any] = field(default=lambda: None, compare=False, repr=False)
     frames: str = ""  # of a reward: how one that judges images judges a video
+    offload: bool = False  # of a reward: its networks are on their device only while it scores
 
     @classmethod
     def bind(
@@ -85,6 +86,10 @@ class Call:
         if given.get("frames") is not None and "frames" in reserved(key):
             with found.catch():
                 frames = convert(given["frames"], FrameWay, f"{key}.frames", source.at)
+        offload = False
+        if given.get("offload") is not None and "offload" in reserved(key):
+            with found.catch():
+                offload = convert(given["offload"], bool, f"{key}.offload", source.at)
         if axis.mix:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
@@ -92,7 +97,7 @@ class Call:
             kwargs = arguments(rest, known, key, path, source)
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
-        return cls(key, given["fn"], path, kwargs, mix, transform, function, frames)
+        return cls(key, given["fn"], path, kwargs, mix, transform, function, frames, offload)
 
     def partial(self) -> functools.partial[Any]:
         """Return the function with its keyword arguments filled in."""
@@ -115,6 +120,8 @@ class Call:
             out["transform"] = [call.to_dict() for call in self.transform]
         if self.frames:
             out["frames"] = self.frames
+        if self.offload:
+            out["offload"] = True
         return {**out, **plain(self.kwargs)}
 
 
@@ -134,7 +141,8 @@ def bind_all(key: str, raw: Any, source: Source, plugins: Sequence[str]) -> tupl
 def reserved(key: str) -> list[str]:
     """Return the keys of a call that are no arguments of its function."""
     mix = [axis_of(key).mix] if axis_of(key).mix else []
-    return ["fn", *mix, *(["transform", "frames"] if name_of(key) == "rewards" else [])]
+    own = ["transform", "frames", "offload"] if name_of(key) == "rewards" else []
+    return ["fn", *mix, *own]
 
 
 def settable_of(key: str, path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -49,6 +49,11 @@ MIX = {
     "weight": {"type": "number", "default": 1.0, "description": "factor of the reward in the sum"},
     "beta": {"type": "number", "minimum": 0, "description": "factor of the penalty in the loss"},
     "frames": {"enum": [*get_args(FrameWay)], "description": "how an image reward judges a video"},
+    "offload": {
+        "type": "boolean",
+        "default": False,
+        "description": "its networks are on their device only while it scores",
+    },
 }
 
 

@@ -1,8 +1,8 @@
 """Prompt files of published benchmarks in their own formats, and prompts from the hub.
 
 A config or `--prompts` names one with its format in front: `dpg:dpg_bench.csv`,
-`unigenbench:test_prompts_en.csv`, `geneval2:geneval2_data.jsonl`, `hub:owner/name`. None of these
-files is shipped.
+`unigenbench:test_prompts_en.csv`, `geneval2:geneval2_data.jsonl`, `t2i-compbench:examples/dataset`,
+`hub:owner/name`. The files may lie on the hub, as in `dpg:hub:owner/name`. None is shipped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.prompt_files import COLUMNS, read_items, text_of
+from flowrl.core.compbench_files import read_compbench
+from flowrl.core.errors import DataError
+from flowrl.core.hub_prompts import hub_rows, read_hub
+from flowrl.core.prompt_files import read_items, text_of
 from flowrl.core.shipped_files import resource
 
 Items = Iterator[tuple[str, Any]]
+_HUB = "hub:"
 
 
 def read_dpg(path: str) -> Items:
@@ -99,51 +102,11 @@ def read_unigenbench(path: str) -> Items:
 def read_geneval2(path: str) -> Items:
     """Read GenEval 2's JSONL (2512.16853): "vqa_list" of [question, answer], "skills",
     "atom_count" -> records whose tag is the number of atoms."""
-    for where, item in read_items(_file(path)):
+    hub = path.startswith(_HUB)
+    for where, item in hub_rows(path.removeprefix(_HUB)) if hub else read_items(_file(path)):
         if not isinstance(item, dict) or not isinstance(item.get("vqa_list"), list):
             raise DataError(f'{where}: expected an object with a "vqa_list", got {item!r:.100}')
         yield where, {"tag": f"{item.get('atom_count', '?')} atoms", **item}
-
-
-def read_hub(name: str) -> Items:
-    """Read a data set of the hub, `owner/name`, `owner/name@split` or a local folder of one -> its
-    rows.
-
-    Needs the package `datasets` (the extra `hub`). The column is the first named prompt, prompts,
-    caption or text, in any case. Raises ConfigError for a hub that cannot be reached, DataError.
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            f"hub:{name}: {error}; install it with: pip install 'flowrl-diffusion[hub]'"
-        ) from error
-    path, _, split = name.partition("@")
-    try:
-        found = datasets.load_dataset(path, split=split or "train")
-    except Exception as error:  # offline, misspelt, no such split: the library raises all sorts
-        told = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"hub:{name}: the data set cannot be read: {told}. Is the id right, the hub in reach "
-            "and HF_HUB_OFFLINE unset? Prompts from a file need no hub: --prompts FILE"
-        ) from error
-    named = {column.lower().removesuffix("s"): column for column in found.column_names}
-    column = next((named[name] for name in COLUMNS if name in named), None)
-    if column is None:
-        raise DataError(
-            f"hub:{name}: expected a column {', '.join(COLUMNS)}, got "
-            f"{', '.join(found.column_names)}"
-        )
-    plain = (str, int, float, bool, type(None))
-    for number, row in enumerate(found.select_columns(_light(found)), 1):
-        record = {key: value for key, value in row.items() if isinstance(value, plain)}
-        yield f"hub:{name}, row {number}", {**record, "prompt": row[column]}
-
-
-def _light(found: Any) -> list[str]:
-    """Return the columns without images, which nobody needs to decode."""
-    kinds = found.features
-    return [name for name in found.column_names if hasattr(kinds[name], "dtype")]
 
 
 def _file(path: str) -> Path:
@@ -151,7 +114,16 @@ def _file(path: str) -> Path:
 
 
 def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ("file, line 3", row) of a CSV. Raises DataError."""
+    """Yield ("file, line 3", row) of a CSV, or of a data set of the hub. Raises DataError."""
+    if path.startswith(_HUB):
+        for where, found in hub_rows(path.removeprefix(_HUB)):
+            gone = [name for name in needed if name not in found]
+            if gone:
+                raise DataError(
+                    f"{where}: expected columns {', '.join(needed)}; {gone} are not there"
+                )
+            yield where, {key: "" if value is None else str(value) for key, value in found.items()}
+        return
     file = _file(path)
     reader = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
@@ -172,6 +144,7 @@ READERS: dict[str, Callable[[str], Items]] = {
     "dpg": read_dpg,
     "unigenbench": read_unigenbench,
     "geneval2": read_geneval2,
+    "t2i-compbench": read_compbench,
     "hub": read_hub,
 }
 """Format -> what reads it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from flowrl.core.benchmark_files import READERS, format_of
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.hub_prompts import PUBLISHED
 from flowrl.core.nearest import near
 from flowrl.core.prompt_files import ENDINGS, kind_of, read_items
 from flowrl.core.prompt_lists import MADE, made_records
@@ -47,7 +48,8 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     ``.json``: a list of such objects, or of texts. ``.txt``: one prompt per line. ``.csv``,
     ``.tsv``: a header with a column "prompt" (or "caption", or "text"); other columns go into the
     record. A folder of such files: each is a task that is named like its file. A benchmark's own
-    format, or a data set of the hub: named in front, as in "dpg:file.csv" (`benchmark_files`).
+    format, or a data set of the hub: named in front, as in "dpg:file.csv" (`benchmark_files`), or
+    a list of `hub_prompts.PUBLISHED`, such as "drawbench".
     Raises DataError with file and line where a prompt is missing, empty or of the wrong type;
     ConfigError if no file.
     """
@@ -57,8 +59,10 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
         places = [f"{made}, prompt {number}" for number in range(1, len(records) + 1)]
         texts = [record["prompt"] for record in records]
         return PromptSet(texts, records, made.replace("/", "-"), made, places)
+    known, made = made, PUBLISHED.get(made, made)
     kind, rest = format_of(made)
     file = Path(rest) if kind else _found(made)
+    name = known.replace("/", "-") if known in PUBLISHED else file.stem
     records, places = [], []
     for where, item in READERS[kind](rest) if kind else _items(file):
         records.append(_check(item, where))
@@ -71,7 +75,7 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     return PromptSet(
         [record["prompt"] for record in records],
         records,
-        file.stem,
+        name,
         made if kind else str(file),
         places,
     )
@@ -96,20 +100,25 @@ def _found(path: str) -> Path:
     except ConfigError as error:
         if Path(path).suffix or not path.strip():
             raise
-        lists = ", ".join(MADE)
+        hub = ", ".join(PUBLISHED)
         raise ConfigError(
-            f"{error}\nLists that need no file: {lists}{near(path, list(MADE))}"
+            f"{error}\nLists that need no file: {', '.join(MADE)}; from the hub: {hub}"
+            f"{near(path, [*MADE, *PUBLISHED])}"
         ) from error
 
 
 def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
     """Show every record to the rewards that have a ``check_record(record, where)``, before anything
-    is sampled.
+    is sampled; all at once to those that have a ``check_records(records, places)``.
 
     Raises what they raise of our own errors, as a rule a DataError that names file and line, and a
     DataError in place of anything else.
     """
     for name, reward in rewards.items():
+        if hasattr(reward, "check_records"):
+            with as_one_message(f"{prompts.path}: the check of reward {name!r}", DataError):
+                reward.check_records(prompts.records, prompts.places)
+            continue
         if not hasattr(reward, "check_record"):
             continue
         for record, where in zip(prompts.records, prompts.places, strict=True):

@@ -65,8 +65,9 @@ class PerFrame:
         self.reward, self.way = reward, way
         self.judges_singly, self.differentiable = judges_singly(reward), differentiable(reward)
         # only what the reward has: all records are shown to one that checks them
-        if hasattr(reward, "check_record"):
-            self.check_record = reward.check_record
+        for name in ("check_record", "check_records"):
+            if hasattr(reward, name):
+                setattr(self, name, getattr(reward, name))
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score videos [L, T, 3, H, W]. Raises RewardError unless there is a number per frame."""

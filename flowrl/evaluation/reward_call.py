@@ -15,6 +15,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.core.users_code import FAILURES, as_one_message, told
 from flowrl.evaluation.frame_rewards import fitting
+from flowrl.evaluation.resting_rewards import resting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
 
 
@@ -24,7 +25,7 @@ def rewards_of(calls: Mapping[str, Call], frames: int = 1) -> dict[str, Any]:
     made = {}
     for name, call in calls.items():
         with as_one_message(f"making reward {name!r}", ConfigError):
-            made[name] = fitting(call, call.make(), frames)
+            made[name] = fitting(call, resting(call) if call.offload else call.make(), frames)
     return made
 
 

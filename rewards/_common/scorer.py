@@ -105,9 +105,11 @@ def read_weights(file: Path, who: str) -> dict[str, Tensor]:
     return state
 
 
-def load_strict(module: nn.Module, state: dict[str, Tensor], where: str) -> None:
+def load_strict(
+    module: nn.Module, state: dict[str, Tensor], where: str, *, assign: bool = False
+) -> None:
     """Load a state dict whose names and shapes must be the module's own. Raises ModelError naming
-    what is not."""
+    what is not. assign: the tensors become the module's, instead of being copied."""
     # what does not fit
     own = module.state_dict()
     missing = sorted(own.keys() - state.keys())
@@ -124,7 +126,7 @@ def load_strict(module: nn.Module, state: dict[str, Tensor], where: str) -> None
             f"missing {missing[:3]}, {len(extra)} unexpected {extra[:3]}, {len(wrong)} of another "
             f"shape{detail}"
         )
-    module.load_state_dict(state)
+    module.load_state_dict(state, assign=assign)
 
 
 def in_batches(

@@ -43,6 +43,7 @@ class Server(NamedTuple):
     backoff: float
     workers: int
     max_failed: float
+    who: str = WHO  # which reward asks, for messages
 
 
 class Question(NamedTuple):
@@ -61,17 +62,17 @@ class Failure(NamedTuple):
     pause: float = 0.0  # seconds that the server asked for
 
 
-def base_url(url: str) -> str:
+def base_url(url: str, who: str = WHO) -> str:
     """Return the address that ends with /v1. Raises ConfigError for another scheme, or a password
     in the address."""
     parts = split_url(url)
     if parts is None:
         raise ConfigError(
-            f"{WHO}: url: expected one like http://localhost:8080, got {without_password(url)!r}"
+            f"{who}: url: expected one like http://localhost:8080, got {without_password(url)!r}"
         )
     if parts.username is not None:
         raise ConfigError(
-            f"{WHO}: url: expected no user name or password in it; name a variable in api_key_env"
+            f"{who}: url: expected no user name or password in it; name a variable in api_key_env"
         )
     plain = url.rstrip("/")
     return plain if plain.endswith("/v1") else f"{plain}/v1"
@@ -80,7 +81,11 @@ def base_url(url: str) -> str:
 def api_key(server: Server) -> str:
     """Return the key from the environment, "" if none is configured. Raises ConfigError without
     showing the key."""
-    return read_secret(server.key_env, f"{WHO}: api_key_env") if server.key_env is not None else ""
+    return (
+        read_secret(server.key_env, f"{server.who}: api_key_env")
+        if server.key_env is not None
+        else ""
+    )
 
 
 def list_models(server: Server) -> list[str]:
@@ -99,14 +104,17 @@ def list_models(server: Server) -> list[str]:
     except RequestFailed as error:
         fault = http.hide(str(error))
         raise RunError(
-            f"{WHO}: no answer from {server.base}: {fault}. Is the server up, and `url` right?"
+            f"{server.who}: no answer from {server.base}: {fault}. Is the server up, and `url` "
+            "right?"
         ) from None
     if response.status != 200:
-        raise RunError(f"{WHO}: {url} answered {_status(http, response)}")
+        raise RunError(f"{server.who}: {url} answered {_status(http, response)}")
     try:
         return [str(model["id"]) for model in json.loads(response.body)["data"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise RunError(f"{WHO}: {url}: expected a list of models, got something else") from None
+        raise RunError(
+            f"{server.who}: {url}: expected a list of models, got something else"
+        ) from None
 
 
 def ask_all(
@@ -136,8 +144,8 @@ def ask_all(
         if len(failed) > server.max_failed * total + 1e-9:
             first = next(iter(failed.values()))
             raise RunError(
-                f"{WHO}: expected answers to at least {1 - server.max_failed:.0%} of {total} "
-                f"questions; {len(failed)} failed so far, the first: {first}"
+                f"{server.who}: expected answers to at least {1 - server.max_failed:.0%} of "
+                f"{total} questions; {len(failed)} failed so far, the first: {first}"
             )
 
     async def ask_each() -> None:
@@ -159,7 +167,7 @@ async def _ask_until_answered(
             return answer
         if answer.fatal:
             raise RunError(
-                f"{WHO}: {server.base} refuses: {answer.text}. Check `url`, `model` and "
+                f"{server.who}: {server.base} refuses: {answer.text}. Check `url`, `model` and "
                 "`api_key_env`"
             )
         if not answer.again or attempt == server.retries:

@@ -37,15 +37,14 @@ def encode(image: Image.Image, encoding: str) -> EncodedImage:
     )
 
 
-def grid_size(prompt: str, where: str) -> tuple[int, int]:
+def grid_size(prompt: str, where: str, who: str = "rewards.vlm") -> tuple[int, int]:
     """Return rows and columns from the first "AxB" of a prompt (PaCo-RL). Raises DataError if it
     names no grid."""
     found = _GRID.search(prompt)
     rows, columns = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 2 <= rows * columns <= MOST_CELLS:
         raise DataError(
-            f"{where}: rewards.vlm: the template consistency needs a grid of 2 to {MOST_CELLS} "
-            "cells in the prompt, "
+            f"{where}: {who}: consistency needs a grid of 2 to {MOST_CELLS} cells in the prompt, "
             f'such as "2x2"; got {prompt[:120]!r}'
         )
     return rows, columns

@@ -6,22 +6,24 @@ from typing import Any
 
 from flowrl.core.errors import ConfigError
 
-from .client import Server, api_key
+from .client import WHO, Server, api_key
 
 _OWN = {"model", "messages", "temperature", "logprobs", "top_logprobs", "max_tokens", "stream"}
 
 
 def request_settings(
-    model: str, log_probs: bool, max_tokens: int | None, extra: dict[str, Any] | None
+    model: str,
+    log_probs: bool,
+    max_tokens: int | None,
+    extra: dict[str, Any] | None,
+    who: str = WHO,
 ) -> dict[str, Any]:
     """Return the request without its message; with `log_probs` for the likeliest first tokens."""
     taken = sorted(_OWN & set(extra or {}))
     if taken:
-        raise ConfigError(
-            f"rewards.vlm: extra: {', '.join(taken)} cannot be given here: flowrl sets it"
-        )
+        raise ConfigError(f"{who}: extra: {', '.join(taken)} cannot be given here: flowrl sets it")
     if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"rewards.vlm: max_tokens: expected 1 or more, got {max_tokens}")
+        raise ConfigError(f"{who}: max_tokens: expected 1 or more, got {max_tokens}")
     likely = {"logprobs": True, "top_logprobs": 20} if log_probs else {}
     most = max_tokens or (1 if likely else 4096)
     # Without a temperature, servers take the model's own default, which samples.
@@ -42,6 +44,6 @@ def check_server(server: Server) -> Server:
         if not right
     ]
     if wrong:
-        raise ConfigError(f"rewards.vlm: {wrong[0]}")
+        raise ConfigError(f"{server.who}: {wrong[0]}")
     api_key(server)  # a missing key is found now, not after the first images
     return server

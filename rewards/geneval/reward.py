@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -21,33 +21,21 @@ from flowrl.evaluation.suites.geneval.rules import judge, validate
 from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
 from .._common.pixels import shortest
 from .._common.scorer import pick_device, pick_dtype, to_pil
+from .._detectors.networks import PATHS, Detector, load_detector
 from .colors import ClipColors
-from .detectors import Detector, Mask2Former, Shapes, ZeroShot
 
 WHO = "rewards.geneval"
 CLIP = {"transformers": "openai/clip-vit-large-patch14"}
 CLIP["open_clip"] = "timm/vit_large_patch14_clip_224.openai"
 
 
-class _Kind(NamedTuple):
-    """A detector: its public weights, and limits that suit its confidences."""
-
-    path: str
-    limits: Limits
-    template: str = ""
-
-
-KINDS = {
-    "mask2former": _Kind("facebook/mask2former-swin-small-coco-instance", Limits()),
+LIMITS = {
+    "mask2former": Limits(),
     # GenEval says nothing of these; the limits are ours
-    "owl": _Kind(
-        "google/owlv2-base-patch16-ensemble", Limits(0.2, 0.2, 16, 0.5), "a photo of a {}"
-    ),
-    "grounding_dino": _Kind(
-        "IDEA-Research/grounding-dino-base", Limits(0.35, 0.35, 16, 0.5), "{}."
-    ),
+    "owl": Limits(0.2, 0.2, 16, 0.5),
+    "grounding_dino": Limits(0.35, 0.35, 16, 0.5),
     # every readable shape, whatever its confidence
-    "shapes": _Kind("", Limits(0.0, 0.0, 16, 1.0)),
+    "shapes": Limits(0.0, 0.0, 16, 1.0),
 }
 MODES = ("strict", "graded", "exact")
 
@@ -93,7 +81,7 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
         # the arguments
         for name, value, known in (
             ("mode", mode, MODES),
-            ("detector", detector, KINDS),
+            ("detector", detector, PATHS),
             ("clip_backend", clip_backend, CLIP),
         ):
             if value not in known:
@@ -103,11 +91,11 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
         self.mode, self.batch = mode, int(positive(batch, "batch", WHO))
         self.says_right = mode != "graded"
         given = (threshold, counting_threshold, max_objects, max_overlap)
-        self.limits = _limits(KINDS[detector].limits, given)
+        self.limits = _limits(LIMITS[detector], given)
         self.slips = {"below_zero": below_zero, "wrong_place_pays": wrong_place_pays}
         where, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
         # the detector, and who reads colours
-        self.detector = _detector(detector, path, where, kind)
+        self.detector = load_detector(detector, path, where, kind, WHO)
         self.colors: ClipColors | None = None
         if detector != "shapes":
             towers = _towers(
@@ -216,17 +204,6 @@ def _limits(own: Limits, given: Sequence[float | None]) -> Limits:
             f"max_overlap in (0, 1], got {limits}"
         )
     return limits
-
-
-@lru_cache(maxsize=1)
-def _detector(name: str, path: str | None, device: torch.device, dtype: torch.dtype) -> Detector:
-    kind = KINDS[name]
-    path = path or kind.path
-    if name == "shapes":
-        return Shapes()
-    if name == "mask2former":
-        return Mask2Former(path, device=device, dtype=dtype, who=WHO)
-    return ZeroShot(path, template=kind.template, device=device, dtype=dtype, who=WHO)
 
 
 @lru_cache(maxsize=1)

@@ -84,9 +84,18 @@ class questions:  # noqa: N801 - configs name rewards in lower case
         }
         self.benchmark = kinds[protocol]
         self.server = check_server(
-            Server(base_url(url), api_key_env, timeout, retries, backoff, workers, max_failed)
+            Server(
+                base_url(url, WHO),
+                api_key_env,
+                timeout,
+                retries,
+                backoff,
+                workers,
+                max_failed,
+                WHO,
+            )
         )
-        self.settings = request_settings(model, self.benchmark.log_probs, max_tokens, extra)
+        self.settings = request_settings(model, self.benchmark.log_probs, max_tokens, extra, WHO)
         self.encoding = encoding
         self.cache = Path(cache).expanduser() if cache is not None else None
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, RewardError
+from flowrl.core.errors import DataError, RewardError
 from flowrl.core.types import RewardBatch
 
 from .._common.http_client import (
@@ -21,14 +22,15 @@ from .._common.http_client import (
     for_each,
     read_secret,
     run,
-    split_url,
-    without_password,
 )
 from .endpoints import LONGEST, Endpoint, Endpoints
+from .options import check, check_url
 from .wire import (
     chunks_of,
     longest_answer,
     pack,
+    pack_records,
+    read_fault,
     read_health,
     read_scores,
     refusal,
@@ -36,6 +38,7 @@ from .wire import (
 
 WHO = "rewards.remote"
 CONNECT = 10.0  # seconds for a connection, and for the answer to a probe
+RECORDS = 512  # in a request that has them checked
 SAY_EVERY = 10.0  # seconds between messages while it waits
 MODES = ("wait", "drop_group", "stop")
 _log = logging.getLogger("flowrl.rewards.remote")
@@ -87,15 +90,15 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         wait_s: float = 600.0,
     ) -> None:
         # the arguments
-        _check("workers", workers >= 1, "at least 1", workers)
-        _check("chunk", chunk >= 1, "at least 1", chunk)
-        _check("retries", retries >= 0, "at least 0", retries)
-        _check("backoff", backoff >= 0, "a number of seconds >= 0", backoff)
-        _check("wait_s", wait_s >= 0, "a number of seconds >= 0", wait_s)
-        _check("timeout", timeout > 0, "a number of seconds > 0", timeout)
+        check("workers", workers >= 1, "at least 1", workers)
+        check("chunk", chunk >= 1, "at least 1", chunk)
+        check("retries", retries >= 0, "at least 0", retries)
+        check("backoff", backoff >= 0, "a number of seconds >= 0", backoff)
+        check("wait_s", wait_s >= 0, "a number of seconds >= 0", wait_s)
+        check("timeout", timeout > 0, "a number of seconds > 0", timeout)
         self.urls = [check_url(url) for url in urls]
-        _check("urls", 0 < len(set(self.urls)) == len(urls), "one address or more, each once", urls)
-        _check("on_failure", on_failure in MODES, f"one of {', '.join(MODES)}", on_failure)
+        check("urls", 0 < len(set(self.urls)) == len(urls), "one address or more, each once", urls)
+        check("on_failure", on_failure in MODES, f"one of {', '.join(MODES)}", on_failure)
         self.reward, self.timeout, self.retries, self.backoff = reward, timeout, retries, backoff
         self.workers, self.chunk, self.on_failure, self.wait_s = workers, chunk, on_failure, wait_s
         # the client; no proxies: a reward server stands in the run's own network
@@ -108,6 +111,15 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         """Ask every server whether it hosts the reward. Raises RewardError if none answers,
         ConfigError if not."""
         run(self._probe())
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Let the hosted reward refuse a record. Raises as `check_records` does."""
+        self.check_records([record], [where])
+
+    def check_records(self, records: Sequence[dict[str, Any]], places: Sequence[str]) -> None:
+        """Let the hosted reward refuse the prompts' records, before the first image is made.
+        Raises DataError with its own message, and what `probe` raises."""
+        run(self._check(records, places))
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each image; NaN where the server's reward gave NaN, or a prompt was dropped."""
@@ -230,6 +242,25 @@ class remote:  # noqa: N801 - configs name rewards in lower case
             except RuntimeError:
                 raise NoAnswer(f"{reason} (the program ends)") from None
 
+    async def _check(self, records: Sequence[dict[str, Any]], places: Sequence[str]) -> None:
+        """Show the records to the first server that is well."""
+        await self._probe()
+        async with self._http.open() as client:
+            for url in self.urls:
+                try:
+                    name = await self._asked_health(client, url)
+                    for first in range(0, len(records) if name else 0, RECORDS):
+                        rows = slice(first, first + RECORDS)
+                        body = pack_records(name, records[rows], places[rows])
+                        to = f"{url}/check"
+                        data = await self._exchange(client, "POST", to, body, self.timeout, 0)
+                        fault = read_fault(data)
+                        if fault is not None:
+                            raise DataError(fault)
+                except RequestFailed:  # it went down since; the next one may answer
+                    continue
+                return
+
     async def _probe(self) -> None:
         began, attempt = time.monotonic(), 0
         async with self._http.open() as client:
@@ -254,28 +285,15 @@ class remote:  # noqa: N801 - configs name rewards in lower case
 
     async def _health(self, client: Any, url: str) -> str:
         """Ask one server -> "", or what is wrong with it."""
-        seconds = min(self.timeout, CONNECT)
         try:
-            answer = await self._exchange(client, "GET", f"{url}/health", b"", seconds, 0)
-            read_health(answer, url, self.reward, self.chunk)
+            await self._asked_health(client, url)
         except RequestFailed as error:
             return self._http.hide(str(error))
         return ""
 
-
-def check_url(url: str) -> str:
-    """Return the address without a slash at its end. Raises ConfigError, without showing a password
-    in it."""
-    parts = split_url(url)
-    if parts is None or parts.username is not None:
-        raise ConfigError(
-            f"{WHO}: urls: expected addresses like http://10.0.0.5:8321, got "
-            f"{without_password(url)!r}; no user names, passwords or queries: a token goes into an "
-            "environment variable that token_env names"
-        )
-    return url.rstrip("/")
-
-
-def _check(name: str, fine: bool, expected: str, got: Any) -> None:
-    if not fine:
-        raise ConfigError(f"{WHO}: {name}: expected {expected}, got {got!r}")
+    async def _asked_health(self, client: Any, url: str) -> str:
+        """Ask one server how it is -> the name under which it checks records, or "". Raises
+        RequestFailed."""
+        seconds = min(self.timeout, CONNECT)
+        answer = await self._exchange(client, "GET", f"{url}/health", b"", seconds, 0)
+        return read_health(answer, url, self.reward, self.chunk)

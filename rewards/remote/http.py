@@ -1,4 +1,4 @@
-"""The HTTP side of hosted rewards: POST /score, GET /health, GET /metrics."""
+"""The HTTP side of hosted rewards: POST /score and /check, GET /health, GET /metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flowrl.core.errors import DataError
+from flowrl.core.errors import DataError, FlowRLError
 from flowrl.core.version import __version__
 
-from .read_request import Limits, RequestRefused, parse
+from .read_request import Limits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ IN_HAND = 128  # requests held in memory; further ones are read once there is ro
 
 
 def make_app(queue: RequestQueue, limits: Limits, token: bytes = b"") -> Starlette:
-    """Return the ASGI application: POST /score, GET /health, GET /metrics; errors are JSON as
-    well."""
+    """Return the ASGI application: POST /score and /check, GET /health, GET /metrics; errors are
+    JSON as well."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse
@@ -37,11 +37,12 @@ def make_app(queue: RequestQueue, limits: Limits, token: bytes = b"") -> Starlet
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # a wrong path or method
-        text = "there is POST /score, GET /health and GET /metrics"
+        text = "there is POST /score, POST /check, GET /health and GET /metrics"
         return JSONResponse({"error": text, "kind": "request"}, error.status_code, error.headers)
 
     routes = [
         Route("/score", service.guard(service.score), methods=["POST"]),
+        Route("/check", service.guard(service.check), methods=["POST"]),
         Route("/health", service.guard(service.health), methods=["GET"]),
         Route("/metrics", service.guard(service.metrics), methods=["GET"]),
     ]
@@ -52,7 +53,7 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 
 
 class _Handlers:
-    """What the three addresses answer."""
+    """What the addresses answer."""
 
     def __init__(self, queue: RequestQueue, limits: Limits, token: bytes) -> None:
         self.queue, self.limits, self.token = queue, limits, token
@@ -134,6 +135,19 @@ class _Handlers:
             kind = "data" if isinstance(error, DataError) else "reward"
             raise RequestRefused(500, kind, f"{type(error).__name__}: {error}") from error
 
+    async def check(self, request: Request) -> Response:
+        """Show a reward the prompts' records, before the first image is made: {"fault": text |
+        null}, of the first that it refuses."""
+        from starlette.responses import JSONResponse
+
+        async with self.room:
+            body = await _body(request, self.limits.bytes)
+            name, records, places = await asyncio.to_thread(
+                parse_records, body, tuple(self.queue.rewards)
+            )
+            fault = await asyncio.to_thread(_first_fault, self.queue.rewards[name], records, places)
+        return JSONResponse({"fault": fault})
+
     async def health(self, request: Request) -> Response:
         """Say that the server is up, what it hosts and what it takes."""
         from starlette.responses import JSONResponse
@@ -144,9 +158,9 @@ class _Handlers:
             "pixels": self.limits.all_pixels,
         }
         rewards = list(self.queue.rewards)
-        return JSONResponse(
-            {"status": "ok", "rewards": rewards, "limits": limits, "flowrl": __version__}
-        )
+        checks = [name for name in rewards if hasattr(self.queue.rewards[name], "check_record")]
+        told = {"rewards": rewards, "checks": checks, "limits": limits, "flowrl": __version__}
+        return JSONResponse({"status": "ok", **told})
 
     async def metrics(self, request: Request) -> Response:
         """Answer in Prometheus' text format."""
@@ -198,6 +212,20 @@ class _Handlers:
             labelled = {f'{{reward="{reward}"}}': values[reward] for reward in self.queue.rewards}
             out[name] = ("counter", about, labelled)
         return out
+
+
+def _first_fault(reward: Any, records: list[dict[str, Any]], places: list[str]) -> str | None:
+    """Return what a reward says of the first record that it refuses."""
+    if not hasattr(reward, "check_record"):
+        return None
+    for record, place in zip(records, places, strict=True):
+        try:
+            reward.check_record(record, place)
+        except FlowRLError as error:
+            return str(error)
+        except Exception as error:  # a reward of somebody's own
+            return f"{place}: {type(error).__name__}: {error}"
+    return None
 
 
 async def _body(request: Request, limit: int) -> bytearray:

@@ -96,6 +96,23 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
     )
 
 
+def parse_records(
+    body: bytes | bytearray, known: Sequence[str]
+) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """Read a request to check records: `reward`, `records` and their `places`, for messages. Raises
+    RequestRefused."""
+    try:
+        data = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(400, "request", f"the body is not valid JSON: {error}") from error
+    if not isinstance(data, dict) or data.keys() != {"reward", "records", "places"}:
+        raise RequestRefused(400, "request", "expected an object with reward, records and places")
+    if data["reward"] not in known:
+        raise RequestRefused(400, "request", f"reward: expected one of {', '.join(known)}")
+    records = _list(data["records"], "records", "objects", dict)
+    return data["reward"], records, _list(data["places"], "places", "texts", str, len(records))
+
+
 def _area(pixels: Tensor) -> int:
     return pixels.numel() // 3
 

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -140,9 +141,9 @@ def _score(value: Any) -> float:
     return float(value)
 
 
-def read_health(data: bytes, url: str, reward: str, chunk: int) -> None:
-    """Check that a server hosts the reward and takes such requests. Raises ConfigError;
-    RequestFailed for another server."""
+def read_health(data: bytes, url: str, reward: str, chunk: int) -> str:
+    """Check that a server hosts the reward and takes such requests -> the reward's name if it
+    checks records, else "". Raises ConfigError; RequestFailed for another server."""
     answer = _object(data)
     hosted, limits = answer.get("rewards"), answer.get("limits", {})
     if not isinstance(hosted, list) or not isinstance(limits, dict):
@@ -157,6 +158,27 @@ def read_health(data: bytes, url: str, reward: str, chunk: int) -> None:
         raise ConfigError(
             f"{WHO}: chunk: {url} takes at most {most} images per request, got {chunk}"
         )
+    name, checks = reward or str(hosted[0]), answer.get("checks", [])
+    return name if isinstance(checks, list) and name in checks else ""
+
+
+def pack_records(reward: str, records: Sequence[Any], places: Sequence[str]) -> bytes:
+    """Write the body of a request to check records. Raises DataError for what JSON cannot hold."""
+    told = {"reward": reward, "records": list(records), "places": list(places)}
+    try:
+        return json.dumps(told, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{places[0]} or later: {WHO}: a record cannot be sent: {error}") from error
+
+
+def read_fault(data: bytes) -> str | None:
+    """Return what the server says of the first record that it refuses. Raises RequestFailed for
+    another answer."""
+    answer = _object(data)
+    fault = answer.get("fault", 0)
+    if fault is not None and not isinstance(fault, str):
+        raise RequestFailed(f"expected a fault or null, got {_start(data)}")
+    return fault
 
 
 def _object(data: bytes) -> dict[str, Any]:

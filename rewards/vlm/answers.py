@@ -4,16 +4,15 @@ what is wrong."""
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .._judge import first_token
 from .._judge.answer import Answer
 
 AXES = ("Alignment", "Coherence", "Style")
 RATING = r'"rating"\s*:\s*([\d.]+)'
-DOUBT = 1e-3  # how far a score may be off because a server lists only the most likely tokens
 _VERDICT = re.compile(
     r"(image\s+1\s+is\s+better|image\s+2\s+is\s+better|both\s+images\s+are\s+equally\s+good)", re.I
 )
@@ -132,33 +131,13 @@ def rating(answer: Answer, how: ReadingOptions) -> float | str:
 
 
 def yes_no(answer: Answer, how: ReadingOptions) -> float | str:
-    """Return sigmoid(lp(Yes) - lp(No)) of the first token (PaCo-Reward) -> [0, 1]; `variants` adds
-    yes, YES, " Yes"...
-
-    If only one is listed, the other is less likely than all that are: the score is 1 or 0 if that
-    leaves DOUBT at most, else missing. **Differs:** theirs takes the limit always, and 0 where
-    neither is listed.
-    """
-    yes, no = (_log_prob(answer.top, word, how.variants) for word in ("Yes", "No"))
-    floor = min((lp for _, lp in answer.top), default=math.inf)
-    if max(yes, no) == -math.inf or (
-        min(yes, no) == -math.inf and _sigmoid(floor - max(yes, no)) > DOUBT
-    ):
-        return "no log-probs of Yes and No for the first token"
-    return _sigmoid(yes - no)
+    """Return P(yes) of the first token (PaCo-Reward): see `first_token`."""
+    return first_token.yes_no(answer, variants=how.variants)
 
 
 def level(answer: Answer, how: ReadingOptions) -> float | str:
-    """Return the mean digit / 5 under the first token's probabilities of 0 ... 5 (UniWorld-V2's
-    reward) -> [0, 1]."""
-    lps = [_log_prob(answer.top, str(digit), False) for digit in range(6)]
-    known = math.fsum(math.exp(lp) for lp in lps)
-    # a digit that is not listed is at most as likely as the last one that is
-    least = math.exp(min((lp for _, lp in answer.top), default=0.0))
-    unlisted = sum(lp == -math.inf for lp in lps) * least
-    if known == 0 or unlisted / known > DOUBT:
-        return "no log-probs of the digits 0 to 5 for the first token"
-    return math.fsum(digit * math.exp(lp) for digit, lp in enumerate(lps)) / known / 5
+    """Return the mean digit / 5 (UniWorld-V2's reward): see `first_token`."""
+    return first_token.level(answer)
 
 
 _READERS: dict[str, Callable[[Answer, ReadingOptions], float | str]] = {
@@ -212,24 +191,6 @@ def _last_object(text: str, key: str) -> dict[str, Any] | None:
             out = value if key in value else out
         at = text.find("{", end)
     return out
-
-
-def _log_prob(top: list[tuple[str, float]], word: str, variants: bool) -> float:
-    """Return the log of the summed probabilities of a word's tokens; -inf where none is listed."""
-    lps = []
-    for token, lp in top:
-        if token == word or (variants and token.strip().lower() == word.lower()):
-            lps.append(lp)
-    if not lps:
-        return -math.inf
-    return max(lps) + math.log(math.fsum(math.exp(lp - max(lps)) for lp in lps))
-
-
-def _sigmoid(x: float) -> float:
-    if x >= 0:
-        return 1 / (1 + math.exp(-x))
-    small = math.exp(max(x, -700.0))
-    return small / (1 + small)
 
 
 def _short(text: str) -> str:

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
 """What `accelerate launch` sets for fsdp.yaml."""
+SUITES = ("suite one", "suite two")
 SHARDED = (
     "image={height: 32, width: 32}",
     "kl={fn: transition_kl, beta: 0.1}",
@@ -79,6 +80,13 @@ def sharded_command(folder: Path, run: str, tune: str) -> list[str]:
     return words
 
 
+def suite_command(folder: Path, out: str) -> list[str]:
+    """Run a suite of three prompts on the run that one process made."""
+    words = ["eval", str(folder / "one"), "--suite", "shapes", "--out", str(folder / out)]
+    words += ["--prompts", str(folder / "test.jsonl"), "--plugin", "toykit"]
+    return [*words, "--set", "rewards={red: {fn: toykit.redness}}"]
+
+
 class Both(NamedTuple):
     """What one process did and what two did: runs in `folder`, answers by name."""
 
@@ -95,6 +103,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     one = {name: trained(home / "toy", [*ALL, *more]) for name, more in CASES.items()}
     assert commanded(command(home, "one"))["code"] == 0
     shutil.copytree(home / "one", home / "stopped", ignore=shutil.ignore_patterns("000004"))
+    assert commanded(suite_command(home, "suite one"))["code"] == 0
     for tune in ("lora", "full"):
         tiny_sd3(home / tune / "sd3")
         assert commanded(sharded_command(home / tune, "one", tune))["code"] == 0
@@ -105,6 +114,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     jobs["whole"] = {"argv": command(home, "two")}
     jobs["resumed"] = {"argv": resume(home / "stopped")}
     jobs["too many"] = {"argv": command(home, "none", "train.prompts=1")}
+    jobs["suite"] = {"argv": suite_command(home, "suite two")}
     jobs["failing"] = {"argv": failing(home, "failed", rank=0)}
     for tune in ("lora", "full"):
         jobs[tune] = {"argv": sharded_command(home / tune, "two", tune), "env": FSDP}
@@ -227,3 +237,16 @@ def test_fsdp_makes_the_updates_of_one_process(both: Both, tune: str) -> None:
     end = one / "checkpoints" / "000002"
     ref, current = (load_file(end / f"{name}.safetensors") for name in ("ref", "current"))
     assert max((current[key] - ref[key]).abs().max().item() for key in ref) > 1e-3
+
+
+def test_a_suite_is_drawn_and_scored_in_shares(both: Both) -> None:
+    """The scores of one process, in a file of each of two; the first one writes the report."""
+    assert [answer["code"] for answer in both.two["suite"]] == [0, 0]
+    one, two = (json.loads((both.folder / n / "summary.json").read_text()) for n in SUITES)
+    same(one, two, "summary")
+    shares = []
+    for name in ("scores.jsonl", "scores.1.jsonl"):
+        lines = (both.folder / SUITES[1] / name).read_text().splitlines()
+        shares.append({json.loads(line)["prompt"] for line in lines})
+    assert all(shares) and shares[0].isdisjoint(shares[1])
+    assert len(shares[0] | shares[1]) == one["setting"]["count"]

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from torch import Tensor, nn
-from transformers import BlipTextConfig, BlipTextModel
+from transformers import (
+    BertTokenizerFast,
+    BlipConfig,
+    BlipForQuestionAnswering,
+    BlipTextConfig,
+    BlipTextModel,
+)
 
 WORDS = {"a": 1037, "red": 2417, "blue": 2630, "circle": 4418, "square": 2675, "##s": 2015}
 WORDS["[UNK]"] = 100
@@ -102,3 +108,29 @@ def save_image_reward(folder: Path) -> Public:
     (folder / "bert").mkdir()
     (folder / "bert/vocab.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return Public(vision, text, state, folder / "ImageReward.pt", folder / "bert")
+
+
+def tiny_blip_vqa(folder: Path, *, seed: int = 0) -> Path:
+    """Save a random BlipForQuestionAnswering of 32 px with a tokenizer of single letters, yes and
+    no."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz?"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", *letters]
+    words += [f"##{letter}" for letter in letters]
+    BertTokenizerFast(vocab={word: place for place, word in enumerate(words)}).save_pretrained(
+        folder
+    )
+    shared = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    text = {**shared, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    text |= {"encoder_hidden_size": 32, "vocab_size": len(words) + 2, "projection_dim": 16}
+    text |= {"bos_token_id": len(words), "sep_token_id": 3, "pad_token_id": 0}
+    vision = {**shared, "num_hidden_layers": 2, "image_size": 32, "patch_size": 16}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = BlipForQuestionAnswering(
+            BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
+        )
+        with torch.no_grad():
+            for value in network.parameters():
+                value.add_(0.3 * torch.randn_like(value))
+    network.save_pretrained(folder)
+    return folder

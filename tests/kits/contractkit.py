@@ -31,10 +31,12 @@ LIGHT = {"numpy", "PIL", "torch", "flowrl", "rewards"}
 # what is loaded before: the checker of the embedded benchmark needs scipy, files know safetensors
 CHECKER = "flowrl.evaluation.suites.shapes.checker"
 EXTRA = dict.fromkeys(("shapes", "shapes_edit", "soft_shapes"), CHECKER)
-EXTRA |= dict.fromkeys(("vlm", "questions", "votes"), "flowrl.core.files")
+JUDGES = ("vlm", "questions", "votes", "consistency", "edit_verifier", "rubric")
+EXTRA |= dict.fromkeys(JUDGES, "flowrl.core.files")
 ARGUMENTS = {
     "__call__": ("batch",),
     "check_record": ("record", "where"),
+    "check_records": ("records", "places"),
     "probe": (),
     "update": ("batch",),
     "state_dict": (),

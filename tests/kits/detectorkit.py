@@ -96,12 +96,10 @@ def tiny_owl(folder: Path, tokenizer: CLIPTokenizer, *, seed: int = 0) -> Path:
 
 def tiny_grounding_dino(folder: Path, *, seed: int = 0) -> Path:
     """Save a Grounding DINO whose BERT knows single letters."""
-    folder.mkdir(parents=True, exist_ok=True)
     letters = [*"abcdefghijklmnopqrstuvwxyz.?"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
     words += [f"##{letter}" for letter in letters]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    tokenizer = BertTokenizerFast(vocab_file=str(folder / "vocab.txt"))
+    tokenizer = BertTokenizerFast(vocab={word: place for place, word in enumerate(words)})
     config = GroundingDinoConfig(
         backbone_config=_swin(["stage2", "stage3", "stage4"]),
         text_config={

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from blipkit import Public, save_image_reward
+from blipkit import Public, save_image_reward, tiny_blip_vqa
 from clipkit import (
     PROMPTS,
     add_architecture,
@@ -19,8 +19,9 @@ from clipkit import (
     save_transformers,
     tiny_open_clip,
 )
-from detectorkit import tiny_mask2former
+from detectorkit import tiny_grounding_dino, tiny_mask2former
 from dinokit import save_dinov2
+from qwenkit import save_hpsv3
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPModel
@@ -33,9 +34,11 @@ from rewards.adversarial import adversarial
 from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
 from rewards.clip import clip
+from rewards.clip_reference import clip_reference
 from rewards.dino import dino
 from rewards.geneval import geneval
 from rewards.hpsv2 import FILES, hpsv2
+from rewards.hpsv3 import hpsv3
 from rewards.image_reward import image_reward
 from rewards.jpeg import jpeg
 from rewards.ocr import ocr
@@ -44,6 +47,7 @@ from rewards.shapes import shapes
 from rewards.soft_shapes import soft_shapes
 from rewards.step_aware import WEIGHTS as STEP_WEIGHTS
 from rewards.step_aware import step_aware
+from rewards.t2i_compbench import t2i_compbench
 
 
 class Clip:
@@ -122,6 +126,16 @@ class Weights:
     def geneval(self) -> dict[str, Any]:
         detector = tiny_mask2former(self.root / "mask2former")
         return {"path": str(detector), "clip": str(self.clip.folder)}
+
+    @cached_property
+    def t2i_compbench(self) -> dict[str, Any]:
+        given = {"vqa": str(tiny_blip_vqa(self.root / "vqa")), "vqa_size": 48, "threshold": 0.1}
+        detector = tiny_grounding_dino(self.root / "grounding_dino")
+        return {**given, "path": str(detector), "clip": str(self.clip.folder)}
+
+    def hpsv3(self) -> dict[str, Any]:
+        (self.root / "hpsv3").mkdir()
+        return save_hpsv3(self.root / "hpsv3")[2]
 
     @cached_property
     def dino(self) -> str:
@@ -205,13 +219,28 @@ def human(weights: Weights) -> Scorer:
     return Scorer(lambda **more: image_reward(**given, **more), images, words(prompts), 1e-5, 0.5)
 
 
-def likeness(weights: Weights) -> Scorer:
-    path, images, files = weights.dino, random_images(8, 40, 52), []
+def hps3(weights: Weights) -> Scorer:
+    given, images = weights.hpsv3, random_images(6, 40, 40)
+    return Scorer(lambda **more: hpsv3(**given, **more), images, words(), 2e-5, 0.5)
+
+
+def with_references(weights: Weights) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Six images, and records that name two others as their references."""
+    images, files = random_images(8, 40, 52), []
     for index in (6, 7):
         files.append(str(weights.root / f"{index}.png"))
         pil(images[index]).save(files[-1])
-    meta = words(references=files)
-    return Scorer(lambda **more: dino(path=path, **more), images[:6], meta, 1e-6, 0.03)
+    return images[:6], words(references=files)
+
+
+def likeness(weights: Weights) -> Scorer:
+    path, (images, meta) = weights.dino, with_references(weights)
+    return Scorer(lambda **more: dino(path=path, **more), images, meta, 1e-6, 0.03)
+
+
+def reference(weights: Weights) -> Scorer:
+    given, (images, meta) = weights.clip.parts, with_references(weights)
+    return Scorer(lambda **more: clip_reference(**given, **more), images, meta, 2e-6, 0.03)
 
 
 def head(weights: Weights) -> Scorer:
@@ -230,6 +259,18 @@ def composition(weights: Weights) -> Scorer:
         meta.append({"prompt": name, "tag": "two_object", "include": [wish]})
     images = random_images(6, 80, 100)
     return Scorer(lambda **more: geneval(**given, mode="graded", **more), images, meta)
+
+
+def parts(weights: Weights) -> Scorer:
+    """Records of every part, and of all three."""
+    given, prompts = weights.t2i_compbench, ["a red car and a green boat", "a cat near a dog"]
+    prompts += ["a man is reading", "The red cat is next to the blue dog."] + prompts[:2]
+    kinds = [["attribute"], ["spatial"], ["action"], ["attribute", "spatial", "action"]]
+    meta = []
+    for prompt, mine in zip(prompts, [*kinds, *kinds[:2]], strict=True):
+        meta.append({"prompt": prompt, "parts": mine})
+    images = random_images(6, 80, 100)
+    return Scorer(lambda **more: t2i_compbench(**given, **more), images, meta, 1e-4)
 
 
 def files(weights: Weights) -> Scorer:
@@ -266,11 +307,14 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "adversarial_pickscore": adversarial_pick,
     "step_aware": step_by_step,
     "hpsv2": hps,
+    "hpsv3": hps3,
     "aesthetic": pretty,
     "image_reward": human,
     "dino": likeness,
+    "clip_reference": reference,
     "adversarial": head,
     "geneval": composition,
+    "t2i_compbench": parts,
     "jpeg": files,
     "shapes": scenes,
     "soft_shapes": softly,

@@ -34,6 +34,8 @@ BELOW = {
 
 REWARDS = {
     "geneval": "flowrl.evaluation.suites",
+    "t2i_compbench": "flowrl.evaluation.suites.geneval",
+    "_detectors": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
     "moving_shapes": "flowrl.evaluation.suites.moving",
     "shapes_edit": "flowrl.evaluation.suites.shapes",

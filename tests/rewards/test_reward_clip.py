@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -21,9 +23,12 @@ from scorerkit import Clip, Weights
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel
 
+from flowrl.core.errors import DataError
+from flowrl.core.types import RewardBatch
 from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import aesthetic, collapse
 from rewards.clip import clip
+from rewards.clip_reference import clip_reference
 from rewards.hpsv2 import FILES, hpsv2
 from rewards.pickscore import pickscore
 
@@ -190,3 +195,29 @@ def test_each_prompt_is_read_once(
     monkeypatch.setattr(reward.towers, "read", watch)
     reward(BATCH)
     assert read == list(dict.fromkeys(PROMPTS)) and len(read) == 5
+
+
+def test_a_reference_is_compared_by_the_models_own_features(
+    weights: Weights, tmp_path: Path
+) -> None:
+    """By hand over CLIPModel's image features; an image that is its own reference has cosine 1."""
+    images = random_images(3, 40, 52)
+    files = []
+    for i in (1, 2):
+        files.append(str(tmp_path / f"{i}.png"))
+        pil(images[i]).save(files[-1])
+    given, folder = weights.clip.parts, weights.clip.folder
+    model = CLIPModel.from_pretrained(folder).eval()
+    pixels = CLIPImageProcessorPil.from_pretrained(folder)([pil(i) for i in images])["pixel_values"]
+    with torch.no_grad():
+        seen = model.get_image_features(torch.as_tensor(np.stack(pixels))).pooler_output
+    seen = seen / seen.norm(dim=-1, keepdim=True)
+    cosines = seen @ seen[1:].T
+    meta = [{"prompt": "p", "references": files}] * 3
+    batch = RewardBatch(images, ["p"] * 3, torch.arange(3), meta, torch.zeros(3))
+    close = partial(torch.testing.assert_close, atol=2e-6, rtol=0)
+    close(clip_reference(**given)(batch), cosines.amax(1))
+    close(clip_reference(**given, over="mean")(batch), cosines.mean(1))
+    assert cosines[1, 0] == pytest.approx(1, abs=1e-6)
+    with pytest.raises(DataError, match="references"):
+        clip_reference(**given).check_record({"prompt": "p"}, "line 3")

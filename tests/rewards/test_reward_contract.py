@@ -29,8 +29,8 @@ TESTS = Path(__file__).resolve().parents[1]
 NAMES = sorted(m.name for m in pkgutil.iter_modules([str(TESTS.parent / "rewards")]))
 NAMES = [name for name in NAMES if not name.startswith("_")]
 REST = [3, 0, 5, 1, 4, 2]  # another order of six images
-READS_PROMPTS = ("clip", "pickscore", "hpsv2", "image_reward")
-NEEDS_RECORDS = ("dino", "geneval", "shapes", "soft_shapes")
+READS_PROMPTS = ("clip", "pickscore", "hpsv2", "hpsv3", "image_reward")
+NEEDS_RECORDS = ("dino", "clip_reference", "geneval", "t2i_compbench", "shapes", "soft_shapes")
 
 
 # ------------------------------------------------------------------------------ what its scores are
@@ -63,6 +63,11 @@ def test_every_scorer_is_in_the_battery() -> None:
         "votes",
         "moving_shapes",
         "shapes_edit",
+        "videoalign",
+        "pfc",
+        "consistency",
+        "edit_verifier",
+        "rubric",
     }
     assert {name.partition(",")[0] for name in SCORERS} | asks_others == set(NAMES)
 

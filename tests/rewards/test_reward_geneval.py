@@ -27,9 +27,9 @@ from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from rewards._backbones.clip import OpenClip
 from rewards._common.pixels import shortest
+from rewards._detectors.networks import Mask2Former, ZeroShot, instances, top_classes
 from rewards.geneval import geneval
 from rewards.geneval.colors import ClipColors, crop
-from rewards.geneval.detectors import Mask2Former, ZeroShot, instances, top_classes
 
 CPU = torch.device("cpu")
 SEE: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "who": "test"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,42 @@ def test_prompts_of_the_hub(tmp_path: Path) -> None:
         load_prompts("hub:nobody/nothing")
 
 
+def test_files_and_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files from a cache as huggingface_hub keeps it, with the network off; a benchmark's own rows
+    in a local data set; without the package, what to install."""
+    commit, home = "0" * 40, tmp_path / "datasets--zhwang--HPDv2"
+    folder = home / "snapshots" / commit / "benchmark"
+    folder.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"hub:zhwang/HPDv2/benchmark/\*.json: .*no file"):
+        load_prompts("hpdv2/test")
+    (folder / "anime.json").write_text('["a girl", "a boy"]')
+    (folder / "photo.json").write_text('["a street"]')
+    found = load_prompts("hpdv2/test")
+    assert [record["tag"] for record in found.records] == ["anime", "anime", "photo"]
+    assert found.places[1] == "hub:zhwang/HPDv2/benchmark/anime.json, entry 2"
+    assert found.name == "hpdv2-test"
+    with pytest.raises(ConfigError, match="hub:nobody/set/x.txt: .* --prompts FILE"):
+        load_prompts("hub:nobody/set/x.txt")
+    with pytest.raises(ConfigError, match="from the hub: drawbench.*did you mean 'drawbench'"):
+        load_prompts("drawbenc")
+    # rows
+    pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    points = {"Testpoints": ["Style"], "Testpoint Description": ["ink"]}
+    row = json.dumps({"index": 0, "prompt_en": "a cat", "sub_dims_en": json.dumps(points)})
+    (tmp_path / "set" / "train.jsonl").write_text(row + "\n")
+    (record,) = load_prompts(f"unigenbench:hub:{tmp_path / 'set'}").records
+    assert (record["prompt"], record["testpoints"]) == ("a cat", ["Style"])
+    with pytest.raises(DataError, match="expected columns item_id"):
+        load_prompts(f"dpg:hub:{tmp_path / 'set'}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="pip install.*hub.*--prompts FILE"):
+        load_prompts("partiprompts")
+
+
 def sees(seen: Seen) -> Act:
     """Say yes of bright images, and nonsense of black ones."""
     level = brightness(seen.images[0])
@@ -211,5 +248,6 @@ def test_suites_read_the_benchmark_s_own_format() -> None:
     assert "prompts.test=geneval2:x.jsonl" in overrides_of("geneval2", "x.jsonl")
     assert "prompts.test=own.jsonl" in overrides_of("unigenbench", "own.jsonl")
     assert "prompts.test=hub:a/b" in overrides_of("drawbench", "hub:a/b")
+    assert "prompts.test=dpg:hub:a/b" in overrides_of("dpg", "hub:a/b")
     config = load_config("shapes/awm", overrides_of("unigenbench", "x.csv"))
     assert config.headline == "unigenbench" and config.prompts.test == "unigenbench:x.csv"

@@ -29,6 +29,7 @@ from toykit import redness, toy
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.pixels import round_8bit
+from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import Reward, RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
@@ -205,3 +206,23 @@ def test_a_config_can_name_it(tmp_path: Path) -> None:
     assert (reward.on_failure, reward.wait_s) == ("wait", 5.0)
     with pytest.raises(ConfigError, match="on_failure"):
         toy(tmp_path, f"rewards.red={{{call}, on_failure: zero}}")
+
+
+def test_the_hosted_reward_sees_the_records_before_the_first_image(tmp_path: Path) -> None:
+    """The server's reward refuses with the client's own file and line; good records pass, a server
+    that names no checks is not asked, and a list longer than a request is cut."""
+    good = [record for rows in all_records().values() for record in rows[:2]]
+    lines = [f"train.jsonl, line {i + 1}" for i in range(len(good))]
+    with hosted({"graded": shapes(), "it": redness}) as url:
+        reward = remote(urls=[url], reward="graded")
+        reward.check_records(good, lines)
+        many = [*good] * (600 // len(good) + 1)
+        many[590] = {"prompt": "p", "include": [{"class": "hexagon", "count": 1}]}
+        with pytest.raises(DataError, match="train.jsonl, line 591, .*hexagon"):
+            reward.check_records(many, [f"train.jsonl, line {i + 1}" for i in range(len(many))])
+        prompts = PromptSet(["p"], [many[590]], "train.jsonl", "", ["train.jsonl, line 1"])
+        with pytest.raises(DataError, match="train.jsonl, line 1, .*hexagon"):
+            check_records(prompts, {"shapes": reward})
+        remote(urls=[url], reward="it").check_record({"anything": 1}, "x")
+        with pytest.raises(DataError, match="line 1 or later: .*cannot be sent"):
+            reward.check_records([{"prompt": torch.zeros(1)}], lines[:1])

@@ -17,7 +17,9 @@ from toykit import toy
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
+from flowrl.core.hub_prompts import PUBLISHED
 from flowrl.core.prompts import load_prompts
+from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation import held_out
 from flowrl.evaluation.bootstrap import paired_bootstrap
@@ -119,6 +121,21 @@ def test_a_damaged_image_is_named(config: Config, tmp_path: Path) -> None:
         run(config, out)
 
 
+def test_missing_images_are_drawn_again_and_nothing_is_made_up(
+    config: Config, tmp_path: Path
+) -> None:
+    """An image, and another one's line, are gone: the same command puts back the very same ones. A
+    folder to compare with is not mended: it is an error."""
+    whole, out = run(config, tmp_path / "out"), tmp_path / "out"
+    file, lines = out / "00001" / "samples" / "0001.png", out / "scores.jsonl"
+    before = file.read_bytes()
+    file.unlink()
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(RunError, match="out.*not finished; run the same command again"):
+        run(config, tmp_path / "other", against=out)
+    assert run(config, out) == whole and file.read_bytes() == before
+
+
 def test_another_setting_is_another_folder(config: Config, tmp_path: Path) -> None:
     run(config, tmp_path / "out")
     changed = toy(tmp_path / "toy", "eval.steps=2", "eval.seed=7")
@@ -218,15 +235,18 @@ def test_every_suite_has_prompts_and_rewards_that_bind() -> None:
         config = load_config("sd3/flow_grpo", overrides_of(name, given))
         assert [*config.rewards] == [*suite.rewards] and config.headline == [*suite.rewards][0]
         assert config.eval.images == suite.images
-        assert suite.reader or len(load_prompts(config.prompts.test)) > 100
+        here = not suite.reader and (given or suite.prompts) not in PUBLISHED
+        assert not here or len(load_prompts(config.prompts.test)) > 100
         # as the headline of a comparison: the training is the config's own
         own = load_config("shapes/awm", headline_of(name, given))
         known = load_config("shapes/awm").rewards
         assert own.rewards[own.headline].mix == 0 and own.eval.images == suite.images
         assert {n: own.rewards[n] for n in known} == known
         assert own.rewards[own.headline].fn == next(iter(suite.rewards.values()))["fn"]
-    with pytest.raises(ConfigError, match="drawbench.*--prompts"):
-        overrides_of("drawbench", None)
+    with pytest.raises(ConfigError, match="clip_score.*--prompts"):
+        overrides_of("clip_score", None)
+    with pytest.raises(ConfigError, match="hub:sayakpaul/drawbench.*HF_HUB_OFFLINE.*--prompts"):
+        load_prompts(load_config("shapes/awm", overrides_of("drawbench", None)).prompts.test)
     with pytest.raises(ConfigError, match="no suite 'genevl'; did you mean 'geneval'"):
         overrides_of("genevl", None)
 
@@ -265,3 +285,11 @@ def test_geneval_on_shapes_from_the_command_line(
     assert main([*argv, "--against", str(out)]) == 0
     assert "+0.000, 95 % interval +0.000 to +0.000" in capsys.readouterr().out
     assert main(["eval", "assets/shapes-sd3", "--out", str(out)]) == 2
+    # the suite of the shapes, on its own first prompts
+    own = resource("assets/shapes/test.jsonl").read_text().splitlines(keepends=True)[:2]
+    file.write_text("".join(own))
+    argv = ["eval", "assets/shapes-sd3", "--suite", "shapes", "--prompts", str(file)]
+    assert main([*argv, "--out", str(tmp_path / "shapes"), "--steps", "2", "--images", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "shapes" in told and "setting: guidance" in told
+    assert len(rows(tmp_path / "shapes" / "scores.jsonl")) == 2

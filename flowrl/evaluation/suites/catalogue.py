@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flowrl.core.benchmark_files import format_of
 from flowrl.core.errors import ConfigError
+from flowrl.core.hub_prompts import PUBLISHED
 from flowrl.core.nearest import unknown
 
 Calls = dict[str, dict[str, Any]]  # of rewards, as a config has them
@@ -15,7 +16,7 @@ Calls = dict[str, dict[str, Any]]  # of rewards, as a config has them
 class Suite(NamedTuple):
     """What a suite measures, on what, and how often."""
 
-    prompts: str  # a list that code makes or a shipped file; "" = the user's own
+    prompts: str  # made by code, shipped, or of the hub; "" = the user's own
     rewards: Calls  # the first is the headline
     images: int  # per prompt
     what: str
@@ -50,10 +51,23 @@ SUITES: dict[str, Suite] = {
     "ocr": Suite(
         "ocr/test", {"ocr": {"fn": "ocr"}}, 1, "texts to be written, 1,000 prompts", "ocr/train"
     ),
-    "drawbench": Suite("", _QUALITY, 4, "preference scorers on DrawBench's prompts (2205.11487)"),
-    "partiprompts": Suite("", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
-    "pickscore": Suite("", _PREFERENCE, 1, "PickScore (2305.01569) on prompts of yours"),
-    "hpdv2": Suite("", {"hpsv2": {"fn": "hpsv2"}}, 1, "HPSv2 (2306.09341) on its prompts"),
+    "drawbench": Suite(
+        "drawbench", _QUALITY, 4, "preference scorers on DrawBench's prompts (2205.11487)"
+    ),
+    "partiprompts": Suite("partiprompts", _QUALITY, 1, "the same on PartiPrompts (2206.10789)"),
+    "pickscore": Suite(
+        "pickscore/test", _PREFERENCE, 1, "PickScore (2305.01569) on Pick-a-Pic's test prompts"
+    ),
+    "hpdv2": Suite(
+        "hpdv2/test", {"hpsv2": {"fn": "hpsv2"}}, 1, "HPSv2 (2306.09341) on its 3,200 prompts"
+    ),
+    "t2i-compbench": Suite(
+        "",
+        {"t2i_compbench": {"fn": "t2i_compbench"}},
+        10,
+        "T2I-CompBench (2307.06350): attributes by BLIP, places by a detector, the rest by CLIP",
+        reader="t2i-compbench",
+    ),
     "dpg": Suite(
         "",
         {"dpg": {"fn": "questions", "protocol": "dpg"}},
@@ -98,7 +112,8 @@ def prompts_of(name: str, prompts: str | None) -> str:
     suite = suite_of(name)
     chosen = prompts or suite.prompts
     own = chosen.endswith(".jsonl") and suite.reader != "geneval2"  # records as rewards see them
-    if chosen and suite.reader and not format_of(chosen)[0] and not own:
+    own = own or chosen in PUBLISHED
+    if chosen and suite.reader and format_of(chosen)[0] in ("", "hub") and not own:
         chosen = f"{suite.reader}:{chosen}"
     if not chosen:
         raise ConfigError(

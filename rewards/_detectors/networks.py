@@ -1,8 +1,9 @@
-"""Detectors of transformers, which find what GenEval's rules judge."""
+"""Detectors of transformers, which find what the rules of GenEval and T2I-CompBench judge."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,16 @@ ALIASES |= {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch"}
 ALIASES |= {"tvmonitor": "tv", "pottedplant": "potted plant", "diningtable": "dining table"}
 ALIASES |= {"hair dryer": "hair drier"}
 """What label files call a class -> GenEval's name."""
+
+
+PATHS = {
+    "mask2former": "facebook/mask2former-swin-small-coco-instance",
+    "owl": "google/owlv2-base-patch16-ensemble",
+    "grounding_dino": "IDEA-Research/grounding-dino-base",
+    "shapes": "",
+}
+"""Detector -> its public weights."""
+TEMPLATES = {"owl": "a photo of a {}", "grounding_dino": "{}."}
 
 
 class Detector(Protocol):
@@ -229,3 +240,17 @@ def load_part(kind: Any, path: str, who: str) -> Any:
             f"{who}: {path}: expected a folder or hub repository with a {kind.__name__}: "
             f"{first_line(error)}"
         ) from error
+
+
+@lru_cache(maxsize=1)
+def load_detector(
+    name: str, path: str | None, device: torch.device, dtype: torch.dtype, who: str
+) -> Detector:
+    """Load a detector of `PATHS` from a folder or hub id; null: its public weights. The last one
+    is kept. Raises ModelError."""
+    if name == "shapes":
+        return Shapes()
+    source = path or PATHS[name]
+    if name == "mask2former":
+        return Mask2Former(source, device=device, dtype=dtype, who=who)
+    return ZeroShot(source, template=TEMPLATES[name], device=device, dtype=dtype, who=who)

@@ -1,0 +1,91 @@
+"""Rewards whose networks are on their device only while they score, and on the host while the
+policy samples and trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.config.calls import Call
+from flowrl.core.abilities import LearnedReward
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import RewardBatch
+from flowrl.evaluation.reward_answer import call_reward
+
+
+def resting(call: Call) -> Resting:
+    """Make a reward that is offloaded. Raises ConfigError for one without networks, or one that is
+    trained along."""
+    reward = call.make()
+    if isinstance(reward, LearnedReward):
+        raise ConfigError(
+            f"{call.key}.offload: {call.fn} is trained along, so that its networks have to stay"
+        )
+    networks = list(networks_of(reward))
+    if not networks:
+        raise ConfigError(
+            f"{call.key}.offload: {call.fn} has no network of its own to offload; leave it out"
+        )
+    return Resting(reward, networks)
+
+
+class Resting:
+    """A reward that is asked like any other; everything else is that of the reward itself.
+
+    No gradient goes through it: the weights are elsewhere by the time of a backward pass.
+    """
+
+    differentiable = False
+
+    def __init__(self, reward: Any, networks: list[nn.Module]) -> None:
+        self.reward, self.networks = reward, networks
+        self.homes = [_device(network) for network in networks]
+        self._rest()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reward":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.reward, name)
+
+    def __call__(self, batch: RewardBatch) -> Any:
+        """Score with the networks on their device; afterwards they are on the host again, also on
+        an error."""
+        try:
+            for network, home in zip(self.networks, self.homes, strict=True):
+                network.to(home)
+            return call_reward(self.reward, batch)
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        for network in self.networks:
+            network.to("cpu")
+
+
+def networks_of(owner: Any) -> Iterator[nn.Module]:
+    """Yield the networks with weights that an object holds, in its attributes and in theirs, each
+    once."""
+    seen: set[int] = set()
+    left = [owner]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            if any(True for _ in one.parameters()):
+                seen |= {id(part) for part in one.modules()}
+                yield one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple | set):
+            left += one
+        elif hasattr(one, "__dict__") and not isinstance(one, type):
+            left += vars(one).values()
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device

@@ -1,0 +1,131 @@
+"""A judge as rewards use it: questions about images in, what its answers are read as out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from flowrl.core.errors import RunError
+
+from .answer import Answer
+from .cache import keep, recall
+from .client import Question, Server, ask_all, base_url, list_models
+from .images import EncodedImage, encode
+from .options import check_server, request_settings
+
+Read = Callable[[Answer], Any]
+"""``read(answer)`` -> its value, or a text that says what is wrong with it."""
+
+
+class Job(NamedTuple):
+    """One question about some images."""
+
+    name: str  # for messages: "image 3, rule 2"
+    shown: tuple[int, ...]  # which of the images, in the order that the judge sees them
+    text: str
+
+
+class Judge:
+    """A vision-language model behind an OpenAI-compatible server. Equal questions are asked once;
+    `cache` keeps answers that could be read. Raises ConfigError for wrong options."""
+
+    def __init__(
+        self,
+        who: str,
+        *,
+        url: str,
+        model: str,
+        api_key_env: str | None,
+        timeout: float,
+        retries: int,
+        backoff: float,
+        workers: int,
+        max_failed: float,
+        encoding: str,
+        cache: str | None,
+        extra: dict[str, Any] | None,
+    ) -> None:
+        base = base_url(url, who)
+        self.server = check_server(
+            Server(base, api_key_env, timeout, retries, backoff, workers, max_failed, who)
+        )
+        self.likely = request_settings(model, True, None, extra, who)
+        self.written = request_settings(model, False, None, extra, who)
+        self.encoding = encoding
+        self.cache = Path(cache).expanduser() if cache is not None else None
+
+    def probe(self) -> None:
+        """Ask the server for its models. Raises RunError if it does not answer, or has another."""
+        offered, model = list_models(self.server), self.likely["model"]
+        if model not in offered:
+            raise RunError(
+                f"{self.server.who}: {self.server.base} offers no model {model!r}, only "
+                f"{', '.join(offered) or 'none'}"
+            )
+
+    def ask(
+        self,
+        images: Sequence[Image.Image],
+        jobs: Sequence[Job],
+        read: Read,
+        *,
+        written: bool = False,
+    ) -> list[Any]:
+        """Ask every question -> what each answer was read as, None where there is none.
+
+        written: the whole answer is wanted, not the likeliest first tokens. Raises RunError once
+        more than `max_failed` of the questions failed.
+        """
+        settings = self.written if written else self.likely
+        encoded = [encode(image, self.encoding) for image in images]
+        keys = [_key(settings, encoded, job) for job in jobs]
+        asked = dict(zip(keys, jobs, strict=True))
+        found: dict[str, Any] = {}
+
+        def accept(key: str, answer: Answer) -> str:
+            value = read(answer)
+            if isinstance(value, str):
+                return value
+            found[key] = value
+            if self.cache is not None:
+                keep(self.cache, key, answer)
+            return ""
+
+        for key in asked if self.cache is not None else ():
+            answer = recall(self.cache, key) if self.cache is not None else None
+            if answer is not None:
+                accept(key, answer)
+        left = {}
+        for key, job in asked.items():
+            if key not in found:
+                left[key] = _question(settings, encoded, job)
+        failed = ask_all(self.server, left, accept, len(asked)) if left else {}
+        if failed:
+            first = next(iter(failed.values()))
+            warnings.warn(
+                f"{self.server.who}: {len(failed)} of {len(asked)} questions failed: {first}",
+                stacklevel=2,
+            )
+        return [found.get(key) for key in keys]
+
+
+def _key(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> str:
+    asked = [settings, job.text, [encoded[i].digest for i in job.shown]]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _question(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> Question:
+    def body() -> dict[str, Any]:
+        content: list[dict[str, Any]] = []
+        for i in job.shown:
+            content.append({"type": "image_url", "image_url": {"url": encoded[i].url}})
+        content.append({"type": "text", "text": job.text})
+        return {**settings, "messages": [{"role": "user", "content": content}]}
+
+    return Question(job.name, body)

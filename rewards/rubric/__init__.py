@@ -1,0 +1,5 @@
+"""A learnt rubric: rules that a judge checks one by one, and what each is worth."""
+
+from .reward import rubric
+
+__all__ = ["rubric"]

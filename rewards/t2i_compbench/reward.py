@@ -1,0 +1,255 @@
+"""The reward: what a prompt of T2I-CompBench asks for, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.types import RewardBatch
+from flowrl.evaluation.suites.geneval.objects import Found, Limits, kept
+
+from .._backbones.clip import TransformersClip, positive
+from .._common.scorer import in_batches, pick_device, pick_dtype, to_pil
+from .._detectors.networks import Detector, load_detector
+from .blip_vqa import BlipVqa
+from .places import place_score
+from .words import Parser, Plain, Relation, Spacy, asked_phrases, relation_of
+
+WHO = "rewards.t2i_compbench"
+PARTS = ("attribute", "spatial", "action")
+THRESHOLDS = {"mask2former": 0.5, "owl": 0.2, "grounding_dino": 0.35}
+PEOPLE = {"girl", "boy", "man", "woman"}
+
+
+class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
+    """Score images [L, 3, H, W] by the parts that their records name -> [L] float32 in [-1, 1]; the
+    mean where there are several.
+
+    T2I-CompBench (2307.06350), Karine-Huang/T2I-CompBench. `parts` of a record: "attribute", BLIP's
+    P(yes) for each noun phrase, multiplied; "spatial", two objects and their relation by a
+    detector; "action", the cosine of CLIP. `vqa`, `path` and `clip` are their weights, by folder or
+    hub id; only those are loaded that a record needs. A record may bring its own `phrases`, and
+    `objects` with a `relation` (left, right, top, bottom or beside). `threshold` is the confidence
+    above which an object is there; null: 0.5 for mask2former, as the published detector has, 0.2
+    for owl, 0.35 for grounding_dino (ours).
+
+    Slips of the published code: `first_listed_relation` takes the first phrase of a fixed list that
+    is anywhere in the prompt; `on_top_of_fails` never lets "on top of" hold;
+    `unread_relation_is_zero` scores 0 where no phrase of the list is found. Without the last one
+    such a prompt is scored by its other parts.
+
+    **Differs:** the detector is one of transformers, not UniDet; the most confident object of a
+    class counts; `parser: plain` is not spaCy (see words.py).
+    """
+
+    judges_singly = True
+
+    def __init__(
+        self,
+        *,
+        vqa: str = "Salesforce/blip-vqa-capfilt-large",
+        vqa_size: int = 480,
+        detector: Literal["grounding_dino", "owl", "mask2former"] = "grounding_dino",
+        path: str | None = None,
+        threshold: float | None = None,
+        clip: str = "openai/clip-vit-base-patch32",
+        parser: Literal["plain", "spacy"] = "plain",
+        spacy: str = "en_core_web_sm",
+        first_listed_relation: bool = False,
+        on_top_of_fails: bool = False,
+        unread_relation_is_zero: bool = False,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch: int = 8,
+    ) -> None:
+        if detector not in THRESHOLDS:
+            raise ConfigError(
+                f"{WHO}: detector: expected one of {', '.join(THRESHOLDS)}, got {detector!r}"
+            )
+        if parser not in ("plain", "spacy"):
+            raise ConfigError(f"{WHO}: parser: expected plain or spacy, got {parser!r}")
+        least = THRESHOLDS[detector] if threshold is None else threshold
+        if not 0 <= least < 1:
+            raise ConfigError(f"{WHO}: threshold: expected a number in [0, 1), got {threshold}")
+        self.limits = Limits(least, least, 100, 1.0)
+        self.vqa_path, self.vqa_size, self.clip_path = vqa, vqa_size, clip
+        self.kind, self.path = detector, path
+        self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        self.batch = int(positive(batch, "batch", WHO))
+        self.slips = {"listed": first_listed_relation, "top_fails": on_top_of_fails}
+        self.unread_is_zero = unread_relation_is_zero
+        self.parser: Parser = Spacy(spacy, WHO) if parser == "spacy" else Plain()
+        self.needed: set[str] = set()
+
+    @cached_property
+    def blip(self) -> BlipVqa:
+        """Return who answers questions."""
+        return BlipVqa(
+            self.vqa_path, size=self.vqa_size, device=self.device, dtype=self.dtype, who=WHO
+        )
+
+    @cached_property
+    def detector(self) -> Detector:
+        """Return who finds objects."""
+        return load_detector(self.kind, self.path, self.device, self.dtype, WHO)
+
+    @cached_property
+    def towers(self) -> TransformersClip:
+        """Return the CLIP."""
+        path = self.clip_path
+        return TransformersClip(path, path, device=self.device, dtype=self.dtype, who=WHO)
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a record that cannot be judged, before the first image is made. Raises
+        DataError."""
+        parts = record.get("parts")
+        if not isinstance(parts, list) or not parts or not set(parts) <= set(PARTS):
+            raise DataError(
+                f'{where}: expected "parts", a list of {", ".join(PARTS)} (prompts: '
+                f"t2i-compbench:FOLDER), got {parts!r:.80}"
+            )
+        if "attribute" in parts and not self._phrases(record):
+            raise DataError(f"{where}: no noun phrase to ask about in {record['prompt']!r}")
+        if "spatial" in parts:
+            relation = self._relation(record, where)
+            if relation is None and parts == ["spatial"] and not self.unread_is_zero:
+                raise DataError(
+                    f"{where}: no relation of two things in {record['prompt']!r}; name them: "
+                    '"objects": ["cat", "chair"], "relation": "left"'
+                )
+            if relation is not None and self.kind == "mask2former":
+                self._check_classes(relation, where)
+        self.needed |= set(parts)
+
+    def probe(self) -> None:
+        """Load the networks that the records need. Raises ModelError."""
+        names = {"attribute": "blip", "spatial": "detector", "action": "towers"}
+        for part in PARTS:
+            if part in self.needed:
+                getattr(self, names[part])
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Judge each image by its own record."""
+        return self.explain(batch)[0]
+
+    def explain(self, batch: RewardBatch) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Judge each image -> its score, and a line: prompt, tag, each part's score, and what was
+        asked and found."""
+        if len(batch.meta) != len(batch.images):
+            raise DataError(f"{WHO}: expected one record per image, got {len(batch.meta)}")
+        for place, record in enumerate(batch.meta):
+            self.check_record(record, f"{WHO}: image {place}")
+        images = to_pil(batch.images)
+        rows: list[dict[str, Any]] = []
+        for record in batch.meta:
+            rows.append({"tag": record.get("tag", ""), "prompt": record["prompt"]})
+        judges = {"attribute": self._attributes, "spatial": self._places, "action": self._actions}
+        for part, judge in judges.items():
+            mine = [i for i, record in enumerate(batch.meta) if part in record["parts"]]
+            for start in range(0, len(mine), self.batch):
+                chosen = mine[start : start + self.batch]
+                found = judge([images[i] for i in chosen], [batch.meta[i] for i in chosen])
+                for place, line in zip(chosen, found, strict=True):
+                    rows[place].update(line)
+        for row in rows:
+            known = [row[part] for part in PARTS if row.get(part) is not None]
+            row["score"] = sum(known) / len(known)
+        scores = torch.tensor([row["score"] for row in rows], dtype=torch.float32)
+        return scores.to(batch.images.device), rows
+
+    def _attributes(
+        self, images: list[Image.Image], records: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Ask about every noun phrase; the image's score is the product of the answers."""
+        asked = [self._phrases(record) for record in records]
+        answers = self.blip(images, [[f"{phrase}?" for phrase in mine] for mine in asked])
+        lines = []
+        for mine, values in zip(asked, answers, strict=True):
+            product = float(torch.tensor(values, dtype=torch.float64).prod())
+            lines.append({"attribute": product, "asked": mine, "answers": values})
+        return lines
+
+    def _places(
+        self, images: list[Image.Image], records: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Find both objects of each image, and score how they stand."""
+        asked = [self._relation(record, WHO) for record in records]
+        wanted = [_classes(relation) for relation in asked]
+        found = self.detector(images, wanted, self.limits.threshold)
+        lines: list[dict[str, Any]] = []
+        for image, relation, objects in zip(images, asked, found, strict=True):
+            if relation is None:
+                lines.append({"spatial": 0.0 if self.unread_is_zero else None})
+                continue
+            there = kept(objects, "", self.limits)
+            pair = [there.get(name, []) for name in (relation.first, relation.second)]
+            score = place_score(relation.kind, pair[0], pair[1], image.size)
+            lines.append(
+                {"spatial": score, "relation": [*relation], "found": _told(relation, pair)}
+            )
+        return lines
+
+    def _actions(
+        self, images: list[Image.Image], records: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the cosine of each image with its prompt, of a mixed prompt without adjectives."""
+        texts = []
+        for record in records:
+            mixed = len(record["parts"]) > 1
+            texts.append(self.parser.plainly(record["prompt"]) if mixed else record["prompt"])
+        seen = normalize(in_batches(self.towers.see, images, size=self.batch), dim=-1)
+        read = normalize(in_batches(self.towers.read, texts, size=self.batch), dim=-1)
+        return [{"action": value} for value in (seen * read).sum(-1).tolist()]
+
+    def _phrases(self, record: Mapping[str, Any]) -> list[str]:
+        own = record.get("phrases")
+        if isinstance(own, list) and all(isinstance(one, str) for one in own):
+            return own
+        return asked_phrases(self.parser, record["prompt"])
+
+    def _relation(self, record: Mapping[str, Any], where: str) -> Relation | None:
+        """Return what a record says of two things, or its prompt. Raises DataError."""
+        own, kind = record.get("objects"), record.get("relation")
+        if own is None and kind is None:
+            found = relation_of(self.parser, record["prompt"], **self.slips)
+        else:
+            good = isinstance(own, list) and len(own) == 2 and all(isinstance(o, str) for o in own)
+            if not good or kind not in ("left", "right", "top", "bottom", "beside"):
+                raise DataError(
+                    f'{where}: expected two texts as "objects" and left, right, top, bottom or '
+                    f'beside as "relation", got {own!r:.80} and {kind!r:.40}'
+                )
+            found = Relation(str(kind), *map(str, own or []))
+        if found is None:
+            return None
+        names = ["person" if name in PEOPLE else name for name in found[1:]]
+        return Relation(found.kind, names[0], names[1])
+
+    def _check_classes(self, relation: Relation, where: str) -> None:
+        known = self.detector.classes or ()
+        odd = [name for name in _classes(relation) if name not in known]
+        if odd:
+            raise DataError(
+                f"{where}: the detector knows no class {', '.join(map(repr, odd))}, but "
+                f"{len(known)} others; `detector: owl` or grounding_dino finds any"
+            )
+
+
+def _classes(relation: Relation | None) -> list[str]:
+    return list(dict.fromkeys(relation[1:])) if relation is not None else []
+
+
+def _told(relation: Relation, pair: Sequence[Sequence[Found]]) -> dict[str, list[float]]:
+    """Return the boxes that counted, with their confidences."""
+    told = {}
+    for name, found in zip(relation[1:], pair, strict=True):
+        if found:
+            told[name] = [*map(float, found[0].box), float(found[0].score)]
+    return told

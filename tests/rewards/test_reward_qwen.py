@@ -1,0 +1,139 @@
+"""HPSv3 and VideoAlign on random weights in the public layouts, against the public forward spelled
+out over transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clipkit import PROMPTS, pil, random_images
+from PIL import Image
+from qwenkit import STATS, save_hpsv3, save_videoalign
+from safetensors.torch import load_file, save_file
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize
+
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.types import RewardBatch
+from rewards._backbones.qwen2_vl import text_of
+from rewards.hpsv3 import fitted, hpsv3
+from rewards.videoalign import videoalign
+from rewards.videoalign.reward import shown_frames
+
+
+def batch_of(images: torch.Tensor, prompts: list[str]) -> RewardBatch:
+    count = len(prompts)
+    return RewardBatch(images, prompts, torch.arange(count), [{}] * count, torch.zeros(count))
+
+
+def asked(processor: Any, kind: str, text: str) -> str:
+    content = [{"type": kind}, {"type": "text", "text": text}]
+    said: str = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    return said
+
+
+def test_hpsv3_is_the_public_forward(tmp_path: Path) -> None:
+    """One image at a time, resized by hand to the reference's sizes; all of them in one batch of
+    the reward, so that padding changes nothing."""
+    judge, processor, given = save_hpsv3(tmp_path)
+    (mark,) = processor.tokenizer.convert_tokens_to_ids(["<|Reward|>"])
+    images, prompts = random_images(3, 96, 128), PROMPTS[:3]
+    expected = []
+    for image, prompt in zip(images, prompts, strict=True):
+        text = asked(processor, "image", text_of("hpsv3", prompt))
+        assert text.count(prompt) == 1 and text.endswith("END\n<|im_end|>\n<|im_start|>assistant\n")
+        seen = pil(image).resize((532, 392), Image.Resampling.BICUBIC)  # 4.04 times, up to 28
+        inputs = processor(text=[text], images=[seen], return_tensors="pt")
+        expected.append(judge(inputs, [mark])[0, 0, 0])
+    scores = hpsv3(**given, device="cpu")(batch_of(images, prompts))
+    torch.testing.assert_close(scores, torch.stack(expected), atol=2e-5, rtol=0)
+    assert scores.unique().numel() == 3
+    # the reference's table of sizes, height x width
+    for size, made in {
+        (256, 256): (448, 448),
+        (720, 720): (448, 448),
+        (1024, 1024): (448, 448),
+        (768, 1024): (364, 504),
+        (1216, 832): (532, 364),
+    }.items():
+        assert fitted(Image.new("RGB", size[::-1])).size == made[::-1]
+    # what is not the public layout, and words that would be read as tokens
+    with pytest.raises(DataError, match="token"):
+        hpsv3(**given, device="cpu")(batch_of(images[:1], ["a cat <|Reward|>"]))
+    state = load_file(tmp_path / "HPSv3.safetensors")
+    for key, value, said in [
+        ("rm_head.5.bias", torch.zeros(1), "1 of another shape"),
+        ("model.embed_tokens.weight", torch.zeros(9, 32), "embedding has 9 tokens"),
+        ("model.layers.7.mlp.up_proj.weight", torch.zeros(1), "1 unexpected"),
+    ]:
+        file = tmp_path / "wrong.safetensors"
+        save_file({**state, key: value}, file)
+        with pytest.raises(ModelError, match=said):
+            hpsv3(path=str(file), processor=given["processor"], device="cpu")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_videoalign_is_the_public_forward_with_peft(tmp_path: Path, split: bool) -> None:
+    """12 frames at 4 a second are 6 of 2 a second, enlarged to 100352 pixels; LoRA is peft's
+    own; the diagonal and the z-scores by hand."""
+    judge, processor, given = save_videoalign(tmp_path, split=split)
+    marks = processor.tokenizer.convert_tokens_to_ids(
+        ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
+    )
+    videos = random_images(24, 60, 60).unflatten(0, (2, 12))
+    prompts = ["a red circle moves left", "a cat"]
+    expected = []
+    for video, prompt in zip(videos, prompts, strict=True):
+        frames = (video[[0, 2, 4, 7, 9, 11]] * 255).round().to(torch.uint8)
+        frames = resize(frames, [336, 336], InterpolationMode.BICUBIC, antialias=True)
+        text = asked(processor, "video", text_of("videoalign", prompt))
+        how = {"do_resize": False, "do_sample_frames": False}
+        inputs = processor(text=[text], videos=[frames], return_tensors="pt", **how)
+        said = judge(inputs, marks)[0]
+        row = []
+        for at, name in enumerate(("VQ", "MQ", "TA")):
+            row.append((said[at, at] - STATS[f"{name}_mean"]) / STATS[f"{name}_std"])
+        expected.append(torch.stack(row))
+    reward = videoalign(**given, fps=4.0, device="cpu", vq=1.0, mq=0.5, ta=-2.0)
+    found = reward.dimensions(batch_of(videos, prompts))
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=0)
+    mixed = found @ torch.tensor([1.0, 0.5, -2.0])
+    torch.testing.assert_close(reward(batch_of(videos, prompts)), mixed, atol=1e-4, rtol=0)
+    assert reward(batch_of(videos[:0], [])).shape == (0,)
+    if split:
+        return
+    # VQ and MQ stand before the prompt and cannot see it
+    other = reward.dimensions(batch_of(videos, ["a dog", "a cat"]))
+    torch.testing.assert_close(other[:, :2], found[:, :2], atol=1e-5, rtol=0)
+    assert abs(float(other[0, 2] - found[0, 2])) > 1e-4
+    with pytest.raises(DataError, match=r"videos \[L, T, 3, H, W\]"):
+        reward(batch_of(videos[:, 0], prompts))
+    with pytest.raises(ConfigError, match="not all 0"):
+        videoalign(**given, vq=0.0, mq=0.0, ta=0.0)
+    file = tmp_path / "model_config.json"
+    for part, key, value in [
+        ("data_config", "prompt_template_type", "simple"),
+        ("data_config", "sample_type", "multi_pts"),
+        ("model_config", "output_dim", 4),
+    ]:
+        told = json.loads(file.read_text())
+        kept = file.read_text()
+        told[part][key] = value
+        file.write_text(json.dumps(told))
+        with pytest.raises(ModelError, match=key):
+            videoalign(**given, device="cpu")
+        file.write_text(kept)
+
+
+def test_which_frames_are_shown() -> None:
+    """smart_nframes of qwen-vl-utils by hand: 2 a second, even, from 4 to all."""
+    assert len(shown_frames(81, 16.0, fps=2.0, frames=None)) == 10  # 10.125
+    assert shown_frames(5, 16.0, fps=2.0, frames=None) == [0, 1, 3, 4]
+    assert shown_frames(9, 16.0, fps=2.0, frames=3) == [0, 3, 5, 8]  # 1.5 pairs are 2
+    with pytest.raises(DataError, match="at least 2 frames"):
+        shown_frames(1, 16.0, fps=2.0, frames=None)

@@ -55,8 +55,10 @@ DEFAULT = Work(
     batch=8,
     dtype="float32",
 )
-WORK = ("--model", "--prompts", "--group", "--steps", "--size", "--guidance", "--kl", "--batch")
-WORK = (*WORK, "--dtype", "--noise-scale", "--rank", "--lr")
+WORK: tuple[str, ...] = (
+    *("--model", "--prompts", "--group", "--steps", "--size", "--guidance"),
+    *("--kl", "--batch", "--dtype", "--noise-scale", "--rank", "--lr"),
+)
 
 
 def turn(start: Start, python: str, place: Path, options: list[str]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def evaluate(
     """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.held_out import evaluation_table
+    from flowrl.evaluation.setting import setting_line
     from flowrl.runs.evaluate import evaluate as evaluated
 
     own = {
@@ -66,7 +67,13 @@ def evaluate(
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
     show_or_write(
-        lambda width: f"{found.what}\n{evaluation_table(result, width=width)}",
+        lambda width: "\n".join(
+            [
+                found.what,
+                evaluation_table(result, width=width),
+                setting_line(result["setting"]),
+            ]
+        ),
         {"target": name, **result},
         json,
     )
@@ -122,6 +129,7 @@ def _suite(
 def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) -> str:
     """Put a suite's report into words: table, difference, leaks, setting."""
     from flowrl.evaluation.held_out import evaluation_table
+    from flowrl.evaluation.setting import setting_line
 
     lines = [what, evaluation_table(result, width=width)]
     others = {k: v for k, v in result["rewards"].items() if k != result["score"]}
@@ -136,20 +144,6 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
             f"{high:+.3f} (paired bootstrap over prompts)"
         )
     lines += [f"leak: {line}" for line in result.get("leaks", [])]
-    setting = result["setting"]
-    shown = [
-        "guidance",
-        "true_cfg_scale",
-        "steps",
-        "height",
-        "width",
-        "seed",
-        "images",
-        "tuned",
-        "best_of",
-    ]
-    shown += ["best_by", "lora_scale", "prompts"]
-    told = [f"{key} {setting[key]}" for key in shown if key in setting]
-    lines.append(f"setting: {', '.join(told)} ({setting['count']}, hash {setting['prompts_hash']})")
+    lines.append(setting_line(result["setting"]))
     lines.append(f"images, scores and summary: {out}")
     return "\n".join(lines)

@@ -50,22 +50,29 @@ def measure(
     from flowrl.core.errors import ConfigError
     from flowrl.evaluation.measures.of_images import MEASURES, Tools
     from flowrl.evaluation.measures.of_images import measure as measured
+    from flowrl.evaluation.suites.picture_folder import SETTING, read_setting
 
     if not measures:
         raise ConfigError(f"name what to measure: --measure {' | '.join(MEASURES)}")
     options.quiet_libraries()
     tools = Tools(reference, inception, alexnet, encoder, batch, device)
     found = measured(folder, measures, tools)
+    if (folder / SETTING).exists():  # of a suite: what the images were made with
+        found["setting"] = read_setting(folder)
     show_or_write(_text(folder, found), {"folder": str(folder), **found}, json)
 
 
 def _text(folder: Path, found: Mapping[str, Any]) -> str:
+    from flowrl.evaluation.setting import setting_line
+
     lines = [f"{folder}: {found['images']} images, {found['prompts']} prompts"]
     for name, told in found.items():
-        if isinstance(told, dict):
+        if isinstance(told, dict) and name != "setting":
             rest = {key: value for key, value in told.items() if key != "value"}
             more = ", ".join(f"{key} {_short(value)}" for key, value in rest.items())
             lines.append(f"{name}: {told['value']:.4f} ({more})")
+    if "setting" in found:
+        lines.append(setting_line(found["setting"]))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -124,6 +125,12 @@ def check_records(prompts: PromptSet, rewards: Mapping[str, Any]) -> None:
         for record, where in zip(prompts.records, prompts.places, strict=True):
             with as_one_message(f"{where}: the check_record of reward {name!r}", DataError):
                 reward.check_record(record, where)
+
+
+def prompts_hash(prompts: PromptSet) -> str:
+    """Return 16 hexadecimal digits that stand for the records, in their order."""
+    lines = (json.dumps(record, sort_keys=True) for record in prompts.records)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def groups_of(prompt_set: PromptSet, balance: str | None) -> list[list[int]]:

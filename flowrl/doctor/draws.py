@@ -65,7 +65,7 @@ def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> lis
     stds = torch.where(scales > 0, made.std, 0.0).tolist()
     first = float(sigmas[0])
     exploded = 0.99 < first < 1 and stds[0] > HUGE
-    if exploded:
+    if exploded and not patient.has("grid/first-sigma"):
         section.find(
             "grid/first-sigma",
             f"the first sigma is {first:.7g}, not 1: the first draw has a std of {stds[0]:.3g}",

@@ -15,7 +15,7 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
-from flowrl.core.prompts import PromptSet
+from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.seeds import generator
 from flowrl.core.tables import fixed, text_table
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
@@ -199,8 +199,8 @@ def evaluate_prompts(
     report = _whole_report(headline, scores, rows, prompts, outcomes)
     if unscored:
         report["unscored"] = unscored
-    guidance = getattr(model, "guidance", None)
-    report["setting"] = {**options, "prompts": prompts.name, "guidance": guidance}
+    about = {"prompts": prompts.name, "count": len(prompts), "prompts_hash": prompts_hash(prompts)}
+    report["setting"] = {**options, **about, "guidance": getattr(model, "guidance", None)}
     return report
 
 

@@ -12,7 +12,7 @@ import torch
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.core.processes import World
-from flowrl.core.prompts import PromptSet, check_records, load_prompts
+from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
@@ -107,7 +107,7 @@ def setting_of(
         "suite": suite,
         "target": target,
         "prompts": prompts.path,
-        "prompts_hash": folder.prompts_hash(prompts),
+        "prompts_hash": prompts_hash(prompts),
         "count": len(prompts),
         "images": config.eval.images,
         "seed": config.eval.seed,

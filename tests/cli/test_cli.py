@@ -17,6 +17,7 @@ from tiny import tiny_sd3
 
 from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
+from flowrl.core.prompts import load_prompts, prompts_hash
 from flowrl.core.shipped_files import list_configs, resource
 
 pytestmark = pytest.mark.integration
@@ -165,6 +166,7 @@ def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert got | {key: want[key] for key in ("iteration", "drift")} == want
         out = capsys.readouterr().out
         assert said in out and f"{want['red']:.3f}" in out and "mean over tasks" in out
+        assert "setting: guidance None, steps 4" in out and ", hash " in out
     assert before["red"] != after["red"]
 
 
@@ -178,7 +180,9 @@ def test_eval_options_and_json_alone(
     assert main(["eval", f"{home}/whole", *options, *prompts, "--json", "-", *TOY]) == 0
     setting = json.loads(capsys.readouterr().out)["setting"]
     want = {"height": 16, "width": 16, "steps": 2, "images": 1, "batch": 3, "seed": 5, "tuned": 1.0}
-    assert setting == {**want, "prompts": "p", "guidance": None}
+    known = prompts_hash(load_prompts(tmp_path / "p.txt"))
+    about = {"prompts": "p", "count": 1, "prompts_hash": known, "guidance": None}
+    assert setting == {**want, **about}
 
 
 def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,9 @@ def test_overall_is_the_mean_over_tasks() -> None:
     assert result["rewards"]["red"] == pytest.approx(float(scores.mean()))
     assert result["rewards"]["strict"] == pytest.approx(float((scores > 0).float().mean()))
     numbers = {**SIZE, "images": 3, "batch": 256, "seed": 0, "tuned": 1.0}
-    assert result["setting"] == {**numbers, "prompts": "dots", "guidance": None}
+    setting = dict(result["setting"])
+    assert len(setting.pop("prompts_hash")) == 16
+    assert setting == {**numbers, "prompts": "dots", "count": 5, "guidance": None}
 
 
 def test_seen_and_held_out_prompts_apart() -> None:

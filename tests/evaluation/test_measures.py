@@ -3,6 +3,7 @@ fixtures."""
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from pathlib import Path
@@ -197,6 +198,12 @@ def test_the_command(
     argv = ["measure", str(folder), "--measure", "vendi", "--measure", "distance"]
     assert main([*argv, "--encoder", "assets/shapes-dino"]) == 0
     assert "4 images, 2 prompts" in capsys.readouterr().out
+    # of a suite: with what its images were made
+    setting = {"guidance": 2.5, "steps": 4, "prompts": "p", "count": 2, "prompts_hash": "ab"}
+    (folder / "setting.json").write_text(json.dumps(setting))
+    assert main([*argv, "--encoder", "assets/shapes-dino"]) == 0
+    told = capsys.readouterr().out
+    assert "setting: guidance 2.5, steps 4, prompts p (2, hash ab)" in told
     found = measure(folder, ["vendi", "distance"], Tools(encoder="assets/shapes-dino"))
     assert 1 < found["vendi"]["value"] < 1.5 and found["vendi"]["prompts"] == 2
     low, high = found["distance"]["interval"]

@@ -81,7 +81,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "VAE without its scaling": Fault("parity/vae", PARITY, patch=unscaled),
     "texts of other prompts": Fault("text/swapped", ("texts", "parity"), patch=swapped_texts),
-    "first sigma .9998": Fault("grid/first-sigma", NOISE, patch=sigmas(just_below_1)),
+    "first sigma .9998": Fault("grid/first-sigma", PARITY + NOISE, patch=sigmas(just_below_1)),
     "noise on the last step": Fault("std/last", NOISE, (LAST,)),
     "too much noise": Fault("std/huge", NOISE, ("plan.noise_scale=8",)),
     "a mean that drifts without noise": Fault(

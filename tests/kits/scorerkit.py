@@ -133,6 +133,7 @@ class Weights:
         detector = tiny_grounding_dino(self.root / "grounding_dino")
         return {**given, "path": str(detector), "clip": str(self.clip.folder)}
 
+    @cached_property
     def hpsv3(self) -> dict[str, Any]:
         (self.root / "hpsv3").mkdir()
         return save_hpsv3(self.root / "hpsv3")[2]

@@ -11,7 +11,6 @@ Whatever is there already is kept, so a suite that was stopped goes on.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,12 +30,6 @@ from flowrl.evaluation.image_grids import save_png
 SETTING, SUMMARY, SCORES = "setting.json", "summary.json", "scores.jsonl"
 FREE = ("target", "batch", "best_of", "best_by")
 """Of a setting: what two folders that are compared need not share."""
-
-
-def prompts_hash(prompts: PromptSet) -> str:
-    """Return 16 hexadecimal digits that stand for the records, in their order."""
-    lines = (json.dumps(record, sort_keys=True) for record in prompts.records)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def image_path(out: Path, prompt: int, image: int) -> Path:

@@ -52,6 +52,10 @@ FAMILIES = {
     "policy gradient": ("flow_grpo", "branch_grpo", "grpo_guard", "tp_grpo"),
     "forward process": ("diffusion_nft", "awm"),
     "regression": ("rwr", "best_of_n"),
+    "preference": ("diffusion_dpo",),
+    "reward gradient": ("draft",),
+    "initial noise": ("find_own", "zo_rank_sgd"),
+    "credit that remembers": ("ddpo",),
     "reward trained along": ("learned",),
 }
 """Family -> its configs of configs/shapes; `learned` is the toy's own method with a reward that
@@ -204,7 +208,7 @@ def main() -> None:
     )
     every = [name for configs in FAMILIES.values() for name in configs]
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--pairs", type=int, default=12, help="kills of runs of two processes")
+    parser.add_argument("--pairs", type=int, default=16, help="kills of runs of two processes")
     parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="CONFIG")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "kills.json")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import count_up, show_or_write
 
 
 def bench(
@@ -25,5 +26,7 @@ def bench(
     from flowrl.cost.overhead import table
 
     options.quiet_libraries()
-    result = timed(load_config(config, [*overrides, *changes], plugin), iterations=iterations)
+    chosen = load_config(config, [*overrides, *changes], plugin)
+    counted = partial(count_up, of="iterations")
+    result = timed(chosen, iterations=iterations, progress=counted)
     show_or_write(table(result), result, json)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import show_or_write, working
 from flowrl.core.errors import ConfigError
 
 CARD = 24.0  # GB, where this machine has no GPU
@@ -44,5 +44,7 @@ def estimate(
     gigabytes = card if card is not None else named or card_size() or CARD
     if not gigabytes > 0:
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
-    found = estimated(chosen)
-    show_or_write(text(found, gigabytes=gigabytes), as_json(found), json)
+    with working(f"working out what {config} takes"):
+        found = estimated(chosen)
+        said = text(found, gigabytes=gigabytes)
+    show_or_write(said, as_json(found), json)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import show_or_write, working
 
 FORMATS = ["lora", "peft", "kohya", "merged"]
 
@@ -68,16 +68,17 @@ def export(
 
     options.quiet_libraries()
     folder = out or run_of(run) / EXPORT
-    files = write_export(
-        run,
-        folder,
-        formats=formats,
-        weights=weights,
-        iteration=iteration,
-        dtype=dtype,
-        base_model=base_model,
-        overrides=changes,
-        plugins=plugin,
-    )
+    with working(f"writing {folder}"):
+        files = write_export(
+            run,
+            folder,
+            formats=formats,
+            weights=weights,
+            iteration=iteration,
+            dtype=dtype,
+            base_model=base_model,
+            overrides=changes,
+            plugins=plugin,
+        )
     paths = [f"{folder / name}" for name in files]
     show_or_write("\n".join(paths), {"folder": f"{folder}", "files": files}, json)

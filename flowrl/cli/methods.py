@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import count_up, show_or_write
 
 
 def methods(
@@ -20,5 +20,9 @@ def methods(
     """List the methods: paper, status, axes, configs; what they cost."""
     from flowrl.runs.catalogue import describe, load_methods, table
 
-    rows = [describe(method, cost=cost) for method in load_methods()]
+    rows, known = [], load_methods()
+    for number, method in enumerate(known, 1):
+        rows.append(describe(method, cost=cost))
+        if cost:
+            count_up(number, len(known), "methods")
     show_or_write(lambda width: table(rows, width=width), rows, json)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,25 @@ def show_or_write(text: str | Text, value: Any, file: Path | None, *, silent: bo
             print(f"written: {file}")
 
 
-def count_up(done: int, total: int) -> None:
-    """Say in a terminal how far an evaluation is."""
-    if sys.stderr.isatty():
+def in_terminal() -> bool:
+    """Say whether somebody sees how far a command is: stderr is a terminal."""
+    return sys.stderr.isatty()
+
+
+def count_up(done: int, total: int, of: str = "prompts") -> None:
+    """Say in a terminal how far an evaluation is, or what else is counted."""
+    if in_terminal():
         end = "\n" if done == total else ""
-        print(f"\r{done} of {total} prompts", end=end, file=sys.stderr, flush=True)
+        print(f"\r{done} of {total} {of}", end=end, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say in a terminal what is being done, for as long as it is."""
+    if not in_terminal():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, force_terminal=True).status(what):
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -102,7 +102,9 @@ class CallTimer:
         self._began = None
 
 
-def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
+def bench(
+    config: Config, *, iterations: int = 3, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
     """Run `iterations` after a warm-up, and time each call of the model inside them.
 
     The overhead ratio is the whole iteration's time over that of the network's calls, forward and
@@ -112,14 +114,21 @@ def bench(config: Config, *, iterations: int = 3) -> dict[str, Any]:
     `rollout_ratio` is of sampling alone. `shares` says where the time goes. What is timed scores
     each part before it samples the next; with ``train.parts`` above 1 and overlap, an iteration
     with and one without are timed by the wall too. Figures are medians over iterations (a plan may
-    fork elsewhere each time). Raises ConfigError for less than one iteration.
+    fork elsewhere each time). ``progress`` hears how many are done. Raises ConfigError for less
+    than one iteration.
     """
     if iterations < 1:
         raise ConfigError(f"bench: expected at least 1 iteration, got {iterations}")
     trainer = Trainer(config)
     trainer.encode_ahead(iterations + 1)
     trainer.step()
-    rows = [_timed_iteration(trainer) for _ in range(iterations)]
+    rows = []
+    for number in range(iterations):
+        if progress is not None:
+            progress(number, iterations)
+        rows.append(_timed_iteration(trainer))
+    if progress is not None:
+        progress(iterations, iterations)
     return {"config": config.name, "iterations": iterations, **_summary(rows)}
 
 

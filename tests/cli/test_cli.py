@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 from tiny import tiny_sd3
 
+from flowrl.cli import output
 from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
 from flowrl.core.prompts import load_prompts, prompts_hash
@@ -195,6 +196,22 @@ def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert image.width > 3 * 96 and image.height > 2 * 96
     assert main(["grid", f"{home}/whole", "--out", str(tmp_path / "g.png")]) == 0
     assert (tmp_path / "g.png").read_bytes() == (home / "whole" / "grid.png").read_bytes()
+
+
+def test_a_terminal_hears_how_far_a_command_is(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bench` counts its iterations; what cannot be counted says what it does."""
+    monkeypatch.setattr(output, "in_terminal", lambda: True)
+    assert main(["bench", f"{home}/toy.yaml", "--iterations", "2", "train.group=2", *TOY]) == 0
+    assert "0 of 2 iterations\r1 of 2 iterations\r2 of 2 it" in capsys.readouterr().err
+    with output.working("counting"):
+        pass
+    assert "counting" in capsys.readouterr().err
+    monkeypatch.setattr(output, "in_terminal", lambda: False)
+    with output.working("counting"):
+        output.count_up(1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_bench(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

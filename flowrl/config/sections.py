@@ -87,7 +87,7 @@ class TrainConfig(Section):
     same_noise: bool = False
     """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
     before the first draw is then computed once"""
-    threads: Count = 0
+    threads: Annotated[int, Interval(ge=0, le=1024)] = 0
     """CPU threads; 0 leaves them as they are; another number can change the last bits"""
 
 

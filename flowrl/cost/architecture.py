@@ -23,6 +23,7 @@ from flowrl.core.errors import ModelError
 from flowrl.cost.pipeline_part import PipelinePart
 from flowrl.cost.released_models import RELEASED, TYPICAL
 from flowrl.models import flux2, qwen_image, z_image
+from flowrl.models.adapter import check_size
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
 from flowrl.models.options import PipelineOptions, checked
@@ -122,14 +123,26 @@ def tuning_of(config: Config) -> Tuning:
 
 
 def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, int]:
-    """Return [C, h, w] of one latent, as the adapter will have it."""
+    """Return [C, h, w] of one latent, as the adapter will have it. Raises ModelError for a size
+    that it will refuse."""
     fn, vae = config.model.fn, architecture.part("vae").settings
     blocks = vae.get("block_out_channels")
     factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
     factor *= PATCH if fn.startswith("flux2") else 1
-    channels = architecture.part(NETWORK[fn]).settings["in_channels"]
+    settings = architecture.part(NETWORK[fn]).settings
+    size, most = (config.image.height, config.image.width), settings.get("pos_embed_max_size")
+    check_size(*size, unit=_unit(fn, factor, settings), most=most if fn == "sd3" else None)
+    channels = settings["in_channels"]
     channels //= PATCH**2 if fn in (*FLUX, "qwen_image") else 1
-    return int(channels), config.image.height // factor, config.image.width // factor
+    return int(channels), size[0] // factor, size[1] // factor
+
+
+def _unit(fn: str, factor: int, settings: dict[str, Any]) -> int:
+    """Return the pixels that a side is a multiple of; `factor` of them are one latent."""
+    if NETWORK[fn] == "unet":
+        return max(8, factor)  # as the pipelines ask for
+    patch = settings.get("patch_size", PATCH) if fn == "sd3" else PATCH
+    return factor * (1 if fn.startswith("flux2") else int(patch))
 
 
 class TextShape(NamedTuple):

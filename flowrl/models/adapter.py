@@ -192,9 +192,14 @@ def decode_latents(
     return pixels.float()
 
 
-def check_size(height: int, width: int, *, unit: int) -> None:
-    """Raise ModelError unless both are positive multiples of ``unit`` pixels."""
+def check_size(height: int, width: int, *, unit: int, most: int | None = None) -> None:
+    """Raise ModelError unless both are positive multiples of ``unit`` pixels, and at most ``most``
+    of them."""
     if height < 1 or width < 1 or height % unit or width % unit:
         raise ModelError(
             f"height and width must be positive multiples of {unit} pixels, got {height} x {width}"
+        )
+    if most and max(height, width) > most * unit:
+        raise ModelError(
+            f"height and width may be at most {most * unit} pixels here, got {height} x {width}"
         )

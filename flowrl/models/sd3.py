@@ -6,7 +6,6 @@ from diffusers import StableDiffusion3Pipeline
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
@@ -85,12 +84,7 @@ class SD3(FlowMatchingModel[SD3Options]):
         config = self.network.config
         factor = self._pipeline.vae_scale_factor
         unit = factor * config.patch_size
-        check_size(height, width, unit=unit)
-        most = config.pos_embed_max_size
-        if most and max(height, width) > most * unit:
-            raise ModelError(
-                f"height and width may be at most {most * unit} pixels here, got {height} x {width}"
-            )
+        check_size(height, width, unit=unit, most=config.pos_embed_max_size)
         return int(config.in_channels), height // factor, width // factor
 
     def _tokens(self, height: int, width: int) -> int:

@@ -12,6 +12,9 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
 
+MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
+
+
 @dataclass(frozen=True)
 class IterationCost:
     """The resolved arithmetic of one training iteration, from three user numbers: prompts, group
@@ -70,7 +73,7 @@ def iteration_cost(
     """Count what a plan costs with these numbers. trains, rows: as a likelihood says.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
-    if there are fewer decisions than updates, or for a number below 1.
+    if there are fewer decisions than updates, or for a number below 1 or absurdly large.
     """
     numbers = {
         "prompts": prompts,
@@ -81,6 +84,13 @@ def iteration_cost(
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"train.{name}: expected at least 1, got {value}")
+    if prompts * group > MOST_IMAGES:
+        raise ConfigError(
+            f"train.prompts x train.group: {prompts * group:,} images in an iteration; expected at "
+            f"most {MOST_IMAGES:,}"
+        )
+    if len(plan.noise) > MOST_STEPS:
+        raise ConfigError(f"plan: {len(plan.noise):,} steps; expected at most {MOST_STEPS:,}")
     # per initial noise, or per prompt where all images start from one
     roots = roots_for(plan, group)
     times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))

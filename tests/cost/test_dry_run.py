@@ -3,8 +3,10 @@ are as sampled."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,12 +20,20 @@ from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
+from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.prompts import load_prompts
+from flowrl.cost.architecture import architecture_of, latent_shape
 from flowrl.cost.dry_run import dry_run, prompts
 from flowrl.cost.memory import MemoryPart, kept
 from flowrl.training.rehearsal import check_plan, cost_of, is_guided
 from flowrl.training.trainer import Trainer
+
+
+def check(config: Config) -> None:
+    """Look at a config's size, as every estimate does."""
+    latent_shape(config, architecture_of(config))
+
 
 HUB = "nobody/no-such-model"
 
@@ -85,6 +95,14 @@ def test_what_is_counted_is_what_the_adapter_makes(tmp_path: Path, name: str) ->
     assert stored == forecast.nodes * prod(shape) * 4
     cond = model.encode(["a red dot"] * config.train.prompts)
     assert found["prompt conditioning"].bytes == sum(rows.nbytes for rows in cond.values())
+    # sizes: what the adapter refuses is refused before, in the same words
+    for size in [(41, 32), *([(32, 4096)] if name.startswith("sd3") else [])]:
+        image = ImageConfig(height=size[0], width=size[1])
+        other = replace(config, image=image)
+        with pytest.raises(ModelError) as wanted:
+            model.latent_shape(*size)
+        with pytest.raises(ModelError, match=re.escape(str(wanted.value))):
+            check(other)
 
 
 def test_what_is_stored_is_what_a_rollout_leaves(tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_the_lines_say_the_numbers() -> None:
         ({"micro_batch": 0}, "train.micro_batch: expected at least 1, got 0"),
         ({"rollout_batch": -1}, "train.rollout_batch: expected at least 1, got -1"),
         ({"prompts": 0}, "train.prompts: expected at least 1, got 0"),
+        ({"prompts": 10**12}, "4,000,000,000,000 images in an iteration; expected at most"),
     ],
 )
 def test_impossible_numbers(change: dict[str, int], message: str) -> None:

@@ -132,8 +132,10 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
     from flowrl.evaluation.setting import setting_line
 
     lines = [what, evaluation_table(result, width=width)]
-    others = {k: v for k, v in result["rewards"].items() if k != result["score"]}
-    lines += [f"{name}: mean {value:.4f}" for name, value in others.items()]
+    for name, value in result["rewards"].items():
+        if name != result["score"]:
+            low, high = result["intervals"][name]
+            lines.append(f"{name}: mean {value:.4f}, 95 % interval {low:.4f} to {high:.4f}")
     for name, told in result.get("tables", {}).items():
         lines += [f"{name}, {what}: {value:.4f}" for what, value in told.items()]
     if "against" in result:

@@ -100,6 +100,7 @@ def phase(
 
 
 _LEAVES = ("latents of leaves", "old means of leaves")
+NETWORK_PARTS = ("trained weights", "frozen weights", "network's tables")
 Extra = tuple[int, int, str]
 """Bytes that come and go, latents or images at once, what for."""
 
@@ -113,7 +114,8 @@ def _sampling(
         (_joined(config, parts), size, "joining the nodes of the forest"),
     ]
     if _offloads(config):
-        ways.append((_others(config, vae=False), 0, "the text encoders while they work"))
+        alone = _others(config, vae=False) - _bytes(parts, *NETWORK_PARTS)
+        ways.append((alone, 0, "the text encoders, which work while the network is away"))
     return max(ways)
 
 

@@ -80,11 +80,12 @@ class TunedPipeline:
             part.requires_grad_(False)
         tune_network(self.network, tuning)
 
-        # Put the parts on the device; under offload only the network stays there.
+        # Put the parts on the device; under offload only the network is there most of the time.
         trained_parts = {self.network, *self.network.children()}
         for part in self._parts():
             if part in trained_parts or not tuning.runtime.offload:
                 part.to(tuning.device)
+        self.device = next(self.network.parameters()).device  # where the network runs
         self._set_up_network()
 
         # Text encoders work through a memory of what they encoded.
@@ -94,11 +95,6 @@ class TunedPipeline:
             store=self._text_cache(tokenizers, t5_tokens),
             readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
         )
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the network runs."""
-        return next(self.network.parameters()).device
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
@@ -161,8 +157,21 @@ class TunedPipeline:
     def _encoders_at_work(self) -> Iterator[None]:
         pipeline = self.whole()
         encoders = [getattr(pipeline, name) for name in self._loaded.encoders]
-        with quiet(), self._on_device(encoders):
+        with quiet(), self._network_away(), self._on_device(encoders):
             yield
+
+    @contextmanager
+    def _network_away(self) -> Iterator[None]:
+        """Under offload, hold the network on the CPU, so that large text encoders have the device
+        alone. Shares of FSDP stay where they are."""
+        if not self.tuning.runtime.offload or sharded():
+            yield
+            return
+        try:
+            self.network.to("cpu")
+            yield
+        finally:
+            self.network.to(self.tuning.device)
 
     @contextmanager
     def _on_device(self, parts: Sequence[nn.Module]) -> Iterator[None]:

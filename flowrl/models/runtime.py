@@ -27,7 +27,8 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
     quantize: Literal["none", "nf4", "int8"] = "none"  # of the frozen weights under LoRA
     # float32 products, LoRA's under a short dtype among them, with 10 bits of mantissa on CUDA
     tf32: bool = False
-    offload: bool = False  # text encoders and VAE are on the device only while they work
+    # text encoders and VAE are on the device only while they work, the encoders without the network
+    offload: bool = False
     # a folder that keeps the embeddings of prompts
     cache: Annotated[str, Field(min_length=1)] | None = None
 

@@ -60,12 +60,19 @@ def make_report(
             f"{out}: {unscored} of {len(values)} images have no score; train.max_unscored="
             f"{config.train.max_unscored} is the share that may be left out"
         )
+    # every reward, over images
+    means, intervals = {}, {}
+    for reward, every in scores.items():
+        known = torch.from_numpy(every[np.isfinite(every)])
+        if not len(known):
+            raise RewardError(f"{out}: no image has a score by {reward!r}")
+        found = summarize(known, ["all"] * len(known))
+        means[reward], intervals[reward] = found["mean"], found["interval"]
+    # the headline, over tasks
     tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
     whole = summarize(values[kept], [t for t, k in zip(tags, kept.tolist(), strict=True) if k])
-    means = {}
-    for reward, every in scores.items():
-        means[reward] = float(np.nanmean(every))
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
+    report["intervals"] = intervals
     if unscored:
         report["unscored"] = unscored
     return {**report, "setting": dict(setting)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "looked for" in failure(tmp_path / "none.yaml")
     monkeypatch.setattr(load, "list_configs", lambda: ["shapes/flow_grpo"])
     assert "did you mean 'shapes/flow_grpo'" in failure("shapes/flow_gpro")
+
+
+def test_a_shipped_config_that_is_not_there() -> None:
+    """A hundred names would hide the one that was meant."""
+    words = (
+        "has no config 'sd3/flow_gpro'; did you mean 'sd3/flow_grpo'? `flowrl configs` lists all"
+    )
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config("sd3/flow_gpro")
 
 
 def test_windows_file_with_a_byte_order_mark(tmp_path: Path, file: Path) -> None:

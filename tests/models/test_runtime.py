@@ -103,10 +103,11 @@ SIDE = {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}
 
 
 def watch_moves(monkeypatch: pytest.MonkeyPatch, model: Any) -> list[tuple[str, str]]:
-    """Note (part, device) of each move of a side part, and what works in between."""
+    """Note (part, device) of each move of a part, and what works in between."""
     log: list[tuple[str, str]] = []
     pipeline = model.pipeline()
     named = {id(pipeline.components.get(name)): name for name in SIDE}
+    named[id(model.network)] = "network"
     move = nn.Module.to
 
     def to(self: nn.Module, *args: Any, **options: Any) -> nn.Module:
@@ -142,7 +143,9 @@ def test_side_parts_are_on_the_device_only_while_they_work(
     cond = model.encode(texts)
     there = [(name, "cpu:0") for name in encoders]
     back = [(name, "cpu") for name in encoders]
-    assert log == [*there, ("work", "encode"), ("work", "encode"), *back]  # once for all texts
+    # once for all texts, with the network away
+    alone = [*there, ("work", "encode"), ("work", "encode"), *back]
+    assert log == [("network", "cpu"), *alone, ("network", "cpu:0")]
     log.clear()
     model.encode(texts[::-1])
     assert log == []
@@ -161,7 +164,8 @@ def test_parts_go_back_after_an_error_too(
     log = watch_moves(monkeypatch, model)
     with pytest.raises(ZeroDivisionError):
         model.encode(PROMPTS)
-    assert log == [("text_encoder", "cpu:0"), ("work", "encode"), ("text_encoder", "cpu")]
+    alone = [("text_encoder", "cpu:0"), ("work", "encode"), ("text_encoder", "cpu")]
+    assert log == [("network", "cpu"), *alone, ("network", "cpu:0")]
 
 
 # ----------------------------------------------------------------------------------- long prompts

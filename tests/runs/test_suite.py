@@ -48,6 +48,11 @@ def test_a_suite_scores_as_an_evaluation_does(config: Config, tmp_path: Path) ->
     assert report[name] == pytest.approx(known[name], abs=1e-6)
     assert report["interval"] == pytest.approx(known["interval"], abs=1e-6)
     assert report["rewards"] == pytest.approx(known["rewards"], abs=1e-6)
+    # no bare mean: the normal interval of the images' scores, by hand
+    told = np.array([row["scores"][name] for row in rows(out / "scores.jsonl")])
+    half = 1.95996 * told.std() / len(told) ** 0.5
+    by_hand = [told.mean() - half, told.mean() + half]
+    assert report["intervals"][name] == pytest.approx(by_hand, abs=1e-6)
     # the files
     prompts = load_prompts(config.prompts.test)
     assert json.loads((out / "summary.json").read_text()) == report
@@ -180,6 +185,9 @@ def test_nothing_is_averaged_over_images_without_a_score(
     def silent(batch: RewardBatch) -> torch.Tensor:
         return torch.where(torch.arange(len(batch.images)) == 0, torch.nan, 1.0)
 
+    def mute(batch: RewardBatch) -> torch.Tensor:
+        return torch.full((len(batch.images),), torch.nan)
+
     monkeypatch.setattr(suites, "rewards_of", lambda calls, _: {n: silent for n in calls})
     with pytest.raises(RewardError, match="1.*of 12 images.*train.max_unscored=0.0"):
         run(config, tmp_path / "out")
@@ -187,6 +195,9 @@ def test_nothing_is_averaged_over_images_without_a_score(
     report = run(lenient, tmp_path / "lenient")
     assert report["unscored"] == {name: 1 for name in config.rewards}
     assert report[config.headline] == 1.0
+    monkeypatch.setattr(suites, "rewards_of", lambda calls, _: {n: mute for n in calls})
+    with pytest.raises(RewardError, match="no image has a score by"):
+        run(toy(tmp_path / "toy", "train.max_unscored=1.0"), tmp_path / "none")
 
 
 def test_the_best_of_three(config: Config, tmp_path: Path) -> None:

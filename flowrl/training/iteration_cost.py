@@ -11,7 +11,6 @@ from flowrl.algorithms.rollout.plan_steps import Counts, counts, roots_for
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
-
 MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
 
 

@@ -85,7 +85,8 @@ def _experienced(patient: Patient, fn: Any) -> Any:
     compare images of all prompts, as DDPO's does."""
     if not isinstance(fn, PromptMemory):
         return fn
-    ro, full = patient.rollout, deepcopy(fn)
+    ro = patient.rollout
+    full: Any = deepcopy(fn)
     for _ in range(ROUNDS):
         full.update(made_up(patient), ro.leaf, ro.tree, prompts=patient.found.batch.prompts)
     return full

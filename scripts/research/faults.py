@@ -35,8 +35,8 @@ from flowrl.core.files import write_json
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".yaml")
 LIBRARIES = ("hypothesis.strategies", "peft", "safetensors.torch", "scipy.stats", "torch", "typer")
-PIPELINES = ("Flux", "Flux2", "Flux2Klein", "FluxKontext", "QwenImage", "StableDiffusion")
-PIPELINES += ("StableDiffusion3", "StableDiffusionXL", "Wan", "WanImageToVideo", "ZImage")
+PIPELINES = ["Flux", "Flux2", "Flux2Klein", "FluxKontext", "QwenImage", "StableDiffusion"]
+PIPELINES += ["StableDiffusion3", "StableDiffusionXL", "Wan", "WanImageToVideo", "ZImage"]
 """Of diffusers, which imports them when they are first named; with them come transformers."""
 COPIED = ("flowrl", "rewards", "configs", "assets", "scripts", "tests", "pyproject.toml")
 

@@ -18,8 +18,8 @@ APART = {"sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo",
 APART |= {"sd3/flow_opd", "sd15/spo", "sd3/spo"}
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 Stepped = tuple[dict[str, float], bool]
-TRAINED = ("plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss")
-TRAINED += ("kl", "old", "slow", "train")
+TRAINED = ["plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss"]
+TRAINED += ["kl", "old", "slow", "train"]
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, relu
+from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.dino import Backbone, FeatureCache, Features
+from ._common.heads import hinge, make_head
 from ._common.learned import adam, pack, stream, unpack
 from ._common.references import References
 from ._common.scorer import to_pil
 
 WHO = "rewards.adversarial"
-
-
-def hinge(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the discriminator's loss 0.5 (mean relu(1 - real) + mean relu(1 + fake)) of logits of
-    any shape -> [].
-
-    Adv-GRPO's code (showlab/Adv-GRPO, scripts/train_sd3_fast_dino_patch.py). **Differs:** the paper
-    has no factor 0.5.
-    """
-    return 0.5 * (relu(1 - real).mean() + relu(1 + fake).mean())
 
 
 class adversarial:  # noqa: N801 - configs name rewards in lower case
@@ -192,14 +183,6 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
 
     def _params(self) -> dict[str, nn.Parameter]:
         return dict(self.head.named_parameters())
-
-
-def make_head(width: int, hidden: int, seed: int) -> nn.Sequential:
-    """Return Linear(width, hidden)-GELU-Linear(hidden, 1) with torch's own initial values, drawn
-    from `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(seed, "head").initial_seed())
-        return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1))
 
 
 def _take(parts: Iterable[Features], places: Tensor) -> Features:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.core.types import Rollout, StateRows, Tree
 
-Trains = Literal["draws", "leaves", "roots"]
+Trains = Literal["draws", "leaves", "roots", "steps"]
 KINDS = ("finished", "preview", "coarse", "baseline")
 """What a leaf can be: see `leaf_kinds`."""
 
@@ -17,12 +17,15 @@ KINDS = ("finished", "preview", "coarse", "baseline")
 def trained_nodes(rollout: Rollout, trains: Trains) -> Tensor:
     """List the nodes that a likelihood trains -> [N] int64.
 
-    draws: `decision_nodes`. leaves: in the rollout's order. roots: one of equal ones.
+    draws: `decision_nodes`. leaves: in the rollout's order. roots: one of equal ones. steps: where
+    a step ended, clean nodes included.
     """
     if trains == "draws":
         return decision_nodes(rollout)
     if trains == "leaves":
         return rollout.leaf
+    if trains == "steps":
+        return (rollout.tree.parent >= 0).nonzero().flatten()
     roots = (rollout.tree.parent < 0).nonzero().flatten()
     return roots if rollout.twin is None else roots[rollout.twin[roots] == roots]
 

@@ -15,6 +15,8 @@ likelihood    any file of flowrl/algorithms/likelihoods
 loss          any file of flowrl/algorithms/losses
 kl            flowrl/algorithms/penalties.py; the section is optional          beta (required)
 old, slow     flowrl/algorithms/decays.py; the sections are optional
+fake          flowrl/algorithms/companions/fake.py; the section is optional
+surrogate     flowrl/algorithms/companions/surrogate.py; the section is optional
 optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
 ============  ====================================================  =========================
 
@@ -57,6 +59,8 @@ AXES = {
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),
     "old": Axis("flowrl.algorithms.decays", "module", positional=1),
     "slow": Axis("flowrl.algorithms.decays", "module", positional=1),
+    "fake": Axis("flowrl.algorithms.companions.fake", "module"),
+    "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
     "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
 }
 

@@ -32,6 +32,7 @@ from flowrl.config.sections import (
     ImageConfig,
     PromptsConfig,
     SamplesConfig,
+    ScoutConfig,
     TrainConfig,
 )
 from flowrl.config.values import convert, show
@@ -42,8 +43,9 @@ from flowrl.core.shipped_files import list_configs, resource
 
 ORDER = (
     *("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate"),
-    *("credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow", "optimizer"),
-    *("train", "eval", "checkpoint", "samples", "monitors"),
+    *("credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow"),
+    *("fake", "surrogate", "optimizer"),
+    *("train", "scout", "eval", "checkpoint", "samples", "monitors"),
 )
 """The sections, in the order in which a file is written."""
 
@@ -71,6 +73,9 @@ class Config:
     kl: Call | None = None
     old: Call | None = None  # how slowly the policy that samples follows; None: the current one
     slow: Call | None = None  # how slowly a copy follows that only loss or kl look at
+    fake: Call | None = None  # a model that is trained along: of what the policy generates
+    surrogate: Call | None = None  # a model that is trained along: of what is rewarded
+    scout: ScoutConfig = field(default_factory=ScoutConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
@@ -106,6 +111,11 @@ class Config:
     def headline(self) -> str:
         """Return the name of the reward that evaluations report."""
         return self.eval.score or next(iter(self.rewards))
+
+    @property
+    def eval_size(self) -> tuple[int, int]:
+        """Return height and width of evaluated images, in pixels."""
+        return self.eval.height or self.image.height, self.eval.width or self.image.width
 
     @property
     def lr(self) -> float:

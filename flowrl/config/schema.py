@@ -41,6 +41,8 @@ ABOUT = {
     "kl": "a penalty that keeps the policy near the base model",
     "old": "how slowly the policy that samples follows; without it the current weights sample",
     "slow": "how slowly a copy of the weights follows that only loss or `kl` look at",
+    "fake": "a model that is trained along: it follows what a few-step policy generates",
+    "surrogate": "a model that is trained along: it learns the reward as a model of images",
     "optimizer": "how gradients change the weights; without it AdamW",
 }
 """What each call section and single value is; plain sections say it themselves."""
@@ -78,7 +80,17 @@ def schema() -> Schema:
     calls = {"$ref": "#/$defs/rewards"}
     known["rewards"] = {"type": "object", "minProperties": 1, "additionalProperties": calls}
     known["select"] = _one_or_several("select")
-    for key in ("aggregate", "segment", "select", "kl", "old", "slow", "optimizer"):
+    for key in (
+        "aggregate",
+        "segment",
+        "select",
+        "kl",
+        "old",
+        "slow",
+        "fake",
+        "surrogate",
+        "optimizer",
+    ):
         known[key] = {"anyOf": [known[key], {"type": "null"}]}
 
     properties = {key: {"description": ABOUT.get(key, ""), **known[key]} for key in ORDER}

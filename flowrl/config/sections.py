@@ -84,11 +84,30 @@ class TrainConfig(Section):
     overlap: bool = True
     """with several parts: score one in a thread while the next is sampled; false gives the same
     numbers later"""
+    start: str = ""
+    """trained weights to begin with, of the same model and layers: a .safetensors file, a
+    checkpoint or a run; penalties still measure from the model without them"""
     same_noise: bool = False
     """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
     before the first draw is then computed once"""
     threads: Annotated[int, Interval(ge=0, le=1024)] = 0
     """CPU threads; 0 leaves them as they are; another number can change the last bits"""
+
+
+@dataclass(frozen=True)
+class ScoutConfig(Section):
+    """Cheap previews of many noises, of which the most telling are sampled and trained on."""
+
+    key: ClassVar = "scout"
+
+    images: Count = 0
+    """previews per prompt, of which as many are kept as a group has noises; 0 = off (Sol-RL: 96, of
+    which 24)"""
+    steps: Positive = 6
+    """denoising steps of a preview, without noise"""
+    keep: Literal["extremes", "far", "half", "random"] = "extremes"
+    """which are kept: the best and the worst half, those far from the mean, half of it extremes and
+    half by chance, or all by chance"""
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,11 @@ class EvalConfig(Section):
     """of the initial noise, the same at every evaluation"""
     weights: Literal["ema", "current"] = "ema"
     """which weights are evaluated and drawn in image grids"""
+    height: Count = 0
+    """pixels of evaluated images and image grids; 0 = as in training; a model can be trained on
+    small images and judged on large ones (PaCo-RL), if it makes both sizes"""
+    width: Count = 0
+    """as `height`"""
     tuned: Share = 1.0
     """hybrid inference: the share of steps, from the noisy end, that these weights take; the base
     model takes the rest, against images that only please the reward (MixGRPO: 0.6)"""
@@ -153,6 +177,7 @@ SECTIONS: dict[str, type[Section]] = {
         PromptsConfig,
         ImageConfig,
         TrainConfig,
+        ScoutConfig,
         EvalConfig,
         CheckpointConfig,
         SamplesConfig,

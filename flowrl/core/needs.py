@@ -10,6 +10,8 @@ rest is made only for functions that ask for it by name:
 ``ref``             a whole `Eval` under the weights from before training
 ``ema``             a whole `Eval` under the averaged weights (``train.ema`` must be on)
 ``slow``            a whole `Eval` under the slow copy (the section ``slow`` must be there)
+``fake``            a whole `Eval` under the weights of the section ``fake``
+``surrogate``       a whole `Eval` under the weights of the section ``surrogate``
 ``teacher``         a whole `Eval` under the weights of the row's teacher
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
@@ -32,7 +34,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
     {
-        *("old_log_prob", "old_mean", "old", "ref", "ema", "slow"),
+        *("old_log_prob", "old_mean", "old", "ref", "ema", "slow", "fake", "surrogate"),
         *(
             "best",
             "reward",
@@ -46,7 +48,7 @@ KNOWN = frozenset(
         ),
     }
 )
-SNAPSHOTS = ("old", "ref", "ema", "slow")
+SNAPSHOTS = ("old", "ref", "ema", "slow", "fake", "surrogate")
 
 
 def needs(*names: str) -> Callable[[F], F]:

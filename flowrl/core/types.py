@@ -111,6 +111,7 @@ class Plan(NamedTuple):
     adams: Adams | None = None  # all steps by SA-Solver, whose noise is not trained
     # nothing is sampled: the images are those that the prompts' records name, and this judges them
     stored: Literal["labels", "rewards"] | None = None
+    every_step: bool = False  # keep the state after each step, also of those without noise
 
 
 class Gaussian(NamedTuple):
@@ -138,8 +139,8 @@ class Unrolled(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B decisions (reverse likelihood), noised leaves (forward) or roots (prior), ready for one
-    network call."""
+    """B decisions (reverse likelihood), noised leaves (forward), roots (prior) or steps
+    (generated), ready for one network call."""
 
     x: Tensor  # [B, *]
     sigma: Tensor  # [B]
@@ -156,6 +157,8 @@ class Batch(NamedTuple):
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
     unrolled: Unrolled | None = None  # of likelihoods that sample anew
+    # [B]  the noise level at which what a row generates is judged, of likelihoods that judge it
+    query: Tensor | None = None
 
 
 class Eval(NamedTuple):
@@ -189,7 +192,7 @@ class Likelihood(Protocol):
     """What "probability" means: which nodes are trained, as which batch, and how it is scored."""
 
     @property
-    def trains(self) -> Literal["draws", "leaves", "roots"]: ...  # the nodes
+    def trains(self) -> Literal["draws", "leaves", "roots", "steps"]: ...  # the nodes
 
     @property
     def evaluations(self) -> int: ...  # network rows per state; a root that the model never sees: 0

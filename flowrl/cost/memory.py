@@ -188,7 +188,10 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         ),
     ]
     average = config.train.ema > 0
-    base = "ref" in method_of(config).snapshots or config.eval.tuned < 1
+    method = method_of(config)
+    along = method.companions.values()
+    base = "ref" in method.snapshots or any("ref" in role.looks_at for role in along)
+    base = base or config.eval.tuned < 1
     copies = [
         ("gradients", FLOAT, True, _LEARNING),
         (
@@ -201,6 +204,13 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         ("base weights (KL, eval.tuned)", FLOAT, base, PHASES),
         ("weights that sample (old)", FLOAT, config.old is not None, PHASES),
         ("slow copy of the weights", FLOAT, config.slow is not None, PHASES),
+        # each with two moments, and some with a copy that follows
+        (
+            "models that are trained along",
+            sum(FLOAT * (4 if "slow" in role.looks_at else 3) for role in along),
+            bool(method.companions),
+            PHASES,
+        ),
     ]
     parts += [
         MemoryPart(n, f"{trained:,} numbers x {size} bytes", trained * size, p)

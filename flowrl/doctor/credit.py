@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.credit._memory import PromptMemory
 from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
 from flowrl.doctor.findings import Section
 from flowrl.doctor.patient import Patient
+
+ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
 
 
 def look_at_credit(patient: Patient) -> Section:
@@ -66,13 +71,25 @@ def credit(patient: Patient, reward: Tensor) -> Tensor:
     values = {}
     for name, weight in run.reward_set.weights.items():
         values[name] = reward.float() if weight >= 0 else 1 - reward.float()
-    fn = run.method.credit
+    fn = _experienced(patient, run.method.credit)
     if "log_prob" in needs_of(fn):
         fn = partial(fn, log_prob=ro.log_prob)
     if "prompts" in needs_of(fn):
         fn = partial(fn, prompts=batch.prompts)
     nothing = torch.zeros(len(ro.group_ids))
     return run.reward_set.advantages(values, batch, ro.leaf, ro.tree, fn, distance=nothing)[0]
+
+
+def _experienced(patient: Patient, fn: Any) -> Any:
+    """Return a copy of a credit that remembers prompts, with a full memory: before that it may
+    compare images of all prompts, as DDPO's does."""
+    if not isinstance(fn, PromptMemory):
+        return fn
+    ro = patient.rollout
+    full: Any = deepcopy(fn)
+    for _ in range(ROUNDS):
+        full.update(made_up(patient), ro.leaf, ro.tree, prompts=patient.found.batch.prompts)
+    return full
 
 
 def _look_at_words(patient: Patient, section: Section) -> None:

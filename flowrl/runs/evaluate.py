@@ -17,6 +17,7 @@ from flowrl.core.promises import asks_people
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
+from flowrl.evaluation.eval_size import check_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
 from flowrl.evaluation.reward_call import ask, rewards_of
@@ -45,7 +46,8 @@ def evaluate(
     # a trainer has prompts and rewards loaded already
     if trainer is None:
         prompts = load_prompts(c.prompts.test)
-        check_sources(prompts, (c.image.height, c.image.width))
+        check_sources(prompts, c.eval_size)
+        check_size(model, c)
         check_starts(model, prompts)
         rewards = rewards_of(c.rewards, frames_of(c, model))
     else:
@@ -112,7 +114,7 @@ def given_sources(model: FlowModel, c: Config, texts: list[str], files: list[str
     record = {"source": files} if files else {}
     records = [{"prompt": text, **record} for text in texts]
     places = [f"prompt {text!r} (--source)" for text in texts]
-    prompts, size = PromptSet(texts, records, "", "", places), (c.image.height, c.image.width)
+    prompts, size = PromptSet(texts, records, "", "", places), c.eval_size
     check_sources(prompts, size)
     check_starts(model, prompts)
     return sources_of(prompts, range(len(texts)), size)
@@ -132,7 +134,7 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
     texts = [held_out.texts[i] for i in places]
     options: dict[str, Any] = {"seed": c.samples.seed, "base": trainer.weights, "broken": True}
     with eval_weights(trainer):
-        sources = sources_of(held_out, places, trainer.size)
+        sources = sources_of(held_out, places, c.eval_size)
         images = sample_all(trainer.model, c, texts, sources=sources, **options)
     return texts, images
 
@@ -142,7 +144,7 @@ def grid_sources(trainer: Trainer) -> Tensor | None:
     None where they start from noise alone."""
     held_out = trainer.test_set
     places = grid_prompts(held_out.records, trainer.config.samples.prompts)
-    found = sources_of(held_out, places, trainer.size)
+    found = sources_of(held_out, places, trainer.config.eval_size)
     return torch.stack([source[0] for source in found]) if found and all(found) else None
 
 
@@ -203,8 +205,8 @@ def sampling(c: Config, base: Weights | None) -> dict[str, Any]:
     weights from before training into the model for the last steps."""
     late = partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
     return {
-        "height": c.image.height,
-        "width": c.image.width,
+        "height": c.eval_size[0],
+        "width": c.eval_size[1],
         "steps": c.eval.steps,
         "images": c.eval.images,
         "batch": c.eval.batch,

@@ -16,6 +16,7 @@ from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
+from flowrl.evaluation.eval_size import check_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
@@ -57,7 +58,8 @@ def run_suite(
     prompts = load_prompts(config.prompts.test)
     rewards = rewards_of(config.rewards, frames_of(config, model))
     check_records(prompts, rewards)
-    check_sources(prompts, (config.image.height, config.image.width))
+    check_sources(prompts, config.eval_size)
+    check_size(model, config)
     check_starts(model, prompts)
     probe_rewards(rewards)
     chooser(config.eval.best_by, config.headline, rewards)
@@ -113,8 +115,8 @@ def setting_of(
         "seed": config.eval.seed,
         "steps": config.eval.steps,
         **guidance_of(model, config),
-        "height": config.image.height,
-        "width": config.image.width,
+        "height": config.eval_size[0],
+        "width": config.eval_size[1],
         "tuned": config.eval.tuned,
         **best,
         "rewards": {name: call.to_dict() for name, call in config.rewards.items()},
@@ -146,7 +148,7 @@ def _draw(
     """Draw all images of some prompts."""
     if not mine:
         return
-    size = (config.image.height, config.image.width)
+    size = config.eval_size
     options = {**sampling(config, base), "sources": partial(sources_of, prompts, size=size)}
     options["images"] = drawn(config)
     for index, pixels in sample(model, prompts.texts, progress=progress, places=mine, **options):

@@ -11,16 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_kinds, leaf_sigmas, trained_nodes
+from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
-from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
-from flowrl.core.types import Plan, RewardBatch, Rollout, Tree
+from flowrl.core.types import RewardBatch, Rollout, Tree
 from flowrl.evaluation.looks import LOOKS, looks_of
 from flowrl.evaluation.preference_pairs import labels_of
 from flowrl.evaluation.reward_metrics import (
@@ -29,8 +28,10 @@ from flowrl.evaluation.reward_metrics import (
     prompt_entropy,
     weighted_sum,
 )
-from flowrl.evaluation.sources import encode, sources_of
+from flowrl.evaluation.sources import encode
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
+from flowrl.training.reward_batch import reward_batch, sigma_grid
+from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
 from flowrl.training.stored import stored_rollout
@@ -97,6 +98,7 @@ def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
     if plan.stored is not None:
         return _stored(run, rows, first)[0]
     places = range(first, first + len(rows))
+    stream = "scouted" if c.scout.images else "rollout"
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
     with policy:
         return rollout(
@@ -107,37 +109,13 @@ def sample(run: Setup, rows: list[int], *, first: int = 0) -> Rollout:
             sigmas=sigma_grid(run, plan),
             shape=run.model.latent_shape(c.image.height, c.image.width),
             group_size=run.cost.roots,
-            generators=[generator(c.seed, "rollout", run.iteration, place) for place in places],
+            generators=[generator(c.seed, stream, run.iteration, place) for place in places],
             group_ids=torch.tensor(places),
             same_noise=c.train.same_noise,
             micro_batch=c.train.rollout_batch,
             keep_mean="old_mean" in run.method.needs & run.method.likelihood.keeps,
+            noise=scouted(run, rows, first) if c.scout.images else None,
         )
-
-
-def sigma_grid(run: Setup, plan: Plan) -> Tensor:
-    """Return the sigmas [S+1] that a plan is run on: the model's own, or what the plan reads off
-    them."""
-    size = (run.config.image.height, run.config.image.width)
-    if plan.sigma_grid is None:
-        return run.model.sigmas(len(plan.noise), *size)
-    return read_sigma_grid(run.model.sigmas(plan.sigma_grid.steps, *size), plan.sigma_grid)
-
-
-def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
-    """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
-    group = ro.tree.group[ro.leaf]
-    index = [rows[g] for g in group.tolist()]
-    sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
-    return prompted(run, images, group, index)._replace(sigma=sigma)
-
-
-def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:
-    """Put images [L, 3, H, W] together with the training prompts `index` [L]."""
-    records = [run.train_set.records[row] for row in index]
-    prompts = [record["prompt"] for record in records]
-    sources = sources_of(run.train_set, index, run.size)
-    return RewardBatch(images, prompts, group, records, torch.zeros(len(records)), sources)
 
 
 def give_credit(

@@ -35,12 +35,16 @@ class IterationCost:
     passes: int  # forward and backward network calls per optimizer step
     rollout_batch: int  # latents per network call while sampling
     guided: bool  # each velocity evaluates the network twice, in one batch
+    previews: tuple[int, int] = (0, 0)  # of a prompt's noises, and their steps
 
     def lines(self) -> list[str]:
         """Say it in plain English."""
         double = ", each with and without the prompt (guidance)" if self.guided else ""
         calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
+        count, steps = self.previews
+        looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
         return [
+            *looks,
             f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "
             f"{self.prompts * self.roots} initial noises, {self.steps} steps",
             f"           {self.nfe} velocity evaluations in batches of "
@@ -52,7 +56,7 @@ class IterationCost:
     def _trained(self) -> str:
         if self.trains == "draws":
             return f"{self.decisions} decisions from {self.states} states"
-        what = "initial noises" if self.trains == "roots" else "images"
+        what = {"roots": "initial noises", "leaves": "images", "steps": "steps"}[self.trains]
         return f"{self.decisions} {what} as {self.states} states"
 
 
@@ -68,8 +72,10 @@ def iteration_cost(
     same_noise: bool = False,
     trains: Trains = "draws",
     rows: int = 1,
+    previews: tuple[int, int] = (0, 0),
 ) -> IterationCost:
-    """Count what a plan costs with these numbers. trains, rows: as a likelihood says.
+    """Count what a plan costs with these numbers. trains, rows: as a likelihood says; previews: how
+    many noises of a prompt are looked at, and in how many steps.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
@@ -93,7 +99,8 @@ def iteration_cost(
     # per initial noise, or per prompt where all images start from one
     roots = roots_for(plan, group)
     times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))
-    decisions, states = _trained(trains, one, times, prompts * group, rows)
+    images = prompts * group * (len(plan.noise) if trains == "steps" else 1)
+    decisions, states = _trained(trains, one, times, images, rows)
     if states < updates:
         raise ConfigError(
             f"train.updates={updates} needs at least as many states to train on per iteration, but "
@@ -107,7 +114,7 @@ def iteration_cost(
         roots=roots,
         images=prompts * group,
         steps=len(plan.noise),
-        nfe=times * one.nfe,
+        nfe=times * one.nfe + prompts * previews[0] * previews[1],
         trains=trains,
         decisions=decisions,
         updates=updates,
@@ -117,12 +124,13 @@ def iteration_cost(
         passes=math.ceil(per_update / micro_batch),
         rollout_batch=rollout_batch,
         guided=guided,
+        previews=previews,
     )
 
 
 def _trained(trains: Trains, one: Counts, times: int, images: int, rows: int) -> tuple[int, int]:
-    """Count what is trained, and the rows of the network that takes."""
+    """Count what is trained, and the rows of the network that takes; images: or their steps."""
     if trains == "draws":
         return times * one.decisions, times * one.states
-    nodes = images if trains == "leaves" else times
+    nodes = times if trains == "roots" else images
     return nodes, rows * nodes

@@ -16,10 +16,11 @@ from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
 from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
-from flowrl.training.collect import prompted
+from flowrl.training.learn_along import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
+from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
@@ -55,6 +56,8 @@ def learn(
     table = node_table(run, forest.whole, advantage)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
     local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
+    # the models that are trained along
+    along = learn_along(run, ro, table, local.table, forest)
     # one optimizer step per part
     seen: list[Trained] = []
     norms: list[float] = []
@@ -72,14 +75,15 @@ def learn(
         outliers += not usual
         seen += parts
     # what it cost
-    calls, backwards = run.world.totals([_network_calls(run, part) for part in seen], 2)
+    spent = [_network_calls(run, part) for part in seen] + [along.cost]
+    calls, backwards = run.world.totals(spent, 2)
     cost = {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
     metrics = reduce_metrics(seen, norms, run.world)
     if norms:
         metrics["grad_outliers"] = float(outliers)
     if "kl_factor" in run.memory:
         metrics["kl_weight"] = run.method.kl_beta * controls.kl_factor(run.memory)
-    return metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
+    return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
 
 
 def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
@@ -146,9 +150,13 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     v = None if now.v is None else now.v.detach()
     same = Eval(now.log_prob.detach(), now.mean.detach(), now.std.detach(), v)
     under = dict.fromkeys(run.method.snapshots, same)
+    judge = getattr(likelihood, "judge", None)
     for name in run.method.others(update, run.steps_before):
         with torch.no_grad(), run.policy(name):
-            under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
+            if judge is None:
+                under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
+            else:
+                under[name] = judge(run.model, batch, now)
     if run.teachers is not None:
         group = local.rollout.tree.group[batch.node]
         under["teacher"] = run.teachers.evaluate(run, batch, local.rows, group)
@@ -234,7 +242,7 @@ def _optimizer_step(
 
     An outlier is left out where the config says so. Raises RunError if the norm is not finite.
     """
-    _sum_gradients(run)
+    sum_gradients(run)
     gradients = [p.grad for p in run.params.values() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients))
     size = float(norm)
@@ -257,18 +265,6 @@ def _optimizer_step(
     return size, usual
 
 
-def _sum_gradients(run: Setup) -> None:
-    """Add up the gradients of all processes; what none of them reached has none, as in one
-    process."""
-    if run.world.size == 1 or run.sharded:  # FSDP has added them up
-        return
-    reached = run.world.gather([p.grad is not None for p in run.params.values()])
-    params = [p for p, *found in zip(run.params.values(), *reached, strict=True) if any(found)]
-    for p in params:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    run.world.sum_([p.grad for p in params if p.grad is not None])
-
-
 def _set_lr(run: Setup, update: int) -> None:
     warm = run.config.train.warmup
     for group in run.optimizer.param_groups:
@@ -277,6 +273,5 @@ def _set_lr(run: Setup, update: int) -> None:
 
 
 def _name(run: Setup) -> str:
-    return {"draws": "decisions", "leaves": "leaves", "roots": "roots"}[
-        run.method.likelihood.trains
-    ]
+    trains = run.method.likelihood.trains
+    return "decisions" if trains == "draws" else trains

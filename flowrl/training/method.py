@@ -22,6 +22,7 @@ from flowrl.core.types import (
 
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
+COMPANIONS = ("fake", "surrogate")  # sections of models that are trained along, in this order
 
 
 class Method(NamedTuple):
@@ -38,6 +39,7 @@ class Method(NamedTuple):
     select: list[Callable[[SelectInput], Tensor]]
     # how slowly the copies "old" and "slow" follow, by name: optimizer steps made -> decay
     copies: dict[str, Callable[[int], float]]
+    companions: dict[str, Any]  # models that are trained along: `flowrl.algorithms.companions`
 
     @property
     def needs(self) -> frozenset[str]:
@@ -55,7 +57,7 @@ class Method(NamedTuple):
     @property
     def reads_leaves(self) -> bool:
         """Say whether training reads clean latents: as data, or as the best below a state."""
-        return self.likelihood.trains == "leaves" or "best" in self.needs
+        return self.likelihood.trains in ("leaves", "steps") or "best" in self.needs
 
     @property
     def rows(self) -> int:
@@ -104,4 +106,5 @@ def method_of(config: Config) -> Method:
         segment=config.call("segment") if config.segment else None,
         select=[call.partial() for call in config.select],
         copies={key: config.call(key) for key in ("old", "slow") if getattr(config, key)},
+        companions={key: getattr(config, key).make() for key in COMPANIONS if getattr(config, key)},
     )

@@ -23,10 +23,11 @@ from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
+from flowrl.training.combinations import check_scout, check_together
+from flowrl.training.companions import calls_of
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.rehearse_loss import rehearse_loss
-from flowrl.training.stored import check_stored
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -110,13 +111,9 @@ class _MotionlessModel:
 
 def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> RehearsedIteration:
     """Sample one prompt's forest, give it credit and choose what to train, as the trainer will."""
-    if config.train.same_noise and method.likelihood.trains == "roots":
-        raise ConfigError(
-            f"train.same_noise: likelihood {config.likelihood.fn} trains the initial noise, and "
-            "images that start from one have none to compare; set it to false"
-        )
-    check_stored(plan, group=config.train.group, trains=method.likelihood.trains)
+    check_together(config, method, plan)
     work = _count(config, plan)
+    check_scout(config, plan, work)
     # one prompt, latents of one number
     model: FlowModel = _MotionlessModel()  # type: ignore[assignment]
     made = rollout(
@@ -148,6 +145,7 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
+    trained += states * sum(r.updates * calls_of(r) for r in method.companions.values())
     calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
@@ -229,6 +227,7 @@ def _count(config: Config, plan: Plan) -> IterationCost:
         same_noise=t.same_noise,
         trains=likelihood.trains,
         rows=max(1, likelihood.evaluations),
+        previews=(config.scout.images, config.scout.steps),
     )
 
 

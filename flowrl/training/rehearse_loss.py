@@ -48,6 +48,14 @@ def rehearse_loss(
     if now.images is not None:
         data = data._replace(reward=now.images.new_zeros(len(now.images)))
     method.loss(data)
+    for role in method.companions.values():
+        rows = role.batch(made, advantage, nodes, streams, likelihood.queries)  # type: ignore[attr-defined]
+        seen = role.evaluate(model, rows)
+        found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
+        if segment is not None:
+            counted = siblings(made, "leaves", rows.node)
+            found = found._replace(segment=segment[rows.node], siblings=counted)
+        role.loss(found)
     if method.kl is not None:
         method.kl(data)
     return batch

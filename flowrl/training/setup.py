@@ -17,16 +17,19 @@ from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
+from flowrl.evaluation.eval_size import check_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts
 from flowrl.training.checks import check_sees_sigma
+from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
-from flowrl.training.method import Method, method_of
+from flowrl.training.method import COMPANIONS, Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
+from flowrl.training.start_weights import check_start, start_from
 from flowrl.training.stored import check_encodes
 from flowrl.training.teachers import Teachers
 from flowrl.training.weights import Weights
@@ -68,8 +71,9 @@ class Setup:
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
-        for prompts in (self.train_set, self.test_set):
-            check_sources(prompts, self.size)
+        check_start(config.train.start)
+        check_sources(self.train_set, self.size)
+        check_sources(self.test_set, config.eval_size)
         plan = self.method.plan(0)
         if plan.stored is not None:
             check_pairs(self.train_set)
@@ -94,13 +98,20 @@ class Setup:
         self.model = extended(bare, self.method, config)
         check_encodes(self.model, plan)
         check_frames(bare, frames)
+        check_size(self.model, config)
         for prompts in (self.train_set, self.test_set):
             check_starts(self.model, prompts)
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
-        for name in self.kept:
+        first = {"ref", *copies_of(self.method.companions)}  # copies of the model as it came
+        for name in [name for name in self.kept if name in first]:
             self.weights.snapshot(name)
+        if config.train.start:
+            start_from(config.train.start, self.params)
+        for name in [name for name in self.kept if name not in first]:
+            self.weights.snapshot(name)
+        self.companions = Companions(self.method.companions, list(self.params.values()))
         if self.teachers is not None:
             self.teachers.load(self.weights)
         self.optimizer = make_optimizer(
@@ -216,7 +227,17 @@ def snapshots_of(config: Config, method: Method) -> list[str]:
         )
     for decay in method.copies.values():
         decay(1)  # options that cannot be are refused
-    names = ["ref"] if "ref" in method.snapshots or config.eval.tuned < 1 else []
+    for name in COMPANIONS:
+        if (name in method.snapshots) != (name in method.companions):
+            looks = "looks at" if name in method.snapshots else "does not look at"
+            mend = "add the section" if name in method.snapshots else "leave the section out"
+            raise ConfigError(
+                f"{name}: loss {config.loss.fn} {looks} a model {name!r} that is trained along; "
+                f"{mend}"
+            )
+    looked_at = {name for role in method.companions.values() for name in role.looks_at}
+    base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
+    names = [*(["ref"] if base else []), *copies_of(method.companions)]
     return [*names, *(["ema"] if config.train.ema else []), *method.copies]
 
 
@@ -232,6 +253,12 @@ def check_processes(config: Config, world: World, *, sharded: bool) -> None:
         raise ConfigError(
             f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
             f"needs equally many prompts; take a multiple of {world.size}"
+        )
+    along = [name for name in COMPANIONS if getattr(config, name) is not None]
+    if sharded and along:
+        raise ConfigError(
+            f"{along[0]}: a model that is trained along does not go with FSDP; start the processes "
+            "without it"
         )
     if sharded and "reward" in needs_of(config.call("loss")):
         raise ConfigError(

@@ -79,12 +79,14 @@ class Trainer(Setup):
         """
         tensors, state = optimizer_to_tensors(self.optimizer)
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
-        files |= {**self._kept_weights(), **self.reward_set.state_dict()}
+        along, about_along = self.companions.files()
+        files |= {**self._kept_weights(), **self.reward_set.state_dict(), **along}
         if self.sharded:
             files = {name: self._whole(rows) for name, rows in files.items()}
         if self.world.main:
             config = self.config.dump()
             about = {"iteration": self.iteration, "optimizer": state, "config": config}
+            about |= {"companions": about_along} if about_along else {}
             checkpoint.save(folder, files, {**about, "monitors": self.memory})
 
     def load(self, folder: Path) -> None:
@@ -114,6 +116,7 @@ class Trainer(Setup):
         if not all(bool(tensor.isfinite().all()) for tensor in current.values()):
             raise ValueError("a weight is no finite number")
         self.reward_set.load_state_dict(rewards, folder)
+        self.companions.load(files, state.get("companions", {}))
         self._load_copies(files, folder)
         # the optimizer
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])

@@ -47,15 +47,16 @@ class Weights:
         }
 
     @torch.no_grad()
-    def lerp(self, name: str, decay: float) -> None:
-        """Set ``name <- decay * name + (1 - decay) * current``; 0 copies, 1 keeps. Raises
-        ConfigError, RunError."""
+    def lerp(self, name: str, decay: float, towards: str | None = None) -> None:
+        """Set ``name <- decay * name + (1 - decay) * current``, or the snapshot `towards` in place
+        of the current ones; 0 copies, 1 keeps. Raises ConfigError, RunError."""
         self._own(f"lerp {name!r}")
         self._nothing.pop(name, None)
         if not 0 <= decay <= 1:
             raise ConfigError(f"the decay of snapshot {name!r} must lie in [0, 1], got {decay}")
+        goal = self._params if towards is None else self._get(towards)
         for key, value in self._get(name).items():
-            value.lerp_(self._params[key], 1 - decay)
+            value.lerp_(goal[key], 1 - decay)
 
     def adds_nothing(self, name: str) -> bool:
         """Say whether the snapshot is that of adapters as they start: the matrix B of each is
@@ -72,7 +73,7 @@ class Weights:
         an exception.
 
         Tensors change places without a copy; only shares of FSDP, which knows its own memory, are
-        copied. Do not step an optimizer inside: it would change the snapshot.
+        copied. Do not step an optimizer inside: it would change the snapshot (see `training`).
         """
         snapshot = self._get(name)
         current = {
@@ -85,6 +86,13 @@ class Weights:
         finally:
             self._put(current)
             self._in_use.pop()
+
+    @contextmanager
+    def training(self, name: str) -> Iterator[None]:
+        """Let an optimizer of the parameters step the snapshot, in the current ones' place."""
+        self._nothing.pop(name, None)
+        with self.using(name):
+            yield
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return {snapshot: {parameter: tensor}}, not copied."""

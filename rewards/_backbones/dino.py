@@ -25,29 +25,41 @@ from .._common.scorer import (
 )
 from .._common.weights import load_network, source_of
 
-KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit")
+SIGLIP = ("siglip", "siglip_vision_model")
+KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit", *SIGLIP)
 """`model_type` of the networks that are known: Dinov2Model, Dinov2WithRegistersModel,
-DINOv3ViTModel."""
+DINOv3ViTModel; SiglipModel, of which the vision tower is taken, and SiglipVisionModel."""
 
 
 class Features(NamedTuple):
     """What the network says of B images, after its last norm, float32 on its device."""
 
-    cls: Tensor  # [B, D]
-    patches: Tensor  # [B, N, D]  row by row from the top left; register tokens are left out
+    cls: Tensor  # [B, D]  of SigLIP what its attention pools
+    # [B, N, D]  row by row from the top left; register tokens are left out. Of several layers [B,
+    # T N, D], layer after layer, without the last norm
+    patches: Tensor
 
 
 class Backbone:
-    """A frozen DINOv2 or DINOv3 of transformers: images to features, in parts of at most `batch`.
+    """A frozen DINOv2, DINOv3 or SigLIP of transformers: images to features, in parts of at most
+    `batch`; with `layers` the patches are those that these blocks put out, counted from 0.
 
     Images are resized to `size` x `size` by PIL's bicubic filter, whatever their shape, and
-    normalised by ImageNet's mean and std, as in Adv-GRPO's code. The library interpolates DINOv2's
-    position embeddings; DINOv3's follow from the grid. **Differs:** the processor that comes with
-    DINOv2's weights resizes to 256 and crops 224 from the middle.
+    normalised by ImageNet's mean and std, SigLIP's by 0.5, as in Adv-GRPO's code. The library
+    interpolates DINOv2's position embeddings; DINOv3's follow from the grid. **Differs:** the
+    processor that comes with DINOv2's weights resizes to 256 and crops 224 from the middle.
     """
 
     def __init__(
-        self, path: str, *, size: int | None, device: str, dtype: str, batch: int, who: str
+        self,
+        path: str,
+        *,
+        size: int | None,
+        device: str,
+        dtype: str,
+        batch: int,
+        who: str,
+        layers: Sequence[int] = (),
     ) -> None:
         if batch < 1:
             raise ConfigError(f"{who}: batch: expected at least 1, got {batch}")
@@ -56,19 +68,41 @@ class Backbone:
         self.network = _load(path, self.dtype, who).to(self.device)
         config = self.network.config
         self.width: int = config.hidden_size
-        self.first = 1 if config.model_type == "dinov2" else 1 + config.num_register_tokens
+        self.siglip = config.model_type in SIGLIP
+        own = 0 if config.model_type == "dinov2" else getattr(config, "num_register_tokens", 0)
+        self.first = 0 if self.siglip else 1 + own
         self.size, self.patches = _grid(size, config, who)
-        self._mean = torch.tensor(IMAGENET_MEAN, device=self.device)[:, None, None]
-        self._std = torch.tensor(IMAGENET_STD, device=self.device)[:, None, None]
+        self.layers = tuple(layers)
+        if any(not 0 <= layer < config.num_hidden_layers for layer in self.layers):
+            raise ConfigError(
+                f"{who}: layers: expected numbers from 0 to {config.num_hidden_layers - 1}, got "
+                f"{list(layers)}"
+            )
+        self.patches *= len(self.layers) or 1
+        mean, std = ((0.5,) * 3,) * 2 if self.siglip else (IMAGENET_MEAN, IMAGENET_STD)
+        self._mean = torch.tensor(mean, device=self.device)[:, None, None]
+        self._std = torch.tensor(std, device=self.device)[:, None, None]
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Image.Image]) -> Iterator[Features]:
         """Yield the features of RGB images, in their order."""
         for start in range(0, len(images), self.batch):
             pixels = self.pixels(images[start : start + self.batch])
-            tokens = self.network(pixel_values=pixels.to(self.dtype)).last_hidden_state.float()
-            # cloned: CLS alone must not keep all tokens alive
-            yield Features(tokens[:, 0].clone(), tokens[:, self.first :])
+            yield self._features(pixels.to(self.dtype))
+
+    def _features(self, pixels: Tensor) -> Features:
+        """Show the network pixels [B, 3, size, size]."""
+        more: dict[str, Any] = {"output_hidden_states": True} if self.layers else {}
+        if self.siglip:
+            more["interpolate_pos_encoding"] = self.size != self.network.config.image_size
+        found = self.network(pixel_values=pixels, **more)
+        tokens = found.last_hidden_state.float()
+        # cloned: CLS alone must not keep all tokens alive
+        cls = found.pooler_output.float() if self.siglip else tokens[:, 0].clone()
+        if not self.layers:
+            return Features(cls, tokens[:, self.first :])
+        kept = [found.hidden_states[layer + 1][:, self.first :].float() for layer in self.layers]
+        return Features(cls, torch.cat(kept, dim=1))
 
     def pixels(self, images: Sequence[Image.Image]) -> Tensor:
         """Return what the network is shown: [B, 3, size, size] float32, normalised."""
@@ -87,8 +121,9 @@ def _load(path: str, dtype: torch.dtype, who: str) -> Any:
         config = AutoConfig.from_pretrained(source_of(path), trust_remote_code=False)
     except Exception as error:
         raise ModelError(
-            f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of a DINOv2 "
-            f"or DINOv3 of transformers (config.json, model.safetensors): {first_line(error)}"
+            f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of a "
+            "DINOv2, DINOv3 or SigLIP of transformers (config.json, model.safetensors): "
+            f"{first_line(error)}"
         ) from error
     if config.model_type not in KINDS:
         raise ModelError(
@@ -96,7 +131,8 @@ def _load(path: str, dtype: torch.dtype, who: str) -> Any:
             "network"
         )
     expected = f"a {config.model_type}"
-    return load_network(AutoModel, path, who=who, expected=expected, config=config, dtype=dtype)
+    network = load_network(AutoModel, path, who=who, expected=expected, config=config, dtype=dtype)
+    return network.vision_model if config.model_type == "siglip" else network
 
 
 def _grid(size: int | None, config: Any, who: str) -> tuple[int, int]:

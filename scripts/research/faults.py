@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -33,7 +34,10 @@ from flowrl.core.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".yaml")
-LIBRARIES = ("diffusers", "hypothesis.strategies", "safetensors.torch", "torch", "typer")
+LIBRARIES = ("hypothesis.strategies", "peft", "safetensors.torch", "scipy.stats", "torch", "typer")
+PIPELINES = ["Flux", "Flux2", "Flux2Klein", "FluxKontext", "QwenImage", "StableDiffusion"]
+PIPELINES += ["StableDiffusion3", "StableDiffusionXL", "Wan", "WanImageToVideo", "ZImage"]
+"""Of diffusers, which imports them when they are first named; with them come transformers."""
 COPIED = ("flowrl", "rewards", "configs", "assets", "scripts", "tests", "pyproject.toml")
 
 
@@ -61,7 +65,7 @@ def run_tests(folder: Path, paths: str, log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     options = ["-x", "-q", "--no-header", "--tb=no", "-rfE", "-p", "no:xdist"]
-    sys.exit(int(pytest.main([*options, *paths.split()])))
+    sys.exit(int(pytest.main([*options, *shlex.split(paths)])))
 
 
 def test(folder: Path, paths: str) -> dict[str, Any]:
@@ -106,6 +110,8 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in LIBRARIES:
         import_module(name)
+    for name in PIPELINES:
+        getattr(import_module("diffusers"), f"{name}Pipeline")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "flowrl"
         folder.mkdir()

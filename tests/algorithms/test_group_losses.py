@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from losskit import loss_input
+from losskit import D_REF, PAIRS, A, D, fitting, loss_input, numbers
 from torch import Tensor
 
 from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
@@ -15,29 +15,7 @@ from flowrl.algorithms.losses.groups import crd, dgpo
 from flowrl.algorithms.losses.ratio_rules import velocity_mask
 from flowrl.algorithms.penalties import velocity_kl_by_advantage
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Eval, LossInput
-
-
-def numbers(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def fitting(error: Tensor, advantage: Tensor, group: Tensor, **under: Tensor) -> LossInput:
-    """Rows whose velocity misses the target 0 by the root of their error [B]."""
-    v = error.sqrt()[:, None]
-    none = torch.zeros_like(error)
-    data = loss_input(-error, none, advantage, mean=v, v=v, sigma=torch.full_like(none, 0.5))
-    batch = data.batch._replace(target=torch.zeros_like(v), step=torch.zeros_like(group))
-    size = torch.bincount(group)[group]
-    weights = {}
-    for name, other in under.items():
-        root = other.sqrt()[:, None]
-        weights[name] = Eval(-other, root, none, root)
-    return data._replace(batch=batch, segment=group, siblings=size, under=weights)
-
-
-D, D_REF = numbers(0.30, 0.32, 0.20, 0.25), numbers(0.31, 0.31, 0.22, 0.22)
-A, PAIRS = numbers(1, -1, 0.5, -0.5), torch.tensor([0, 0, 1, 1])
+from flowrl.core.types import Eval
 
 
 @pytest.mark.parametrize(

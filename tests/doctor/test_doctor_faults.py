@@ -72,6 +72,12 @@ def test_it_names_faults_of_prompt_lists(
     assert names(examine(config, model=model, only=[section])) == [finding]
 
 
+def test_it_is_silent_on_a_credit_that_compares_prompts_until_it_remembers(model: Any) -> None:
+    """DDPO's takes the whole batch for a prompt with fewer than 16 rewards, as published."""
+    credit = "credit={fn: history_norm, buffer: 32, least: 16}"
+    assert names(examine(sound(credit), model=model, only=["credit"])) == []
+
+
 def test_it_names_faults_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old package, another one of the same name, a small card and a full disk."""
     only = ["environment", "memory"]

@@ -96,3 +96,26 @@ def check_gradient(value: Callable[[], Tensor], model: LinearFlow) -> None:
                     p.view(-1)[i] -= h
             numeric = (values[0] - values[1]) / 2e-6
             assert float(p.grad.view(-1)[i]) == pytest.approx(numeric, rel=1e-5, abs=1e-8), name
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def fitting(error: Tensor, advantage: Tensor, group: Tensor, **under: Tensor) -> LossInput:
+    """Rows whose velocity misses the target 0 by the root of their error [B]."""
+    v = error.sqrt()[:, None]
+    none = torch.zeros_like(error)
+    data = loss_input(-error, none, advantage, mean=v, v=v, sigma=torch.full_like(none, 0.5))
+    batch = data.batch._replace(target=torch.zeros_like(v), step=torch.zeros_like(group))
+    size = torch.bincount(group)[group]
+    weights = {}
+    for name, other in under.items():
+        root = other.sqrt()[:, None]
+        weights[name] = Eval(-other, root, none, root)
+    return data._replace(batch=batch, segment=group, siblings=size, under=weights)
+
+
+# two prompts of two images, from the reference
+D, D_REF = numbers(0.30, 0.32, 0.20, 0.25), numbers(0.31, 0.31, 0.22, 0.22)
+A, PAIRS = numbers(1, -1, 0.5, -0.5), torch.tensor([0, 0, 1, 1])

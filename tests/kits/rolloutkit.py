@@ -49,7 +49,7 @@ def decisions(
 
 def take(batch: Batch, index: Tensor) -> Batch:
     """Pick rows of a batch by index [N] int64 (or bool [B]), conditioning included."""
-    kept = [name for name in Batch._fields if name not in ("cond", "rows", "unrolled")]
+    kept = [name for name in Batch._fields if name not in ("cond", "rows", "unrolled", "query")]
     fields = {name: getattr(batch, name)[index] for name in kept}
     return Batch(**fields, cond={name: value[index] for name, value in batch.cond.items()})
 

@@ -31,6 +31,7 @@ from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from rewards._backbones.step_clip import StepClip
 from rewards.adversarial import adversarial
+from rewards.adversarial_layers import adversarial_layers
 from rewards.adversarial_pickscore import adversarial_pickscore
 from rewards.aesthetic import FILE, aesthetic, layered
 from rewards.clip import clip
@@ -249,6 +250,12 @@ def head(weights: Weights) -> Scorer:
     return Scorer(lambda **more: adversarial(path=path, **more), images, words(), 1e-6, 0.03)
 
 
+def heads(weights: Weights) -> Scorer:
+    images = random_images(6, 42, 42)
+    given: dict[str, Any] = {"path": weights.dino, "layers": [0, 1]}
+    return Scorer(lambda **more: adversarial_layers(**given, **more), images, words(), 1e-6, 0.03)
+
+
 def composition(weights: Weights) -> Scorer:
     """Ask for what the random detector is likely to find, with one colour."""
     given, meta = weights.geneval, []
@@ -314,6 +321,7 @@ SCORERS: dict[str, Callable[[Weights], Scorer]] = {
     "dino": likeness,
     "clip_reference": reference,
     "adversarial": head,
+    "adversarial_layers": heads,
     "geneval": composition,
     "t2i_compbench": parts,
     "jpeg": files,

@@ -16,11 +16,13 @@ from dinokit import save_dinov2, tokens_of, with_references
 from scorerkit import Weights
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Dinov2Model
+from transformers import Dinov2Model, SiglipConfig, SiglipModel
 
 from flowrl.core.errors import RunError
 from rewards._backbones.dino import Features
-from rewards.adversarial import adversarial, hinge
+from rewards._common.heads import hinge
+from rewards.adversarial import adversarial
+from rewards.adversarial_layers import adversarial_layers
 
 WIDTH, PATCH = 24, 14
 
@@ -217,3 +219,44 @@ def test_a_loss_that_is_not_finite_changes_nothing(path: str, files: list[str]) 
     with pytest.raises(RunError, match="nan"):
         reward.update(with_references(_images(2), [files] * 2))
     assert torch.equal(reward.state_dict()["weight.0.weight"], before)
+
+
+def test_heads_on_layers_equal_numpy(path: str, files: list[str]) -> None:
+    """On the library's own hidden states: of each layer's nine patches the highest 2 (int(9 x
+    0.3)), their mean over both layers, sigmoid at temperature 0.5. An update moves the heads
+    towards telling bright references from dark images, and nothing else."""
+    images, layers = _images(4), [1, 0]
+    given: dict[str, Any] = {"layers": layers, "top": 0.3, "temperature": 0.5, "lr": 1e-2}
+    reward = adversarial_layers(path=path, d_steps=8, device="cpu", batch=3, **given)
+    network = Dinov2Model.from_pretrained(path).eval()
+    pixels = torch.cat([part for part in [reward.backbone.pixels([pil(i) for i in images])]])
+    with torch.no_grad():
+        states = network(pixels, output_hidden_states=True).hidden_states
+    pooled = []
+    for t, layer in enumerate(layers):
+        head = {n.replace(f"weight.{t}.", "weight."): v for n, v in reward.state_dict().items()}
+        logits = _head(head, states[layer + 1][:, 1:])
+        pooled.append(np.sort(logits, axis=1)[:, -2:].mean(1))
+    expected = 1 / (1 + np.exp(-np.mean(pooled, axis=0) / 0.5))
+    np.testing.assert_allclose(reward(_alone(images)).numpy(), expected, atol=1e-6)
+    batch = with_references(images, [files[i] for i in range(4)])
+    frozen = {n: p.clone() for n, p in reward.backbone.network.named_parameters()}
+    first, last = reward.update(batch), reward.update(batch)
+    assert last["loss"] < first["loss"] and last["accuracy"] >= first["accuracy"]
+    assert all(torch.equal(p, frozen[n]) for n, p in reward.backbone.network.named_parameters())
+
+
+def test_a_head_on_siglip(tmp_path: Path) -> None:
+    """H of the pooled features of the library's own SigLIP, pixels normalised by 0.5."""
+    tiny: Any = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tiny["intermediate_size"] = 32
+    torch.manual_seed(5)
+    vision = {**tiny, "image_size": 42, "patch_size": 14}
+    network = SiglipModel(SiglipConfig(text_config=tiny, vision_config=vision)).eval()
+    network.save_pretrained(tmp_path, safe_serialization=True)
+    images = _images(3)
+    reward = adversarial(path=str(tmp_path), cls_weight=1.0, device="cpu")
+    with torch.no_grad():
+        pooled = network.vision_model(2 * images - 1).pooler_output
+    expected = _head(reward.state_dict(), _unit(pooled))
+    np.testing.assert_allclose(reward(_alone(images)).numpy(), expected, atol=1e-5)

@@ -59,6 +59,13 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"cls_weight": 1.5}, "cls_weight"),
         ({"lr": 0.0}, "lr"),
     ],
+    "adversarial_layers": [
+        ({"layers": []}, "layers"),
+        ({"layers": [2]}, "layers"),
+        ({"top": 0.0}, "top"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"d_steps": 0}, "d_steps"),
+    ],
     "adversarial_pickscore": [
         ({"tune_layers": 0}, "tune_layers"),
         ({"tune_layers": 3}, "tune_layers"),
@@ -117,7 +124,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_named(name: str, weights: Weights) -> None:
     needed: dict[str, dict[str, Any]] = {"remote": {"urls": LOCAL}}
-    if name in ("dino", "adversarial"):
+    if name in ("dino", "adversarial", "adversarial_layers"):
         needed[name] = {"path": weights.dino}
     if name == "adversarial_pickscore":
         needed[name] = weights.clip.parts

@@ -45,6 +45,8 @@ WITHOUT_PUBLIC = {
     "find",
     "zo_rank_sgd",
     "pref_grpo",
+    "tdm_r1",
+    "sol_rl",
     *BASELINES,
 }
 ENTRY = """

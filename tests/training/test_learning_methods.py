@@ -34,6 +34,8 @@ TOY_SCALE["shapes/prior_grpo"] = ["likelihood.reads=text", "optimizer.lr=0.05"]
 TOY_SCALE["shapes/awm_tree"] = ["optimizer.lr=0.03"]
 TOY_SCALE["shapes/dpo_siblings"] = ["loss.beta=1.0"]
 TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
+TOY_SCALE["shapes/tdm_r1"] = ["fake.lr=0.01", "surrogate.lr=0.01", "surrogate.beta=1.0"]
+TOY_SCALE["shapes/tdm_r1"] += ["surrogate.clip=0.2", "surrogate.far=5.0"]
 # rewards that a method asks for by name
 TOY_SCALE["shapes/gardo"] = ["rewards.novelty={fn: toykit.warmth, weight: 0}"]
 SETTING = [

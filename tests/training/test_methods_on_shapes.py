@@ -17,13 +17,15 @@ from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
-# those have tests of their own: they need a reward that learns, stored images, or other runs
+# those have tests of their own: they need a reward or a model that learns, stored images, or other
+# runs
 APART = (
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
     "shapes/diffusion_dpo_offline",
     "shapes/flow_opd",
     "shapes/spo",
+    "shapes/tdm_r1",
 )
 CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 SMALL = [

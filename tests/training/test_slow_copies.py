@@ -108,6 +108,7 @@ def test_resume_is_bit_for_bit(tmp_path: Path, method: tuple[str, ...]) -> None:
         ((*NFT, "likelihood={fn: forward, high: 1.5}"), "low < high <= 1"),
         ((*NFT, "loss={fn: diffusion_dpo, beta: 1.0}"), "segment"),
         ((*NFT, "loss={fn: regression}"), "at least 0"),
+        ((*NFT, "loss={fn: dgpo, beta: 1.0}"), "dgpo: compares all images of a prompt"),
         ((*NFT, "plan={fn: sa_solver, steps: 4}", "train.same_noise=true"), "train.same_noise"),
         ((*NFT, "old={fn: ramp, slope: 0.1, limit: 2.0}"), "limit <= 1"),
     ],

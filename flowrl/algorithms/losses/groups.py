@@ -10,9 +10,16 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from flowrl.algorithms.losses._common import numbered
-from flowrl.core.errors import ConfigError
+from flowrl.algorithms.losses._groups import (
+    centre_of,
+    check_alike,
+    check_positive,
+    error_of,
+    total,
+    whole_groups,
+)
 from flowrl.core.needs import needs
-from flowrl.core.types import Eval, LossInput
+from flowrl.core.types import LossInput
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 
@@ -37,15 +44,15 @@ def dgpo(data: LossInput, *, beta: float, clip: float = 0.05, max_advantage: flo
     Raises: ConfigError unless beta, clip and max_advantage are above 0, for a group that is torn
     over network calls, or images of a prompt that were not noised alike.
     """
-    _positive("dgpo", beta=beta, clip=clip, max_advantage=max_advantage)
-    index = _whole_groups("dgpo", data)
-    _check_alike("dgpo", data, index)
+    check_positive("dgpo", beta=beta, clip=clip, max_advantage=max_advantage)
+    index = whole_groups("dgpo", data)
+    check_alike("dgpo", data, index)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     # errors under the three weights
-    d = _error(data, data.now)
-    ref, old = (_error(data, data.under[name]).detach() for name in ("ref", "old"))
+    d = error_of(data, data.now)
+    ref, old = (error_of(data, data.under[name]).detach() for name in ("ref", "old"))
     # how much better the group is than the base model's
-    score = beta * _centre(index, a * (d.detach() - ref))
+    score = beta * centre_of(index, a * (d.detach() - ref))
     weight = score.sigmoid()
     # no gradient for what has moved far enough
     ratio = (old - d.detach()).exp()
@@ -90,19 +97,19 @@ def crd(
     Raises: ConfigError unless beta, temperature and max_advantage are above 0, or for a group that
     is torn over network calls.
     """
-    _positive("crd", beta=beta, temperature=temperature, max_advantage=max_advantage)
-    index = _whole_groups("crd", data) if among == "group" else numbered(data.batch.step)
+    check_positive("crd", beta=beta, temperature=temperature, max_advantage=max_advantage)
+    index = whole_groups("crd", data) if among == "group" else numbered(data.batch.step)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     target = a / (2 * max_advantage) + 0.5
     reward = -(
-        _error(data, data.now, normalize=normalize)
-        - _error(data, data.under["slow"], normalize=normalize).detach()
+        error_of(data, data.now, normalize=normalize)
+        - error_of(data, data.under["slow"], normalize=normalize).detach()
     )
     # one half of the loss for each way to centre
     loss = torch.zeros_like(reward)
     ways = _ways(target, index, centre, temperature)
     for weight in ways:
-        middle = _centre(index, reward.detach(), weight), _centre(index, target, weight)
+        middle = centre_of(index, reward.detach(), weight), centre_of(index, target, weight)
         gap, aim = beta * (reward - middle[0]), target - middle[1]
         if form == "mse":
             part = (gap - aim).square()
@@ -125,59 +132,6 @@ def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> lis
     ways = []
     for inside, weight in sides:
         weight = torch.where(inside, weight, 0.0)
-        empty = _total(index, weight) == 0
+        empty = total(index, weight) == 0
         ways.append(torch.where(empty, 1.0, weight))
     return ways
-
-
-def _centre(index: Tensor, values: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Average values [B] over rows of one index, by weight -> of each row [B]."""
-    weight = torch.ones_like(values) if weight is None else weight
-    return _total(index, weight * values) / _total(index, weight)
-
-
-def _total(index: Tensor, values: Tensor) -> Tensor:
-    return torch.zeros_like(values).index_add(0, index, values)[index]
-
-
-def _error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
-    """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
-    gap = (under.mean - data.batch.target).double().flatten(1)
-    error = gap.square().mean(1)
-    return error / gap.detach().abs().mean(1).clamp_min(1e-5) if normalize else error
-
-
-def _whole_groups(who: str, data: LossInput) -> Tensor:
-    """Number the rows [B] of one prompt and one draw. Raises ConfigError for a group that is torn
-    over network calls, or that a selection has thinned out."""
-    if data.segment is None or data.siblings is None:
-        raise ConfigError(
-            f"{who}: compares all images of a prompt, so these must be in one network call; set "
-            "segment={fn: prompt} with likelihood forward"
-        )
-    index = numbered(data.segment, data.batch.step)
-    count = _total(index, torch.ones(len(index), device=index.device))
-    if not torch.equal(count.long(), data.siblings):
-        here, there = int(count.min()), int(data.siblings.max())
-        raise ConfigError(
-            f"{who}: a prompt's group is torn: {here} of its {there} images are in this network "
-            "call; set segment={fn: prompt}, and leave out selections that drop images"
-        )
-    return index
-
-
-def _check_alike(who: str, data: LossInput, index: Tensor) -> None:
-    """Raise ConfigError unless the rows of one group [B] have one time."""
-    sigma = data.batch.sigma
-    high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
-    if not torch.equal(high, sigma):
-        raise ConfigError(
-            f"{who}: all images of a prompt must have the same time and noise; set "
-            "likelihood.shared=true"
-        )
-
-
-def _positive(who: str, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ConfigError(f"{who}: expected {name} > 0, got {number}")

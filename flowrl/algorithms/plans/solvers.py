@@ -35,6 +35,16 @@ def ode(iteration: int, *, steps: int, order: int = 2, last_order: int = 1) -> P
     return chain(steps, 0.0, range(0))._replace(solver=solver)
 
 
+def few_step(iteration: int, *, steps: int = 4) -> Plan:
+    """Sample by Euler without noise and keep the state after every step: the sampler of a few-step
+    model whose steps are trained one by one (TDM-R1, 2603.07700: 4).
+
+    Raises: ConfigError for steps < 1.
+    """
+    check(steps, 0.0)
+    return chain(steps, 0.0, range(0))._replace(every_step=True)
+
+
 def sa_solver(
     iteration: int,
     *,

@@ -2,11 +2,12 @@
 stored.
 
 Stored are roots, leaves and the nodes before and after each noisy step; runs without noise are one
-edge. v is evaluated once per live node, before it is repeated for its children, the whole frontier
-in one batch (of at most `micro_batch`). A draw is rounded to `store_dtype` before it is scored and
-before it is denoised further, so that a later evaluation sees the very same numbers. All noise of
-prompt i comes from its own generator: the result depends neither on `micro_batch` nor on which
-prompts run together. The loop reads no tensor's value, so it never waits for the device.
+edge, unless the plan keeps every step. v is evaluated once per live node, before it is repeated for
+its children, the whole frontier in one batch (of at most `micro_batch`). A draw is rounded to
+`store_dtype` before it is scored and before it is denoised further, so that a later evaluation sees
+the very same numbers. All noise of prompt i comes from its own generator: the result depends
+neither on `micro_batch` nor on which prompts run together. The loop reads no tensor's value, so it
+never waits for the device.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def rollout(
     micro_batch: int | None = None,
     store_dtype: torch.dtype = torch.float32,
     keep_mean: bool = False,
+    noise: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rollout:
     """Sample a forest: `group_size` roots for each prompt, run along the plan.
@@ -66,8 +68,9 @@ def rollout(
 
     Args: cond {name: [G, ...]}; sigmas [S+1]; shape of one latent; generators: one per prompt;
     group_ids [G]: prompt ids that are unique across ranks; same_noise: one initial noise for the
-    whole group (DanceGRPO); keep_mean: also keep each draw's mean; progress: called with (steps
-    done, steps). Raises: ConfigError if plan, sigmas, cond and generators do not fit together.
+    whole group (DanceGRPO); keep_mean: also keep each draw's mean; noise [G * group_size, *]:
+    initial latents in place of drawn ones; progress: called with (steps done, steps). Raises:
+    ConfigError if plan, sigmas, cond and generators do not fit together.
     """
     steps = _matched(steps_of(plan), sigmas)
     if plan.adams is not None:
@@ -79,7 +82,7 @@ def rollout(
     groups = torch.arange(len(generators)) if group_ids is None else group_ids
     forest = ForestBuilder(run, groups)
     # the roots, and their leaves without noise
-    live = _roots(run, forest, group_size, same_noise)
+    live = _roots(run, forest, group_size, same_noise, noise)
     leaves: list[Tensor] = []
     if plan.baseline:
         live = live._replace(v=velocity(run, live.x, 0))
@@ -89,6 +92,8 @@ def rollout(
     for k, step in enumerate(steps if ends is None else steps[: ends + 1]):
         if step.noise_scale == 0:
             live = _run_on(run, live, k, step.solver)
+            if plan.every_step and k + 1 < len(steps):
+                live = _kept(run, forest, live, k + 1)
         else:
             live, previews = _decide(run, forest, live, transition, k, step)
             leaves += previews
@@ -142,10 +147,13 @@ def sample_ode(
     return apart(x, group_size if same_noise else 1)
 
 
-def _roots(run: Sampling, forest: ForestBuilder, group_size: int, same_noise: bool) -> Frontier:
-    """Draw and store the initial noise; with same_noise one sample stands for a prompt's group."""
+def _roots(
+    run: Sampling, forest: ForestBuilder, group_size: int, same_noise: bool, noise: Tensor | None
+) -> Frontier:
+    """Draw the initial noise, unless it is given, and store it; with same_noise one sample stands
+    for a prompt's group."""
     copies = group_size if same_noise else 1
-    x = initial_latents(run, 1 if same_noise else group_size)
+    x = initial_latents(run, 1 if same_noise else group_size) if noise is None else noise
     nowhere = torch.full((len(x) * copies,), -1)
     roots = forest.add(x, nowhere, 0, learned_noise(run, x, copies), copies=copies)
     return Frontier(x, roots, stored=True, copies=copies)
@@ -171,16 +179,20 @@ def _run_on(run: Sampling, live: Frontier, k: int, solver: int) -> Frontier:
     return live._replace(x=x, stored=False, v=None, past=x0_estimate(run, live.x, v, k))
 
 
+def _kept(run: Sampling, forest: ForestBuilder, live: Frontier, k: int) -> Frontier:
+    """Store the states at place k of the grid."""
+    x = rounded(run, live.x)
+    node = forest.add(x, live.node, k, copies=live.copies)
+    return live._replace(x=x, node=node, stored=True)
+
+
 def _decide(
     run: Sampling, forest: ForestBuilder, live: Frontier, transition: Transition, k: int, step: Step
 ) -> tuple[Frontier, list[Tensor]]:
     """Draw every live node's children at step k -> the new frontier and the leaves hung under the
     children."""
     if not live.stored:
-        x = rounded(run, live.x)
-        live = Frontier(
-            x, forest.add(x, live.node, k, copies=live.copies), stored=True, copies=live.copies
-        )
+        live = _kept(run, forest, live, k)._replace(past=None)
     v = velocity(run, live.x, k) if live.v is None else live.v
     trunk = live, v  # a trunk that goes on without noise stays one sample
     live, v = live._replace(x=apart(live.x, live.copies), copies=1), apart(v, live.copies)

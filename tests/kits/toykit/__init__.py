@@ -159,8 +159,10 @@ def axes(name: str) -> list[str]:
     config = load_config(name)
     raw = config.to_dict()
     calls = ["plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss"]
-    calls += ["kl", "old", "slow"]
+    calls += ["kl", "old", "slow", "fake", "surrogate"]
     out = [f"{key}={json.dumps(raw[key])}" for key in calls if key in raw]
+    if config.scout.images:
+        out += [f"scout={json.dumps(raw['scout'])}"]
     same = str(config.train.same_noise).lower()
     out += [f"train.group={config.train.group}", f"train.same_noise={same}"]
     return [*out, f"train.updates={config.train.updates}", f"train.order={config.train.order}"]

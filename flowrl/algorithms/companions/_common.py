@@ -1,0 +1,73 @@
+"""What companions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.losses._groups import check_positive
+from flowrl.algorithms.nodes import cond_of
+from flowrl.core.errors import ConfigError
+from flowrl.core.noise_path import wide
+from flowrl.core.types import Batch, Eval, FlowModel, Rollout
+
+Betas = tuple[float, float]
+
+
+class Companion:
+    """What companions share: AdamW's options, updates per iteration, and a model call."""
+
+    looks_at: tuple[str, ...] = ()  # other weights: "ref", "slow"
+
+    def __init__(self, name: str, lr: float, betas: Betas, weight_decay: float, updates: int):
+        check_positive(name, lr=lr, updates=updates)
+        if weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(
+                f"{name}: expected weight_decay >= 0 and betas from 0 to below 1, got "
+                f"{weight_decay=}, {betas=}"
+            )
+        self.name, self.updates = name, updates
+        self.adamw: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+
+    def evaluate(self, model: FlowModel, batch: Batch) -> Eval:
+        """Ask the model about a batch -> Eval with mean = v."""
+        v = wide(model.velocity(batch.x, batch.sigma, batch.cond))
+        zero = torch.zeros(len(v), dtype=torch.float64, device=v.device)
+        return Eval(zero, v, zero, v)
+
+    def slow_decay(self, updates: int) -> float:
+        """Return how slowly a copy of it follows, after so many updates; without use here."""
+        return 0.0
+
+
+def mean_square(values: Tensor) -> Tensor:
+    """Return the mean square [B] of values [B, *], float64."""
+    return values.double().square().flatten(1).mean(1)
+
+
+def rows_of(
+    rollout: Rollout,
+    advantage: Tensor,
+    nodes: Tensor,
+    x: Tensor,
+    level: Tensor,
+    target: Tensor,
+    log_ratio: Tensor,
+) -> Batch:
+    """Put rows [B] together for one network call."""
+    zero = torch.zeros_like(level)
+    return Batch(
+        x=x,
+        sigma=level,
+        sigma_next=level,
+        noise_scale=zero,
+        target=target,
+        old_log_prob=log_ratio,
+        advantage=advantage[nodes],
+        node=nodes,
+        parent=torch.arange(len(nodes), device=nodes.device),
+        step=rollout.tree.step[rollout.tree.parent[nodes]],
+        cond=cond_of(rollout, nodes),
+    )

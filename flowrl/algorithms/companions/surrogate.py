@@ -1,0 +1,118 @@
+"""The surrogate: it learns the reward as a model of images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.companions._common import Betas, Companion, rows_of
+from flowrl.algorithms.likelihoods._queries import Queries
+from flowrl.algorithms.losses._groups import check_positive, error_of, total, whole_groups
+from flowrl.core.errors import ConfigError
+from flowrl.core.noise_path import interpolate, wide
+from flowrl.core.seeds import NodeStreams
+from flowrl.core.types import Batch, LossInput, Rollout
+
+
+class preference(Companion):  # noqa: N801 - configs name companions in lower case
+    """The surrogate: learn which images of a prompt are better, as a model of images (section
+    `surrogate`).
+
+    It is `dgpo` on the states of the trajectory. d is the mean squared error of the velocity where
+    a step's end, taken as if it were clean, is noised; ``w = sigmoid(S)`` without a gradient, ``S =
+    beta sum_i A_i (d_i - d_ref_i) / G`` over the images of a prompt at one step. The loss is ``w A
+    d + anchor (d - d_ref)^2``. A row's d has no gradient if ``exp(d_slow - d)`` has left 1 ± `clip`
+    on the side that A pushes to (slow = a copy of the surrogate that follows it), or if it is
+    better than d_ref in that sense and ``(d - d_ref)^2 > far``. Later steps count more, ``k / K``
+    for the k-th of K with weigh "ramp".
+
+    Source: TDM-R1 (2603.07700), as in Flow-Factory 1593258: lr 3e-4, beta 10, clip 1e-3, far 0.05,
+    anchor 0.001; the copy has decay ``min(start + slope n, limit)`` after n updates. **Differs:**
+    there k counts from 2 where it should from 1, so that weights are 2/K to (K+1)/K: weigh
+    "published".
+
+    Metrics: `error`, d; `gap`, d - d_ref; `weight`, w; `clip_frac` and `far_frac`, 1 where a row is
+    stopped.
+
+    Raises: ConfigError for numbers outside their ranges, or a group that is torn over network
+    calls.
+    """
+
+    looks_at = ("ref", "slow")
+
+    def __init__(
+        self,
+        *,
+        lr: float = 3e-4,
+        betas: Betas = (0.9, 0.999),
+        weight_decay: float = 1e-4,
+        updates: int = 1,
+        beta: float = 10.0,
+        clip: float = 1e-3,
+        far: float = 0.05,
+        anchor: float = 1e-3,
+        max_advantage: float = 5.0,
+        weigh: Literal["ramp", "even", "published"] = "ramp",
+        start: float = 0.001,
+        slope: float = 0.001,
+        limit: float = 0.3,
+    ) -> None:
+        super().__init__("surrogate", lr, betas, weight_decay, updates)
+        check_positive("surrogate", beta=beta, clip=clip, far=far, max_advantage=max_advantage)
+        if anchor < 0 or slope < 0 or not 0 <= start <= limit <= 1:
+            raise ConfigError(
+                "surrogate: expected anchor >= 0, slope >= 0 and 0 <= start <= limit <= 1, got "
+                f"{anchor=}, {slope=}, {start=}, {limit=}"
+            )
+        self.beta, self.clip, self.far, self.anchor = beta, clip, far, anchor
+        self.max_advantage, self.weigh = max_advantage, weigh
+        self.copy = (start, slope, limit)
+
+    def slow_decay(self, updates: int) -> float:
+        """Return how slowly its copy follows after so many updates."""
+        start, slope, limit = self.copy
+        return min(start + slope * updates, limit)
+
+    def batch(
+        self,
+        rollout: Rollout,
+        advantage: Tensor,
+        nodes: Tensor,
+        streams: NodeStreams,
+        queries: Queries,
+    ) -> Batch:
+        """Noise the ends of steps [B] as if they were clean -> Batch with `target` = eps - x."""
+        level, eps = queries.draw(rollout, nodes, streams)
+        state = wide(rollout.x[nodes])
+        x = interpolate(state, eps, level)
+        return rows_of(rollout, advantage, nodes, x, level, eps - state, torch.zeros_like(level))
+
+    def loss(self, data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss [B] and metrics [B]."""
+        index = whole_groups("surrogate", data)
+        a = data.batch.advantage.detach().double()
+        a = a.clamp(-self.max_advantage, self.max_advantage)
+        d = error_of(data, data.now)
+        ref, slow = (error_of(data, data.under[name]).detach() for name in ("ref", "slow"))
+        # how much better the group is than the teacher's
+        size = total(index, torch.ones_like(a))
+        weight = (self.beta * total(index, a * (d.detach() - ref)) / size).sigmoid()
+        # no gradient for what has moved far enough
+        ratio, good = (slow - d.detach()).exp(), a > 0
+        stopped = torch.where(good, ratio > 1 + self.clip, ratio < 1 - self.clip)
+        better = torch.where(good, d.detach() < ref, d.detach() > ref)
+        away = better & ((d.detach() - ref).square() > self.far)
+        pushed = torch.where(stopped | away, d.detach(), d)
+        loss = weight * a * pushed + self.anchor * (d - ref).square()
+        metrics = {"error": d.detach(), "gap": d.detach() - ref, "weight": weight}
+        metrics |= {"clip_frac": stopped.double(), "far_frac": away.double()}
+        return loss * self._step_weight(data.batch.step), metrics
+
+    def _step_weight(self, step: Tensor) -> Tensor:
+        """Return the weight [B] of steps that began after `step` others."""
+        if self.weigh == "even":
+            return torch.ones_like(step).double()
+        steps = step.max() + 1
+        return (step.double() + (2 if self.weigh == "published" else 1)) / steps

@@ -1,0 +1,65 @@
+"""What the losses that compare the images of a prompt share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.losses._common import numbered
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Eval, LossInput
+
+
+def centre_of(index: Tensor, values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Average values [B] over rows of one index, by weight -> of each row [B]."""
+    weight = torch.ones_like(values) if weight is None else weight
+    return total(index, weight * values) / total(index, weight)
+
+
+def total(index: Tensor, values: Tensor) -> Tensor:
+    """Add values [B] up over rows of one index -> of each row [B]."""
+    return torch.zeros_like(values).index_add(0, index, values)[index]
+
+
+def error_of(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
+    """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
+    gap = (under.mean - data.batch.target).double().flatten(1)
+    error = gap.square().mean(1)
+    return error / gap.detach().abs().mean(1).clamp_min(1e-5) if normalize else error
+
+
+def whole_groups(who: str, data: LossInput) -> Tensor:
+    """Number the rows [B] of one prompt and one draw. Raises ConfigError for a group that is torn
+    over network calls, or that a selection has thinned out."""
+    if data.segment is None or data.siblings is None:
+        raise ConfigError(
+            f"{who}: compares all images of a prompt, so these must be in one network call; set "
+            "segment={fn: prompt}"
+        )
+    index = numbered(data.segment, data.batch.step)
+    count = total(index, torch.ones(len(index), device=index.device))
+    if not torch.equal(count.long(), data.siblings):
+        here, there = int(count.min()), int(data.siblings.max())
+        raise ConfigError(
+            f"{who}: a prompt's group is torn: {here} of its {there} images are in this network "
+            "call; set segment={fn: prompt}, and leave out selections that drop images"
+        )
+    return index
+
+
+def check_alike(who: str, data: LossInput, index: Tensor) -> None:
+    """Raise ConfigError unless the rows of one group [B] have one time."""
+    sigma = data.batch.sigma
+    high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
+    if not torch.equal(high, sigma):
+        raise ConfigError(
+            f"{who}: all images of a prompt must have the same time and noise; set "
+            "likelihood.shared=true"
+        )
+
+
+def check_positive(who: str, **numbers: float) -> None:
+    """Raise ConfigError for a number that is not above 0."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ConfigError(f"{who}: expected {name} > 0, got {number}")

@@ -1,0 +1,52 @@
+"""Refuse parts of a method that do not go together, before any weight is read."""
+
+from __future__ import annotations
+
+from flowrl.config.load import Config
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Plan
+from flowrl.training.iteration_cost import IterationCost
+from flowrl.training.method import Method
+from flowrl.training.stored import check_stored
+
+
+def check_together(config: Config, method: Method, plan: Plan) -> None:
+    """Raise ConfigError for a likelihood that does not go with plan, noise or penalty."""
+    trains = method.likelihood.trains
+    if config.train.same_noise and trains == "roots":
+        raise ConfigError(
+            f"train.same_noise: likelihood {config.likelihood.fn} trains the initial noise, and "
+            "images that start from one have none to compare; set it to false"
+        )
+    if trains == "steps" and not plan.every_step:
+        raise ConfigError(
+            f"plan {config.plan.fn}: likelihood {config.likelihood.fn} trains every step of a "
+            "few-step sampler, and this plan does not keep them; take plan: {fn: few_step, steps: "
+            "4}"
+        )
+    if hasattr(method.likelihood, "judge") and method.kl is not None:
+        raise ConfigError(
+            f"kl: likelihood {config.likelihood.fn} asks other weights about other states than the "
+            "policy's, so their distance is none; leave the section kl out"
+        )
+    check_stored(plan, group=config.train.group, trains=trains)
+
+
+def check_scout(config: Config, plan: Plan, work: IterationCost) -> None:
+    """Raise ConfigError for a scout section that does not go with the method."""
+    if not config.scout.images:
+        return
+    if config.scout.images <= work.roots:
+        raise ConfigError(
+            f"scout.images={config.scout.images}: it looks at more noises than are kept, which are "
+            f"{work.roots} of a prompt; take more, or 0 to switch it off"
+        )
+    reason = ""
+    if config.train.same_noise:
+        reason = "train.same_noise has one noise for all images of a prompt"
+    elif plan.stored is not None:
+        reason = f"plan {config.plan.fn} samples nothing"
+    elif work.trains == "roots":
+        reason = f"likelihood {config.likelihood.fn} trains what noises are drawn from"
+    if reason:
+        raise ConfigError(f"scout: {reason}; leave the section out")

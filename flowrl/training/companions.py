@@ -1,0 +1,58 @@
+"""The models that learn along with the policy (`flowrl.algorithms.companions`): their optimizers,
+and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.training.method import TRAINED_CALLS
+from flowrl.training.optimizer_state import (
+    Tensors,
+    optimizer_from_tensors,
+    optimizer_to_tensors,
+)
+
+PREFIX = "optimizer-"
+
+
+class Companions:
+    """The companions of a run, by name."""
+
+    def __init__(self, roles: dict[str, Any], params: list[nn.Parameter]) -> None:
+        """params: of the policy; a companion is stepped while its copy is in their place."""
+        self.roles = roles
+        self.optimizers = {
+            name: torch.optim.AdamW(params, foreach=True, **role.adamw)
+            for name, role in roles.items()
+        }
+
+    def files(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
+        """Return what a checkpoint keeps of the optimizers: tensors by file, and plain JSON."""
+        files, state = {}, {}
+        for name, optimizer in self.optimizers.items():
+            files[PREFIX + name], state[name] = optimizer_to_tensors(optimizer)
+        return files, state
+
+    def load(self, files: dict[str, Tensors], state: dict[str, Any]) -> None:
+        """Take the optimizers' files out of a checkpoint's, and put them back."""
+        for name, optimizer in self.optimizers.items():
+            optimizer_from_tensors(optimizer, files.pop(PREFIX + name), state[name])
+
+
+def slow(name: str) -> str:
+    """Name the copy that follows a companion."""
+    return f"{name}-slow"
+
+
+def copies_of(companions: dict[str, Any]) -> list[str]:
+    """Name the copies of the weights that companions are, and those that follow them."""
+    names = [*companions]
+    return names + [slow(name) for name, role in companions.items() if "slow" in role.looks_at]
+
+
+def calls_of(role: Any) -> int:
+    """Return the network calls that training one row of a companion counts as."""
+    return TRAINED_CALLS + len(role.looks_at)

@@ -1,0 +1,37 @@
+"""What a rollout runs on, and its images together with their prompts' records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import leaf_sigmas
+from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.core.types import Plan, RewardBatch, Rollout
+from flowrl.evaluation.sources import sources_of
+from flowrl.training.setup import Setup
+
+
+def sigma_grid(run: Setup, plan: Plan) -> Tensor:
+    """Return the sigmas [S+1] that a plan is run on: the model's own, or what the plan reads off
+    them."""
+    size = (run.config.image.height, run.config.image.width)
+    if plan.sigma_grid is None:
+        return run.model.sigmas(len(plan.noise), *size)
+    return read_sigma_grid(run.model.sigmas(plan.sigma_grid.steps, *size), plan.sigma_grid)
+
+
+def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
+    """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
+    group = ro.tree.group[ro.leaf]
+    index = [rows[g] for g in group.tolist()]
+    sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
+    return prompted(run, images, group, index)._replace(sigma=sigma)
+
+
+def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:
+    """Put images [L, 3, H, W] together with the training prompts `index` [L]."""
+    records = [run.train_set.records[row] for row in index]
+    prompts = [record["prompt"] for record in records]
+    sources = sources_of(run.train_set, index, run.size)
+    return RewardBatch(images, prompts, group, records, torch.zeros(len(records)), sources)

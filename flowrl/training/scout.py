@@ -1,0 +1,84 @@
+"""Look at many noises cheaply, and sample images from those that tell most (Sol-RL, 2604.06916)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.plans.solvers import ode
+from flowrl.algorithms.rollout.engine import rollout
+from flowrl.core.pixels import from_bytes
+from flowrl.core.seeds import generator
+from flowrl.evaluation.reward_metrics import weighted_sum
+from flowrl.evaluation.sources import encode
+from flowrl.training.decode import ImageBuffer
+from flowrl.training.reward_batch import prompted
+from flowrl.training.setup import Setup
+
+
+def scouted(run: Setup, rows: list[int], first: int) -> Tensor:
+    """Choose the initial noises of training prompts `rows`, which stand from place `first` on in
+    the iteration -> latents [R * roots, *], prompt by prompt.
+
+    From each of ``scout.images`` noises an image is sampled in ``scout.steps`` steps without noise
+    and scored; `chosen` says which are kept, in the order in which they were drawn. Noises are
+    those that the rollout would have drawn with so large a group.
+    """
+    c, size = run.config, run.size
+    made = rollout(
+        run.model,
+        encode(run.model, run.train_set, rows, size),
+        ode(0, steps=c.scout.steps),
+        run.method.transition,
+        sigmas=run.model.sigmas(c.scout.steps, *size),
+        shape=run.model.latent_shape(*size),
+        group_size=c.scout.images,
+        generators=[
+            generator(c.seed, "rollout", run.iteration, first + k) for k in range(len(rows))
+        ],
+        micro_batch=c.train.rollout_batch,
+    )
+    # what the rewards say of the previews, as bytes like any image
+    images = ImageBuffer(len(rows))
+    place = images.decode(run, made, rows, first=0)
+    group = made.tree.group[made.leaf]
+    batch = prompted(run, from_bytes(images.of(place)), group, [rows[g] for g in group.tolist()])
+    values = run.reward_set.score(batch, f"iteration {run.iteration}, scouting")
+    total = weighted_sum(values, c.reward_weights).cpu().reshape(len(rows), -1)
+    # the noises of those that are kept
+    noise = made.x[made.tree.parent < 0].reshape(len(rows), c.scout.images, *made.x.shape[1:])
+    kept = []
+    for k, scores in enumerate(total):
+        rng = generator(c.seed, "scout", run.iteration, first + k)
+        kept.append(noise[k, chosen(scores, run.cost.roots, c.scout.keep, rng).to(noise.device)])
+    return torch.cat(kept)
+
+
+def chosen(scores: Tensor, keep: int, how: str, rng: torch.Generator) -> Tensor:
+    """Choose `keep` of a prompt's scores [N] -> their places, ascending.
+
+    extremes: the ``keep // 2`` best, and the worst; far: those farthest from the mean; half: the
+    ``keep // 4`` best, as many as make half with the worst, and the rest by chance; random: by
+    chance. NaN = not scored is chosen last. Equal ones: the earlier. Source: Sol-RL's code
+    (NVlabs/Sana 06af561), which has "best_worst" and these three beside it.
+    """
+    known = scores.double()
+    order = known.nan_to_num(nan=0.0).argsort(descending=True, stable=True)
+    lost = known.isnan()
+    order = torch.cat([order[~lost[order]], order[lost[order]]])
+    scored = int((~lost).sum())
+    by_chance = order[torch.randperm(len(order), generator=rng)]
+    if how == "random":
+        return by_chance[:keep].sort().values
+    if how == "far":
+        gap = (known - known[~lost].mean()).abs().nan_to_num(nan=-1.0)
+        return gap.argsort(descending=True, stable=True)[:keep].sort().values
+    sure = keep if how == "extremes" else keep // 2
+    best = order[: sure // 2]
+    rest = order[sure // 2 : scored]
+    worst = rest[max(0, len(rest) - (sure - sure // 2)) :]
+    taken = torch.cat([best, worst])
+    # what is missing: by chance, or of those that were not scored
+    fill = by_chance if how == "half" else order
+    fill = fill[~torch.isin(fill, taken)]
+    return torch.cat([taken, fill[: keep - len(taken)]]).sort().values

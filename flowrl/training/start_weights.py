@@ -1,0 +1,55 @@
+"""The weights that a run begins with, where these are not the model's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.core.shipped_files import resource
+from flowrl.training import checkpoint
+from flowrl.training.weights import put_weights
+
+
+def check_start(start: str) -> None:
+    """Raise ConfigError unless `train.start` is empty, or names weights that are there."""
+    if start:
+        _file_of(start)
+
+
+def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
+    """Put the weights that `train.start` names into the parameters: a safetensors file of them, a
+    checkpoint, or a run's newest one, of which the averaged weights are taken if there are any.
+
+    Raises: ConfigError if there is none, CheckpointError if they do not fit the model.
+    """
+    path = _file_of(start)
+    if path.is_dir():
+        files, _ = checkpoint.load(path)
+        tensors = files.get("ema", files["current"])
+    else:
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"train.start: {path}: no safetensors file: {error}") from error
+    put_weights(params, {name: rows.to(params[name]) for name, rows in tensors.items()}, path)
+
+
+def _file_of(start: str) -> Path:
+    """Return the file or checkpoint folder that `train.start` names. Raises ConfigError."""
+    try:
+        path = resource(start)
+    except ConfigError as error:
+        raise ConfigError(f"train.start: {error}") from error
+    if path.is_file() or (path / checkpoint.MANIFEST).is_file():
+        return path
+    newest = checkpoint.latest(path) if path.is_dir() else None
+    if newest is None:
+        raise ConfigError(
+            f"train.start: there are no weights at {start}: expected a .safetensors file, a "
+            "checkpoint or a run with one, of the same model and layers"
+        )
+    return newest

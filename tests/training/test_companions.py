@@ -1,0 +1,88 @@
+"""Models that are trained along: they move only themselves, and a resume is exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toykit import axes, toy
+
+from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.training.trainer import Trainer
+
+SETTING = [*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current"]
+
+
+def trainer(folder: Path, *more: str) -> Trainer:
+    return Trainer(toy(folder, *SETTING, *more))
+
+
+def test_only_the_companion_moves(tmp_path: Path) -> None:
+    """With a policy that stands still: its weights are the same bits, the others have moved, and
+    the slow copy has moved less than what it follows."""
+    run = trainer(tmp_path, "optimizer.lr=1.0e-30")
+    before = {name: p.detach().clone() for name, p in run.params.items()}
+    metrics = run.step()
+    kept = run.weights.state_dict()
+    for name, p in run.params.items():
+        torch.testing.assert_close(p.detach(), before[name], atol=1e-12, rtol=0)
+        assert torch.equal(kept["ref"][name], before[name])
+    moved = {}
+    for copy in ("fake", "surrogate", "surrogate-slow"):
+        gaps = [(kept[copy][name] - before[name]).abs().sum() for name in before]
+        moved[copy] = float(sum(gaps))
+    assert moved["fake"] > 0 and moved["surrogate"] >= moved["surrogate-slow"] > 0
+    # on the first update the surrogate is the teacher: w = 1/2
+    assert metrics["surrogate/weight"] == pytest.approx(0.5)
+    assert metrics["fake/error"] > 0 and metrics["surrogate/gap"] == 0
+    # for each step of an image: 3 and three other models; 3; 3 and two others
+    work = run.cost
+    assert work.states == 4 * work.images
+    assert metrics["nfe"] == work.nfe + (6 + 3 + 5) * work.states
+
+
+def test_a_resume_is_exact(tmp_path: Path) -> None:
+    """Two iterations in one go, or with a checkpoint between them."""
+    whole = trainer(tmp_path)
+    whole.step()
+    whole.save(tmp_path / "kept")
+    again = trainer(tmp_path)
+    again.load(tmp_path / "kept")
+    assert whole.step() == again.step()
+    other = Trainer(toy(tmp_path, "train.ema=0", "eval.weights=current"))
+    with pytest.raises(CheckpointError):
+        other.load(tmp_path / "kept")
+
+
+def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
+    """The policy has the checkpoint's weights; what it is measured from has the model's own."""
+    first = trainer(tmp_path, "optimizer.lr=0.1")
+    own = {name: p.detach().clone() for name, p in first.params.items()}
+    first.step()
+    first.save(tmp_path / "kept")
+    second = trainer(tmp_path, f"train.start={tmp_path}/kept")
+    for name, p in second.params.items():
+        assert torch.equal(p, first.params[name]) and not torch.equal(p, own[name])
+        assert torch.equal(second.weights.state_dict()["ref"][name], own[name])
+        assert torch.equal(second.weights.state_dict()["fake"][name], own[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("surrogate=null", "add the section"),
+        ("loss={fn: tdm}", "leave the section out"),
+        ("plan={fn: ode, steps: 4}", "few_step"),
+        ("kl={fn: velocity_kl, beta: 0.1}", "leave the section kl out"),
+        ("segment=null", "segment="),
+        ("likelihood={fn: forward}", "likelihood generated"),
+        ("train.start=nowhere.safetensors", "train.start"),
+        ("surrogate.lr=-1", "lr > 0"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_model_is_loaded(
+    tmp_path: Path, change: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trainer(tmp_path, "model={fn: toykit.unloadable}", change)

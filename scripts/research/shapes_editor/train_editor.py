@@ -166,7 +166,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--out", type=Path, default=Path("assets/shapes-kontext"))
-    add("--steps", type=int, default=7000, help="of the schedule")
+    add("--steps", type=int, default=6000, help="of the schedule")
     add("--until", type=int, help="steps that are taken; all by default")
     add("--width", type=int, default=128)
     add("--double", type=int, default=2, help="blocks with weights of their own for the text")

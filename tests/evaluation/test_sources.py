@@ -121,6 +121,12 @@ def test_a_bad_source_is_named_with_its_line(
         Trainer(loaded(config), model=EditFlow())
 
 
+class TwoFlow(EditFlow):
+    """A model of up to two sources."""
+
+    most_sources = 2
+
+
 @pytest.mark.parametrize(
     ("model", "sources", "error", "said"),
     [
@@ -128,6 +134,12 @@ def test_a_bad_source_is_named_with_its_line(
         (EditFlow(), ["0.png", None], DataError, r"line 2: expected one image as 'source'.*got 0"),
         (EditFlow(), ["0.png", "drawn"], DataError, r"line 2: expected one image as 'source'"),
         (EditFlow(), [["0.png", "1.png"]], DataError, r"line 1: expected one image .*, got 2"),
+        (
+            TwoFlow(),
+            [["0.png"], ["1.png", "2.png"]],
+            DataError,
+            "line 2: .* has, 1, got 2: prompts",
+        ),
         (LinearFlow(), ["0.png"], ConfigError, r"LinearFlow starts from noise alone, but .*line 1"),
     ],
 )

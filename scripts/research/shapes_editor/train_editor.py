@@ -91,7 +91,8 @@ class Student:
         self.args = args
         self.network = Network(args.width, args.double, args.single)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
-        matrices, rest = [], []
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, p in self.network.named_parameters():
             hidden = "transformer_blocks" in name and "norm" not in name and p.ndim == 2
             (matrices if hidden else rest).append(p)
@@ -121,7 +122,8 @@ class Student:
             optimizer.step()
         decay = min(args.ema, (1 + step) / (10 + step))
         with torch.no_grad():
-            ours, theirs = [*self.average.parameters()], [*self.network.parameters()]
+            ours: list[Tensor] = [*self.average.parameters()]
+            theirs: list[Tensor] = [*self.network.parameters()]
             torch._foreach_lerp_(ours, theirs, 1 - decay)
         return loss.item()
 
@@ -137,7 +139,7 @@ def train(args: argparse.Namespace) -> None:
     """Train for `--until` steps of a schedule of `--steps`, and write the pipeline's folder."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    F.scaled_dot_product_attention = attention
+    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
     vae = AutoencoderKL.from_pretrained(VAE).eval()
     student = Student(args)
     validation = Validation(student.network, vae)

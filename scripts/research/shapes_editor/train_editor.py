@@ -169,7 +169,7 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("assets/shapes-kontext"))
     add("--steps", type=int, default=6000, help="of the schedule")
-    add("--until", type=int, help="steps that are taken; all by default")
+    add("--until", type=int, default=3000, help="steps that are taken")
     add("--width", type=int, default=128)
     add("--double", type=int, default=2, help="blocks with weights of their own for the text")
     add("--single", type=int, default=4)
@@ -180,9 +180,7 @@ def main() -> None:
     add("--fresh", type=int, default=1500, help="steps after which a new pool is drawn")
     add("--every", type=int, default=250)
     add("--seed", type=int, default=0)
-    args = parser.parse_args()
-    args.until = args.steps if args.until is None else args.until
-    train(args)
+    train(parser.parse_args())
 
 
 if __name__ == "__main__":

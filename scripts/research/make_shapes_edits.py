@@ -15,7 +15,7 @@ from PIL import Image
 from flowrl.evaluation.suites.shapes.edits import KINDS, draw_edits
 from flowrl.evaluation.suites.shapes.scene import render
 
-COUNTS = {"train": 96, "validation": 32, "test": 64}
+COUNTS = {"train": 384, "validation": 32, "test": 64}
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ from scipy import stats
 from torch import Tensor
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import replacing, write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.held_out import evaluate_prompts, sample, score
@@ -92,9 +91,7 @@ def trained(trainer: Trainer, task: Task) -> dict[str, Any]:
         print(trainer.config.seed, len(rewards), rewards[-1], flush=True)
     after = judged(trainer, task)
     print(before, after, flush=True)
-    commit = environment()["commit"]
-    figures = {"seed": trainer.config.seed, "before": before, "after": after}
-    return {**figures, "training": rewards, "commit": commit}
+    return {"seed": trainer.config.seed, "before": before, "after": after, "training": rewards}
 
 
 def judged(trainer: Trainer, task: Task) -> dict[str, float]:

@@ -20,7 +20,7 @@ from flowrl.training.rehearsal import check_plan
 
 @pytest.fixture(scope="module")
 def model() -> FluxKontext:
-    config = load_config("assets/shapes-edits/awm.yaml", ["model.device=cpu"])
+    config = load_config("assets/shapes-edits/awm.yaml", ["model.device=cpu", "model.dtype=float32"])
     assert check_plan(config) is not None
     made: FluxKontext = config.call("model")()
     return made
@@ -55,7 +55,7 @@ def test_the_pipeline_of_the_folder_edits_alike(model: FluxKontext) -> None:
         x0 = sample_ode(model, cond, sigmas=sigmas, shape=shape, group_size=1, generators=[draw])
         ours = model.decode(x0)[0].permute(1, 2, 0).numpy()
     pipeline = FluxKontextPipeline.from_pretrained(
-        resource("assets/shapes-kontext"), torch_dtype=torch.float32
+        resource("assets/shapes-kontext"), dtype=torch.float32
     )
     pipeline.set_progress_bar_config(disable=True)
     theirs = pipeline(

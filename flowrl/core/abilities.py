@@ -40,7 +40,7 @@ class EncodesSources(Protocol):
     sets them in motion."""
 
     @property
-    def most_sources(self) -> int: ...  # of one prompt; each has at least one
+    def most_sources(self) -> int: ...  # of one prompt; `fewest_sources`, if there, else 1
 
     # sources [G] -> {name: [G, ...]}
     def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond: ...

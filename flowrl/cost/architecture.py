@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import diffusers
 import torch
 import transformers
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
@@ -31,6 +32,7 @@ from flowrl.models.tuning import Tuning
 from flowrl.models.tuning import tuning_of as resolve_tuning
 
 FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
+QWEN = ("qwen_image", "qwen_edit", "qwen_edit_plus")  # of Qwen-Image's
 _UNET = "UNet2DConditionModel"
 _FLUX2 = "Flux2Transformer2DModel"
 _KIND = {
@@ -39,7 +41,7 @@ _KIND = {
     "flux_kontext": "FluxTransformer2DModel",
     "sd15": _UNET,
     "sdxl": _UNET,
-    "qwen_image": "QwenImageTransformer2DModel",
+    **dict.fromkeys(QWEN, "QwenImageTransformer2DModel"),
     "z_image": "ZImageTransformer2DModel",
     "flux2": _FLUX2,
     "flux2_klein": _FLUX2,
@@ -50,13 +52,13 @@ NETWORK = {fn: "unet" if kind == _UNET else "transformer" for fn, kind in _KIND.
 _TARGETS: dict[str, Sequence[str]] = {
     "sd15": UNET_ATTENTION,
     "sdxl": UNET_ATTENTION,
-    "qwen_image": qwen_image.TARGETS,
+    **dict.fromkeys(QWEN, qwen_image.TARGETS),
     "z_image": z_image.TARGETS,
     "flux2": flux2.TARGETS,
     "flux2_klein": flux2.TARGETS,
 }
 OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")
-LANGUAGE = ("qwen_image", "z_image", "flux2", "flux2_klein")  # language models read the prompts
+LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein")  # language models read the prompts
 PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
@@ -133,7 +135,7 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, 
     size, most = (config.image.height, config.image.width), settings.get("pos_embed_max_size")
     check_size(*size, unit=_unit(fn, factor, settings), most=most if fn == "sd3" else None)
     channels = settings["in_channels"]
-    channels //= PATCH**2 if fn in (*FLUX, "qwen_image") else 1
+    channels //= PATCH**2 if fn in (*FLUX, *QWEN) else 1
     return int(channels), size[0] // factor, size[1] // factor
 
 
@@ -143,6 +145,18 @@ def _unit(fn: str, factor: int, settings: dict[str, Any]) -> int:
         return max(8, factor)  # as the pipelines ask for
     patch = settings.get("patch_size", PATCH) if fn == "sd3" else PATCH
     return factor * (1 if fn.startswith("flux2") else int(patch))
+
+
+def source_shape(config: Config, latent: tuple[int, int, int]) -> tuple[int, int] | None:
+    """Return rows and columns of the latents of the one source that a prompt of an editing model is
+    taken to have; None for other models. FLUX.2's references are not counted."""
+    if config.model.fn == "flux_kontext":
+        return latent[1:]
+    if config.model.fn not in QWEN[1:]:
+        return None
+    area, factor = config.model.kwargs["source_pixels"], config.image.height // latent[1]
+    width, height, _ = calculate_dimensions(area, config.image.width / config.image.height)
+    return height // factor, width // factor
 
 
 class TextShape(NamedTuple):

@@ -18,11 +18,13 @@ from flowrl.core.pixels import round_8bit
 from flowrl.cost.architecture import (
     NETWORK,
     PATCH,
+    QWEN,
     Architecture,
     TextShape,
     architecture_of,
     build,
     latent_shape,
+    source_shape,
     text_shape,
     tuning_of,
 )
@@ -53,6 +55,7 @@ class Workload(NamedTuple):
     tuning: Tuning
     latent: tuple[int, int, int]
     text: TextShape
+    source: tuple[int, int] | None  # of an editing model: rows and columns of its latents
     guided: bool  # each velocity evaluates the network with and without the prompt
     reference: bool  # a KL asks the base weights too
     device: str  # whose autocast: "cuda" or "cpu"
@@ -204,12 +207,14 @@ def workload_of(config: Config, *, device: str = "cuda") -> Workload:
     """Return the workload of a config with a model of diffusers. Raises ModelError, ConfigError if
     it is wrong."""
     architecture, tuning = architecture_of(config), tuning_of(config)
+    latent = latent_shape(config, architecture)
     matters = Runtime(checkpointing=tuning.runtime.checkpointing, compile=tuning.runtime.compile)
     return Workload(
         fn=config.model.fn,
         architecture=architecture,
         tuning=tuning._replace(device=torch.device("meta"), runtime=matters),
-        latent=latent_shape(config, architecture),
+        latent=latent,
+        source=source_shape(config, latent),
         text=text_shape(config, architecture),
         guided=is_guided(config),
         reference=config.kl_beta > 0,
@@ -239,9 +244,9 @@ def _held(network: nn.Module) -> list[Tensor]:
 
 def _inputs(workload: Workload, states: int) -> dict[str, Any]:
     """Return what one network call with so many latents is given."""
-    fn, architecture, tuning, latent, text = workload[:5]
+    fn, architecture, tuning, latent, text, source = workload[:6]
     rows = states * (2 if workload.guided else 1)
-    return network_inputs(fn, rows, latent, text, architecture, tuning.dtype)
+    return network_inputs(fn, rows, latent, text, architecture, tuning.dtype, source)
 
 
 def _vae_latent(workload: Workload) -> tuple[int, ...]:
@@ -249,7 +254,7 @@ def _vae_latent(workload: Workload) -> tuple[int, ...]:
     channels, height, width = workload.latent
     if workload.fn.startswith("flux2"):
         return channels // PATCH**2, PATCH * height, PATCH * width
-    return (channels, 1, height, width) if workload.fn == "qwen_image" else workload.latent
+    return (channels, 1, height, width) if workload.fn in QWEN else workload.latent
 
 
 def _vae_dtype(workload: Workload) -> torch.dtype:

@@ -22,11 +22,14 @@ def network_inputs(
     text: TextShape,
     architecture: Architecture,
     dtype: torch.dtype,
+    source: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the inputs of one network call with ``rows`` latents of the shape ``latent``."""
+    """Return the inputs of one network call with ``rows`` latents of the shape ``latent``, and of
+    as many sources whose latents have these rows and columns."""
     empty = partial(torch.empty, device="meta", dtype=dtype)
     settings = architecture.part("unet" if fn not in _INPUTS else "transformer").settings
-    return _INPUTS.get(fn, _unet)(empty, rows, latent, text, settings)
+    given = (empty, rows, latent, text, settings)
+    return _INPUTS.get(fn, _unet)(*given) if source is None else _EDITS[fn](*given, source)
 
 
 def _sd3(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
@@ -55,10 +58,15 @@ def _flux(
 
 
 def _flux_kontext(
-    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
+    empty: Any,
+    rows: int,
+    latent: Any,
+    text: TextShape,
+    settings: dict[str, Any],
+    source: tuple[int, int],
 ) -> dict[str, Any]:
-    channels, height, width = latent  # and a source of the same size
-    return _flux(empty, rows, (channels, 2 * height, width), text, settings)
+    channels, height, width = latent
+    return _flux(empty, rows, (channels, height + source[0], width), text, settings)
 
 
 def _told(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
@@ -77,6 +85,22 @@ def _qwen_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> 
         "encoder_hidden_states_mask": empty(rows, text.tokens, dtype=torch.int64),
         "img_shapes": [[(1, *sides)]] * rows,
     }
+
+
+def _qwen_edit(
+    empty: Any,
+    rows: int,
+    latent: Any,
+    text: TextShape,
+    settings: dict[str, Any],
+    source: tuple[int, int],
+) -> dict[str, Any]:
+    found = _qwen_image(empty, rows, latent, text, settings)
+    sides = source[0] // PATCH, source[1] // PATCH
+    more = empty(rows, sides[0] * sides[1], PATCH**2 * latent[0])
+    found["hidden_states"] = torch.cat([found["hidden_states"], more], 1)
+    found["img_shapes"] = [[*shapes, (1, *sides)] for shapes in found["img_shapes"]]
+    return found
 
 
 def _z_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
@@ -116,9 +140,16 @@ def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[s
 _INPUTS: dict[str, Inputs] = {
     "sd3": _sd3,
     "flux": _flux,
-    "flux_kontext": _flux_kontext,
+    "flux_kontext": _flux,
     "qwen_image": _qwen_image,
+    "qwen_edit": _qwen_image,
+    "qwen_edit_plus": _qwen_image,
     "z_image": _z_image,
     "flux2": _flux2,
     "flux2_klein": _flux2,
+}
+_EDITS: dict[str, Inputs] = {
+    "flux_kontext": _flux_kontext,
+    "qwen_edit": _qwen_edit,
+    "qwen_edit_plus": _qwen_edit,
 }

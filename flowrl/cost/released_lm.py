@@ -82,8 +82,8 @@ MISTRAL_24B = PipelinePart(
 )
 
 
-def _qwen_image() -> dict[str, PipelinePart]:
-    transformer = {"in_channels": 64, "out_channels": 16, "joint_attention_dim": 3584}
+def _qwen_image(**more: Any) -> dict[str, PipelinePart]:
+    transformer = {"in_channels": 64, "out_channels": 16, "joint_attention_dim": 3584, **more}
     shifts = {
         "use_dynamic_shifting": True,
         "base_shift": 0.5,
@@ -138,6 +138,9 @@ def released(flux_vae: PipelinePart) -> dict[str, dict[str, PipelinePart]]:
     return {
         "Qwen/Qwen-Image": _qwen_image(),
         "Qwen/Qwen-Image-2512": _qwen_image(),
+        "Qwen/Qwen-Image-Edit": _qwen_image(),
+        "Qwen/Qwen-Image-Edit-2509": _qwen_image(),
+        "Qwen/Qwen-Image-Edit-2511": _qwen_image(zero_cond_t=True),
         "Tongyi-MAI/Z-Image": _z_image(6.0, flux_vae),
         "Tongyi-MAI/Z-Image-Turbo": _z_image(3.0, flux_vae),
         "black-forest-labs/FLUX.2-dev": _flux2(MISTRAL_24B, 8, 48, 48, 3 * 5120, guidance=True),

@@ -199,6 +199,8 @@ TYPICAL = {
     "sd15": "stable-diffusion-v1-5/stable-diffusion-v1-5",
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
     "qwen_image": "Qwen/Qwen-Image",
+    "qwen_edit": "Qwen/Qwen-Image-Edit",
+    "qwen_edit_plus": "Qwen/Qwen-Image-Edit-2509",
     "z_image": "Tongyi-MAI/Z-Image",
     "flux2": "black-forest-labs/FLUX.2-dev",
     "flux2_klein": "black-forest-labs/FLUX.2-klein-base-4B",

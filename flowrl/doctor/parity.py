@@ -13,6 +13,7 @@ from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.abilities import conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
+from flowrl.core.types import Source
 from flowrl.doctor.findings import Section
 from flowrl.doctor.network import relative
 from flowrl.doctor.patient import Patient
@@ -50,17 +51,21 @@ def look_at_parity(patient: Patient) -> Section:
     if patient.has("ratio/random"):
         section.skipped = "the network does not answer the same twice"
         return section
+    unlike = getattr(model, "unlike_pipeline", None)
+    if unlike is not None:
+        section.skipped = unlike
+        return section
     # the same noise for both
     texts, steps = patient.texts, len(patient.rollout.sigmas) - 1
+    if getattr(model, "takes_one", False) and any(_sources(patient, model)):
+        texts = texts[:1]
     size = (patient.config.image.height, patient.config.image.width)
     shape = model.latent_shape(*size)
     noise = [_noise(shape, i) for i in range(len(texts))]
     x = torch.cat(noise).to(model.device)
     # theirs, then ours
     with torch.no_grad():
-        starts, sources = hasattr(model, "encode_with_sources"), []
-        if starts:
-            sources = sources_of(patient.trainer.train_set, patient.rows, size)
+        sources = _sources(patient, model)[: len(texts)]
         theirs = reference(model, x, texts, steps, size, sources)
         cond, sigmas = conditioning(model, texts, sources), model.sigmas(steps, *size)
         drawn = {"shape": shape, "group_size": 1, "generators": _streams(len(texts))}
@@ -76,6 +81,14 @@ def look_at_parity(patient: Patient) -> Section:
         f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
     )
     return section
+
+
+def _sources(patient: Patient, model: Any) -> list[Source]:
+    """Return what the prompts start from, as large as the images; [] where they do not."""
+    if not hasattr(model, "encode_with_sources"):
+        return []
+    size = (patient.config.image.height, patient.config.image.width)
+    return sources_of(patient.trainer.train_set, patient.rows, size)
 
 
 def _noise(shape: tuple[int, ...], place: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from flowrl.core.types import Source
 from flowrl.models.flux import pack, unpack
 from flowrl.models.loading import locate
+from flowrl.models.qwen_edit import QwenEdit
 from flowrl.models.qwen_image import QwenImage
 from flowrl.models.unet import UNetModel
 from flowrl.models.wan import Wan, first_order
@@ -110,6 +111,8 @@ def _options(model: Any, pipe: Any, count: int) -> dict[str, Any]:
         given[name] = getattr(options, name, None)
     if isinstance(model, QwenImage):
         given["true_cfg_scale"] = given.pop("guidance_scale")
+    if isinstance(model, QwenEdit):  # its pipelines cut no prompt
+        del given["max_sequence_length"]
     if model.guided and model.negative_prompt is not None:
         given["negative_prompt"] = [model.negative_prompt] * count
     return {name: v for name, v in given.items() if v is not None and name in offered}

@@ -89,8 +89,10 @@ def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> No
 
 def check_starts(model: FlowModel, prompts: PromptSet) -> None:
     """Raise an error unless a list has sources for a model that starts from images (DataError, with
-    file and line), and none for another one (ConfigError)."""
+    file and line), as many for each prompt, and none for another one (ConfigError)."""
     most: int | None = getattr(model, "most_sources", None)
+    fewest: int = getattr(model, "fewest_sources", 1)
+    first = len(source_paths(prompts, 0))
     for row in range(len(prompts)):
         count = len(source_paths(prompts, row))
         where = _place(prompts, row)
@@ -99,11 +101,16 @@ def check_starts(model: FlowModel, prompts: PromptSet) -> None:
                 f"model: {type(model).__name__} starts from noise alone, but {where} names a "
                 f"{SOURCE!r}; take a model that edits images, such as flux_kontext, or another list"
             )
-        if most is not None and not 1 <= count <= most:
-            expected = "one image" if most == 1 else f"1 to {most} images"
+        if most is not None and not fewest <= count <= most:
+            expected = "one image" if most == 1 else f"{fewest} to {most} images"
             raise DataError(
                 f"{where}: expected {expected} as {SOURCE!r}, which {type(model).__name__} starts "
                 f"from, got {count}"
+            )
+        if most is not None and count != first:
+            raise DataError(
+                f"{where}: expected as many images as {SOURCE!r} as the first prompt has, {first}, "
+                f"got {count}: prompts share calls of the network; take a list for each number"
             )
 
 

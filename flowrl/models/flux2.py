@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -13,16 +14,19 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ModelError
-from flowrl.core.types import Cond
+from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
 from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
 from flowrl.models.loading import Part
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.references import SOURCE, pictures, stacked
+from flowrl.models.texts import NEGATIVE
 from flowrl.models.tuning import tuning_of
 
 PATCH = 2  # a token is a square of 2 x 2 latents of the VAE
+APART = 10  # between the times of the image, of its first reference, of the next
 NETWORK_PARTS = {
     "transformer": Part(("Flux2Transformer2DModel",)),
     "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
@@ -76,10 +80,36 @@ class Flux2Network(FlowMatchingModel[Options]):
     number of steps. Conditioning is ``embeds`` [G,T,D], three layers of the language model side by
     side, always of ``max_sequence_length`` tokens: the network also attends to those that fill a
     prompt up, so another length is another image.
+
+    Prompts may have references: their latents, the mode of the VAE's posterior, stand behind the
+    noisy tokens at the times 10, 20 and so on, where the image's own time is 0. They are
+    conditioning, ``source`` [G,n,128,h,w]: no noise is put on them, the shift of `sigmas` does not
+    count them, both branches of guidance see them. **Differs:** the pipeline gives all of its
+    prompts the same references, as large as they are up to an area of 1024 x 1024; here each prompt
+    has its own, as large as the image.
     """
 
     even_steps = True
+    fewest_sources, most_sources = 0, 10  # ours: the pipeline counts none
+    takes_one = True  # prompt with references: the pipeline gives all the same
     guidance: float | None = None  # the number that the network is given
+
+    def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
+        """Return what `encode` does, and the latents of each prompt's references, where there are
+        any. Raise DataError for prompts with more of them than others, ModelError for a size that
+        the pipeline cannot make."""
+        cond = self.encode(prompts)
+        if not any(sources):
+            return cond
+        images = stacked(prompts, sources, self.most_sources)
+        check_size(*images.shape[-2:], unit=PATCH * self._pipeline.vae_scale_factor)
+        cond[SOURCE] = self.latents(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        return cond | ({NEGATIVE + SOURCE: cond[SOURCE]} if self.guided else {})
+
+    def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
+        """Return what diffusers' pipeline is called with; all prompts have the first's
+        references."""
+        return {"image": pictures(sources[0])} if any(sources) else {}
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
@@ -106,18 +136,20 @@ class Flux2Network(FlowMatchingModel[Options]):
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         rows, columns = x.shape[-2:]
+        tokens, ids = _with_references(x, cond)
         guidance = None
         if self.guidance is not None:
             guidance = torch.full((len(x),), self.guidance, device=x.device)
         named = {
-            "hidden_states": x.flatten(2).transpose(1, 2).to(self.dtype),
+            "hidden_states": tokens.to(self.dtype),
             "timestep": self.time(sigma),
             "guidance": guidance,
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "txt_ids": positions(1, 1, cond["embeds"].shape[1], x.device),
-            "img_ids": positions(rows, columns, 1, x.device),
+            "img_ids": ids,
         }
-        return self._tuned.call(named=named).transpose(1, 2).unflatten(2, (rows, columns))
+        found = self._tuned.call(named=named)[:, : rows * columns]
+        return found.transpose(1, 2).unflatten(2, (rows, columns))
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _ = self._pipeline.encode_prompt(
@@ -151,6 +183,19 @@ class Flux2(Flux2Network[Flux2Options]):
     def __init__(self, tuned: TunedPipeline, options: Flux2Options) -> None:
         super().__init__(tuned, options)
         self.guidance = options.guidance
+
+
+def _with_references(x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
+    """Return the tokens [B,N,C] of x [B,C,h,w], row by row, then those of each reference, and their
+    positions [N,4]."""
+    references = cond[SOURCE].to(x.dtype).unbind(1) if SOURCE in cond else ()
+    tokens, ids = [], []
+    for place, latents in enumerate((x, *references)):
+        tokens.append(latents.flatten(2).transpose(1, 2))
+        where = positions(latents.shape[-2], latents.shape[-1], 1, x.device)
+        where[:, 0] = APART * place
+        ids.append(where)
+    return torch.cat(tokens, 1), torch.cat(ids)
 
 
 def positions(rows: int, columns: int, tokens: int, device: torch.device) -> Tensor:

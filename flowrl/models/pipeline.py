@@ -91,7 +91,7 @@ class TunedPipeline:
         # Text encoders work through a memory of what they encoded.
         tokenizers = self._tokenizers()
         self.texts = Texts(
-            self._encoders_at_work,
+            self.encoders_at_work,
             store=self._text_cache(tokenizers, t5_tokens),
             readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
         )
@@ -154,7 +154,8 @@ class TunedPipeline:
         return self._on_device([self.pipeline.vae])
 
     @contextmanager
-    def _encoders_at_work(self) -> Iterator[None]:
+    def encoders_at_work(self) -> Iterator[None]:
+        """Hold the text encoders on the device; they are loaded if they were not needed so far."""
         pipeline = self.whole()
         encoders = [getattr(pipeline, name) for name in self._loaded.encoders]
         with quiet(), self._network_away(), self._on_device(encoders):

@@ -72,7 +72,13 @@ def qwen_image(options: QwenImageOptions) -> QwenImage:
     """
     tuning = tuning_of(options, TARGETS)
     loaded = load(QwenImagePipeline, options.path, PARTS, tuning)
-    _check(loaded.pipeline, options.path)
+    other = [name for name, plain in PLAIN.items() if _setting(loaded.pipeline, name) != plain]
+    if other:
+        raise ModelError(
+            f"{options.path}: transformer/config.json sets {', '.join(other)}, so this is no "
+            "Qwen-Image from text to image, which qwen_image is for; give the path of one"
+        )
+    check_network(loaded.pipeline, options.path)
     tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
     return QwenImage(tuned, options)
 
@@ -124,24 +130,33 @@ class QwenImage(FlowMatchingModel[QwenImageOptions]):
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         rows, columns = x.shape[-2] // PATCH, x.shape[-1] // PATCH
+        behind, shapes = self._behind(cond)
         named = {
-            "hidden_states": pack(x).to(self.dtype),
+            "hidden_states": torch.cat([pack(x), *behind], 1).to(self.dtype),
             "timestep": self.time(sigma),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "encoder_hidden_states_mask": cond["mask"],
-            "img_shapes": [[(1, rows, columns)]] * len(x),
+            "img_shapes": [[(1, rows, columns), *shapes]] * len(x),
         }
-        return unpack(self._tuned.call(named=named), rows)
+        return unpack(self._tuned.call(named=named)[:, : rows * columns], rows)
+
+    def _behind(self, cond: Cond) -> tuple[list[Tensor], list[tuple[int, int, int]]]:
+        """Return the tokens [B,N,4C] that stand behind the image's, and frames, rows and columns of
+        each lot."""
+        return [], []
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
-        length = self.options.max_sequence_length
         # alone in its batch, a prompt is not filled up
         embeds, _ = self._pipeline.encode_prompt(
-            [prompt], device=self.device, max_sequence_length=length
+            [prompt], device=self.device, max_sequence_length=self.options.max_sequence_length
         )
-        mask = torch.ones(embeds.shape[1], dtype=torch.long, device=embeds.device)
-        empty = length - embeds.shape[1]
-        return {"embeds": pad(embeds[0], (0, 0, 0, empty)), "mask": pad(mask, (0, empty))}
+        return self._filled(embeds[0])
+
+    def _filled(self, embeds: Tensor) -> dict[str, Tensor]:
+        """Fill the embeddings [T,D] of a prompt up, with their mask."""
+        mask = torch.ones(len(embeds), dtype=torch.long, device=embeds.device)
+        empty = self.options.max_sequence_length - len(embeds)
+        return {"embeds": pad(embeds, (0, 0, 0, empty)), "mask": pad(mask, (0, empty))}
 
     def _decode(self, x0: Tensor) -> Tensor:
         vae = self._pipeline.vae
@@ -160,17 +175,14 @@ class QwenImage(FlowMatchingModel[QwenImageOptions]):
         return mean[:, None, None], std[:, None, None]
 
 
-def _check(pipeline: Any, path: str) -> None:
-    """Raise ModelError if the settings are not those of a network from text to image whose tokens
-    are 2 x 2 latents of the VAE."""
+def _setting(pipeline: Any, name: str) -> Any:
+    return pipeline.transformer.config.get(name, PLAIN[name])
+
+
+def check_network(pipeline: Any, path: str) -> None:
+    """Raise ModelError if the network's tokens are not 2 x 2 latents of the VAE."""
     check_scheduler(pipeline, path)
     config, vae = pipeline.transformer.config, pipeline.vae.config
-    other = [name for name, value in PLAIN.items() if config.get(name, value) != value]
-    if other:
-        raise ModelError(
-            f"{path}: transformer/config.json sets {', '.join(other)}, so this is no Qwen-Image "
-            "from text to image, which qwen_image is for; give the path of one"
-        )
     if config.patch_size != PATCH or {vae.z_dim, config.in_channels // PATCH**2} != {
         config.out_channels
     }:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from flowrl.evaluation.eval_size import check_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
-from flowrl.evaluation.sources import check_sources, check_starts
+from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
@@ -173,7 +174,11 @@ class Setup:
 
 
 def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
-    """Warn if held-out prompts are training prompts; say then what else both lists share."""
+    """Warn if held-out prompts are training prompts; say then what else both lists share. Edits
+    that are told in the same words are others if they start from other files."""
+    starts = [_starts(prompts) for prompts in (train, test)]
+    if all(starts) and not starts[0] & starts[1]:
+        return
     found = overlap(test, train)
     if found.same:
         lines = "; ".join(found.lines(len(test)))
@@ -184,6 +189,13 @@ def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
             OverlapWarning,
             stacklevel=3,
         )
+
+
+def _starts(prompts: PromptSet) -> set[tuple[str, tuple[Path, ...]]]:
+    """Return the texts of prompts with the files that they start from; empty where one has none."""
+    rows = range(len(prompts))
+    files = [tuple(path.resolve() for path in source_paths(prompts, row)) for row in rows]
+    return {*zip(prompts.texts, files, strict=True)} if all(files) else set()
 
 
 def build_model(config: Config) -> FlowModel:

@@ -1,6 +1,7 @@
 """Write the prompt lists of the editing task, and the pictures that they start from.
 
 Each scene is drawn for one kind of edit, from a seed of its own list, so no scene is in two lists.
+Scenes that the checker misreads are left out.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flowrl.evaluation.suites.shapes.edits import KINDS, draw_edits
-from flowrl.evaluation.suites.shapes.scene import render
+from flowrl.core.errors import DataError
+from flowrl.evaluation.suites.shapes.edit_checker import check_edits
+from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
+from flowrl.evaluation.suites.shapes.scene import Scenes, render
 
-COUNTS = {"train": 96, "validation": 32, "test": 64}
+COUNTS = {"train": 384, "validation": 32, "test": 64}
 
 
 def main() -> None:
@@ -33,7 +36,7 @@ def main() -> None:
 def write(out: Path, name: str, count: int, seed: int) -> None:
     """Write a list of `count` edits, every kind as often, and their sources."""
     kinds = np.arange(count) % len(KINDS)
-    edits = draw_edits(np.random.default_rng(seed), kinds)
+    edits = readable(np.random.default_rng(seed), kinds)
     images = (render(edits.before) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,6 +47,30 @@ def write(out: Path, name: str, count: int, seed: int) -> None:
         lines.append(json.dumps({**record, "source": file.relative_to(out).as_posix()}) + "\n")
     (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     print(f"{out / name}.jsonl: {count} edits")
+
+
+def readable(rng: np.random.Generator, kinds: np.ndarray) -> Edits:
+    """Draw edits that the checker finds right as they are rendered; others are drawn again."""
+    edits = draw_edits(rng, kinds)
+    while wrong := [row for row in range(len(kinds)) if not _right(edits, row)]:
+        fresh = draw_edits(rng, kinds[wrong])
+        for scenes, other in ((edits.before, fresh.before), (edits.after, fresh.after)):
+            for field, new in zip(scenes, other, strict=True):
+                field[wrong] = new
+        for row, record in zip(wrong, fresh.records, strict=True):
+            edits.records[row] = record
+    return edits
+
+
+def _right(edits: Edits, row: int) -> bool:
+    images = [
+        render(Scenes(*(field[row : row + 1] for field in scenes)))
+        for scenes in (edits.before, edits.after)
+    ]
+    try:
+        return bool(check_edits(images[1], images[0], edits.records[row : row + 1]).strict)
+    except DataError:  # its object is not read in the source
+        return False
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ code; the name of the fault where guidance's branches are swapped or the velocit
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 import torch
 from adapterkit import PROMPTS, Folders
 from modelkit import perturb
+from torchvision.transforms.functional import to_pil_image
 
+from flowrl.core.prompts import PromptSet
 from flowrl.doctor.parity import look_at_parity
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -34,13 +37,18 @@ PLAIN = [case for case in CASES[:-1] if case[1]]
 GUIDED = [case for case in PLAIN if not {"dtype", "guidance_rescale"} & {*case[1]}]
 
 
-def found(model: Any) -> list[str]:
+def found(
+    model: Any, *sources: str, folder: str = "", size: tuple[int, int] = (32, 48)
+) -> list[str]:
     """Look at a model without a run around it."""
+    records = [{"source": name} for name in sources] or [{}, {}]
     patient: Any = SimpleNamespace(
         model=model,
         texts=PROMPTS[:2],
         rollout=SimpleNamespace(sigmas=torch.zeros(6)),
-        config=SimpleNamespace(image=SimpleNamespace(height=32, width=48)),
+        trainer=SimpleNamespace(train_set=PromptSet(PROMPTS[:2], records, "", f"{folder}/list")),
+        rows=[0, 1],
+        config=SimpleNamespace(image=SimpleNamespace(height=size[0], width=size[1])),
         has=lambda *names: False,
     )
     return [finding.id for finding in look_at_parity(patient).findings]
@@ -74,3 +82,17 @@ def test_swapped_guidance(
 
     monkeypatch.setattr(place, swapped)
     assert found(model) == ["parity/guidance-swapped"]
+
+
+def test_prompts_with_references(folders: Folders, tmp_path: Path) -> None:
+    """The first prompt's references go to both sides; without them in the pipeline the velocity
+    differs."""
+    for name in ("0.png", "1.png"):
+        pixels = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)
+        to_pil_image(pixels).save(tmp_path / name)
+    model = folders.load("flux2")
+    perturb(model, 0.05)
+    files: dict[str, Any] = {"folder": str(tmp_path), "size": (64, 64)}
+    assert found(model, "0.png", "1.png", **files) == []
+    model.pipeline_sources = lambda sources: {}
+    assert found(model, "0.png", "1.png", **files) == ["parity/velocity"]

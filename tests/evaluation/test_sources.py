@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.train import train
 from flowrl.training.collect import collect
+from flowrl.training.setup import OverlapWarning
 from flowrl.training.trainer import Trainer
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import join
@@ -121,6 +123,12 @@ def test_a_bad_source_is_named_with_its_line(
         Trainer(loaded(config), model=EditFlow())
 
 
+class TwoFlow(EditFlow):
+    """A model of up to two sources."""
+
+    most_sources = 2
+
+
 @pytest.mark.parametrize(
     ("model", "sources", "error", "said"),
     [
@@ -128,6 +136,12 @@ def test_a_bad_source_is_named_with_its_line(
         (EditFlow(), ["0.png", None], DataError, r"line 2: expected one image as 'source'.*got 0"),
         (EditFlow(), ["0.png", "drawn"], DataError, r"line 2: expected one image as 'source'"),
         (EditFlow(), [["0.png", "1.png"]], DataError, r"line 1: expected one image .*, got 2"),
+        (
+            TwoFlow(),
+            [["0.png"], ["1.png", "2.png"]],
+            DataError,
+            "line 2: .* has, 1, got 2: prompts",
+        ),
         (LinearFlow(), ["0.png"], ConfigError, r"LinearFlow starts from noise alone, but .*line 1"),
     ],
 )
@@ -139,6 +153,16 @@ def test_lists_and_models_have_to_fit(
         write_list(tmp_path / "train.jsonl", sources)
     with pytest.raises(error, match=said):
         Trainer(loaded(config), model=model)
+
+
+def test_equal_words_from_other_files_are_other_prompts(config: str, tmp_path: Path) -> None:
+    """ "make it 1" starts from 1.png in both lists, then from another file in one of them."""
+    with pytest.warns(OverlapWarning):
+        Trainer(loaded(config), model=EditFlow())
+    write_list(tmp_path / "test.jsonl", ["3.png", "2.png"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OverlapWarning)
+        Trainer(loaded(config), model=EditFlow())
 
 
 def test_a_word_as_source_is_the_users_own(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any
     )  # not earlier: peft draws, too
     exec(compile(seeded, "README.md", "exec"), made)
     torch.manual_seed(3)
-    want = np.asarray(model.pipeline()(prompt, height=32, width=32, **options).images[0])
+    want = np.asarray(model.pipeline()(prompt=prompt, height=32, width=32, **options).images[0])
     assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
     assert np.array_equal(np.asarray(Image.open("image.png")), want)
 

@@ -14,6 +14,8 @@ from diffusers import (
     Flux2KleinPipeline,
     Flux2Pipeline,
     Flux2Transformer2DModel,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     ZImagePipeline,
@@ -31,6 +33,9 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -54,6 +59,7 @@ WORDS = (
     *("objects", "and", "background"),
 )
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+SIGHT = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 # as the released tokenizers' of Z-Image and klein for one message of a user
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -82,20 +88,51 @@ def tiny_qwen_image(folder: Path, *, seed: int = 0, **scheduler: Any) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipeline = QwenImagePipeline(
-            transformer=QwenImageTransformer2DModel(
-                num_layers=2,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=WIDTH,
-                axes_dims_rope=(4, 6, 6),
-            ),
-            scheduler=FlowMatchEulerDiscreteScheduler(**(QWEN_SHIFTS | scheduler)),
-            vae=AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1),
-            text_encoder=_qwen_vl(),
-            tokenizer=qwen_tokenizer(),
+            **_qwen(scheduler), text_encoder=_qwen_vl(), tokenizer=qwen_tokenizer()
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
+
+
+def tiny_qwen_edit(
+    folder: Path, *, seed: int = 0, plus: bool = False, zero_cond_t: bool = False
+) -> Path:
+    """Save a tiny real Qwen-Image-Edit pipeline, or -Edit-Plus, whose language model sees, and
+    return its folder. The tokenizer spells the template out, so that a prompt has 300 tokens."""
+    kind = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens(SIGHT, special_tokens=True)
+    ids = tokenizer.convert_tokens_to_ids(SIGHT)
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = kind(
+            **_qwen({}, zero_cond_t=zero_cond_t),
+            text_encoder=_qwen_vl(**dict(zip(names, ids, strict=True))),
+            tokenizer=tokenizer,
+            processor=Qwen2VLProcessor(
+                image_processor=Qwen2VLImageProcessor(),
+                tokenizer=tokenizer,
+                video_processor=Qwen2VLVideoProcessor(),
+            ),
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def _qwen(scheduler: dict[str, Any], **network: Any) -> dict[str, Any]:
+    return {
+        "transformer": QwenImageTransformer2DModel(
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            axes_dims_rope=(4, 6, 6),
+            **network,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(**(QWEN_SHIFTS | scheduler)),
+        "vae": AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1),
+    }
 
 
 def tiny_z_image(folder: Path, *, seed: int = 0, shift: float = 6.0) -> Path:
@@ -227,9 +264,9 @@ def _qwen3(layers: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(**_text(layers), head_dim=16)).eval()
 
 
-def _qwen_vl() -> Qwen2_5_VLForConditionalGeneration:
+def _qwen_vl(**ids: int) -> Qwen2_5_VLForConditionalGeneration:
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
     config = Qwen2_5_VLConfig(
-        text_config=_text(2) | {"rope_parameters": rope}, vision_config=VISION
+        text_config=_text(2) | {"rope_parameters": rope}, vision_config=VISION, **ids
     )
     return Qwen2_5_VLForConditionalGeneration(config).eval()

@@ -72,7 +72,7 @@ def test_what_should_not_change_is_punished(edits: Edits) -> None:
 def test_the_lists_are_whole_and_a_tiny_kontext_trains_on_them(tmp_path: Path) -> None:
     """No scene is in two lists; one iteration on the tiny random model updates its weights."""
     seen: set[bytes] = set()
-    for name, count in (("train", 96), ("validation", 32), ("test", 64)):
+    for name, count in (("train", 384), ("validation", 32), ("test", 64)):
         prompts = load_prompts(ROOT / "assets/shapes-edits" / f"{name}.jsonl")
         check_sources(prompts, (64, 64))
         found = sources_of(prompts, range(len(prompts)), None)

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from exportkit import KINDS, ExportedRun, assert_code_draws
 from huggingface_hub import ModelCard
-from modelkit import perturb
+from modelkit import edit, perturb
+from tiny import tiny_flux
+from torchvision.transforms.functional import to_pil_image
 from toykit import toy
 
-from flowrl.runs.export.export import FORMATS, export, trained_part
+from flowrl.config.load import Config
+from flowrl.runs.export.export import FORMATS, TrainedPart, export, trained_part
 from flowrl.runs.export.usage import CardFacts, shown, usage
 from flowrl.runs.open import open_run
 
@@ -124,11 +128,19 @@ def test_the_code_for_each_pipeline_and_format(
     model = config.call("model")()
     perturb(model, 0.02)
     trained = trained_part(model, name="toy")
-    (tmp_path / "out").mkdir()
-    FORMATS[form](trained, tmp_path / "out")
-    facts = CardFacts(
+    facts = exported_facts(config, trained, form, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = {"num_inference_steps": config.eval.steps, **options}
+    assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
+
+
+def exported_facts(config: Config, trained: TrainedPart, form: str, home: Path) -> CardFacts:
+    """Export to the folder "out" -> what its card tells."""
+    (home / "out").mkdir()
+    FORMATS[form](trained, home / "out")
+    return CardFacts(
         config=config,
-        run=tmp_path,
+        run=home,
         iteration=4,
         weights="current",
         folder="out",
@@ -140,8 +152,22 @@ def test_the_code_for_each_pipeline_and_format(
         base="",
         kohya="toy-kohya.safetensors",
     )
+
+
+def test_the_code_for_an_edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It loads a source and leaves its size alone, as the run did."""
+    base = tiny_flux(tmp_path / "base")
+    edit("model_index.json", _class_name="FluxKontextPipeline")(base)
+    chosen = f"fn: flux_kontext, path: {base}, guidance: 2.0, max_sequence_length: 8"
+    config = toy(tmp_path, f"model={{{chosen}}}", "image={height: 32, width: 32}")
+    model = config.call("model")()
+    perturb(model, 0.02)
+    facts = exported_facts(config, trained_part(model, name="toy"), "lora", tmp_path)
+    source = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(1)) / 255
+    to_pil_image((source * 255).round().byte()).save(tmp_path / "source.png")
     monkeypatch.chdir(tmp_path)
-    options = {"num_inference_steps": config.eval.steps, **options}
+    options = {"num_inference_steps": config.eval.steps, "guidance_scale": 2.0}
+    options |= {"max_sequence_length": 8, **model.pipeline_sources([(source,)])}
     assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
 
 

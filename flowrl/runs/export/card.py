@@ -20,7 +20,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed
 from flowrl.models.loading import locate
 from flowrl.runs.catalogue import AXES, Method, load_methods
-from flowrl.runs.export.usage import LORA_FILE, CardFacts, local, shown, usage
+from flowrl.runs.export.usage import EDITS, LORA_FILE, CardFacts, local, shown, usage
 from flowrl.runs.folder import (
     ENVIRONMENT,
     EVALS,
@@ -103,12 +103,13 @@ def _template() -> jinja2.Template:
 def _front_matter(facts: CardFacts) -> str:
     """Return what a hub reads of the model, as YAML."""
     found = _method(facts.config)
-    about: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": "text-to-image"}
+    kind = "image-to-image" if facts.config.model.fn in EDITS else "text-to-image"
+    about: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": kind}
     if facts.base:
         relation = "finetune" if facts.formats == ["merged"] else "adapter"
         about |= {"base_model": facts.base, "base_model_relation": relation}
     about |= {"license": "other", "license_name": "not-chosen-yet"}
-    tags = ["flowrl", "diffusers", "text-to-image", "reinforcement-learning"]
+    tags = ["flowrl", "diffusers", kind, "reinforcement-learning"]
     if facts.lora:
         tags.append("lora")
     if found:

@@ -28,7 +28,13 @@ CALL = {
     "target_size": "target_size",
 }
 # the same of one adapter
-OWN_CALL = {"qwen_image": {"guidance": "true_cfg_scale"}}
+QWEN_CALL = {"guidance": "true_cfg_scale"}
+OWN_CALL = {
+    "qwen_image": QWEN_CALL,
+    # whose pipelines cut no prompt
+    **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
+}
+EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus")  # models whose images start from one
 NEUTRAL: dict[str, Any] = {
     "true_cfg_scale": 1.0,
     "negative_prompt": "",
@@ -90,6 +96,8 @@ def _imports(facts: CardFacts) -> list[str]:
     if facts.network == "unet":
         names.append("DDIMScheduler")
     lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
+    if facts.config.model.fn in EDITS:
+        lines.append("from diffusers.utils import load_image")
     if facts.formats[0] == "peft":
         lines.append("from peft import PeftModel")
     return lines
@@ -123,7 +131,10 @@ def _draw(facts: CardFacts) -> list[str]:
             f"pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, {options})"
         )
     lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
-    call = [_quoted(_prompt(facts)), *_arguments(facts)]
+    text = _quoted(_prompt(facts))
+    edits = facts.config.model.fn in EDITS
+    start = ['image=load_image("source.png")', f"prompt={text}"] if edits else [text]
+    call = [*start, *_arguments(facts)]
     return [
         *lines,
         "image = pipeline(",
@@ -162,10 +173,12 @@ def _arguments(facts: CardFacts) -> list[str]:
         "width": c.image.width,
         "num_inference_steps": c.eval.steps,
     }
+    if c.model.fn == "flux_kontext":  # sizes as they are
+        chosen |= {"max_area": c.image.height * c.image.width, "_auto_resize": False}
     for name, call in (CALL | OWN_CALL.get(c.model.fn, {})).items():
         value = given.get(name)
         plain = tuple(value) if isinstance(value, list) else value
-        if plain is not None and plain != NEUTRAL.get(name):
+        if call and plain is not None and plain != NEUTRAL.get(name):
             chosen[call] = plain
     return [f"{name}={value!r}" for name, value in chosen.items()]
 

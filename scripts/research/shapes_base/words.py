@@ -26,13 +26,14 @@ def vocabulary() -> list[str]:
     return sorted(found, key=lambda word: (-len(word), word))
 
 
-def build_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Write a byte-pair vocabulary in which every word of prompts and captions is one token.
+def build_tokenizer(folder: Path, words: list[str] | None = None) -> CLIPTokenizer:
+    """Write a byte-pair vocabulary in which every word is one token: those of prompts and captions,
+    or others, long ones first.
 
     Merges that are learnt early can split later words; those words go to the front, and all
     merges are learnt again. SystemExit, should that never end.
     """
-    words = vocabulary()
+    words = vocabulary() if words is None else words
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(ROUNDS):
         # a tokenizer from the words in this order

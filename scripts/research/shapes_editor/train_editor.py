@@ -1,0 +1,187 @@
+"""Train the small editing model of the shapes world: a FluxKontextPipeline that is told in words
+what to change about one object of an image.
+
+    python scripts/research/shapes_editor/train_editor.py
+
+The autoencoder is that of `assets/shapes-sd3`. Text encoders and transformer are trained together
+by flow matching on rendered edits, which are drawn anew for each pool; scenes of the prompt lists
+have seeds of their own. Writes the averaged weights to assets/shapes-kontext, and to training.jsonl
+there the loss and how the validation edits are judged. Seeded, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from editor_network import Network, attention, tokens_of, write
+from torch import Tensor, nn
+
+from flowrl.core.files import write_text
+from flowrl.core.noise_path import interpolate
+from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.sources import sources_of
+from flowrl.evaluation.suites.shapes.edit_checker import check_edits
+from flowrl.evaluation.suites.shapes.edits import KINDS, draw_edits
+from flowrl.evaluation.suites.shapes.scene import SIZE, render
+from flowrl.models.flux import unpack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
+from common import warm_cosine  # noqa: E402
+from muon import Muon  # noqa: E402
+
+VAE, VALIDATION = "assets/shapes-sd3/vae", "assets/shapes-edits/validation.jsonl"
+SEEDS = 10**6  # pools begin here; the lists' seeds are far below
+EULER = 10  # steps of the images that are judged
+IMAGES = 2  # of each validation edit
+
+
+class Pool:
+    """Edits as latents and words, drawn from a seed."""
+
+    def __init__(self, network: Network, vae: AutoencoderKL, count: int, seed: int) -> None:
+        rng = np.random.default_rng(SEEDS + seed)
+        edits = draw_edits(rng, rng.integers(0, len(KINDS), count))
+        self.source = tokens_of(vae, render(edits.before))
+        self.target = tokens_of(vae, render(edits.after))
+        self.ids = network.read([record["prompt"] for record in edits.records])
+
+
+class Validation:
+    """The validation edits, and how well they are made."""
+
+    def __init__(self, network: Network, vae: AutoencoderKL) -> None:
+        prompts = load_prompts(VALIDATION)
+        self.records = prompts.records * IMAGES
+        sources = sources_of(prompts, range(len(prompts)), (SIZE, SIZE))
+        self.sources = torch.stack([source[0] for source in sources]).repeat(IMAGES, 1, 1, 1)
+        self.tokens = tokens_of(vae, self.sources)
+        self.ids = network.read([record["prompt"] for record in self.records])
+        self.vae = vae
+
+    @torch.no_grad()
+    def judge(self, network: Network) -> dict[str, float]:
+        """Edit by Euler steps from fixed noise -> means of the strict and the graded verdict."""
+        x = torch.randn(self.tokens.shape, generator=torch.Generator().manual_seed(0))
+        sigmas = torch.linspace(1, 0, EULER + 1)
+        for now, then in zip(sigmas[:-1], sigmas[1:], strict=True):
+            v = network(x, self.tokens, now.expand(len(x)), self.ids)
+            x = x + (then - now) * v
+        config = self.vae.config
+        latents = unpack(x, 4) / config.scaling_factor + config.shift_factor
+        images = (self.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)
+        found = check_edits(images, self.sources, self.records)
+        both = {"strict": found.strict, "graded": found.graded}
+        return {name: round(float(verdict.float().mean()), 4) for name, verdict in both.items()}
+
+
+class Student:
+    """The network, its average over steps, and its optimizers."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.network = Network(args.width, args.double, args.single)
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, p in self.network.named_parameters():
+            hidden = "transformer_blocks" in name and "norm" not in name and p.ndim == 2
+            (matrices if hidden else rest).append(p)
+        self.optimizers = (
+            Muon(matrices, lr=args.lr, weight_decay=0.01),
+            torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
+        )
+
+    def step(self, pool: Pool, step: int) -> float:
+        """Take one step -> the loss."""
+        args, rng = self.args, torch.Generator().manual_seed(self.args.seed * 1_000_003 + step)
+        rows = torch.randint(0, args.pool, (args.batch,), generator=rng)
+        x0, sigma = pool.target[rows], _sigma(args.batch, rng)
+        noise = torch.randn(x0.shape, generator=rng)
+        x = interpolate(x0, noise, sigma)
+        with torch.autocast("cpu", torch.bfloat16):
+            ids = pool.ids[0][rows], pool.ids[1][rows]
+            v = self.network(x, pool.source[rows], sigma, ids)
+        loss = F.mse_loss(v.float(), noise - x0)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * warm_cosine(step, args.steps, 100)
+            optimizer.step()
+        decay = min(args.ema, (1 + step) / (10 + step))
+        with torch.no_grad():
+            ours: list[Tensor] = [*self.average.parameters()]
+            theirs: list[Tensor] = [*self.network.parameters()]
+            torch._foreach_lerp_(ours, theirs, 1 - decay)
+        return loss.item()
+
+
+def _sigma(count: int, rng: torch.Generator) -> Tensor:
+    """Draw noise levels [count]: half of them even, half logit-normal."""
+    even = torch.rand(count, generator=rng)
+    middle = torch.sigmoid(torch.randn(count, generator=rng))
+    return torch.where(torch.rand(count, generator=rng) < 0.5, middle, even)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train for `--until` steps of a schedule of `--steps`, and write the pipeline's folder."""
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    vae = AutoencoderKL.from_pretrained(VAE).eval()
+    student = Student(args)
+    validation = Validation(student.network, vae)
+    print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
+    log: list[dict[str, Any]] = []
+    losses: list[float] = []
+    for step in range(args.until):
+        if step % args.fresh == 0:
+            pool = Pool(student.network, vae, args.pool, args.seed * 1000 + step // args.fresh)
+        losses.append(student.step(pool, step))
+        if (step + 1) % args.every == 0 or step + 1 == args.until:
+            mean = round(float(np.mean(losses[-args.every :])), 5)
+            minutes = round(time.process_time() / 60, 2)
+            found = validation.judge(student.average)
+            log.append({"step": step + 1, "loss": mean, **found, "minutes": minutes})
+            print(log[-1], flush=True)
+            write(student.average, vae, args.out)
+            lines = [json.dumps(row) + "\n" for row in log]
+            write_text(args.out / "training.jsonl", "".join(lines))
+
+
+def main() -> None:
+    """Read the options and train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("assets/shapes-kontext"))
+    add("--steps", type=int, default=6000, help="of the schedule")
+    add("--until", type=int, default=3000, help="steps that are taken")
+    add("--width", type=int, default=128)
+    add("--double", type=int, default=2, help="blocks with weights of their own for the text")
+    add("--single", type=int, default=4)
+    add("--batch", type=int, default=64)
+    add("--lr", type=float, default=3e-3)
+    add("--ema", type=float, default=0.995)
+    add("--pool", type=int, default=10000, help="edits that are drawn at a time")
+    add("--fresh", type=int, default=1500, help="steps after which a new pool is drawn")
+    add("--every", type=int, default=250)
+    add("--seed", type=int, default=0)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,9 @@ from flowrl.training.rehearsal import check_plan
 
 @pytest.fixture(scope="module")
 def model() -> FluxKontext:
-    config = load_config("assets/shapes-edits/awm.yaml", ["model.device=cpu", "model.dtype=float32"])
+    config = load_config(
+        "assets/shapes-edits/awm.yaml", ["model.device=cpu", "model.dtype=float32"]
+    )
     assert check_plan(config) is not None
     made: FluxKontext = config.call("model")()
     return made

@@ -117,7 +117,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Score held-out prompts -> share of right images, and its interval."""
     prompts = load_prompts(config.prompts.test)
-    rewards = {"strict": config.call("rewards.strict")}
+    rewards = {"strict": config.rewards["strict"].make()}
     with weights.using(name):
         found = evaluate_prompts(
             model,

@@ -3,7 +3,7 @@ itself takes several.
 
 ::
 
-    python scripts/research/distil_shapes.py --minutes 4
+    python scripts/research/distil_shapes.py --minutes 30
 
 writes assets/shapes-student/four_steps.safetensors, the student of configs/shapes/tdm_r1.yaml, and
 assets/results/shapes-student.json, what it reaches on held-out prompts beside its teacher. The
@@ -39,7 +39,7 @@ STEPS, FINE = 4, 5
 def main() -> None:
     """Train and save, unless only asked to measure; then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=4.0, help="of one processor")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of one processor")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -33,6 +33,8 @@ class novelty:  # noqa: N801 - configs name rewards in lower case
     Raises: ConfigError for width or most that is not positive, and what DINO's weights raise.
     """
 
+    ignores_quality = True
+
     def __init__(
         self,
         *,

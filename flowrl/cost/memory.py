@@ -14,6 +14,8 @@ from flowrl.core.needs import needs_of
 from flowrl.cost.architecture import (
     NETWORK,
     OTHERS,
+    SECOND,
+    VIDEO,
     Architecture,
     architecture_of,
     build,
@@ -55,6 +57,7 @@ class WeightCounts(NamedTuple):
     linear: int  # of the network's, those in the weights of linear layers: what can be quantised
     others: dict[str, int]  # VAE and text encoders
     adapters: bool = False  # the trained weights are added to the network's own
+    wide: int = 0  # of the frozen ones, those that the class keeps in float32
 
     @property
     def network(self) -> int:
@@ -109,6 +112,8 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
     others = {
         name: count(build(architecture, name)) for name in OTHERS if name in architecture.parts
     }
+    experts = 2 if SECOND in architecture.parts else 1  # both alike, and both trained
+    whole, tables, linear = experts * whole, experts * tables, experts * linear
     if tuning.tune == "lora":
         adapted = find_layers(network, tuning.targets, "lora.targets")
         trained = sum(
@@ -116,11 +121,20 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
             for m in adapted
             if isinstance(m, nn.Linear)
         )
-        return WeightCounts(trained, whole, tables, linear, others, adapters=True)
+        trained *= experts
+        wide = experts * _kept_wide(network)
+        return WeightCounts(trained, whole, tables, linear, others, adapters=True, wide=wide)
     trained = 0
     if tuning.tune == "full":
-        trained = sum(map(count, fully_trained(network, tuning)))
+        trained = experts * sum(map(count, fully_trained(network, tuning)))
     return WeightCounts(trained, whole - trained, tables, linear, others)
+
+
+def _kept_wide(network: nn.Module) -> int:
+    """Return how many numbers diffusers leaves in float32 whatever the dtype."""
+    names = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    found = [p.numel() for name, p in network.named_parameters() if names & set(name.split("."))]
+    return sum(found)
 
 
 def _stored(
@@ -173,6 +187,10 @@ def _conditioning(
 def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[MemoryPart]:
     trained, others = counted.trained, sum(counted.others.values())
     short = tuning.dtype.itemsize
+    told, taken = f"{others:,} numbers x {short} bytes", others * short
+    if config.model.fn in VIDEO:
+        vae = counted.others["vae"]
+        told, taken = f"{told}, the VAE's x {FLOAT}", taken + vae * (FLOAT - short)
     wide = tuning.network_dtype.itemsize
     there = (
         () if tuning.runtime.offload else PHASES
@@ -183,9 +201,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
         MemoryPart(
             "network's tables", f"{counted.tables:,} numbers x {wide} bytes", counted.tables * wide
         ),
-        MemoryPart(
-            "VAE, text encoders", f"{others:,} numbers x {short} bytes", others * short, there
-        ),
+        MemoryPart("VAE, text encoders", told, taken, there),
     ]
     average = config.train.ema > 0
     method = method_of(config)
@@ -224,9 +240,10 @@ def _frozen(counted: WeightCounts, width: int, quantize: str) -> MemoryPart:
     """Count the frozen weights; under LoRA those of linear layers may be quantised."""
     name, short = "frozen weights", QUANTISED.get(quantize)
     if short is None:
-        return MemoryPart(
-            name, f"{counted.frozen:,} numbers x {width} bytes", counted.frozen * width
-        )
+        what, more = f"{counted.frozen:,} numbers x {width} bytes", counted.wide * (FLOAT - width)
+        if more:
+            what += f", {counted.wide:,} of them x {FLOAT}"
+        return MemoryPart(name, what, counted.frozen * width + more)
     rest = counted.frozen - counted.linear
     what = f"{counted.linear:,} numbers x {short} bytes ({quantize}) and {rest:,} x {width}"
     return MemoryPart(name, what, int(counted.linear * short) + rest * width)

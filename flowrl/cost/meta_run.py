@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.video_processor import VideoProcessor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +20,7 @@ from flowrl.cost.architecture import (
     NETWORK,
     PATCH,
     QWEN,
+    VIDEO,
     Architecture,
     TextShape,
     architecture_of,
@@ -53,7 +55,7 @@ class Workload(NamedTuple):
     fn: str
     architecture: Architecture
     tuning: Tuning
-    latent: tuple[int, int, int]
+    latent: tuple[int, ...]
     text: TextShape
     source: tuple[int, int] | None  # of an editing model: rows and columns of its latents
     guided: bool  # each velocity evaluates the network with and without the prompt
@@ -93,16 +95,26 @@ class MetaRun:
         the images."""
         size = min(count, batch)
         one = self._once("vae", size, self._vae)
-        processor = VaeImageProcessor(vae_scale_factor=height // self.workload.latent[1])
+        frames = self._frames()
+        shape = (3, *([frames] if frames else []), height, width)
         with torch.no_grad(), Meter() as meter:
-            vae = _MeteredVAE(
-                meter, one.peak // size, (3, height, width), _vae_dtype(self.workload)
-            )
+            vae = _MeteredVAE(meter, one.peak // size, shape, _vae_dtype(self.workload))
             x0 = torch.empty(count, *self.workload.latent, device="meta")
-            latents = x0.to(vae.dtype) / 2 + 1  # any scale and shift
-            pipeline = SimpleNamespace(vae=vae, image_processor=processor)
-            round_8bit(decode_latents(pipeline, latents, batch=batch))
+            if frames:
+                round_8bit(_decoded_videos(vae, x0, batch))
+            else:
+                latents = x0.to(vae.dtype) / 2 + 1  # any scale and shift
+                processor = VaeImageProcessor(vae_scale_factor=height // self.workload.latent[1])
+                pipeline = SimpleNamespace(vae=vae, image_processor=processor)
+                round_8bit(decode_latents(pipeline, latents, batch=batch))
         return CallCost(meter.peak, one.flops * count // size)
+
+    def _frames(self) -> int:
+        """Return how many frames a video has; 0: the model makes images."""
+        if self.workload.fn not in VIDEO:
+            return 0
+        time = self.workload.architecture.part("vae").settings.get("scale_factor_temporal", 4)
+        return (self.workload.latent[1] - 1) * int(time) + 1
 
     def _once(self, what: str, size: int, make: Any) -> CallCost:
         if (what, size) not in self._known:
@@ -180,14 +192,22 @@ class _MeteredVAE:
     """Stand in for a VAE: its memory of `peak` bytes per image was measured, and its images
     have no numbers."""
 
-    def __init__(
-        self, meter: Meter, peak: int, shape: tuple[int, int, int], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, meter: Meter, peak: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.meter, self.peak, self.shape, self.dtype = meter, peak, shape, dtype
 
     def decode(self, latents: Tensor, *, return_dict: bool) -> tuple[Tensor]:
         self.meter.spike(self.peak * len(latents))
         return (torch.empty(len(latents), *self.shape, device="meta", dtype=self.dtype),)
+
+
+def _decoded_videos(vae: _MeteredVAE, x0: Tensor, batch: int) -> Tensor:
+    """Decode latents [B, C, t, h, w] as Wan's adapter does -> [B, T, 3, H, W] float32."""
+    processor = VideoProcessor(vae_scale_factor=8)
+    videos = []
+    for part in x0.split(batch):
+        video = vae.decode(part.to(vae.dtype) / 2 + 1, return_dict=False)[0]
+        videos.append(processor.postprocess_video(video, output_type="pt"))
+    return torch.cat(videos).float()
 
 
 _meta_runs: dict[str, MetaRun] = {}
@@ -251,6 +271,8 @@ def _inputs(workload: Workload, states: int) -> dict[str, Any]:
 
 def _vae_latent(workload: Workload) -> tuple[int, ...]:
     """Return the shape of what the VAE decodes to one image."""
+    if workload.fn in VIDEO:
+        return workload.latent
     channels, height, width = workload.latent
     if workload.fn.startswith("flux2"):
         return channels // PATCH**2, PATCH * height, PATCH * width
@@ -258,7 +280,7 @@ def _vae_latent(workload: Workload) -> tuple[int, ...]:
 
 
 def _vae_dtype(workload: Workload) -> torch.dtype:
-    upcast = (
-        workload.fn == "sdxl" and workload.tuning.dtype == torch.float16
-    )  # its VAE overflows there
-    return torch.float32 if upcast else workload.tuning.dtype
+    # SDXL's VAE overflows in float16; Wan's stays in float32, as in its model card
+    upcast = workload.fn == "sdxl" and workload.tuning.dtype == torch.float16
+    wide = upcast or workload.fn in VIDEO
+    return torch.float32 if wide else workload.tuning.dtype

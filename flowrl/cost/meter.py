@@ -28,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 _SHORT: set[Any] = {
     F.linear,
     F.conv2d,
+    F.conv3d,
     torch.matmul,
     Tensor.matmul,
     Tensor.__matmul__,

@@ -18,7 +18,7 @@ Inputs = Callable[..., dict[str, Any]]
 def network_inputs(
     fn: str,
     rows: int,
-    latent: tuple[int, int, int],
+    latent: tuple[int, ...],
     text: TextShape,
     architecture: Architecture,
     dtype: torch.dtype,
@@ -127,6 +127,14 @@ def _flux2(
     }
 
 
+def _wan(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
+    return {
+        "hidden_states": empty(rows, *latent),
+        "timestep": empty(rows, dtype=torch.int64),
+        "encoder_hidden_states": empty(rows, text.tokens, text.width),
+    }
+
+
 def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
     added = {"text_embeds": empty(rows, text.pooled), "time_ids": empty(rows, 6)}
     return {
@@ -147,6 +155,7 @@ _INPUTS: dict[str, Inputs] = {
     "z_image": _z_image,
     "flux2": _flux2,
     "flux2_klein": _flux2,
+    "wan": _wan,
 }
 _EDITS: dict[str, Inputs] = {
     "flux_kontext": _flux_kontext,

@@ -20,6 +20,8 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond, FlowModel
 from flowrl.cost.architecture import (
     NETWORK,
+    SECOND,
+    VIDEO,
     Architecture,
     TextShape,
     architecture_of,
@@ -37,6 +39,7 @@ from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.qwen_image import QwenImage, QwenImageOptions
 from flowrl.models.sd3 import SD3, SD3Options
 from flowrl.models.texts import NEGATIVE
+from flowrl.models.wan import Wan, WanOptions
 from flowrl.models.z_image import ZImage, ZImageOptions
 
 
@@ -46,7 +49,8 @@ class RandomModel:
 
     def __init__(self, adapter: FlowMatchingModel[Any], text: TextShape, *, vae: bool) -> None:
         self.adapter, self.text, self.vae = adapter, text, vae
-        self.pixels = 64 // adapter.latent_shape(64, 64)[1]  # of a latent's side
+        self.pixels = 64 // adapter.latent_shape(64, 64)[-1]  # of a latent's side
+        self.frames = int(getattr(adapter, "frames", 1))
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         """Return the adapter's noise levels [S+1]."""
@@ -72,6 +76,9 @@ class RandomModel:
         if self.vae:
             return self.adapter.decode(x0)
         side = self.pixels
+        if self.frames > 1:  # [B, C, t, h, w] -> [B, T, 3, H, W]
+            size = (self.frames, *(side * length for length in x0.shape[-2:]))
+            return interpolate(x0[:, :3].float().sigmoid(), size=size).transpose(1, 2)
         return interpolate(x0[:, :3].float().sigmoid(), scale_factor=side, mode="nearest")
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -116,10 +123,13 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         network = _drawn(architecture, NETWORK[fn], device, wide)
-        parts = {"vae": _drawn(architecture, "vae", device, tuning.dtype) if vae else None}
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_config(
-        architecture.part("scheduler").settings
-    )
+        width = torch.float32 if fn in VIDEO else tuning.dtype
+        needed = vae or fn in VIDEO  # which reads the sizes of latents from it
+        parts = {"vae": _drawn(architecture, "vae", device, width) if needed else None}
+    part = architecture.part("scheduler")
+    scheduler = getattr(diffusers, part.kind).from_config(part.settings)
+    if SECOND in architecture.parts:
+        raise ModelError("random weights are made for models of one network, not for two experts")
     pipeline = _pipeline(fn, {"transformer": network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
     kind = _ADAPTERS[fn]
@@ -143,6 +153,7 @@ _ADAPTERS = {
     "z_image": _Made(ZImage, ZImageOptions, diffusers.ZImagePipeline),
     "flux2": _Made(Flux2, Flux2Options, diffusers.Flux2Pipeline),
     "flux2_klein": _Made(Flux2Klein, Flux2KleinOptions, diffusers.Flux2KleinPipeline),
+    "wan": _Made(Wan, WanOptions, diffusers.WanPipeline),
 }
 
 

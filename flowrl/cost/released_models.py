@@ -10,7 +10,7 @@ parameters that they give against the published numbers.
 
 from __future__ import annotations
 
-from flowrl.cost import released_lm
+from flowrl.cost import released_lm, released_wan
 from flowrl.cost.pipeline_part import PipelinePart
 
 
@@ -187,6 +187,7 @@ RELEASED: dict[str, dict[str, PipelinePart]] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": _SD15,
     "stabilityai/stable-diffusion-xl-base-1.0": _SDXL,
     **released_lm.released(_vae(16, scale=0.3611, shift=0.1159)),
+    **released_wan.released(),
 }
 
 # For a model of one kind of adapter that is neither here nor in the table: the sizes of latents and
@@ -204,4 +205,5 @@ TYPICAL = {
     "z_image": "Tongyi-MAI/Z-Image",
     "flux2": "black-forest-labs/FLUX.2-dev",
     "flux2_klein": "black-forest-labs/FLUX.2-klein-base-4B",
+    "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
 }

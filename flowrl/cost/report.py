@@ -7,6 +7,7 @@ from typing import Any
 from flowrl.core.tables import flop, numbers, size
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
+from flowrl.cost.reward_networks import reward_networks
 from flowrl.training.method import TRAINED_CALLS, method_of
 
 
@@ -58,7 +59,28 @@ def memory(found: Estimate) -> list[str]:
     for phase in found.phases:
         sums = f"{size(phase.kept)} + {size(phase.extra)} for {phase.what}"
         lines.append(f"           {phase.name:<{width}}  {size(phase.bytes):>11}  {sums}")
-    return [*lines, f"           of a micro-batch, {size(found.saved)} wait for the backward pass"]
+    lines.append(f"           of a micro-batch, {size(found.saved)} wait for the backward pass")
+    return [*lines, *rewards(found)]
+
+
+def rewards(found: Estimate) -> list[str]:
+    """Say what the rewards' networks take besides, and the peak with those that stay."""
+    networks, unknown = reward_networks(found.config)
+    if not networks:
+        return []
+    width = max(len(network.name) for network in networks)
+    lines = ["rewards    their networks, besides the above"]
+    for one in networks:
+        lines.append(f"           {one.name:<{width}}  {size(one.bytes):>11}  {one.what}")
+    stay = sum(one.bytes for one in networks if one.always)
+    guests = max((one.bytes for one in networks if not one.always), default=0)
+    if found.largest is not None:
+        kept = min(phase.kept for phase in found.phases)
+        peak = max(found.largest.bytes + stay, kept + stay + guests)
+        lines.append(f"           with them the worst moment takes {size(peak)}")
+    if unknown:
+        lines.append(f"           not counted: {', '.join(unknown)}")
+    return lines
 
 
 def as_json(found: Estimate) -> dict[str, Any]:

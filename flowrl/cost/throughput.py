@@ -95,7 +95,8 @@ def measure(
 
 def stand_in(config: Config) -> Config:
     """Return the config with made-up prompts, and one reward by chance, which needs no weights."""
-    reward = Call("rewards.chance", "chance", "flowrl.cost.throughput.chance", {}, function=chance)
+    where, frames = "flowrl.cost.throughput.chance", "first"  # of videos
+    reward = Call("rewards.chance", "chance", where, {}, function=chance, frames=frames)
     prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")
     return replace(
         config,

@@ -111,6 +111,15 @@ def test_ocr_lists_share_no_text() -> None:
     assert len({text.lower().replace(" ", "") for text in texts()}) == len(texts())
 
 
+def test_motion_lists_share_no_pair() -> None:
+    """Of who and what; 212 pairs in all, 100 of them to test, the others in six places each."""
+    test, train = load_prompts("motion/test"), load_prompts("motion/train")
+    held, seen = ({(r["who"], r["what"]) for r in given.records} for given in (test, train))
+    assert (len(test), len(held), len(train), len(seen)) == (100, 100, 6 * 108, 108)
+    assert held.isdisjoint(seen) and len(set(train.texts)) == len(train)
+    assert overlap(test, train) == ([], [], [])
+
+
 def test_a_list_is_the_callers_own_and_always_the_same() -> None:
     first = load_prompts("ocr/test")
     first.records[0]["prompt"] = "changed"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from estimatekit import model_config
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
+from tinywan import tiny_wan, tiny_wan22
 from torch import nn
 from toykit import toy
 
@@ -64,6 +65,11 @@ MODELS: dict[str, tuple[Callable[..., Path], str]] = {
     "flux, true guidance": (tiny_flux, "fn: flux, true_cfg_scale: 2.0, guidance: 3.5"),
     "sd15": (tiny_sd15, "fn: sd15, guidance: 5.0"),
     "sdxl": (tiny_sdxl, "fn: sdxl, tune: full"),
+    "wan": (
+        tiny_wan,
+        "fn: wan, frames: 5, guidance: 2.0, dtype: bfloat16, max_sequence_length: 7",
+    ),
+    "wan, two experts": (tiny_wan22, "fn: wan, frames: 9, lora: {rank: 3}, max_sequence_length: 7"),
 }
 
 
@@ -80,8 +86,9 @@ def test_what_is_counted_is_what_the_adapter_makes(tmp_path: Path, name: str) ->
     found, forecast = parts(config), check_plan(config)
     # weights
     components = model.pipeline().components
-    network = components.pop("transformer" if "transformer" in components else "unet")
-    frozen = [p for p in network.parameters() if not p.requires_grad]
+    names = [name for name in ("transformer", "transformer_2", "unet") if components.get(name)]
+    weights = [p for name in names for p in components.pop(name).parameters()]
+    frozen = [p for p in weights if not p.requires_grad]
     others = [part for part in components.values() if isinstance(part, nn.Module)]
     trained = model.trainable().values()
     assert numbers(found["trained weights"]) == sum(p.numel() for p in trained) > 0

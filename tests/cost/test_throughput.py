@@ -12,6 +12,7 @@ import torch
 from estimatekit import model_config
 from scriptkit import script_module
 from tiny import tiny_flux, tiny_sd3
+from tinywan import tiny_wan
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config
@@ -27,6 +28,7 @@ from flowrl.training.trainer import Trainer
 TINY = {
     "sd3": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
     "flux": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16, max_sequence_length: 16"),
+    "wan": (tiny_wan, "fn: wan, frames: 5, lora: {rank: 3}, max_sequence_length: 16"),
 }
 
 
@@ -95,7 +97,7 @@ def test_a_random_model_has_the_real_one_s_shapes(tmp_path: Path, name: str) -> 
     x0 = torch.randn(3, *latent)
     for model in (made, random_model(config)):  # with and without a VAE
         images = model.decode(x0)
-        assert images.shape == (3, 3, 64, 48)
+        assert images.shape == (3, *((5,) if name == "wan" else ()), 3, 64, 48)
         assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinylm import tiny_klein, tiny_qwen_image, tiny_z_image
+from tinywan import tiny_wan
 from toykit import toy
 
 from flowrl.config.load import Config
@@ -35,6 +36,10 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "flux2_klein, LoRA, guidance": (
         tiny_klein,
         "fn: flux2_klein, guidance: 2.0, max_sequence_length: 16",
+    ),
+    "wan, LoRA, guidance": (
+        tiny_wan,
+        "fn: wan, frames: 5, guidance: 2.0, max_sequence_length: 16",
     ),
 }
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from flowrl.core.prompt_lists import geneval, ocr
+from flowrl.core.prompt_lists import geneval, motion, ocr
 
 MADE: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "geneval/test": geneval.test_records,
     "geneval/train": geneval.train_records,
+    "motion/test": motion.test_records,
+    "motion/train": motion.train_records,
     "ocr/test": ocr.test_records,
     "ocr/train": ocr.train_records,
 }

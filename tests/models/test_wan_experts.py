@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from adapterkit import PROMPTS, seeds
+from diffusers import WanPipeline
 from modelkit import gradients, noise, perturb
 from tinywan import tiny_i2v, tiny_wan, tiny_wan22
 from torch import Tensor
@@ -18,7 +20,8 @@ from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.models.wan import first_order, wan
 from flowrl.models.wan_i2v import wan_i2v
-from flowrl.runs.export.export import trained_part
+from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
+from flowrl.runs.export.usage import SECOND_LORA_FILE
 
 SIZE, STEPS = (32, 16), 6
 SMALL: dict[str, Any] = {"device": "cpu", "frames": 5, "lora": {"rank": 2}}
@@ -105,8 +108,32 @@ def test_no_call_straddles_the_boundary(two: Any) -> None:
     reached = {name.split(".")[0] for name in gradients(two, v.square().mean())}
     assert reached == {"transformer", "transformer_2"}
     assert len(two.trainable()) == 2 * 2 * 20  # an A and a B of each layer of both
-    with pytest.raises(ModelError, match="a model of two networks, as Wan 2.2"):
-        trained_part(two)
+
+
+def test_both_experts_are_exported(two: Any, tmp_path: Path) -> None:
+    """LoRA in two files, each loaded by diffusers into its own expert, and both merged into a whole
+    pipeline: the latents are those of the model."""
+    trained = trained_part(two)
+    assert trained.network == "transformer" and trained.second is not None
+    with pytest.raises(ConfigError, match="the format kohya holds one network"):
+        _choose(["kohya"], trained)
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "lora").mkdir()
+    write_merged(trained, tmp_path / "merged")
+    write_lora(trained, tmp_path / "lora")
+    base = WanPipeline.from_pretrained(two.pipeline().name_or_path)
+    base.load_lora_weights(tmp_path / "lora", adapter_name="high")
+    second = {"weight_name": SECOND_LORA_FILE, "load_into_transformer_2": True}
+    base.load_lora_weights(tmp_path / "lora", adapter_name="low", **second)
+    sums = WanPipeline.from_pretrained(tmp_path / "merged")
+    x, prompts = drawn(two, 2), PROMPTS[:2]
+    expected = ours(two, two.encode(prompts), 2)
+    for pipe in (base, sums):
+        given = SimpleNamespace(pipeline=lambda pipe=pipe: pipe, options=two.options)
+        torch.testing.assert_close(theirs(given, x, prompts), expected, rtol=0, atol=1e-5)
+    plain = WanPipeline.from_pretrained(two.pipeline().name_or_path)
+    given = SimpleNamespace(pipeline=lambda: plain, options=two.options)
+    assert float((theirs(given, x, prompts) - expected).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("experts", [False, True])

@@ -6,56 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.core.devices import DTYPES
-from flowrl.core.errors import ConfigError, ModelError, RunError
+from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import replacing
-from flowrl.core.types import FlowModel
 from flowrl.runs.best import Which
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights
 from flowrl.runs.export.merged import Change, write_pipeline
-from flowrl.runs.export.usage import LORA_FILE, CardFacts
+from flowrl.runs.export.trained import TrainedPart, trained_part
+from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
 from flowrl.runs.open import OpenedRun, load_run, run_of
 
-NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
 PEFT_FILE = "adapter_model.safetensors"  # the name that peft looks for
-ADAPTER = "default"  # the name that peft gives the adapter
-
-
-@runtime_checkable
-class PipelineModel(FlowModel, Protocol):
-    """A FlowModel around a diffusers pipeline."""
-
-    def pipeline(self) -> Any:
-        """Return the pipeline with the current weights."""
-
-
-class TrainedPart(NamedTuple):
-    """What was trained, apart from the run."""
-
-    pipeline: Any
-    network: str  # name of the trained part
-    weights: dict[str, Tensor]  # of full tuning, by name in the network; empty with LoRA
-    layers: dict[str, Layer]  # of LoRA, by name of the adapted layer; empty without
-    lora: dict[str, Any]  # r, lora_alpha, target_modules; empty without
-    base: str  # the hub id of the base model, "" if it was a local folder
-    name: str  # of the run
-    dtype: torch.dtype | None
-
-    @property
-    def scale(self) -> float:
-        """Return what the product of an adapter's matrices is multiplied with."""
-        return float(self.lora["lora_alpha"]) / int(self.lora["r"])
-
-    def module(self, name: str = "") -> Any:
-        """Return the trained network, or a layer of it."""
-        return getattr(self.pipeline, self.network).get_submodule(name)
 
 
 def export(
@@ -106,50 +73,16 @@ def export(
         )
 
 
-def trained_part(
-    model: Any, *, name: str = "model", dtype: torch.dtype | None = None
-) -> TrainedPart:
-    """Find what is trained in a model around a diffusers pipeline. Raise ModelError if there is
-    none, or nothing is."""
-    if not isinstance(model, PipelineModel):
-        raise ModelError(
-            f"export: expected a model around a diffusers pipeline, got a {type(model).__name__}; "
-            "its weights are in the checkpoint's safetensors files"
-        )
-    # the trained network
-    pipeline, params = model.pipeline(), model.trainable()
-    network = next((part for part in NETWORKS if part in pipeline.components), None)
-    if network is None or not params:
-        raise ModelError(
-            "export: there is nothing to export, the model has no trained weights (tune: none)"
-        )
-    own = getattr(pipeline, network)
-    if getattr(model, "network", own) is not own:
-        raise ModelError(
-            "export: a model of two networks, as Wan 2.2, is not exported yet; its weights are in "
-            "the checkpoint's safetensors files, under the names transformer and transformer_2"
-        )
-    values = {key: value.detach().cpu() for key, value in params.items()}
-    if not any(".lora_A." in key for key in values):
-        return TrainedPart(pipeline, network, values, {}, {}, "", name, dtype)
-    # with LoRA
-    config = getattr(pipeline, network).peft_config[ADAPTER]
-    lora = {
-        "r": config.r,
-        "lora_alpha": config.lora_alpha,
-        "target_modules": sorted(config.target_modules),  # a set, in any order
-    }
-    return TrainedPart(pipeline, network, {}, _layers(values), lora, "", name, dtype)
-
-
 def write_lora(trained: TrainedPart, folder: Path) -> None:
     """Write the file that ``load_lora_weights`` of the pipeline reads, with rank and alpha in its
-    metadata."""
-    options = {
-        f"{trained.network}_lora_layers": _peft_weights(trained),
-        f"{trained.network}_lora_adapter_metadata": trained.lora,
-    }
-    type(trained.pipeline).save_lora_weights(folder, weight_name=LORA_FILE, **options)
+    metadata; a second one for Wan 2.2's other expert, to be loaded into that."""
+    for part, file in ((trained, LORA_FILE), (trained.second, SECOND_LORA_FILE)):
+        if part is not None:
+            options = {
+                f"{trained.network}_lora_layers": _peft_weights(part),
+                f"{trained.network}_lora_adapter_metadata": part.lora,
+            }
+            type(trained.pipeline).save_lora_weights(folder, weight_name=file, **options)
 
 
 def write_peft(trained: TrainedPart, folder: Path) -> None:
@@ -185,6 +118,13 @@ def write_kohya(trained: TrainedPart, folder: Path) -> None:
 def write_merged(trained: TrainedPart, folder: Path) -> None:
     """Write a whole pipeline, from the base model's own files and the trained weights, added up in
     float32."""
+    base = Path(trained.pipeline.name_or_path)
+    changes = {part.network: _changes(part) for part in (trained, trained.second) if part}
+    write_pipeline(base, folder, changes=changes, dtype=trained.dtype)
+
+
+def _changes(trained: TrainedPart) -> dict[str, Change]:
+    """Return what becomes of each tensor of a network's files."""
 
     def moved(layer: Layer, stored: Tensor) -> Tensor:
         return stored.float() + trained.scale * (layer.up.float() @ layer.down.float())
@@ -192,12 +132,8 @@ def write_merged(trained: TrainedPart, folder: Path) -> None:
     def replaced(value: Tensor, stored: Tensor) -> Tensor:
         return value.float()
 
-    changes: dict[str, Change] = {
-        key: partial(replaced, value) for key, value in trained.weights.items()
-    }
-    changes |= {f"{name}.weight": partial(moved, layer) for name, layer in trained.layers.items()}
-    base = Path(trained.pipeline.name_or_path)
-    write_pipeline(base, folder, network=trained.network, changes=changes, dtype=trained.dtype)
+    found: dict[str, Change] = {k: partial(replaced, v) for k, v in trained.weights.items()}
+    return found | {f"{k}.weight": partial(moved, layer) for k, layer in trained.layers.items()}
 
 
 FORMATS: dict[str, Callable[[TrainedPart, Path], None]] = {
@@ -256,25 +192,13 @@ def _choose(formats: Sequence[str], trained: TrainedPart) -> list[str]:
             f"export: the format {wrong[0]} is for LoRA, but the run trained whole layers "
             "(model.tune is full); take --format merged"
         )
-    return [name for name in FORMATS if name in formats]
-
-
-def _layers(values: Mapping[str, Tensor]) -> dict[str, Layer]:
-    """Pair the matrices of each adapted layer."""
-    down, up = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
-    names = [key.removesuffix(down) for key in values if key.endswith(down)]
-    if 2 * len(names) != len(values):
-        raise ModelError(
-            "export: expected nothing but LoRA matrices A and B among the trained weights of a "
-            "LoRA run"
+    one = [name for name in formats if name in ("peft", "kohya")]
+    if one and trained.second is not None:
+        raise ConfigError(
+            f"export: the format {one[0]} holds one network, but two were trained, as of Wan 2.2; "
+            "take --format lora or merged"
         )
-    layers = {name: Layer(values[name + down], values[name + up]) for name in names}
-    for name, layer in layers.items():
-        if layer.down.dim() != 2:
-            raise ModelError(
-                f"export: {name} is no linear layer; only LoRA of linear layers can be written"
-            )
-    return layers
+    return [name for name in FORMATS if name in formats]
 
 
 def _peft_weights(trained: TrainedPart) -> dict[str, Tensor]:

@@ -31,12 +31,11 @@ def write_pipeline(
     base: Path,
     out: Path,
     *,
-    network: str,
-    changes: dict[str, Change],
+    changes: dict[str, dict[str, Change]],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the pipeline of the folder ``base`` into ``out`` with ``changes`` of tensors of its
-    part ``network``.
+    """Write the pipeline of the folder ``base`` into ``out`` with ``changes`` of tensors, by the
+    name of the part and their own.
 
     All tensors are stored in ``dtype``; with None the changed ones in float32 and the others as
     they are, so that no number is rounded. A part whose folder is missing becomes null in the
@@ -45,19 +44,22 @@ def write_pipeline(
     """
     # part by part
     index = json.loads((base / INDEX).read_text(encoding="utf-8"))
-    missing = set(changes)
+    missing = {(part, name) for part, tensors in changes.items() for name in tensors}
+    total = len(missing)
     for name, entry in index.items():
         if not isinstance(entry, list) or entry[0] is None:
             continue
         if not (base / name).is_dir():
             index[name] = [None, None]
             continue
-        missing -= _write_part(base / name, out / name, changes if name == network else {}, dtype)
+        done = _write_part(base / name, out / name, changes.get(name, {}), dtype)
+        missing -= {(name, tensor) for tensor in done}
     # all of what was trained has to be in them
     if missing:
+        part, name = min(missing)
         raise ModelError(
-            f"{base / network}: {len(missing)} of {len(changes)} trained tensors are not in its "
-            f"files, such as {min(missing)}: this is another model than the one that was trained"
+            f"{base / part}: {len(missing)} of {total} trained tensors are not in its "
+            f"files, such as {name}: this is another model than the one that was trained"
         )
     # what holds them together
     (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from flowrl.core.errors import RunError
 from flowrl.runs.folder import read_prompts
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
+SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert
 # flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
 # out
 CALL = {

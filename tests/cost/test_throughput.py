@@ -4,6 +4,7 @@ what it writes."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from flowrl.cost.throughput import PhaseWatch, measure, stand_in, table
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
-TINY = {
+TINY: dict[str, tuple[Callable[[Path], Path], str]] = {
     "sd3": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
     "flux": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16, max_sequence_length: 16"),
     "wan": (tiny_wan, "fn: wan, frames: 5, lora: {rank: 3}, max_sequence_length: 16"),

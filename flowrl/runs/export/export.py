@@ -18,7 +18,8 @@ from flowrl.runs.best import Which
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights
 from flowrl.runs.export.merged import Change, write_pipeline
-from flowrl.runs.export.trained import TrainedPart, trained_part
+from flowrl.runs.export.trained import TrainedPart as TrainedPart
+from flowrl.runs.export.trained import trained_part as trained_part
 from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
 from flowrl.runs.open import OpenedRun, load_run, run_of
 

@@ -159,11 +159,11 @@ def _unit(fn: str, factor: int, settings: dict[str, Any]) -> int:
     return factor * (1 if fn.startswith("flux2") else int(patch))
 
 
-def source_shape(config: Config, latent: tuple[int, int, int]) -> tuple[int, int] | None:
+def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | None:
     """Return rows and columns of the latents of the one source that a prompt of an editing model is
     taken to have; None for other models. FLUX.2's references are not counted."""
     if config.model.fn == "flux_kontext":
-        return latent[1:]
+        return latent[1], latent[2]
     if config.model.fn not in QWEN[1:]:
         return None
     area, factor = config.model.kwargs["source_pixels"], config.image.height // latent[1]

@@ -23,7 +23,7 @@ from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.suites import picture_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
-from flowrl.runs.suite_report import compared, leaks_of, make_report, tables_of, write_report
+from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_report
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None
@@ -79,9 +79,7 @@ def run_suite(
     world.gather(0)
     # the report
     report = make_report(config, prompts, out, setting)
-    tables = tables_of(config, prompts, out, rewards)
-    if tables:
-        report["tables"] = tables
+    add_tables(report, config, prompts, out, rewards)
     leaks = leaks_of(config, prompts)
     if leaks:
         report["leaks"] = leaks

@@ -16,7 +16,7 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, load_prompts
 from flowrl.evaluation.best_of import best_of, chooser
-from flowrl.evaluation.bootstrap import paired_bootstrap
+from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
 from flowrl.evaluation.statistics import summarize
 from flowrl.evaluation.suites import picture_folder as folder
 
@@ -92,24 +92,32 @@ def compared(
     }
 
 
-def tables_of(
-    config: Config, prompts: PromptSet, out: Path, rewards: Mapping[str, Any]
-) -> dict[str, dict[str, float]]:
-    """Return a benchmark's own numbers, {reward: {name: number}}, of rewards that have `tables`: of
-    the images that count, where the best of several were chosen."""
-    found: dict[str, dict[str, float]] = {}
+def add_tables(
+    report: dict[str, Any],
+    config: Config,
+    prompts: PromptSet,
+    out: Path,
+    rewards: Mapping[str, Any],
+) -> None:
+    """Add a benchmark's own numbers, ``tables`` {reward: {name: number}}, of rewards that make such
+    of the images that count (the chosen ones, where the best of several are), and their 95 %
+    intervals over prompts, ``table_intervals``; null where one prompt alone decides a number."""
     lines, n = folder.read_lines(out), config.eval.best_of
     every = replace(config.eval, best_of=1, images=n * config.eval.images)
     raw = scores_of(replace(config, eval=every), prompts, out)
     chosen = best_of(raw[chooser(config.eval.best_by, config.headline, raw)], n)
     for name, reward in rewards.items():
-        if hasattr(reward, "tables"):
-            rows = []
-            for place in np.ndindex(chosen.shape):
-                told = lines[place[0], int(chosen[place])]["told"][name]
-                rows.append(told)
-            found[name] = reward.tables(rows)
-    return found
+        if not hasattr(reward, "tables"):
+            continue
+        told: list[list[dict[str, Any]]] = [[] for _ in chosen]
+        for place in np.ndindex(chosen.shape):
+            row = lines[place[0], int(chosen[place])]["told"][name]
+            if row["score"] is not None:
+                told[place[0]].append(row)
+        numbers = reward.tables([row for rows in told for row in rows])
+        intervals = resampled(reward.tables, [rows for rows in told if rows])
+        report.setdefault("tables", {})[name] = numbers
+        report.setdefault("table_intervals", {})[name] = {k: intervals.get(k) for k in numbers}
 
 
 def _tags(prompts: PromptSet) -> list[str]:

@@ -240,6 +240,7 @@ def test_a_suite_by_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     values = [line["scores"]["dpg"] for line in rows(tmp_path / "out" / "scores.jsonl")]
     assert report["dpg"] == pytest.approx(sum(values) / len(values))
     assert report["tables"]["dpg"]["dpg"] == pytest.approx(100 * report["dpg"])
+    assert set(report["table_intervals"]["dpg"].values()) == {None}  # there is one prompt
     assert len(rows(tmp_path / "out" / "dpg.jsonl")) == len(values) == 2
 
 

@@ -85,7 +85,7 @@ class TunedPipeline:
         for part in self._parts():
             if part in trained_parts or not tuning.runtime.offload:
                 part.to(tuning.device)
-        self.device = next(self.network.parameters()).device  # where the network runs
+        self._home: torch.device | None = None  # where the network runs, while it is away
         self._set_up_network()
 
         # Text encoders work through a memory of what they encoded.
@@ -95,6 +95,11 @@ class TunedPipeline:
             store=self._text_cache(tokenizers, t5_tokens),
             readers=readers_of([*tokenizers.values()], t5_tokens=t5_tokens),
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the network runs."""
+        return self._home or next(self.network.parameters()).device
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
@@ -168,11 +173,13 @@ class TunedPipeline:
         if not self.tuning.runtime.offload or sharded():
             yield
             return
+        self._home = self.device
         try:
             self.network.to("cpu")
             yield
         finally:
             self.network.to(self.tuning.device)
+            self._home = None
 
     @contextmanager
     def _on_device(self, parts: Sequence[nn.Module]) -> Iterator[None]:

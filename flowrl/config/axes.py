@@ -7,7 +7,7 @@ model         flowrl/models/<fn>.py, the function <fn>
 plan          any file of flowrl/algorithms/plans that has plans
 transition    flowrl/algorithms/transitions.py
 rewards.NAME  rewards/<fn>.py, the function or class <fn>           weight (default 1.0)
-aggregate     flowrl/algorithms/reward_mix/aggregate.py; the section is optional
+aggregate     any file of flowrl/algorithms/reward_mix but transforms; the section is optional
 credit        any other file of flowrl/algorithms/credit
 segment       flowrl/algorithms/selection/segments.py; the section is optional
 select        any file of flowrl/algorithms/selection but segments; a call or a list, optional
@@ -17,6 +17,7 @@ kl            flowrl/algorithms/penalties.py; the section is optional          b
 old, slow     flowrl/algorithms/decays.py; the sections are optional
 fake          flowrl/algorithms/companions/fake.py; the section is optional
 surrogate     flowrl/algorithms/companions/surrogate.py; the section is optional
+sampler       any file of flowrl/algorithms/prompt_samplers; the section is optional
 optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
 ============  ====================================================  =========================
 
@@ -50,7 +51,9 @@ AXES = {
     "transition": Axis("flowrl.algorithms.transitions", "module", positional=5, last="noise_scale"),
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
     "transform": Axis("flowrl.algorithms.reward_mix.transforms", "module", positional=2),
-    "aggregate": Axis("flowrl.algorithms.reward_mix.aggregate", "module", positional=2),
+    "aggregate": Axis(
+        "flowrl.algorithms.reward_mix", "package", positional=2, without=("transforms",)
+    ),
     "credit": Axis("flowrl.algorithms.credit", "package", positional=3),
     "segment": Axis("flowrl.algorithms.selection.segments", "module", positional=1),
     "select": Axis("flowrl.algorithms.selection", "package", positional=1, without=("segments",)),
@@ -61,6 +64,7 @@ AXES = {
     "slow": Axis("flowrl.algorithms.decays", "module", positional=1),
     "fake": Axis("flowrl.algorithms.companions.fake", "module"),
     "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
+    "sampler": Axis("flowrl.algorithms.prompt_samplers", "package", positional=1, last="draw"),
     "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
 }
 

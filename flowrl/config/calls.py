@@ -287,7 +287,13 @@ def _check_switched(key: str, given: dict[str, Any], known: Sequence[str], sourc
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what the loop calls: a class is made once and its instance called."""
-    return vars(function).get("__call__", lambda: None) if inspect.isclass(function) else function
+    if not inspect.isclass(function):
+        return function
+    for owner in function.__mro__:
+        if "__call__" in vars(owner):
+            called: Callable[..., Any] = vars(owner)["__call__"]
+            return called
+    return lambda: None
 
 
 def _check_positional(

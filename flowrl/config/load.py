@@ -42,8 +42,8 @@ from flowrl.core.nearest import near, unknown
 from flowrl.core.shipped_files import list_configs, resource
 
 ORDER = (
-    *("name", "seed", "model", "prompts", "image", "plan", "transition", "rewards", "aggregate"),
-    *("credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow"),
+    *("name", "seed", "model", "prompts", "sampler", "image", "plan", "transition", "rewards"),
+    *("aggregate", "credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow"),
     *("fake", "surrogate", "optimizer"),
     *("train", "scout", "eval", "checkpoint", "samples", "monitors"),
 )
@@ -76,6 +76,7 @@ class Config:
     fake: Call | None = None  # a model that is trained along: of what the policy generates
     surrogate: Call | None = None  # a model that is trained along: of what is rewarded
     scout: ScoutConfig = field(default_factory=ScoutConfig)
+    sampler: Call | None = None  # which prompts an iteration gets; None: shuffled epochs
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)

@@ -44,6 +44,7 @@ ABOUT = {
     "fake": "a model that is trained along: it follows what a few-step policy generates",
     "surrogate": "a model that is trained along: it learns the reward as a model of images",
     "optimizer": "how gradients change the weights; without it AdamW",
+    "sampler": "which prompts an iteration gets; without it each as often as the others",
 }
 """What each call section and single value is; plain sections say it themselves."""
 
@@ -80,17 +81,8 @@ def schema() -> Schema:
     calls = {"$ref": "#/$defs/rewards"}
     known["rewards"] = {"type": "object", "minProperties": 1, "additionalProperties": calls}
     known["select"] = _one_or_several("select")
-    for key in (
-        "aggregate",
-        "segment",
-        "select",
-        "kl",
-        "old",
-        "slow",
-        "fake",
-        "surrogate",
-        "optimizer",
-    ):
+    optional = ("sampler", "aggregate", "segment", "select", "kl", "old", "slow")
+    for key in (*optional, "fake", "surrogate", "optimizer"):
         known[key] = {"anyOf": [known[key], {"type": "null"}]}
 
     properties = {key: {"description": ABOUT.get(key, ""), **known[key]} for key in ORDER}

@@ -55,6 +55,12 @@ class TrainConfig(Section):
     balance: str | None = None
     """key of the prompts' records, `tag` for GenEval's tasks: each of its values gets as many
     prompts of an iteration; without it each prompt comes equally often"""
+    refill: Count = 0
+    """second draws of an iteration: prompts whose images all got one reward are replaced by others,
+    up to so often; each new image costs its network calls (DAPO's dynamic sampling)"""
+    refill_spread: Annotated[float, Interval(ge=0)] = 1e-8
+    """std of a prompt's rewards up to which `refill` counts them as one reward; for continuous
+    rewards about a thousandth of their scale"""
     updates: Positive = 1
     """optimizer steps per iteration; 1 is fully on-policy, more uses each rollout again and makes
     clipping matter"""

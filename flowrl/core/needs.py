@@ -15,6 +15,7 @@ rest is made only for functions that ask for it by name:
 ``teacher``         a whole `Eval` under the weights of the row's teacher
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
+``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ==================  ==============================================================================
@@ -39,6 +40,7 @@ KNOWN = frozenset(
             "best",
             "reward",
             "siblings",
+            "reward_variance",
             "zero_advantage",
             "log_prob",
             "prompts",

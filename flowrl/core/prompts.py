@@ -169,10 +169,18 @@ def batch_for(
         raise DataError(
             f"expected count >= 1 and iteration >= 0, got count={count} and iteration={iteration}"
         )
+    return stream(prompt_set, seed=seed, first=iteration * count, count=count, balance=balance)
+
+
+def stream(
+    prompt_set: PromptSet, *, seed: int, first: int, count: int, balance: str | None = None
+) -> list[int]:
+    """Return `count` prompt indices of the endless stream of `batch_for`, from place `first` on.
+    Raises DataError for an empty list, or as `groups_of`."""
     if len(prompt_set) == 0:
         raise DataError(f"{prompt_set.path}: no prompts to choose from")
     groups, chosen = groups_of(prompt_set, balance), []
-    for place in range(iteration * count, (iteration + 1) * count):
+    for place in range(first, first + count):
         turn, which = divmod(place, len(groups))
         epoch, at = divmod(turn, len(groups[which]))
         chosen.append(groups[which][_epoch(len(groups[which]), seed, epoch)[at]])

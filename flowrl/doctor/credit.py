@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._memory import PromptMemory
 from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
 from flowrl.doctor.findings import Section

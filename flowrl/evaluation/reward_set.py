@@ -22,6 +22,8 @@ from flowrl.evaluation.reward_metrics import (
     finished_distances,
     reward_metrics,
     shares,
+    spread_of,
+    weighted_sum,
 )
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
@@ -79,7 +81,9 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
-        self.gate: Tensor | None = None  # [V]  of the last advantages: factor of the penalty
+        # [V]  of the last advantages: factor of the penalty, and variance of a prompt's rewards
+        self.gate: Tensor | None = None
+        self.variance: Tensor | None = None
         self.credit = credit if isinstance(credit, RememberingCredit) else None
         if self.credit is not None:
             self.credit.start([record["prompt"] for record in records])
@@ -127,6 +131,7 @@ class RewardSet:
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         self.gate = mixed.gate
+        self.variance = spread_of(weighted_sum(scores.values, self.weights), leaf, tree)
         # figures of the raw rewards, and the aggregator's own
         kind = leaf_kinds(tree, leaf)
         if distance is None:
@@ -160,6 +165,13 @@ class RewardSet:
                 said = reward.update(batch)
             metrics |= {f"learned/{name}/{key}": value for key, value in said.items()}
         return metrics
+
+    def judged(
+        self, values: Mapping[str, Tensor], batch: RewardBatch, leaf: Tensor, tree: Tree
+    ) -> Tensor:
+        """Return the weighted sum [L] of the rewards after their transforms, NaN = not scored."""
+        scores = self._scores(values, batch, leaf, tree)
+        return weighted_sum(scores.values, self.weights)
 
     def has_state(self) -> bool:
         """Say whether `update` changes anything."""

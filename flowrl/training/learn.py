@@ -103,7 +103,8 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
             f"iteration {run.iteration}: `select` left none of {len(nodes)} {_name(run)} to train"
         )
     best = best_below(ro, advantage) if "best" in method.needs else None
-    return NodeTable(advantage, factor, segment, best, run.reward_set.gate)
+    variance = run.reward_set.variance if "reward_variance" in method.needs else None
+    return NodeTable(advantage, factor, segment, best, run.reward_set.gate, variance)
 
 
 def backward(
@@ -173,6 +174,8 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         data = data._replace(siblings=siblings(local.rollout, likelihood.trains, batch.node))
     if "reward" in needs and now.images is not None:
         data = data._replace(reward=_reward(run, local, batch, now.images))
+    if table.variance is not None:
+        data = data._replace(reward_variance=table.variance[batch.node])
     if table.segment is not None:
         data = data._replace(segment=table.segment[batch.node])
     if table.best is not None:

@@ -45,6 +45,8 @@ def rehearse_loss(
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
     if "siblings" in method.needs:
         data = data._replace(siblings=siblings(made, likelihood.trains, batch.node))
+    if "reward_variance" in method.needs:
+        data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if now.images is not None:
         data = data._replace(reward=now.images.new_zeros(len(now.images)))
     method.loss(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,16 @@ from flowrl.training.reward_batch import prompted
 from flowrl.training.setup import Setup
 
 
-def scouted(run: Setup, rows: list[int], first: int) -> Tensor:
-    """Choose the initial noises of training prompts `rows`, which stand from place `first` on in
-    the iteration -> latents [R * roots, *], prompt by prompt.
+def scouted(run: Setup, rows: list[int], places: Sequence[int], attempt: int) -> Tensor:
+    """Choose the initial noises of training prompts `rows`, which stand at `places` in the
+    iteration -> latents [R * roots, *], prompt by prompt.
 
     From each of ``scout.images`` noises an image is sampled in ``scout.steps`` steps without noise
     and scored; `chosen` says which are kept, in the order in which they were drawn. Noises are
-    those that the rollout would have drawn with so large a group.
+    those that the rollout would have drawn with so large a group, at its `attempt`.
     """
     c, size = run.config, run.size
+    again = (attempt,) if attempt else ()
     made = rollout(
         run.model,
         encode(run.model, run.train_set, rows, size),
@@ -33,9 +36,7 @@ def scouted(run: Setup, rows: list[int], first: int) -> Tensor:
         sigmas=run.model.sigmas(c.scout.steps, *size),
         shape=run.model.latent_shape(*size),
         group_size=c.scout.images,
-        generators=[
-            generator(c.seed, "rollout", run.iteration, first + k) for k in range(len(rows))
-        ],
+        generators=[generator(c.seed, "rollout", run.iteration, p, *again) for p in places],
         micro_batch=c.train.rollout_batch,
     )
     # what the rewards say of the previews, as bytes like any image
@@ -48,8 +49,8 @@ def scouted(run: Setup, rows: list[int], first: int) -> Tensor:
     # the noises of those that are kept
     noise = made.x[made.tree.parent < 0].reshape(len(rows), c.scout.images, *made.x.shape[1:])
     kept = []
-    for k, scores in enumerate(total):
-        rng = generator(c.seed, "scout", run.iteration, first + k)
+    for k, (at, scores) in enumerate(zip(places, total, strict=True)):
+        rng = generator(c.seed, "scout", run.iteration, at, *again)
         kept.append(noise[k, chosen(scores, run.cost.roots, c.scout.keep, rng).to(noise.device)])
     return torch.cat(kept)
 

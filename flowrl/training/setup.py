@@ -16,7 +16,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import World, sharded, world
 from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
+from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.eval_size import check_size
 from flowrl.evaluation.frame_rewards import frames_of
@@ -28,6 +28,7 @@ from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import COMPANIONS, Method, method_of
 from flowrl.training.optimizer import make_optimizer
+from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.start_weights import check_start, start_from
@@ -69,6 +70,7 @@ class Setup:
         self.test_set = load_prompts(config.prompts.test)
         groups_of(self.train_set, config.train.balance)  # or says which record lacks the key
         warn_of_overlap(self.train_set, self.test_set)
+        self.sampler = sampler_of(config, self.train_set)
         self.method: Method = method_of(config)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
@@ -78,6 +80,7 @@ class Setup:
         plan = self.method.plan(0)
         if plan.stored is not None:
             check_pairs(self.train_set)
+        check_refill(config, sharded=self.sharded, stored=plan.stored is not None)
         self.teachers: Teachers | None = None
         if "teacher" in self.method.needs:
             self.teachers = Teachers(config, self.train_set)
@@ -147,26 +150,16 @@ class Setup:
         embeddings does nothing."""
         if not isinstance(self.model, EncodesAhead):
             return
-        texts, rows, t = self.train_set.texts, dict[int, None](), self.config.train
-        last = len(texts) // t.prompts + 1  # more iterations show every prompt
-        count = last if iterations is None else min(iterations, last)
-        for iteration in range(self.iteration, self.iteration + count):
-            found = self.rows_of(iteration)
-            rows |= dict.fromkeys(found[place] for place in self.world.share(len(found)))
-        held_out = self.test_set.texts
+        texts, held_out = self.train_set.texts, self.test_set.texts
         mine = [held_out[place] for place in self.world.share(len(held_out))]
+        rows = ahead(
+            self.config, self.train_set, self.sampler, self.world, self.iteration, iterations
+        )
         self.model.encode_ahead([*(texts[row] for row in rows), *mine])
 
-    def rows_of(self, iteration: int) -> list[int]:
-        """Return the training prompts of an iteration."""
-        c = self.config
-        return batch_for(
-            self.train_set,
-            seed=c.seed,
-            iteration=iteration,
-            count=c.train.prompts,
-            balance=c.train.balance,
-        )
+    def rows(self) -> list[int]:
+        """Return the training prompts of the current iteration."""
+        return rows_of(self.config, self.train_set, self.sampler, self.iteration)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""

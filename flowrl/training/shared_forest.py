@@ -52,6 +52,7 @@ class NodeTable(NamedTuple):
     segment: Tensor | None  # int64  nodes with one id move as one action
     best: Tensor | None  # int64  the best leaf below, where the loss needs it
     gate: Tensor | None = None  # float32  factor of the penalty; None = 1
+    variance: Tensor | None = None  # float64  of the rewards of the node's prompt
 
     def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
         """Pick what is about this process' nodes; `best` is numbered as in its own rollout."""
@@ -62,7 +63,8 @@ class NodeTable(NamedTuple):
             best = forest.numbered(forest.own(best, like).cpu(), like)
         advantage, factor = forest.own(self.advantage, like), forest.own(self.factor, like)
         gate = None if self.gate is None else forest.own(self.gate, like)
-        return NodeTable(advantage, factor, segment, best, gate)
+        variance = None if self.variance is None else forest.own(self.variance, like)
+        return NodeTable(advantage, factor, segment, best, gate, variance)
 
 
 ON_HOST = ("log_prob", "noise_scale", "leaf", "sigmas", "group_ids", "twin", "block", "change")

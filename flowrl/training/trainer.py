@@ -11,9 +11,12 @@ from flowrl.core.errors import CheckpointError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
-from flowrl.training.collect import collect, give_credit, images_worked_on, sample
+from flowrl.training.collect import collect, images_worked_on, sample
+from flowrl.training.give_credit import give_credit
 from flowrl.training.learn import learn
 from flowrl.training.optimizer_state import optimizer_from_tensors, optimizer_to_tensors
+from flowrl.training.prompt_visits import joined
+from flowrl.training.refill import refill
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import join
 from flowrl.training.weights import put_weights
@@ -37,12 +40,15 @@ class Trainer(Setup):
         places = self.world.share(len(rows))
         # sample and score
         found = self.world.together(lambda: collect(self, rows, places))
+        found, rows, dropped = refill(self, found, rows, places)
         with self.phase("reward"):
             forest = join(self.world, found.rollout)
-            advantage, metrics = give_credit(self, forest, found, rows)
+            advantage, metrics = give_credit(self, forest, found, rows, dropped)
         worked = images_worked_on(self, found.rollout)
         decoded, scored = self.world.totals([worked], 2)
         metrics |= {"decoded": float(decoded), "scored": float(scored)}
+        tree = joined(self, forest.whole.tree, rows)
+        forest = forest._replace(whole=forest.whole._replace(tree=tree))
         # the images go before anything is learned
         ro = found.rollout
         del found
@@ -53,6 +59,12 @@ class Trainer(Setup):
             self.follow()
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), "backwards": 0.0, **metrics}
+        if self.config.train.refill:
+            # what was drawn in vain cost as much as what was not
+            metrics["refilled"] = float(len(dropped))
+            metrics["nfe"] += len(dropped) * self.cost.nfe / len(rows)
+            for name, count in (("decoded", decoded), ("scored", scored)):
+                metrics[name] += len(dropped) * count / len(rows)
         self.iteration += 1
         self.intact = True
         return metrics
@@ -63,10 +75,6 @@ class Trainer(Setup):
         if not self.intact:
             return False
         return all(bool(whole(p.detach()).isfinite().all()) for p in self.params.values())
-
-    def rows(self) -> list[int]:
-        """Return the training prompts of the current iteration."""
-        return self.rows_of(self.iteration)
 
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""
@@ -81,6 +89,8 @@ class Trainer(Setup):
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
         along, about_along = self.companions.files()
         files |= {**self._kept_weights(), **self.reward_set.state_dict(), **along}
+        if self.sampler is not None:
+            files["sampler"] = self.sampler.state_dict()
         if self.sharded:
             files = {name: self._whole(rows) for name, rows in files.items()}
         if self.world.main:
@@ -116,6 +126,7 @@ class Trainer(Setup):
         if not all(bool(tensor.isfinite().all()) for tensor in current.values()):
             raise ValueError("a weight is no finite number")
         self.reward_set.load_state_dict(rewards, folder)
+        self._load_sampler(files.pop("sampler", None), folder)
         self.companions.load(files, state.get("companions", {}))
         self._load_copies(files, folder)
         # the optimizer
@@ -135,6 +146,16 @@ class Trainer(Setup):
     def _kept_weights(self) -> dict[str, dict[str, Tensor]]:
         """Return the copies of the weights that outlive an iteration."""
         return {name: rows for name, rows in self.weights.state_dict().items() if name in self.kept}
+
+    def _load_sampler(self, state: dict[str, Tensor] | None, folder: Path) -> None:
+        if (state is None) != (self.sampler is None):
+            has, wants = ("none", "one") if state is None else ("one", "none")
+            raise CheckpointError(
+                f"{folder}: holds {has} of a sampler's memories, this config needs {wants}; the "
+                "section sampler must be there or not as in the run that is resumed"
+            )
+        if state is not None and self.sampler is not None:
+            self.sampler.load_state_dict(state)
 
     def _load_copies(self, files: dict[str, dict[str, Tensor]], folder: Path) -> None:
         wanted = sorted(self._kept_weights())

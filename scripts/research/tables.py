@@ -28,6 +28,7 @@ PARTS = (
     "rooms",
     "demonstrated",
     "doctor_docs",
+    "technique_table",
 )
 """Modules beside this one, in the order in which they fill a file that they share."""
 

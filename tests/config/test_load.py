@@ -174,6 +174,7 @@ def test_every_field_of_the_config_is_in_the_dump(file: Path) -> None:
     kl, segment = "kl={fn: transition_kl, beta: 1}", "segment={fn: fixed, sizes: [2]}"
     copies = [f"{name}={{fn: ramp, slope: 0, limit: 0}}" for name in ("old", "slow")]
     beside = ["fake={fn: score, lr: 0.1}", "surrogate={fn: preference, lr: 0.1, beta: 1}"]
+    beside += ["sampler={fn: variance_weighted}"]
     overrides = [kl, segment, "select={fn: fraction}", *copies, *beside]
     dumped = yaml.safe_load(load_config(file, overrides).dump())
     fields = {f.name for f in dataclasses.fields(Config)} - {"source", "plugins"}

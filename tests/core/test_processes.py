@@ -45,6 +45,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "tree, KL, parts": (*TREE, "kl={fn: transition_kl, beta: 0.1}", "train.parts=2"),
     "learned reward": (*CHAIN, "rewards.red={fn: toykit.apprentice}"),
     "chunks by change": (*CHAIN, "plan.steps=6", "segment={fn: adaptive, chunks: 3}", CHUNKS),
+    "second draws": (*CHAIN, "rewards.red={fn: toykit.dull}", "train.refill=2"),
+    "budgets": (*CHAIN, "sampler={fn: knapsack}", "rewards.red={fn: toykit.reddish}"),
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
 """What `accelerate launch` sets for fsdp.yaml."""

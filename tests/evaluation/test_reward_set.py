@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def test_images_are_scored_while_the_next_are_sampled(
     trainer = trainer_for(tmp_path, *FOUR)
     begun, sampled, seen = threading.Event(), collect_file.sample, []
 
-    def sample(run: Any, rows: list[int], *, first: int = 0) -> Any:
-        if first:
+    def sample(run: Any, rows: list[int], *, places: Sequence[int], attempt: int) -> Any:
+        if places[0]:
             begun.set()
-        return sampled(run, rows, first=first)
+        return sampled(run, rows, places=places, attempt=attempt)
 
     def waiting(batch: RewardBatch) -> Tensor:
         seen.append(begun.wait(20))

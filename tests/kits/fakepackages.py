@@ -104,7 +104,7 @@ PACKAGES = {
     "transition": "fakeaxes.transitions",
     "rewards": "fakerewards",
     "transform": "fakeaxes.reward_mix.transforms",
-    "aggregate": "fakeaxes.reward_mix.aggregate",
+    "aggregate": "fakeaxes.reward_mix",
     "credit": "fakeaxes.credit",
     "segment": "fakeaxes.selection.segments",
     "select": "fakeaxes.selection",

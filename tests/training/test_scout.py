@@ -50,7 +50,7 @@ def test_images_start_from_the_noises_that_were_scouted(tmp_path: Path) -> None:
     two least red of twelve that an ordinary rollout would have drawn."""
     run = Trainer(toy(tmp_path, *SETTING, "scout.steps=6"))
     rows = run.rows()
-    noise = scouted(run, rows, 0)
+    noise = scouted(run, rows, range(len(rows)), 0)
     made = run.sample(rows)
     assert torch.equal(made.x[made.tree.parent < 0], noise)
     wide = Trainer(toy(tmp_path, *SETTING, "scout={images: 0}", "train.group=12"))

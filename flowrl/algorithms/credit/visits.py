@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit._groups import check_unit
-from flowrl.algorithms.credit._memory import PromptMemory
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 

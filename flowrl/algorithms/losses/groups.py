@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from flowrl.algorithms.losses._common import numbered
 from flowrl.algorithms.losses._groups import (
@@ -118,6 +118,45 @@ def crd(
         loss = loss + part / len(ways)
     metrics = {"implicit_reward": reward.detach(), "target": target}
     return loss * (max_advantage / beta), metrics
+
+
+@needs("ref", "siblings", "zero_advantage")
+def level_preference(
+    data: LossInput, *, beta: float = 0.1, anisotropy: float = 2.5
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``-ln sigmoid(b (g_w - g_l))`` [B], averaged over all pairs of a prompt's images with
+    different advantages, the same for each of its images, and metrics [B].
+
+    g is the log-prob less that of the base weights; b is beta, times `anisotropy` where w is of the
+    prompt's best level. TRPA (2504.04524), its code (XueruiSu/Trust-Region-Preference-Approximation
+    at f372585): beta 0.1, anisotropy 2.5, a KL to the policy that sampled of weight 0.001, which
+    here is the section `kl`. Rewards should be of few levels.
+
+    **Differs:** the code's best level is that of a right answer in the right form, here that of the
+    prompt's best images; its loss is a mean over the pairs of a network call, here of a prompt; and
+    where all images of the call are of one level it raises or lowers all of them, here such a
+    prompt has no gradient.
+
+    Metrics: `margin`, the mean of ``g_w - g_l`` over the prompt's pairs; `pairs`, their number.
+
+    Raises: ConfigError unless beta and anisotropy are above 0, for a group that is torn over
+    network calls, or images of a prompt that were not noised alike.
+    """
+    check_positive("level_preference", beta=beta, anisotropy=anisotropy)
+    index = whole_groups("level_preference", data)
+    check_alike("level_preference", data, index)
+    gain = data.now.log_prob - data.under["ref"].log_prob.detach()
+    level = data.batch.advantage.detach().double()
+    best = torch.full_like(level, -torch.inf).scatter_reduce(0, index, level, "amax")[index]
+    # pair [i, j]: i is preferred to j
+    pair = (index[:, None] == index) & (level[:, None] > level)
+    width = beta * torch.where(level == best, anisotropy, 1.0)
+    apart = gain[:, None] - gain
+    each = torch.where(pair, -logsigmoid(width[:, None] * apart), 0.0).sum(1)
+    number = total(index, pair.double().sum(1))
+    loss = total(index, each) / number.clamp_min(1)
+    margin = total(index, torch.where(pair, apart.detach(), 0.0).sum(1)) / number.clamp_min(1)
+    return loss, {"margin": margin, "pairs": number}
 
 
 def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> list[Tensor]:

@@ -88,12 +88,46 @@ def step_preference(
     }
 
 
+def simple_preference(
+    data: LossInput, *, beta: float, margin: float = 0.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``-ln sigmoid(beta (l_w - l_l) - margin)`` [B], the same for both images of a pair,
+    and metrics [B]: no base model is asked.
+
+    SimPO (2405.14734) and its code (princeton-nlp/SimPO at 1b3e8f3, sigmoid form without label
+    smoothing, which has ``margin = beta gamma_beta_ratio``). l is the log-prob; SimPO divides that
+    of a text by its length, here it is a mean over latent dimensions anyway. w and l as in
+    `diffusion_dpo`: credit `best_worst`, one time and one noise for both.
+
+    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0.
+
+    Raises: ConfigError without `segment: {fn: prompt}`, for images of a prompt that were not noised
+    alike, a beta not above 0, or a negative margin.
+    """
+    if not (beta > 0 and margin >= 0):
+        raise ConfigError(
+            f"simple_preference: expected beta > 0 and margin >= 0, got {beta=}, {margin=}"
+        )
+    if data.segment is None:
+        raise ConfigError(
+            "simple_preference: compares two images of a prompt in one network call; set "
+            "segment={fn: prompt}, select={fn: nonzero} and credit={fn: best_worst}"
+        )
+    index = numbered(data.segment, data.batch.step)
+    _check_alike(data, index)
+    sign = data.batch.advantage.detach().sign()
+    zeros = torch.zeros_like(data.now.log_prob)
+    inside = beta * zeros.index_add(0, index, sign * data.now.log_prob)[index] - margin
+    said = inside.detach()
+    return -logsigmoid(inside), {"margin": said, "accuracy": (said > 0).double()}
+
+
 def _check_alike(data: LossInput, index: Tensor) -> None:
     """Raise ConfigError unless rows of one pair [B] have one time."""
     sigma = data.batch.sigma
     high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
     if not torch.equal(high, sigma):
         raise ConfigError(
-            "diffusion_dpo: both images of a pair must have the same time and noise; set "
+            "loss: both images of a pair must have the same time and noise; set "
             "likelihood.shared=true"
         )

@@ -70,6 +70,37 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     return whole, place, seen
 
 
+def of_prompt(rollout: Rollout, group: int) -> Rollout:
+    """Cut one prompt's forest out of a rollout; `merge` of all prompts' gives it back."""
+    node = (rollout.tree.group == group).nonzero().flatten()
+    number = torch.full_like(rollout.tree.parent, -1)
+    number = number.scatter(0, node, torch.arange(len(node), device=node.device))
+
+    def moved(ids: Tensor) -> Tensor:
+        return torch.where(ids < 0, -1, number[ids.clamp_min(0)])
+
+    def rows(values: Tensor | None) -> Tensor | None:
+        """Pick a prompt's nodes; those of leaves may be gone."""
+        return None if values is None else values[node[node < len(values)]]
+
+    tree = rollout.tree
+    mine = (rollout.group_ids == group).nonzero().flatten()
+    twin = rows(rollout.twin)
+    return rollout._replace(
+        tree=Tree(moved(tree.parent[node]), tree.step[node], tree.std[node], tree.group[node]),
+        x=_known(rows(rollout.x)),
+        log_prob=rollout.log_prob[node],
+        noise_scale=rollout.noise_scale[node],
+        leaf=moved(rollout.leaf[tree.group[rollout.leaf] == group]),
+        cond={name: row[mine.to(row.device)] for name, row in rollout.cond.items()},
+        group_ids=rollout.group_ids[mine],
+        mean=rows(rollout.mean),
+        twin=None if twin is None else moved(twin),
+        block=rows(rollout.block),
+        change=rows(rollout.change),
+    )
+
+
 def without_leaves(rollout: Rollout) -> Rollout:
     """Drop the latents of the leaves, which are the last nodes; everything else stays."""
     inner = len(rollout.tree.parent) - len(rollout.leaf)

@@ -63,10 +63,12 @@ def measured(trainer: Trainer) -> Prices:
 
 def _iteration(trainer: Trainer) -> dict[str, float]:
     """Run one iteration -> the price of each kind of work in it."""
-    sampled, clock = trainer.cost.nfe, PhaseClock()
+    planned, clock = trainer.cost.nfe, PhaseClock()
     trainer.log = clock  # type: ignore[assignment]
     with without_overlap(trainer):
         metrics = trainer.step()
+    # prompts that were drawn again
+    sampled = planned * (1 + metrics.get("refilled", 0.0) / trainer.config.train.prompts)
     unit = clock.seconds["rollout"] / sampled if sampled else 0.0
     if not unit:
         raise RunError(

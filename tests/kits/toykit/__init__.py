@@ -82,6 +82,12 @@ def picky(batch: RewardBatch) -> Tensor:
     return torch.where(batch.group == 0, torch.tensor(0.3), redness(batch))
 
 
+def dull(batch: RewardBatch) -> Tensor:
+    """Like all images of red and green dots equally well, and the others by their red."""
+    alike = torch.tensor([prompt in ("a red dot", "a green dot") for prompt in batch.prompts])
+    return torch.where(alike, torch.tensor(0.3), redness(batch))
+
+
 def liar(batch: RewardBatch) -> Tensor:
     """Score as `redness`, promise a gradient and have none."""
     return redness(batch).detach()

@@ -1,4 +1,4 @@
-"""Numbers that a credit keeps for each prompt of the training list."""
+"""Numbers that a credit or a sampler keeps for each prompt of the training list."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class PromptMemory:
     """
 
     needs = frozenset({"prompts"})
+    kind = "credit"  # what messages call it
 
     def __init__(self, columns: dict[str, int]) -> None:
         """columns: name -> numbers per prompt."""
@@ -36,7 +37,7 @@ class PromptMemory:
         strange = next((text for text in prompts if text not in self._row), None)
         if strange is not None:
             raise ConfigError(
-                f"credit {type(self).__name__} remembers the {len(self._row)} prompts of the "
+                f"{self.kind} {type(self).__name__} remembers the {len(self._row)} prompts of the "
                 f"training list, and {strange!r} is none of them; the list must not change"
             )
         return torch.tensor([self._row[text] for text in prompts])
@@ -50,7 +51,7 @@ class PromptMemory:
         ids, same = self._ids(), state.keys() == {*self.kept, "prompts"}
         if not (same and torch.equal(state["prompts"].cpu(), ids)):
             raise CheckpointError(
-                f"credit {type(self).__name__} has remembered other prompts than those of "
+                f"{self.kind} {type(self).__name__} has remembered other prompts than those of "
                 "prompts.train; go on with the list that the run began with"
             )
         self.kept = {name: state[name].cpu().double().clone() for name in self.kept}

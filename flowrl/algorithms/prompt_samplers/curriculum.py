@@ -1,0 +1,103 @@
+"""Draw prompts by how much they can teach now: those whose images differ most in reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.prompt_samplers._table import PromptTable, check_share, drawn_by
+from flowrl.core.errors import ConfigError
+from flowrl.core.prompt_choice import PromptDraw, Visit
+
+
+class _weighted(PromptTable):  # noqa: N801
+    """Draw a share of the prompts by weight, the others in shuffled epochs."""
+
+    def __init__(self, *columns: str, share: float) -> None:
+        check_share(type(self).__name__, "share", share)
+        super().__init__(*columns)
+        self.share = share
+
+    def __call__(self, draw: PromptDraw) -> list[int]:
+        """Return first those drawn by weight, then the next ones of the epochs."""
+        weighted = int(draw.places * self.share)
+        plain = draw.places - weighted
+        rows = drawn_by(self.weights(), weighted, draw)
+        return rows + draw.stream(draw.iteration * plain, plain) if plain else rows
+
+    def weights(self) -> Tensor:
+        """Return the weight of each prompt [N]."""
+        raise NotImplementedError
+
+
+class variance_weighted(_weighted):  # noqa: N801 - configs name samplers in lower case
+    """Draw a share of the prompts with odds of the variance of their rewards, the others evenly.
+
+    MMR1's variance-aware sampling (2509.21268) and its code (LengSicong/MMR1 at d8161a0):
+    ``int(share count)`` with replacement, weights ``p (1 - p)`` scaled so that the least is 0 and
+    the largest 1, `momentum` of the older weight; share 0.5 and momentum 0 there. The variance of
+    rewards (divisor n) is ``p (1 - p)`` for rewards of 0 and 1, and fits any other reward.
+
+    **Differs:** the code measures all prompts again every 4 iterations, with 8 images each; here a
+    weight is what the prompt's own images said when it was last trained on, which costs nothing,
+    and a prompt that was never drawn weighs as much as the mean. The paper's second part of the
+    weight, the diversity of texts, is not in the code either.
+
+    Raises: ConfigError for share outside [0, 1], or momentum outside [0, 1).
+    """
+
+    def __init__(self, *, share: float = 0.5, momentum: float = 0.0) -> None:
+        super().__init__("variance", share=share)
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"variance_weighted: expected 0 <= momentum < 1, got {momentum}")
+        self.momentum = momentum
+
+    def weights(self) -> Tensor:
+        """Return the scaled variances [N]."""
+        variance = self.column("variance")
+        known = variance[~variance.isnan()]
+        if not len(known):
+            return torch.ones_like(variance)
+        scaled = (variance - known.min()) / (known.max() - known.min() + 1e-8)
+        return torch.where(scaled.isnan(), scaled.nanmean(), scaled)
+
+    def update(self, draw: PromptDraw, visits: Sequence[Visit]) -> None:
+        """Remember how much the rewards of each prompt differed."""
+        variance = self.column("variance")
+        for visit in visits:
+            if visit.images > 1:
+                new, old = visit.std**2, float(variance[visit.row])
+                kept = new if old != old else self.momentum * old + (1 - self.momentum) * new
+                variance[visit.row] = kept
+
+
+class gaussian_curriculum(_weighted):  # noqa: N801 - configs name samplers in lower case
+    """Draw prompts with odds ``exp(-(p - 1/2)^2 / (2 width^2))``, p the mean reward of a prompt's
+    images when it was last drawn.
+
+    FG-ExPO's Gaussian curriculum sampling (2605.11403), known by its abstract. Reconstruction:
+    `width`, what a prompt weighs that was never drawn (as much as at 1/2), and that all of a batch
+    is drawn so, with replacement. Its other half, a KL that follows the accuracy, is not here: the
+    function is not in what we could read; `monitors.adaptive_kl` is another such rule.
+
+    Raises: ConfigError unless width > 0 and share in [0, 1]; in a run for mean rewards outside
+    [0, 1].
+    """
+
+    def __init__(self, *, width: float, share: float = 1.0) -> None:
+        super().__init__("rate", share=share)
+        if not width > 0:
+            raise ConfigError(f"gaussian_curriculum: expected width > 0, got {width}")
+        self.width = width
+
+    def weights(self) -> Tensor:
+        """Return the height of the bell at each prompt's rate [N]."""
+        apart = (self.column("rate").nan_to_num(nan=0.5) - 0.5) / self.width
+        return (-apart.square() / 2).exp()
+
+    def update(self, draw: PromptDraw, visits: Sequence[Visit]) -> None:
+        """Remember the mean reward of each prompt."""
+        for visit in self.rates(visits):
+            self.column("rate")[visit.row] = visit.mean

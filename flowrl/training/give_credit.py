@@ -1,0 +1,121 @@
+"""From the rewards of an iteration to the advantage of each node, and who learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs_of
+from flowrl.core.pixels import from_bytes
+from flowrl.core.prompt_choice import Visit
+from flowrl.core.types import RewardBatch, Tree
+from flowrl.evaluation.looks import LOOKS, looks_of
+from flowrl.evaluation.preference_pairs import labels_of
+from flowrl.evaluation.reward_metrics import (
+    finished_distances,
+    histogram,
+    prompt_entropy,
+    weighted_sum,
+)
+from flowrl.training.collect import Collected, Values
+from flowrl.training.prompt_visits import joined, remember
+from flowrl.training.reward_batch import reward_batch
+from flowrl.training.setup import Setup
+from flowrl.training.shared_forest import SharedForest
+
+
+def give_credit(
+    run: Setup,
+    forest: SharedForest,
+    found: Collected,
+    rows: list[int],
+    dropped: Sequence[Visit] = (),
+) -> tuple[Tensor, dict[str, float]]:
+    """Give every node of the whole forest its advantage, the same in all processes -> (advantage
+    [V], metrics).
+
+    Rewards that are trained along, the aggregator and the sampler then take their step; dropped:
+    prompts of this iteration that are not in the forest any more.
+    """
+    whole, batch, values, apart = forest.whole, found.batch, found.values, None
+    kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
+    looks = torch.cat(run.world.gather(looks_of(batch.images, batch.group, kind)))
+    if forest.leaf is not None:
+        own = finished_distances(batch.images, batch.group, kind)
+        apart = torch.cat(run.world.gather(own))
+        values = _gathered(run, values, forest.leaf)
+        batch = reward_batch(run, whole, _all_images(run, batch, forest.leaf), rows)
+    elif run.reward_set.learned_rewards():
+        batch = batch._replace(images=from_bytes(batch.images))
+    where = f"iteration {run.iteration}"
+    run.reward_set.check_unscored(values, batch.prompts, where)
+    credit = run.method.credit
+    if "log_prob" in needs_of(credit):
+        credit = partial(credit, log_prob=whole.log_prob)
+    if "prompts" in needs_of(credit):
+        credit = partial(credit, prompts=batch.prompts)
+    told = {}
+    if "state" in needs_of(run.method.credit):
+        told["state"] = state_of(run, rows)[batch.group]
+        credit = partial(credit, **told)
+    if run.method.plan(run.iteration).stored == "labels":
+        credit = _by_label(credit, labels_of(batch.meta, batch.group))
+    tree = joined(run, whole.tree, rows)
+    advantage, metrics = run.reward_set.advantages(
+        values, batch, whole.leaf, tree, credit, distance=apart
+    )
+    finished = leaf_kinds(whole.tree, whole.leaf).cpu() == 0
+    total = weighted_sum(values, run.config.reward_weights)[finished]
+    nodes = trained_nodes(whole, run.method.likelihood.trains)
+    run.histograms = {"reward": histogram(total), "advantage": histogram(advantage[nodes])}
+    metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
+    metrics["prompt_entropy"] = prompt_entropy(advantage, tree.group)
+    run.intact = run.intact and not run.reward_set.has_state() and run.sampler is None
+    learned = run.reward_set.update(values, batch, whole.leaf, tree, told)
+    remember(run, values, batch, whole.leaf, tree, rows, [*dropped])
+    return advantage, metrics | learned
+
+
+def state_of(run: Setup, rows: list[int]) -> Tensor:
+    """Return what the likelihood says of the noise of training prompts `rows` -> [R, D] on the
+    CPU. Raises ConfigError for a likelihood that has nothing to say."""
+    describe = getattr(run.method.likelihood, "describe", None)
+    if describe is None:
+        raise ConfigError(
+            f"credit {run.config.credit.fn} judges the initial noise, and likelihood "
+            f"{run.config.likelihood.fn} has none that is learned; take likelihood prior"
+        )
+    policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+    with policy, torch.no_grad():
+        found: Tensor = describe(run.model.encode([run.train_set.texts[row] for row in rows]))
+    return found.cpu()
+
+
+def _by_label(credit: Callable[..., Tensor], labels: Tensor) -> Callable[..., Tensor]:
+    """Let a credit see labels [L] in place of the rewards."""
+
+    def judged(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
+        return credit(labels.to(reward), leaf, tree)
+
+    return judged
+
+
+def _gathered(run: Setup, values: Values, leaf: Tensor) -> Values:
+    """Join the values of all processes, in the order of the whole forest's leaves [L]."""
+    answers = run.world.gather(values)
+    joined = {name: torch.cat([answer[name] for answer in answers]) for name in values}
+    return {name: row[leaf] for name, row in joined.items()}
+
+
+def _all_images(run: Setup, batch: RewardBatch, leaf: Tensor) -> Tensor:
+    """Return the images of all processes [L, 3, H, W] where a reward is trained along: every
+    process trains it on all of them, so that it stays the same. Else nothing, [L, 0]."""
+    if not run.reward_set.learned_rewards():
+        return torch.zeros(len(leaf), 0)
+    return from_bytes(torch.cat(run.world.gather(batch.images))[leaf])

@@ -1,0 +1,72 @@
+"""What the paired comparisons of group techniques measured, as tables of docs/group-techniques.md.
+
+`python scripts/research/tables.py` writes them. The sources are assets/results/techniques-toy.json
+and techniques-shapes.json, which `scripts/research/techniques.py` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flowrl.core.tables import markdown_table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "group-techniques.md"
+GROUNDS = {
+    "toy": "On a **toy**, a linear field of 14 numbers whose prompts ask for more or less red "
+    "(`technique_toy.py`): evidence that a rule does what it says, and none about images. ",
+    "shapes": "On the **shapes** validation prompts. ",
+}
+
+
+def found(ground: str) -> dict[str, Any] | None:
+    """Read a ground's result file; None where there is none."""
+    file = ROOT / "assets" / "results" / f"techniques-{ground}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def about(result: dict[str, Any]) -> str:
+    """Say what was compared."""
+    text = (
+        f"{GROUNDS[result['ground']]}Each run spends {result['nfe']:,} network evaluations; "
+        f"{result['seeds']} seeds, each technique against plain `group_norm` and `ppo_clip` with "
+        "the same seed. The difference is in points of the held-out score, with the 95 % interval "
+        "of Student's t; the verdict is by p after Holm's correction for all rows."
+    )
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """Lay out the techniques, the best difference first."""
+    out = [["technique", "held out", "plain", "difference", "95 % interval", "p (Holm)", "verdict"]]
+    for one in sorted(result["techniques"].values(), key=lambda one: -one["mean"]):
+        scores = [f"{100 * one[key]:.1f}" for key in ("score", "plain_score")]
+        low, high = (f"{100 * end:+.1f}" for end in one["interval"])
+        chance = f"{one['p_holm']:.2f}" if one["p_holm"] >= 0.005 else "<0.01"
+        gap = f"{100 * one['mean']:+.1f}"
+        out.append([one["name"], *scores, gap, f"{low} to {high}", chance, one["verdict"]])
+    return out
+
+
+def page(text: str) -> str:
+    """Fill the place between the marks."""
+    parts = ["<!-- techniques: table -->"]
+    for ground in GROUNDS:
+        result = found(ground)
+        if result is not None:
+            parts += [about(result), markdown_table(rows(result))]
+    if len(parts) == 1:
+        parts.append("Nothing was compared yet.")
+    new = "\n\n".join([*parts, "<!-- techniques: end -->"])
+    marks = "<!-- techniques: table -->\n.*?<!-- techniques: end -->"
+    return re.sub(marks, lambda _: new, text, flags=re.DOTALL)
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """List the page with what fills it."""
+    return [(PAGE, page)]

@@ -1,0 +1,216 @@
+"""Compare group techniques with plain GRPO, seed by seed at equal network evaluations.
+
+    python scripts/research/techniques.py --ground toy --seeds 8
+    python scripts/research/techniques.py --ground shapes --seeds 5 --nfe 80000
+
+Each technique changes the plain config as technique_list.py says and trains until it has spent as
+many network evaluations, images that were drawn in vain included; then the held-out prompts are
+judged with the same noise for all. A technique and plain GRPO are a pair for each seed. The result
+file has every run, the mean difference with its 95 % interval (Student's t over seeds), and a
+verdict: helps or hurts where p is below 0.05 after Holm's correction for all techniques of the
+file, else no difference seen. What there is already is not run again: runs are files of their own
+under --runs. On shapes each run is a process of its own; on the toy all are one, unless
+--processes says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from technique_list import TECHNIQUES, Technique  # noqa: E402
+from technique_table import rows  # noqa: E402
+from technique_toy import toy  # noqa: E402
+
+from flowrl.config.load import Config, load_config  # noqa: E402
+from flowrl.core.environment import environment  # noqa: E402
+from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.tables import text_table  # noqa: E402
+from flowrl.runs.compare.summary import holm  # noqa: E402
+from flowrl.runs.evaluate import evaluate  # noqa: E402
+from flowrl.training.trainer import Trainer  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUNDS: dict[str, dict[str, Any]] = {
+    "toy": {"nfe": 20_000, "low": 1e-3, "high": 3e-3, "steps": 3, "tau": 100.0, "twice": 16},
+    # validation prompts; 64 places are more than a short run can spend
+    "shapes": {"nfe": 80_000, "low": 0.05, "high": 0.07, "steps": 5, "tau": 40.0, "twice": 32},
+}
+SHAPES = (
+    "prompts.train=assets/shapes/train.jsonl",
+    "prompts.test=assets/shapes/validation.jsonl",
+    "plan={fn: full, steps: 6, noise_scale: 0.4, ode_last: 1}",
+    "rewards.soft={fn: shapes, mode: graded_angle, weight: 0}",
+    "rewards.shapes=null",
+    "credit={fn: group_norm}",
+    "train.prompts=16",
+    "train.updates=2",
+    "train.iterations=1000",
+    "eval.images=4",
+)
+
+
+def main() -> None:
+    """Run what is missing, write the result file, print a table."""
+    args = parser().parse_args()
+    ground = GROUNDS[args.ground]
+    nfe = args.nfe or ground["nfe"]
+    if args.one:
+        name, seed = args.one
+        write_json(args.out, run(args.ground, name, int(seed), nfe))
+        return
+    chosen = args.techniques or list(TECHNIQUES)
+    folder = args.runs / f"{args.ground}-{nfe}"
+    for seed in range(args.seeds):
+        for name in arms(chosen):
+            file = folder / f"{name}-{seed}.json"
+            if file.exists():
+                continue
+            print(f"{args.ground}, seed {seed}: {name}", flush=True)
+            if args.processes or args.ground == "shapes":
+                alone(args.ground, name, seed, nfe, file)
+            else:
+                write_json(file, run(args.ground, name, seed, nfe))
+    result = collected(folder, args.ground, nfe, chosen, args.seeds)
+    out = args.out or ROOT / "assets" / "results" / f"techniques-{args.ground}.json"
+    write_json(out, result)
+    print(text_table(rows(result)))
+    print(f"written: {out}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--ground", choices=[*GROUNDS], default="toy")
+    add("--seeds", type=int, default=5)
+    add("--techniques", nargs="*", choices=[*TECHNIQUES], metavar="NAME")
+    add("--nfe", type=int, help="network evaluations of a run")
+    add("--runs", type=Path, default=ROOT / "runs" / "techniques")
+    add("--out", type=Path, help="the result file")
+    add("--processes", action="store_true", help="a process for each run, also on the toy")
+    add("--one", nargs=2, metavar=("NAME", "SEED"), help="one run, into --out")
+    return made
+
+
+def arms(chosen: Sequence[str]) -> list[str]:
+    """List the runs of a seed: each technique, and before it the plain one that it is held to."""
+    return list(dict.fromkeys(arm for name in chosen for arm in (plain_of(name), name)))
+
+
+def plain_of(name: str) -> str:
+    """Name the plain run of a technique: one for all that share nothing with it but the ground."""
+    return f"plain-{name}" if TECHNIQUES[name].shared else "plain"
+
+
+def config_of(ground: str, name: str, seed: int, folder: Path) -> Config:
+    """Return the config of a run: of a technique, or of a plain one."""
+    plain, _, of = name.partition("-")
+    known = plain == "plain"
+    own = TECHNIQUES[of] if of else Technique("", ())
+    mine = own if known else TECHNIQUES[name]
+    changes = [*mine.shared, *(() if known else mine.changes)]
+    for key in ("low", "high", "steps", "tau", "twice"):
+        changes = [change.replace("{" + key + "}", str(GROUNDS[ground][key])) for change in changes]
+    if ground == "toy":
+        return toy(folder, [f"seed={seed}", f"model.seed={seed}", *changes])
+    changes = [change.replace("steps: 4,", "steps: 6,") for change in changes]
+    return load_config("shapes/flow_grpo", [*SHAPES, f"seed={seed}", *changes])
+
+
+def run(ground: str, name: str, seed: int, nfe: float) -> dict[str, Any]:
+    """Train until the evaluations are spent, and judge -> what to keep of it."""
+    with tempfile.TemporaryDirectory() as home:
+        config = config_of(ground, name, seed, Path(home))
+        trainer, spent, refilled = Trainer(config), 0.0, 0.0
+        while spent < nfe:
+            metrics = trainer.step()
+            spent += metrics["nfe"]
+            refilled += metrics.get("refilled", 0.0)
+        judged = evaluate(trainer.model, config, trainer=trainer)
+    return {
+        "name": name,
+        "seed": seed,
+        "score": judged[judged["score"]],
+        "nfe": spent,
+        "iterations": trainer.iteration,
+        "refilled": refilled,
+    }
+
+
+def alone(ground: str, name: str, seed: int, nfe: float, file: Path) -> None:
+    """Do one run in a process of its own. Raises CalledProcessError if it fails."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, __file__, "--ground", ground, "--nfe", str(int(nfe))]
+    subprocess.run([*words, "--one", name, str(seed), "--out", str(file)], check=True)
+
+
+def collected(
+    folder: Path, ground: str, nfe: float, chosen: Sequence[str], seeds: int
+) -> dict[str, Any]:
+    """Put all runs of a ground together."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in arms(chosen):
+        files = [folder / f"{name}-{seed}.json" for seed in range(seeds)]
+        found[name] = {"runs": [json.loads(file.read_text()) for file in files]}
+    techniques = {}
+    for name in chosen:
+        scores = [[one["score"] for one in found[arm]["runs"]] for arm in (name, plain_of(name))]
+        changes = [*TECHNIQUES[name].shared, *TECHNIQUES[name].changes]
+        about = {"name": TECHNIQUES[name].name, "changes": changes, "plain": plain_of(name)}
+        techniques[name] = {**about, **paired(*scores)}
+    for name, p in zip(techniques, holm([one["p"] for one in techniques.values()]), strict=True):
+        techniques[name] |= {"p_holm": p, "verdict": verdict(techniques[name]["mean"], p)}
+    return {
+        "ground": ground,
+        "nfe": nfe,
+        "seeds": seeds,
+        "techniques": techniques,
+        "runs": {name: one["runs"] for name, one in found.items()},
+        "environment": environment(),
+    }
+
+
+def paired(scores: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
+    """Compare two rows of scores seed by seed -> mean difference, interval and p; equal rows have
+    p = 1."""
+    differences = [one - other for one, other in zip(scores, plain, strict=True)]
+    count, mean = len(differences), statistics.mean(differences)
+    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.inf
+    half = float(student.ppf(0.975, count - 1)) * error if count > 1 else math.inf
+    p = 1.0 if mean == 0 else 0.0
+    if 0 < error < math.inf:
+        p = float(2 * student.sf(abs(mean) / error, count - 1))
+    return {
+        "score": statistics.mean(scores),
+        "plain_score": statistics.mean(plain),
+        "differences": differences,
+        "mean": mean,
+        "interval": [mean - half, mean + half],
+        "p": p if count > 1 else math.nan,
+    }
+
+
+def verdict(mean: float, p: float) -> str:
+    """Say what a difference shows."""
+    if not p < 0.05:
+        return "no difference seen"
+    return "helps" if mean > 0 else "hurts"
+
+
+if __name__ == "__main__":
+    main()

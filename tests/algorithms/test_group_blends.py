@@ -1,0 +1,342 @@
+"""Group techniques that look at more than a prompt's mean, by hand or by the reference's numbers;
+and what scaling, shifting and equal rewards may do to any credit of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+from losskit import loss_input
+from torch import Tensor
+
+from flowrl.algorithms.credit import blends, estimators
+from flowrl.algorithms.credit.advantages import group_norm
+from flowrl.algorithms.credit.shrunken import shrunken_mean
+from flowrl.algorithms.losses.elastic import elastic_clip, hybrid_ratio
+from flowrl.algorithms.losses.groups import level_preference
+from flowrl.algorithms.losses.preference import simple_preference
+from flowrl.algorithms.reward_mix import conditions
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Eval, LossInput, Scores, Tree
+
+NAN = float("nan")
+F64 = torch.float64
+
+
+def drawn(rewards: list[list[float]], noises: int | None = None) -> tuple[Tensor, Tensor, Tree]:
+    """Lay rewards out as draws below initial noises, `noises` for each prompt; None: one each."""
+    sizes = [len(row) for row in rewards]
+    per = sizes if noises is None else [noises] * len(sizes)
+    roots = sum(per)
+    parent, group, first = [-1] * roots, [], 0
+    for place, (size, count) in enumerate(zip(sizes, per, strict=True)):
+        group += [place] * count
+        parent += [first + n * count // size for n in range(size)]
+        first += count
+    of = group + [group[up] for up in parent[roots:]]
+    step = torch.tensor([0] * roots + [1] * sum(sizes))
+    tree = Tree(torch.tensor(parent), step, step.float(), torch.tensor(of))
+    return torch.tensor(sum(rewards, [])), torch.arange(roots, len(parent)), tree
+
+
+def images(credit: Callable[..., Tensor], *laid: Any, **options: Any) -> list[float]:
+    found: list[float] = credit(*laid, **options)[laid[1]].tolist()
+    return found
+
+
+def z(values: list[float]) -> list[float]:
+    """Standardise with n - 1."""
+    return [(value - mean(values)) / (stdev(values) + 1e-6) for value in values]
+
+
+# ---------------------------------------------------------------------------------------- credits
+
+
+def test_likely_images_are_paid_less() -> None:
+    """Of log-probs -3 -1 -2 -5 the ranks are 1 3 2 0: factors 1 - rank / 16; an image without a
+    score takes no rank."""
+    laid = drawn([[1, 1, 1, 0]])
+    log_prob = torch.tensor([0, 0, 0, 0, -3, -1, -2, -5.0])
+    wanted = z([15 / 16, 13 / 16, 14 / 16, 0.0])
+    assert images(blends.unlikely_norm, *laid, log_prob=log_prob) == pytest.approx(wanted, abs=1e-6)
+    holed = drawn([[1, 1, NAN, 1, 0]])
+    more = torch.tensor([0, 0, 0, 0, 0, -3, -1, -9, -2, -5.0])
+    found = images(blends.unlikely_norm, *holed, log_prob=more)
+    assert found[2] == 0 and [*found[:2], *found[3:]] == pytest.approx(wanted, abs=1e-6)
+    with pytest.raises(ConfigError, match="rewards from 0 on"):
+        images(blends.unlikely_norm, *drawn([[-1, 1]]), log_prob=torch.zeros(4))
+
+
+def test_prompts_that_agree_are_compared_with_other_prompts() -> None:
+    """One prompt half right (one bit), one all right: own z scores of the first, w = sigmoid(10);
+    the second has none, so only its place among the prompts, where means .5 and 1 are apart by
+    1 / sqrt 2 standard deviations each."""
+    found = images(blends.consistency_blend, *drawn([[1, 1, 0, 0], [1, 1, 1, 1]]))
+    w, among = 1 / (1 + math.exp(-10)), z([0.5, 1.0])
+    own = z([1, 1, 0, 0])
+    assert found[:4] == pytest.approx([w * a + (1 - w) * among[0] for a in own], abs=1e-5)
+    assert found[4:] == pytest.approx([among[1]] * 4, abs=1e-5)
+    # with the discount 1 - H (1 - 1/4) / 2 a prompt that agrees on wrong is above one that is torn
+    torn = drawn([[1, 0, 0, 0], [0.2, 0.2, 0.2, 0.2], [1, 1, 1, 1]])
+    bits = 0.75 * math.log2(4 / 3) + 0.25 * 2
+    worth = [0.25 * (1 - bits * 0.375), 0.2, 1.0]
+    last = images(blends.consistency_blend, *torn, discount=True)
+    assert [last[4], last[8]] == pytest.approx(z(worth)[1:], abs=1e-5)
+
+
+def test_strata_are_images_of_one_noise() -> None:
+    """Rewards 0 1 and .2 .4: within a noise -1, 1; within the prompt (-.4 .6 -.2 0) over its std
+    sqrt(.14); half of each."""
+    laid = drawn([[0.0, 1.0, 0.2, 0.4]], noises=2)
+    spread = math.sqrt(0.14)
+    wanted = [(s + gap / spread) / 2 for s, gap in ((-1, -0.4), (1, 0.6), (-1, -0.2), (1, 0.0))]
+    assert images(blends.strata_norm, *laid, blend=0.5) == pytest.approx(wanted, abs=1e-4)
+    with pytest.raises(ConfigError, match="take a plan that forks"):
+        images(blends.strata_norm, *drawn([[0.0, 1.0]]), blend=0.5)
+
+
+def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:
+    """k 4, spread .5: s = 1/16. Before .5: a mean of .75 is within noise, the baseline stays .5; a
+    mean of 1 has D = 3/16, w = 3/4, baseline .875. First visit: the mean."""
+    credit = shrunken_mean(rate=0.5)
+    credit.start(["a"])
+
+    def gaps(rewards: list[float]) -> list[float]:
+        return images(credit, *drawn([rewards]), prompts=["a"] * 4)
+
+    assert gaps([1, 1, 0, 0]) == [0.5, 0.5, -0.5, -0.5]
+    credit.update(*drawn([[1, 1, 0, 0]]), prompts=["a"] * 4)
+    assert gaps([1, 1, 1, 0]) == [0.5, 0.5, 0.5, -0.5]
+    assert gaps([1, 1, 1, 1]) == pytest.approx([0.125] * 4)
+    credit.update(*drawn([[1, 1, 1, 1]]), prompts=["a"] * 4)
+    assert credit.kept["value"].tolist() == [[0.75]]
+
+
+# ------------------------------------------------------------------------ invariances (reference 6)
+
+FLAT = [[0.3, 0.9, 0.4, 0.1], [0.2, 0.3, 0.7, 0.6], [0.5, 0.5, 0.5, 0.5]]
+LOGS = torch.linspace(-2, -1, 24)
+# whether a factor and a constant leave the advantages as they are; None: they are only scaled
+GROUPS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], bool | None, bool]] = {
+    "group": (group_norm, {"eps": 0.0}, True, True),
+    "global": (group_norm, {"eps": 0.0, "std": "global"}, True, True),
+    "Dr.GRPO": (estimators.mean_centred, {}, None, True),
+    "MC-GRPO": (estimators.median_norm, {"eps": 1e-9}, True, True),
+    "NGRPO": (estimators.virtual_best, {"best": 2.0}, False, False),
+    "BNPO": (estimators.beta_norm, {}, False, False),
+    "A-GRAE": (estimators.difficulty_balanced, {}, False, False),
+    "SLAS": (estimators.signed_power, {}, True, True),
+    "COPO": (blends.consistency_blend, {"eps": 1e-9}, True, True),
+    "unlikely": (blends.unlikely_norm, {"eps": 1e-9, "log_prob": LOGS}, True, False),
+    "strata": (blends.strata_norm, {"blend": 0.5, "eps": 1e-9}, True, True),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_scaling_and_shifting_rewards_does(name: str) -> None:
+    """Rewards times 1/2, and plus 1/16: what should not change does not, what should does."""
+    credit, options, scales, shifts = GROUPS[name]
+    reward, *rest = drawn(FLAT, noises=2 if name == "strata" else None)
+    before, half, more = (
+        credit(r, *rest, **options) for r in (reward, reward / 2, reward + 1 / 16)
+    )
+    if scales is None:
+        torch.testing.assert_close(half, before / 2)
+    else:
+        assert torch.allclose(half, before, atol=2e-5) == scales
+    assert torch.allclose(more, before, atol=2e-5) == shifts
+
+
+@pytest.mark.parametrize("name", [n for n in GROUPS if n not in ("NGRPO", "COPO", "unlikely")])
+def test_a_prompt_of_equal_rewards_has_exactly_no_advantage(name: str) -> None:
+    """The third prompt. NGRPO, COPO and the unlikely one exist to give it one."""
+    credit, options = GROUPS[name][:2]
+    laid = drawn(FLAT, noises=2 if name == "strata" else None)
+    assert images(credit, *laid, **options)[8:] == [0] * 4
+    for other in ("NGRPO", "COPO", "unlikely"):
+        credit, options = GROUPS[other][:2]
+        assert any(images(credit, *drawn(FLAT), **options)[8:])
+
+
+@pytest.mark.parametrize("name", ["group", "Dr.GRPO", "unlikely", "strata"])
+def test_centred_advantages_of_a_prompt_sum_to_zero(name: str) -> None:
+    credit, options = GROUPS[name][:2]
+    found = images(credit, *drawn(FLAT, noises=2 if name == "strata" else None), **options)
+    for first in (0, 4, 8):
+        assert sum(found[first : first + 4]) == pytest.approx(0, abs=1e-5)
+
+
+def test_a_pair_of_images_is_the_pairwise_policy_gradient() -> None:
+    """P3O (2310.00212) without clipping, ``(r_1 - r_2) grad (l_1 - l_2) / 2``: the advantages that
+    Dr.GRPO gives a group of two."""
+    found = images(estimators.mean_centred, *drawn([[0.9, 0.2]]))
+    assert found == pytest.approx([0.35, -0.35])
+
+
+# ------------------------------------------------------------------------------------- aggregates
+
+
+def mixed(aggregate: Any, values: dict[str, list[list[float]]], **options: Any) -> Any:
+    """Let an aggregator mix rewards, of which the first counts -> what its credit sees, metrics."""
+    laid = [drawn(rows) for rows in values.values()]
+    _, leaf, tree = laid[0]
+    table = {name: row[0] for name, row in zip(values, laid, strict=True)}
+    weights = {name: float(not place) for place, name in enumerate(values)}
+    seen: list[Tensor] = []
+
+    def credit(reward: Tensor) -> Tensor:
+        seen.append(reward)
+        return torch.zeros(len(tree.parent))
+
+    found = aggregate(Scores(table, weights, leaf, tree), credit, **options)
+    return [round(value, 6) for value in seen[0].tolist()], found.metrics
+
+
+def test_images_are_compared_across_the_median_and_on_their_side() -> None:
+    """CANON by hand: by the metric 2, 1, 3, 4 the sides are {r 0, 1} and {1, 1}, means 1/2 and 1;
+    half of each way is r less the mean of all."""
+    values = {"r": [[1.0, 0.0, 1.0, 1.0]], "m": [[0.2, 0.1, 0.3, 0.4]]}
+    across, metrics = mixed(conditions.conditional, values, by="m", inter=1.0)
+    assert across == [0, -1, 0.5, 0.5] and metrics == {"gap/m": 0.5}
+    assert mixed(conditions.conditional, values, by="m", inter=0.0)[0] == [0.5, -0.5, 0, 0]
+    both = mixed(conditions.conditional, values, by="m")[0]
+    assert both == images(estimators.mean_centred, *drawn(values["r"]))
+    lonely = mixed(conditions.conditional, {"r": [[1.0, NAN]], "m": [[0.1, 0.2]]}, by="m")[0]
+    assert all(math.isnan(value) for value in lonely)
+
+
+def test_sure_and_right_images_get_the_bonus() -> None:
+    """The reference's fixture: mean .65, mean confidence .55, margin .01: 0 .5 0 .5 0 0."""
+    values = {"acc": [[1.0, 1.0, 0.0, 1.0, 0.0, 0.9]], "conf": [[0.5, 0.7, 0.9, 0.6, 0.2, 0.4]]}
+    found = mixed(conditions.consistency_bonus, values, right="acc", sure="conf")[0]
+    assert found == pytest.approx([1, 1.5, 0, 1.5, 0, 0.9])
+
+
+def test_ties_are_broken_where_all_failed() -> None:
+    """All wrong: half of the finer reward on top; all right, or some: nothing."""
+    values = {
+        "r": [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]],
+        "fine": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9]],
+    }
+    found, metrics = mixed(conditions.tie_break, values, by="fine")
+    assert found == [0.05, 0.1, 0.15, 1, 1, 1, 0, 1, 0] and metrics["ties"] == pytest.approx(1 / 3)
+
+
+def test_a_threshold_rises_once_the_model_is_ready() -> None:
+    """.3 to .8, first step .15, window 2: two iterations at .5 raise it to .45; the older one is
+    forgotten; one at .7 makes the mean .6, .15 above: by .15 x .7 to .555."""
+    made = conditions.tightening(reward="r", window=2)
+    seen: list[float] = []
+    for value in (0.5, 0.5, 0.4, 0.7, 0.7):
+        reward, leaf, tree = drawn([[value, value]])
+        scores = Scores({"r": reward}, {"r": 1.0}, leaf, tree)
+        passed = made(scores, lambda r: r)
+        assert passed.advantage.tolist() == [float(value >= made.threshold)] * 2
+        made.update(scores)
+        seen.append(made.threshold)
+    again = conditions.tightening(reward="r", window=2)
+    again.load_state_dict(made.state_dict())
+    assert (again.threshold, again.hits, again.means) == (made.threshold, made.hits, made.means)
+    assert seen == pytest.approx([0.3, 0.45, 0.45, 0.45, 0.555])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: mixed(conditions.tie_break, {"r": [[0.0]]}, by="q"), "no reward 'q'"),
+        (lambda: mixed(conditions.conditional, {"r": [[0.0]]}, by="r", inter=2.0), "inter"),
+        (lambda: conditions.tightening(reward="r", start=0.9), "start < target"),
+        (lambda: shrunken_mean(rate=0.0), "rate <= 1"),
+        (lambda: images(blends.strata_norm, *drawn([[1.0]]), blend=2.0), "blend in"),
+    ],
+)
+def test_what_cannot_be_is_named(call: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()
+
+
+# ----------------------------------------------------------------------------------------- losses
+
+
+def rows(log_prob: Tensor, advantage: list[float], **fields: Any) -> LossInput:
+    """Make what a loss sees of rows that were drawn with log-prob 0."""
+    zero, a = torch.zeros_like(log_prob).detach(), torch.tensor(advantage, dtype=F64)
+    return loss_input(log_prob, zero, a)._replace(**fields)
+
+
+def slopes(
+    loss: Callable[..., Any], ratio: list[float], a: list[float], **fields: Any
+) -> list[float]:
+    """Return d loss / d log-prob over -A."""
+    now = torch.tensor(ratio, dtype=F64).log().requires_grad_()
+    options = fields.pop("options")
+    loss(rows(now, a, **fields), **options)[0].sum().backward()
+    assert now.grad is not None
+    return (now.grad / -torch.tensor(a, dtype=F64)).tolist()
+
+
+def test_elastic_bounds_follow_advantage_and_variance() -> None:
+    """.2 (1 + .5) (1 + .5 x 4 x 1/4) = .45 for |A| = 1 at the largest variance; .2 at A near 0 and
+    no variance; the lower bound is .2 always."""
+    variance = torch.tensor([0.25, 0.25, 0.0, 0.25, 0.25], dtype=F64)
+    a = [1.0, 1.0, 1e-3, -1.0, -1.0]
+    options = {"clip_low": 0.2, "clip_high": 0.2}
+    found = slopes(
+        elastic_clip, [1.44, 1.46, 1.21, 0.81, 0.79], a, reward_variance=variance, options=options
+    )
+    assert found == pytest.approx([1.44, 0, 0, 0.81, 0])
+    with pytest.raises(ConfigError, match="variance"):
+        slopes(elastic_clip, [1.0], [1.0], options=options)
+
+
+def test_a_hybrid_mixes_the_ratios_of_steps_and_images() -> None:
+    """Two steps of one image: .3 of each step's ratio, .7 of their geometric mean; the second step
+    is beyond its own range, the image is not."""
+    ratio, mean_ratio = [1.1, 1.3], math.sqrt(1.1 * 1.3)
+    wide = {"clip_low": 0.2, "clip_high": 0.2, "image_low": 0.25, "image_high": 0.25, "mix": 0.3}
+    segment = torch.tensor([4, 4])
+    found = slopes(hybrid_ratio, ratio, [1.0, 1.0], segment=segment, options=wide)
+    assert found == pytest.approx([0.3 * 1.1 + 0.7 * mean_ratio, 0.7 * mean_ratio])
+    with pytest.raises(ConfigError, match="no segment"):
+        slopes(hybrid_ratio, ratio, [1.0, 1.0], options=wide)
+
+
+def test_simpo_by_hand() -> None:
+    """beta 2, log-probs -.2 and -.5, margin .3: -ln sigmoid(.6 - .3); no base model is asked."""
+    sigma, one = torch.tensor([0.5, 0.5]), torch.zeros(2, dtype=torch.int64)
+    data = rows(torch.tensor([-0.2, -0.5], dtype=F64), [1.0, -1.0], segment=one)
+    data = data._replace(batch=data.batch._replace(sigma=sigma, step=one))
+    loss, metrics = simple_preference(data, beta=2.0, margin=0.3)
+    assert loss.tolist() == pytest.approx([math.log1p(math.exp(-0.3))] * 2)
+    assert metrics["accuracy"].tolist() == [1, 1]
+    with pytest.raises(ConfigError, match="segment="):
+        simple_preference(data._replace(segment=None), beta=2.0)
+
+
+def test_trpa_by_hand() -> None:
+    """Levels 2, 1, 0 with gains .2, -.1, .3 over the base: pairs (0, 1), (0, 2) at .25 and (1, 2)
+    at .1; a prompt of one level has no gradient."""
+    now = torch.tensor([0.2, -0.1, 0.3, 0.4, 0.5], dtype=F64).requires_grad_()
+    prompt = torch.tensor([0, 0, 0, 1, 1])
+    step = torch.zeros_like(prompt)
+    zero = torch.zeros(5, dtype=F64)
+    data = rows(
+        now, [2.0, 1.0, 0.0, 1.0, 1.0], segment=prompt, under={"ref": Eval(zero, zero, zero)}
+    )
+    data = data._replace(
+        batch=data.batch._replace(sigma=torch.zeros(5), step=step),
+        siblings=torch.tensor([3, 3, 3, 2, 2]),
+    )
+    loss, metrics = level_preference(data)
+    inside = [0.25 * 0.3, 0.25 * -0.1, 0.1 * -0.4]
+    wanted = mean([math.log1p(math.exp(-h)) for h in inside])
+    assert loss.tolist() == pytest.approx([wanted] * 3 + [0, 0])
+    assert metrics["pairs"].tolist() == [3, 3, 3, 0, 0]
+    loss.sum().backward()
+    assert now.grad is not None and now.grad[3:].tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="torn"):
+        level_preference(data._replace(siblings=torch.full((5,), 4)))

@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import inspect
-import pkgutil
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -32,14 +29,13 @@ from annotated_types import Interval
 
 from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import Axis, axis_of, name_of
+from flowrl.config.functions import Functions, functions_of, modules_in
 from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
 from flowrl.config.values import MOST, convert, plain
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import unknown
-from flowrl.core.shipped_rewards import import_rewards
 
-Functions = dict[str, Callable[..., Any]]
 FrameWay = Literal["mean", "min", "first", "last"]
 """How an image reward judges a video: by all of its frames, or by one."""
 
@@ -182,7 +178,7 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
     if axis.lookup == "module":
         modules = [axis.package]
     else:
-        there = _modules(axis.package, where)
+        there = modules_in(axis.package, where)
         for name in files or ():
             if name not in there:
                 raise ConfigError(f"{where}: {axis.package} {unknown(name, there, 'file')}")
@@ -190,7 +186,7 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         modules = [f"{axis.package}.{name}" for name in mine]
     found = {}
     for module in modules:
-        for name, function in _functions(module, where).items():
+        for name, function in functions_of(module, where).items():
             if axis.lookup != "file" or name == module.rpartition(".")[2]:
                 found[f"{module}.{name}"] = function
     return found
@@ -225,39 +221,11 @@ def _resolve_dotted(
             f"if you trust {top!r}, allow it with --plugin {top}"
         )
     module, _, name = fn.rpartition(".")
-    found = _functions(module, where, top if top in plugins else "")
+    found = functions_of(module, where, top if top in plugins else "")
     if name not in found:
         kind = "public function of its own"
         raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}")
     return fn, found[name]
-
-
-def _import(module: str, where: str, *, theirs: bool = False) -> types.ModuleType:
-    """Import a module; ``rewards`` is our own package, unless the user meant `theirs`."""
-    top, _, rest = module.partition(".")
-    ours = top == "rewards" and not theirs
-    try:
-        return import_rewards(rest) if ours else importlib.import_module(module)
-    except Exception as error:  # a plugin may fail in any way while it is imported
-        problem = f"cannot import {module}: {type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {problem}") from error
-
-
-def _modules(package: str, where: str) -> list[str]:
-    paths = getattr(_import(package, where), "__path__", [])
-    return [info.name for info in pkgutil.iter_modules(paths) if not info.name.startswith("_")]
-
-
-def _functions(module: str, where: str, plugin: str = "") -> Functions:
-    """Return what a module, or the `plugin` that it belongs to, itself defines: through its imports
-    it would offer half of Python to a config."""
-    found = _import(module, where, theirs=bool(plugin))
-    package, out = plugin or found.__name__, Functions()
-    for name, thing in vars(found).items():
-        home = f"{getattr(thing, '__module__', '')}."
-        if callable(thing) and not name.startswith("_") and home.startswith(f"{package}."):
-            out[name] = thing
-    return out
 
 
 def _mixing_weight(axis: Axis, given: Mapping[str, Any], key: str, source: Source) -> float:

@@ -38,8 +38,8 @@ from flowrl.config.sections import (
 from flowrl.config.values import convert, show
 from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import near, unknown
-from flowrl.core.shipped_files import list_configs, resource
+from flowrl.core.nearest import unknown
+from flowrl.core.shipped_files import config_file, resource
 
 ORDER = (
     *("name", "seed", "model", "prompts", "sampler", "image", "plan", "transition", "rewards"),
@@ -207,14 +207,7 @@ def load_config(
 def _find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or os.path.isfile(name):
         return resource(name)
-    shipped, there = name.removeprefix("configs/"), list_configs()
-    if shipped in there:
-        return resource(f"configs/{shipped}.yaml")
-    hint = near(shipped, there) or "."
-    raise ConfigError(
-        f"flowrl has no config {shipped!r}{hint} `flowrl configs` lists all; a file of your own "
-        "must end in .yaml"
-    )
+    return config_file(name)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -75,8 +75,11 @@ def config_file(name: str) -> Path:
     """Return the file of a shipped config. Raises ConfigError with the nearest names."""
     shipped = name.removeprefix("configs/").removesuffix(".yaml")
     if shipped not in list_configs():
-        hint = near(shipped, list_configs())
-        raise ConfigError(f"{name!r} is no shipped config{hint}; `flowrl configs` lists all")
+        hint = near(shipped, list_configs()) or "."
+        raise ConfigError(
+            f"{name!r} is no shipped config{hint} `flowrl configs` lists all; a file of your own "
+            "must end in .yaml"
+        )
     return resource(f"configs/{shipped}.yaml")
 
 

@@ -46,7 +46,7 @@ REWARDS = {
 
 TORCH_ONLY = ("flowrl.algorithms", "flowrl.core.types", "flowrl.core.noise_path")
 LIGHT = {"torch", "numpy", "PIL"}  # what a reward may import before it is made
-BY_NAME = {"flowrl", "flowrl.config.calls", "flowrl.core.shipped_rewards", "rewards.win_rate"}
+BY_NAME = {"flowrl", "flowrl.config.functions", "flowrl.core.shipped_rewards", "rewards.win_rate"}
 """Who imports by name; the last one's judge is a reward."""
 
 

@@ -15,7 +15,7 @@ from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
-ITERATIONS = 4
+ITERATIONS = 8
 
 
 def one_task(name: str, folder: Path) -> Path:
@@ -35,7 +35,7 @@ def strict(trainer: Trainer) -> float:
     rewards = {"strict": trainer.rewards["strict"]}
     prompts = load_prompts(trainer.config.prompts.test)
     result = evaluate_prompts(
-        trainer.model, prompts, rewards, headline="strict", height=64, width=64, steps=10, images=8
+        trainer.model, prompts, rewards, headline="strict", height=64, width=64, steps=10, images=16
     )
     return float(result["strict"])
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.linalg import sqrtm
-from scorerkit import Weights
+from weightkit import Weights
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, DataError, ModelError

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from scorerkit import SCORERS, Weights
+from scorerkit import SCORERS
 from torch import Tensor, nn
+from weightkit import Weights
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError

@@ -11,7 +11,7 @@ import pytest
 from rewards._backbones import clip
 
 if TYPE_CHECKING:
-    from scorerkit import Weights
+    from weightkit import Weights
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +28,6 @@ def _tokenizers_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     """Tiny networks of all scorers, saved once for all tests."""
-    from scorerkit import Weights  # only where it is asked for: it imports the libraries
+    from weightkit import Weights  # only where it is asked for: it imports the libraries
 
     return Weights(tmp_path_factory.mktemp("weights"))

@@ -13,10 +13,10 @@ import pytest
 import torch
 from clipkit import pil
 from dinokit import save_dinov2, tokens_of, with_references
-from scorerkit import Weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Dinov2Model, SiglipConfig, SiglipModel
+from weightkit import Weights
 
 from flowrl.core.errors import RunError
 from rewards._backbones.dino import Features

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from clipkit import batch_of, clip_tokenizer, pil, random_images
-from scorerkit import Weights
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel
+from weightkit import Weights
 
 from flowrl.core.types import RewardBatch
 from rewards.adversarial_pickscore import adversarial_pickscore

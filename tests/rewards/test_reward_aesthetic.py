@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from scorerkit import Weights
 from torch import Tensor
+from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, ModelError
 from rewards.aesthetic import (

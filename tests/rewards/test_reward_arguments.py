@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from scorerkit import Weights
+from weightkit import Weights
 
 from flowrl.core.errors import ConfigError
 from rewards._common.http_client import read_secret

@@ -19,9 +19,9 @@ from clipkit import (
     random_images,
     tiny_open_clip,
 )
-from scorerkit import Clip, Weights
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel
+from weightkit import Clip, Weights
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch

@@ -15,9 +15,9 @@ import torch
 from clipkit import MEAN, PROMPTS, STD, batch_of, clip_tokenizer, random_images, to_transformers
 from open_clip.tokenizer import SimpleTokenizer
 from safetensors.torch import load_file, save_file
-from scorerkit import Weights
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, ModelError
 from rewards._backbones.clip import _config_of

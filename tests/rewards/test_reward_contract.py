@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from scorerkit import SCORERS, Scorer, Weights
+from scorerkit import SCORERS, Scorer
+from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import Reward

@@ -14,9 +14,9 @@ import torch
 from clipkit import clip_tokenizer, pil, random_images
 from detectorkit import tiny_grounding_dino, tiny_mask2former, tiny_owl
 from PIL import Image
-from scorerkit import Weights
 from torch.nn.functional import interpolate, normalize
 from transformers import Mask2FormerImageProcessor, pipeline
+from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompt_lists.coco import CLASSES, COLORS

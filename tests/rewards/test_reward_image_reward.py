@@ -10,9 +10,9 @@ import torch
 from blipkit import CLS, PAD, SEP, Public, head_shapes, public_state
 from clipkit import MEAN, STD, batch_of, pil, random_images
 from safetensors.torch import save_file
-from scorerkit import Weights
 from torch import Tensor, nn
 from torchvision import transforms
+from weightkit import Weights
 
 from flowrl.core.errors import ModelError
 from rewards._backbones.blip import ImageRewardNet, Sizes, load, sizes_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from clipkit import batch_of, pil, random_images
 from safetensors.torch import load_file, save_file
-from scorerkit import Weights
 from torch import Tensor
+from weightkit import Weights
 
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import CheckpointError, DataError

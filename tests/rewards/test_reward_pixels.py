@@ -10,9 +10,9 @@ import pytest
 import torch
 from clipkit import MEAN, STD, pil, public_pixels, random_images
 from PIL import Image
-from scorerkit import Weights
 from torchvision import transforms
 from transformers import CLIPImageProcessor
+from weightkit import Weights
 
 from rewards._common.pixels import letterbox, normalise, shortest, squash
 from rewards.clip import clip

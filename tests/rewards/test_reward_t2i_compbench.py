@@ -12,9 +12,9 @@ import pytest
 import torch
 from clipkit import pil, random_images
 from runkit import rows
-from scorerkit import Weights
 from toykit import toy
 from transformers import BlipForQuestionAnswering
+from weightkit import Weights
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError, ModelError

@@ -100,7 +100,9 @@ def _differentiate(
 
 def _backward(run: Setup, phase: Phase, call: NetworkCall, total: int, update: int) -> Trained:
     """Add the gradient of one network call, divided by the `total` nodes of the step."""
-    role, queries = run.companions.roles[phase.name], run.method.likelihood.queries  # type: ignore[attr-defined]
+    role = run.companions.roles[phase.name]
+    likelihood: Any = run.method.likelihood  # it generates, so it has queries
+    queries = likelihood.queries
     batch = role.batch(phase.rollout, phase.table.advantage, call.node, phase.streams, queries)
     now = role.evaluate(run.model, batch)
     data = LossInput(batch, now, batch.old_log_prob, under=_others(run, phase.name, batch))

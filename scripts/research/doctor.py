@@ -94,7 +94,7 @@ def faults(folder: Path, only: str) -> Iterator[dict[str, Any]]:
             "fault": name,
             "expected": fault.finding,
             "named": ids[:1] == [fault.finding],
-            "first": found[0].found if found else "",
+            "first": found[0].found.replace(f"{ROOT}/", "") if found else "",
             "also": [name for name in ids if name != fault.finding],
         }
 

@@ -3,6 +3,8 @@ as a clip range of 0 or a segment that is missing, is found before any weight is
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from flowrl.algorithms.nodes import best_below, siblings
@@ -50,8 +52,9 @@ def rehearse_loss(
     if now.images is not None:
         data = data._replace(reward=now.images.new_zeros(len(now.images)))
     method.loss(data)
+    generates: Any = likelihood  # of models that are trained along alone, it has queries
     for role in method.companions.values():
-        rows = role.batch(made, advantage, nodes, streams, likelihood.queries)  # type: ignore[attr-defined]
+        rows = role.batch(made, advantage, nodes, streams, generates.queries)
         seen = role.evaluate(model, rows)
         found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
         if segment is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flowrl.cli import options, target
-from flowrl.cli.output import show
+from flowrl.cli.output import show_or_write
 
 
 def sample(
@@ -28,6 +28,7 @@ def sample(
     iteration: target.Iteration = None,
     steps: target.Steps = None,
     seed: target.Seed = None,
+    json: options.Json = None,
     changes: options.Set,
     plugin: options.Plugins,
 ) -> None:
@@ -46,8 +47,8 @@ def sample(
     chosen = found.config
     starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
-        options: dict[str, Any] = {"seed": chosen.eval.seed, "images": images, "sources": starts}
-        drawn = sample_all(found.model, chosen, prompts, base=found.base, **options)
+        more: dict[str, Any] = {"seed": chosen.eval.seed, "images": images, "sources": starts}
+        drawn = sample_all(found.model, chosen, prompts, base=found.base, **more)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
     if starts and drawn.ndim == 4:
@@ -56,5 +57,7 @@ def sample(
         save_film(drawn, out)
     else:
         save_png(labelled_grid(columns, prompts), out)
-    if not is_stdout(out):
-        show(f"{len(drawn)} images of {found.what}: {out}")
+    told = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
+    told |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
+    text = f"{len(drawn)} images of {found.what}: {out}"
+    show_or_write(text, told, json, silent=is_stdout(out))

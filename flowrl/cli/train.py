@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show
+from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
 AUTO = Path("auto")
@@ -63,6 +63,7 @@ def train(
     dry_run: DryRun = False,
     track: Track,
     quiet: Quiet = False,
+    json: options.Json = None,
     profile: options.Profile = None,
     plugin: options.Plugins,
 ) -> None:
@@ -80,7 +81,7 @@ def train(
                 "config, overrides, --seed, --run, --profile and --dry-run"
             )
         saved = target.saved_config(resume, plugin)
-        run_training(saved, resume, resume=True, quiet=quiet, track=track)
+        _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
         return
     # else it is a new run, or only its plan
     if not config:
@@ -93,7 +94,16 @@ def train(
         from flowrl.cost.dry_run import dry_run as plan_of
 
         plan = plan_of(chosen)  # nothing is printed of a plan that cannot be trained
-        print(chosen.dump())
-        show(plan)
+        told = {"config": chosen.to_dict(), "plan": plan.splitlines()}
+        show_or_write(f"{chosen.dump()}\n{plan}", told, json)
         return
-    run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
+    done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
+    _write(done, json)
+
+
+def _write(summary: dict[str, Any], file: Path | None) -> None:
+    """Write a run's summary where one was asked for; in the first process."""
+    from flowrl.core.processes import world
+
+    if world().main:
+        show_or_write("", summary, file, silent=True)

@@ -50,7 +50,8 @@ def train(
     rewards: Mapping[str, Any] | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train a config in the folder `run` and return its summary (also ``summary.json``).
+    """Train a config in the folder `run` and return its summary (also ``summary.json``) and,
+    as `run`, its folder.
 
     Without a folder it is ``runs/NAME-seedSEED``, numbered if that is taken. With `resume` the run
     goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
@@ -78,7 +79,7 @@ def train(
                 _iterate(milestones, log)
             here, why = trainer.world, milestones.watch.stopped
             summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
-        return here.gather(summary)[0]
+        return {**here.gather(summary)[0], "run": str(run)}
 
 
 def describe(trainer: Trainer) -> str:

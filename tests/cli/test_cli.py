@@ -141,12 +141,17 @@ def test_dry_run_prints_the_plan_and_trains_nothing(
 def test_progress_goes_to_stderr(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--run", f"{tmp_path}/run", "train.iterations=1", "eval.images=1"]
+    """``--json -`` prints the summary alone, with the folder, and `report` says it again."""
+    options = ["--run", f"{tmp_path}/run", "train.iterations=1", "eval.images=1", "--json", "-"]
     assert main(["train", f"{home}/toy.yaml", *options, *TOY]) == 0
     out, error = capsys.readouterr()
-    assert out == "" and "toy: 1 iterations, 24 trained numbers" in error
+    assert "toy: 1 iterations, 24 trained numbers" in error
     assert "held out after 0 iterations: red " in error and "iteration 1/1" in error
     assert "all (red)" in error and f"{tmp_path}/run/report.html" in error
+    summary, told = json.loads((tmp_path / "run" / "summary.json").read_text()), json.loads(out)
+    assert told == {**summary, "run": f"{tmp_path}/run"}
+    assert main(["report", f"{tmp_path}/run", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == {f"{tmp_path}/run": summary}
 
 
 def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,9 +194,11 @@ def test_eval_options_and_json_alone(
 def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "s.png"
     prompts = ["a red dot", "a dot"]
-    options = ["--images", "3", "--out", str(out), *TOY]
+    options = ["--images", "3", "--out", str(out), "--json", f"{tmp_path}/s.json", *TOY]
     assert main(["sample", f"{home}/whole", *prompts, *options]) == 0
     assert f"6 images of {home}/whole at iteration 4: {out}" in capsys.readouterr().out
+    told = json.loads((tmp_path / "s.json").read_text())
+    assert (told["file"], told["prompts"], told["images"]) == (str(out), prompts, 3)
     with Image.open(out) as image:  # three columns, two rows of at least 96 pixels
         assert image.width > 3 * 96 and image.height > 2 * 96
     assert main(["grid", f"{home}/whole", "--out", str(tmp_path / "g.png")]) == 0

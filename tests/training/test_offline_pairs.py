@@ -15,6 +15,7 @@ from PIL import Image
 from toykit import write_toy
 
 from flowrl.algorithms.likelihoods._weights import weighted
+from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.noise_path import velocity_from_eps
@@ -239,14 +240,17 @@ def test_formats_of_others(tmp_path: Path, source: Callable[[Path], Path]) -> No
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
 
 
-def test_bad_pairs_stop_a_conversion_or_are_left_out(tmp_path: Path) -> None:
+def test_bad_pairs_stop_a_conversion_or_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = hpd(tmp_path)
     rows = json.loads(source.read_text())
     rows += [{**rows[0], "human_preference": [1, 0]}, {**rows[0], "image_path": ["a.png"] * 2}]
     source.write_text(json.dumps(rows))
     with pytest.raises(DataError, match="entry 4: the same pair was labelled the other way round"):
         convert_pairs(source, tmp_path / "out")
-    done = convert_pairs(source, tmp_path / "out", drop=True)
-    assert done.kept == 2 and len(done.dropped) == 2 and "are the same" in done.dropped[1]
+    assert main(["pairs", f"{source}", "--out", f"{tmp_path}/out", "--drop", "--json", "-"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["kept"] == 2 and len(done["dropped"]) == 2 and "are the same" in done["dropped"][1]
     with pytest.raises(ConfigError, match=r"expected preference data as \.parquet"):
         convert_pairs(paint(tmp_path / "one.png", RED), tmp_path / "out")

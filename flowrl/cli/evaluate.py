@@ -13,6 +13,14 @@ from flowrl.cli import options, target
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
+Out = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="of a suite; default: suites/SUITE/TARGET")
+]
+Against = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="of a suite: compare with this one, image by image"),
+]
+
 
 def evaluate(
     name: target.Name,
@@ -28,14 +36,8 @@ def evaluate(
         ),
     ] = None,
     images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="of a suite; default: suites/SUITE/TARGET"),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="of a suite: compare with this one, image by image"),
-    ] = None,
+    out: Out = None,
+    against: Against = None,
     config: target.Settings = options.DEFAULT,
     weights: target.Weights = None,
     iteration: target.Iteration = None,

@@ -177,10 +177,7 @@ def evaluate_prompts(
     a headline reward that is named like a key of the report.
     """
     # the options, which become part of the report
-    if headline in REPORT_KEYS:
-        raise ConfigError(
-            f"a reward named {headline!r} cannot be the headline: the report has a key of that name"
-        )
+    _check_headline(headline)
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps}
     options |= {"images": images * best_of, "batch": batch, "seed": seed, "tuned": tuned}
     by = chooser(best_by, headline, rewards)
@@ -202,6 +199,14 @@ def evaluate_prompts(
     about = {"prompts": prompts.name, "count": len(prompts), "prompts_hash": prompts_hash(prompts)}
     report["setting"] = {**options, **about, "guidance": getattr(model, "guidance", None)}
     return report
+
+
+def _check_headline(name: str) -> None:
+    """Refuse a headline that the report has a key of. Raises ConfigError."""
+    if name in REPORT_KEYS:
+        raise ConfigError(
+            f"a reward named {name!r} cannot be the headline: the report has a key of that name"
+        )
 
 
 def _joined(

@@ -80,22 +80,9 @@ def iteration_cost(
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
     """
-    numbers = {
-        "prompts": prompts,
-        "updates": updates,
-        "micro_batch": micro_batch,
-        "rollout_batch": rollout_batch,
-    }
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"train.{name}: expected at least 1, got {value}")
-    if prompts * group > MOST_IMAGES:
-        raise ConfigError(
-            f"train.prompts x train.group: {prompts * group:,} images in an iteration; expected at "
-            f"most {MOST_IMAGES:,}"
-        )
-    if len(plan.noise) > MOST_STEPS:
-        raise ConfigError(f"plan: {len(plan.noise):,} steps; expected at most {MOST_STEPS:,}")
+    numbers = {"prompts": prompts, "updates": updates}
+    numbers |= {"micro_batch": micro_batch, "rollout_batch": rollout_batch}
+    _check_numbers(numbers, prompts * group, len(plan.noise))
     # per initial noise, or per prompt where all images start from one
     roots = roots_for(plan, group)
     times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))
@@ -126,6 +113,20 @@ def iteration_cost(
         guided=guided,
         previews=previews,
     )
+
+
+def _check_numbers(numbers: dict[str, int], images: int, steps: int) -> None:
+    """Refuse numbers below 1, and absurdly many images or steps. Raises ConfigError."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"train.{name}: expected at least 1, got {value}")
+    if images > MOST_IMAGES:
+        raise ConfigError(
+            f"train.prompts x train.group: {images:,} images in an iteration; expected at most "
+            f"{MOST_IMAGES:,}"
+        )
+    if steps > MOST_STEPS:
+        raise ConfigError(f"plan: {steps:,} steps; expected at most {MOST_STEPS:,}")
 
 
 def _trained(trains: Trains, one: Counts, times: int, images: int, rows: int) -> tuple[int, int]:

@@ -23,9 +23,11 @@ from .._common.http_client import (
     read_secret,
     run,
 )
-from .endpoints import LONGEST, Endpoint, Endpoints
-from .options import check, check_url
+from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
+from .options import check, check_seconds, check_urls
 from .wire import (
+    Hosted,
+    check_kind,
     chunks_of,
     longest_answer,
     pack,
@@ -44,28 +46,25 @@ MODES = ("wait", "drop_group", "stop")
 _log = logging.getLogger("flowrl.rewards.remote")
 
 
-class NoAnswer(Exception):
-    """A request that no server answered, with addresses and reasons."""
-
-
 class remote:  # noqa: N801 - configs name rewards in lower case
-    """Score images [L, 3, H, W] in [0, 1] with a reward that other processes host -> [L] float32,
-    in its own range.
+    """Score images [L, 3, H, W], or videos [L, T, 3, H, W], in [0, 1] with a reward that other
+    processes host -> [L] float32, in its own range.
 
-    Images are rounded to 8 bits and sent as PNG, scores come back as decimal numbers that name
-    the same float32: the result equals the reward in this process to the bit, if that does not
-    depend on how images are batched. Images of one prompt go in one request, so that rewards
-    which compare them see them all.
+    Images and frames are rounded to 8 bits and sent as PNG, scores come back as decimal numbers
+    that name the same float32: the result equals the reward in this process to the bit, if that
+    does not depend on how images are batched. Images of one prompt go in one request, so that
+    rewards which compare them see them all; videos only if the hosted reward compares them.
 
     Args:
         urls: servers; the one with the fewest requests outstanding is asked next, one that fails
             rests.
         reward: the reward's name at the server; "" = the only one that it hosts.
+        videos: the hosted reward judges videos.
         timeout: seconds for one request, from its first to its last byte.
         retries: further tries of a request, at another server where there is one.
         backoff: seconds before the second try, doubled for each further one, up to 10.
         workers: requests under way at the same time.
-        chunk: images per request; more only where one prompt has more.
+        chunk: images or frames per request; more only where one prompt or video has more.
         token_env: environment variable with the servers' token; "" = none.
         on_failure: of a request, after its last try: "stop" raises, "drop_group" scores no image
             of the prompts that it held (NaN), "wait" tries on for up to `wait_s` seconds and then
@@ -80,6 +79,7 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         *,
         urls: list[str],
         reward: str = "",
+        videos: bool = False,
         timeout: float = 60.0,
         retries: int = 3,
         backoff: float = 0.5,
@@ -93,14 +93,12 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         check("workers", workers >= 1, "at least 1", workers)
         check("chunk", chunk >= 1, "at least 1", chunk)
         check("retries", retries >= 0, "at least 0", retries)
-        check("backoff", backoff >= 0, "a number of seconds >= 0", backoff)
-        check("wait_s", wait_s >= 0, "a number of seconds >= 0", wait_s)
-        check("timeout", timeout > 0, "a number of seconds > 0", timeout)
-        self.urls = [check_url(url) for url in urls]
-        check("urls", 0 < len(set(self.urls)) == len(urls), "one address or more, each once", urls)
+        check_seconds(backoff=backoff, wait_s=wait_s, timeout=timeout)
+        self.urls = check_urls(urls)
         check("on_failure", on_failure in MODES, f"one of {', '.join(MODES)}", on_failure)
         self.reward, self.timeout, self.retries, self.backoff = reward, timeout, retries, backoff
         self.workers, self.chunk, self.on_failure, self.wait_s = workers, chunk, on_failure, wait_s
+        self.judges_videos, self._singly = videos, set[str]()  # servers that compare nothing
         # the client; no proxies: a reward server stands in the run's own network
         token = read_secret(token_env, f"{WHO}: token_env") if token_env else ""
         self._http = HttpClient(self.urls, secret=token, connections=workers, connect=CONNECT)
@@ -108,8 +106,7 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         self._said = -SAY_EVERY  # time.monotonic() of the last message
 
     def probe(self) -> None:
-        """Ask every server whether it hosts the reward. Raises RewardError if none answers,
-        ConfigError if not."""
+        """Ask every server for the reward. Raises RewardError if none answers, ConfigError."""
         run(self._probe())
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
@@ -117,15 +114,17 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         self.check_records([record], [where])
 
     def check_records(self, records: Sequence[dict[str, Any]], places: Sequence[str]) -> None:
-        """Let the hosted reward refuse the prompts' records, before the first image is made.
-        Raises DataError with its own message, and what `probe` raises."""
+        """Let the hosted reward refuse records, before the first image is made. Raises DataError
+        with its own message, and what `probe` raises."""
         run(self._check(records, places))
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each image; NaN where the server's reward gave NaN, or a prompt was dropped."""
         # images of one prompt go in one request
+        check_kind(batch, self.judges_videos)
         scores = torch.full((len(batch.prompts),), torch.nan)
-        chunks = chunks_of(batch, self.chunk)
+        apart = self.judges_videos and self._singly >= set(self.urls)
+        chunks = chunks_of(batch, self.chunk, apart=apart)
         answers = run(self._ask_all(batch, chunks))
         # scores, or why there are none
         lost: list[int] = []
@@ -248,10 +247,10 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         async with self._http.open() as client:
             for url in self.urls:
                 try:
-                    name = await self._asked_health(client, url)
-                    for first in range(0, len(records) if name else 0, RECORDS):
+                    hosted = await self._asked_health(client, url)
+                    for first in range(0, len(records) if hosted.checks else 0, RECORDS):
                         rows = slice(first, first + RECORDS)
-                        body = pack_records(name, records[rows], places[rows])
+                        body = pack_records(hosted.name, records[rows], places[rows])
                         to = f"{url}/check"
                         data = await self._exchange(client, "POST", to, body, self.timeout, 0)
                         fault = read_fault(data)
@@ -291,9 +290,10 @@ class remote:  # noqa: N801 - configs name rewards in lower case
             return self._http.hide(str(error))
         return ""
 
-    async def _asked_health(self, client: Any, url: str) -> str:
-        """Ask one server how it is -> the name under which it checks records, or "". Raises
-        RequestFailed."""
+    async def _asked_health(self, client: Any, url: str) -> Hosted:
+        """Ask one server how it is. Raises RequestFailed."""
         seconds = min(self.timeout, CONNECT)
         answer = await self._exchange(client, "GET", f"{url}/health", b"", seconds, 0)
-        return read_health(answer, url, self.reward, self.chunk)
+        hosted = read_health(answer, url, self.reward, self.chunk, self.judges_videos)
+        (self._singly.add if hosted.singly else self._singly.discard)(url)
+        return hosted

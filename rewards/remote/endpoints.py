@@ -10,6 +10,10 @@ from dataclasses import dataclass
 LONGEST = 10.0  # seconds of a rest or between two tries
 
 
+class NoAnswer(Exception):
+    """A request that no server answered, with addresses and reasons."""
+
+
 @dataclass
 class Endpoint:
     """One server and how it is doing."""

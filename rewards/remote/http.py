@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError, FlowRLError
+from flowrl.core.promises import judges_singly, judges_videos
 from flowrl.core.version import __version__
 
 from .read_request import Limits, RequestRefused, parse, parse_records
@@ -57,6 +58,10 @@ class _Handlers:
 
     def __init__(self, queue: RequestQueue, limits: Limits, token: bytes) -> None:
         self.queue, self.limits, self.token = queue, limits, token
+        hosted = queue.rewards.items()
+        self.videos = [name for name, reward in hosted if judges_videos(reward)]
+        self.singly = [name for name, reward in hosted if judges_singly(reward)]
+        self.checks = [name for name, reward in hosted if hasattr(reward, "check_record")]
         self.requests: Counter[int] = Counter()  # {status: answers of /score}
         self.seconds = 0.0  # in /score, waiting included
         self.room = asyncio.Semaphore(IN_HAND)
@@ -113,7 +118,8 @@ class _Handlers:
             )
         async with self.room:
             body = await _body(request, self.limits.bytes)
-            wanted = await asyncio.to_thread(parse, body, tuple(self.queue.rewards), self.limits)
+            known = tuple(self.queue.rewards)
+            wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos)
             del body
             answer = await self._answer(request, wanted)
         return JSONResponse({"scores": answer, "images": len(wanted.prompts)})
@@ -157,10 +163,9 @@ class _Handlers:
             "images": self.limits.images,
             "pixels": self.limits.all_pixels,
         }
-        rewards = list(self.queue.rewards)
-        checks = [name for name in rewards if hasattr(self.queue.rewards[name], "check_record")]
-        told = {"rewards": rewards, "checks": checks, "limits": limits, "flowrl": __version__}
-        return JSONResponse({"status": "ok", **told})
+        told = {"rewards": list(self.queue.rewards), "checks": self.checks}
+        told |= {"videos": self.videos, "singly": self.singly}
+        return JSONResponse({"status": "ok", **told, "limits": limits, "flowrl": __version__})
 
     async def metrics(self, request: Request) -> Response:
         """Answer in Prometheus' text format."""

@@ -24,6 +24,22 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def check_urls(urls: list[str]) -> list[str]:
+    """Return the addresses as `check_url` does. Raises ConfigError for none, or one twice."""
+    checked = [check_url(url) for url in urls]
+    fine = 0 < len(set(checked)) == len(urls)
+    check("urls", fine, "one address or more, each once", urls)
+    return checked
+
+
+def check_seconds(**seconds: float) -> None:
+    """Raise ConfigError for a time below 0, or a timeout of 0."""
+    for name, value in seconds.items():
+        zero = name != "timeout"
+        text = f"a number of seconds {'>=' if zero else '>'} 0"
+        check(name, value > 0 or (zero and value == 0), text, value)
+
+
 def check(name: str, fine: bool, expected: str, got: Any) -> None:
     """Raise ConfigError unless an argument is fine."""
     if not fine:

@@ -1,5 +1,5 @@
-"""Read what a client sends to be scored: JSON with PNG images, checked before anything large is
-unpacked."""
+"""Read what a client sends to be scored: JSON with PNG images or frames, checked before anything
+large is unpacked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from flowrl.core.types import Source
 from .request_queue import ScoreRequest
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-KEYS = ("images", "prompts", "group", "meta", "sigma", "rewards", "sources", "source")
+KEYS = ("images", "prompts", "frames", "group", "meta", "sigma", "rewards", "sources", "source")
 
 
 class RequestRefused(FlowRLError):
@@ -38,19 +38,24 @@ class Limits(NamedTuple):
     """How much one request may hold."""
 
     bytes: int = 256 * 2**20  # of the body
-    images: int = 256
+    images: int = 256  # frames of videos count each
     pixels: int = 2**24  # of one image: 4096 x 4096
     all_pixels: int = 2**26  # of all together: 64 images of 1024 x 1024, 0.8 GB as floats
 
 
-def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> ScoreRequest:
-    """Turn the body of a request into images and words. Raises RequestRefused.
+def parse(
+    body: bytes | bytearray, known: Sequence[str], limits: Limits, videos: Collection[str] = ()
+) -> ScoreRequest:
+    """Turn the body of a request into images, or videos, and words. Raises RequestRefused.
 
-    Keys: `images` (base64 of 8-bit RGB PNG files of one size) and `prompts`; optionally `group`
-    (whole numbers, by default every image its own), `meta` (objects, the prompts' records),
-    `sigma` (numbers, by default 0), `rewards` (names, by default all `known` ones), and what edits
-    start from: `sources` (PNG files as in `images`, of any sizes) and `source` (for each image, a
-    list of places in `sources`).
+    Keys: `images` (base64 of 8-bit RGB PNG files of one size) and `prompts`; optionally `frames`
+    (of each video: so many of `images`, one after the other, are a video, and all other lists have
+    an entry per video), `group` (whole numbers, by default every image its own), `meta` (objects,
+    the prompts' records), `sigma` (numbers, by default 0), `rewards` (names, by default all `known`
+    ones that judge such), and what edits start from: `sources` (PNG files as in `images`, of any
+    sizes) and `source` (for each image, a list of places in `sources`).
+
+    videos: the names in `known` that judge videos; the others judge images.
     """
     # one object with known keys
     try:
@@ -66,17 +71,21 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
         )
     # images, not too many
     images = _list(data["images"], "images", "texts", str)
-    count = len(images)
-    if not 1 <= count <= limits.images:
-        status, kind = (413, "size") if count else (400, "request")
-        text = f"images: expected 1 to {limits.images} images in one request, got {count}"
-        raise RequestRefused(status, kind, text)
-    # rewards that are hosted
-    names = _list(data.get("rewards", list(known)), "rewards", "names", str)
+    frames = _frames(data, len(images))
+    count = len(images) // (frames or 1)
+    if not 1 <= len(images) <= limits.images:
+        status, kind = (413, "size") if images else (400, "request")
+        raise RequestRefused(status, kind, _too_many(len(images), frames, limits))
+    # rewards that are hosted, for what is sent
+    fitting = [name for name in known if (name in videos) == bool(frames)]
+    names = _list(data.get("rewards", fitting or list(known)), "rewards", "names", str)
     if not names or not set(names) <= set(known) or len(set(names)) < len(names):
         raise RequestRefused(
             400, "request", f"rewards: expected some of {', '.join(known)}, each once, got {names}"
         )
+    for name in names:
+        if name not in fitting:
+            raise RequestRefused(400, "request", _wrong_kind(name, frames))
     # what goes with each image
     group = _list(data.get("group", list(range(count))), "group", "whole numbers", int, count)
     if any(abs(number) >= 2**63 for number in group):
@@ -86,7 +95,7 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
     meta = _list(data.get("meta", [{}] * count), "meta", "objects", dict, count)
     pixels = _images(images, limits)
     return ScoreRequest(
-        pixels=pixels,
+        pixels=pixels.unflatten(0, (count, frames)) if frames else pixels,
         prompts=prompts,
         group=torch.tensor(group, dtype=torch.int64),
         meta=meta,
@@ -94,6 +103,36 @@ def parse(body: bytes | bytearray, known: Sequence[str], limits: Limits) -> Scor
         names=tuple(names),
         source=_sources(data, count, limits._replace(all_pixels=limits.all_pixels - _area(pixels))),
     )
+
+
+def _frames(data: dict[str, Any], images: int) -> int:
+    """Return the frames of each video; 0: the request holds images."""
+    frames = data.get("frames", 0)
+    if "frames" not in data:
+        return 0
+    if type(frames) is not int or frames < 1 or images % frames:
+        raise RequestRefused(
+            400,
+            "request",
+            "frames: expected a whole number, the frames of each video, that divides the "
+            f"{images} images, got {str(frames)[:40]}",
+        )
+    return frames
+
+
+def _too_many(images: int, frames: int, limits: Limits) -> str:
+    what = f" ({images // frames} videos of {frames} frames)" if frames else ""
+    most = f"1 to {limits.images} images" + (" or frames" if frames else "")
+    return f"images: expected {most} in one request, got {images}{what}; --max-images raises it"
+
+
+def _wrong_kind(name: str, frames: int) -> str:
+    if frames:
+        return (
+            f"rewards: {name} judges images, got videos of {frames} frames; give it `frames` in "
+            "the server's config, or judge frame by frame: `frames` at the client, no `videos`"
+        )
+    return f"rewards: {name} judges videos, got images; say how many `frames` each video has"
 
 
 def parse_records(

@@ -24,9 +24,10 @@ Answer = dict[str, list[float | None]]
 
 
 class ScoreRequest(NamedTuple):
-    """Images that one client wants scored; they stay together, in their order."""
+    """Images or videos that one client wants scored; they stay together, in their order."""
 
-    pixels: Tensor  # [L, 3, H, W] uint8, a quarter of what floats would take while they wait
+    # [L, 3, H, W] or [L, T, 3, H, W] uint8, a quarter of what floats would take while they wait
+    pixels: Tensor
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64, the client's own numbers
     meta: list[dict[str, Any]]  # [L]
@@ -57,10 +58,10 @@ class RequestQueue:
     """Score requests in one thread of its own, several in one call where they fit together.
 
     Requests fit together if they ask for the same rewards and their images have the same size.
-    They are joined up to `batch` images, or until the oldest has waited `max_wait_s` seconds. A
-    request is never split, so a larger one is a batch of its own. Group numbers of different
-    requests are made distinct, so that a reward that compares the images of a prompt compares
-    within one request only.
+    They are joined up to `batch` images, frames of videos counted each, or until the oldest has
+    waited `max_wait_s` seconds. A request is never split, so a larger one is a batch of its own.
+    Group numbers of different requests are made distinct, so that a reward that compares the images
+    of a prompt compares within one request only.
     """
 
     def __init__(
@@ -128,13 +129,13 @@ class RequestQueue:
         if not self._queue:
             return [], False
         first, *others = self._queue
-        jobs, room, full = [first], self.batch - len(first.request.prompts), False
+        jobs, room, full = [first], self.batch - _images_of(first.request), False
         for job in others:
             if _key(job.request) != _key(first.request):
                 continue
-            if len(job.request.prompts) <= room:
+            if _images_of(job.request) <= room:
                 jobs.append(job)
-                room -= len(job.request.prompts)
+                room -= _images_of(job.request)
             else:
                 full = True
         return jobs, full or room <= 0
@@ -206,6 +207,10 @@ def _joined_sources(requests: Sequence[ScoreRequest]) -> list[Source]:
     for request in requests:
         joined += request.source or [()] * len(request.prompts)
     return joined if any(joined) else []
+
+
+def _images_of(request: ScoreRequest) -> int:
+    return request.pixels.shape[:-3].numel()
 
 
 def _key(request: ScoreRequest) -> tuple[Any, ...]:

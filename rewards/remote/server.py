@@ -17,7 +17,9 @@ from flowrl.core.listening import (
     resolve,
     url,
 )
+from flowrl.core.promises import judges_videos
 from flowrl.core.types import Reward
+from flowrl.evaluation.frame_rewards import fitting
 
 from .http import make_app
 from .read_request import Limits
@@ -77,16 +79,18 @@ def serve(
 
 
 def load_rewards(config: Config) -> dict[str, Reward]:
-    """Make the rewards of a config. Raises ConfigError for one that learns, and what their `probe`
-    raises."""
-    rewards: dict[str, Reward] = {name: call.make() for name, call in config.rewards.items()}
-    for name, reward in rewards.items():
+    """Make the rewards of a config: one that judges images and has `frames` judges videos. Raises
+    ConfigError for one that learns, and what their `probe` raises."""
+    rewards: dict[str, Reward] = {}
+    for name, call in config.rewards.items():
+        reward: Reward = call.make()
         if isinstance(reward, LearnedReward):
             raise ConfigError(
-                f"rewards.{name}: {config.rewards[name].fn} learns during training; it cannot be "
-                "served"
+                f"rewards.{name}: {call.fn} learns during training; it cannot be served"
             )
-        probe = getattr(reward, "probe", None)
+        videos = bool(call.frames) or judges_videos(reward)
+        rewards[name] = fitting(call, reward, 2 if videos else 1)
+        probe = getattr(rewards[name], "probe", None)
         if probe is not None:
             probe()
     return rewards

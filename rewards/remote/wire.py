@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,14 @@ def longest_answer(count: int) -> int:
     return 2**16 + 1024 * count
 
 
-def chunks_of(batch: RewardBatch, size: int) -> list[list[int]]:
-    """Deal the rows out to requests of `size` images; images of one group and prompt stay
-    together."""
-    units: dict[tuple[int, str], list[int]] = {}
+def chunks_of(batch: RewardBatch, size: int, *, apart: bool = False) -> list[list[int]]:
+    """Deal the rows out to requests of `size` images, frames of a video counted each; those of one
+    group and prompt stay together, unless `apart`."""
+    videos = batch.images.dim() == 5
+    size = max(1, size // batch.images.shape[1]) if videos else size
+    units: dict[tuple[int, str] | int, list[int]] = {}
     for row, key in enumerate(zip(batch.group.tolist(), batch.prompts, strict=True)):
-        units.setdefault(key, []).append(row)
+        units.setdefault(row if apart else key, []).append(row)
     chunks: list[list[int]] = []
     for rows in units.values():
         if chunks and len(chunks[-1]) + len(rows) <= size:
@@ -44,18 +46,22 @@ def chunks_of(batch: RewardBatch, size: int) -> list[list[int]]:
 
 
 def pack(batch: RewardBatch, rows: list[int], reward: str) -> bytes:
-    """Write the body of a request. Raises DataError for a NaN image or a record that JSON cannot
-    hold."""
+    """Write the body of a request; frames of a video go one after the other. Raises DataError for
+    a NaN image or a record that JSON cannot hold."""
     # groups are numbered from 0 within the request
     keys = [(int(batch.group[row]), batch.prompts[row]) for row in rows]
     number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    images = batch.images[rows]
+    videos = images.dim() == 5
     data: dict[str, Any] = {
-        "images": [_png(image) for image in to_pil(batch.images[rows])],
+        "images": [_png(image) for image in to_pil(images.flatten(0, 1) if videos else images)],
         "prompts": [batch.prompts[row] for row in rows],
         "group": [number[key] for key in keys],
         "meta": [batch.meta[row] if batch.meta else {} for row in rows],
         "sigma": batch.sigma[rows].tolist(),
     }
+    if videos:
+        data["frames"] = images.shape[1]
     if batch.source:
         data |= _sources([batch.source[row] for row in rows])
     if reward:
@@ -141,9 +147,17 @@ def _score(value: Any) -> float:
     return float(value)
 
 
-def read_health(data: bytes, url: str, reward: str, chunk: int) -> str:
-    """Check that a server hosts the reward and takes such requests -> the reward's name if it
-    checks records, else "". Raises ConfigError; RequestFailed for another server."""
+class Hosted(NamedTuple):
+    """A reward of a server."""
+
+    name: str
+    checks: bool  # the prompts' records
+    singly: bool  # it compares nothing with others of the prompt
+
+
+def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = False) -> Hosted:
+    """Check that a server hosts the reward, for videos or for images, and takes such requests.
+    Raises ConfigError; RequestFailed for another server."""
     answer = _object(data)
     hosted, limits = answer.get("rewards"), answer.get("limits", {})
     if not isinstance(hosted, list) or not isinstance(limits, dict):
@@ -158,8 +172,34 @@ def read_health(data: bytes, url: str, reward: str, chunk: int) -> str:
         raise ConfigError(
             f"{WHO}: chunk: {url} takes at most {most} images per request, got {chunk}"
         )
-    name, checks = reward or str(hosted[0]), answer.get("checks", [])
-    return name if isinstance(checks, list) and name in checks else ""
+    name = reward or str(hosted[0])
+    if _says(answer, "videos", name) != videos:
+        raise ConfigError(f"{WHO}: videos: {url}: {_other_kind(name, videos)}")
+    return Hosted(name, _says(answer, "checks", name), _says(answer, "singly", name))
+
+
+def _says(answer: dict[str, Any], key: str, name: str) -> bool:
+    names = answer.get(key, [])
+    return isinstance(names, list) and name in names
+
+
+def _other_kind(name: str, videos: bool) -> str:
+    if videos:
+        return (
+            f"{name} judges images, got videos=true. Leave videos out and say how it judges the "
+            "frames, as in frames: mean"
+        )
+    return f"{name} judges videos, got videos=false. Set videos: true"
+
+
+def check_kind(batch: RewardBatch, videos: bool) -> None:
+    """Raise DataError unless a batch holds videos [L, T, 3, H, W], or images [L, 3, H, W]."""
+    if batch.images.dim() == (5 if videos else 4):
+        return
+    expected, mend = "images [L, 3, H, W]", "set videos: true, or say how to judge frames"
+    if videos:
+        expected, mend = "videos [L, T, 3, H, W]", "leave videos out"
+    raise DataError(f"{WHO}: expected {expected}, got {list(batch.images.shape)}; {mend}")
 
 
 def pack_records(reward: str, records: Sequence[Any], places: Sequence[str]) -> bytes:

@@ -24,7 +24,7 @@ from rewards._judge.client import _parse
 from rewards.remote.http import make_app
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
-from rewards.remote.wire import read_health, read_scores, refusal
+from rewards.remote.wire import Hosted, read_health, read_scores, refusal
 from rewards.vlm.answers import ReadingOptions
 from rewards.vlm.answers import read as read_answer
 
@@ -37,6 +37,13 @@ def body() -> bytes:
     meta = [{"tag": "a", "include": [{"class": "x", "count": 2}]}, {}, {"n": [1.5, None]}]
     more = {"group": [0, 0, 1], "meta": meta, "sigma": [0.0, 0.5, 1], "rewards": ["red"]}
     return json.dumps({"images": images, "prompts": ["a", "b", "ü"], **more}).encode()
+
+
+def video_body() -> bytes:
+    """Return a request about videos that is right."""
+    images = [base64.b64encode(one_png(seed)).decode() for seed in (0, 0, 0, 0)]
+    more = {"frames": 2, "group": [0, 1], "rewards": ["b"]}
+    return json.dumps({"images": images, "prompts": ["a", "b"], **more}).encode()
 
 
 def damage_body(data: bytes, rng: random.Random) -> bytes:
@@ -58,16 +65,18 @@ def requests() -> Target:
         pixels = pixels_of(says["images"])
         if len(pixels) != len(says["images"]):
             return "a picture that is not whole"
-        if not all(map(torch.equal, pixels, found.pixels)):
+        images = found.pixels.reshape(-1, *found.pixels.shape[-3:])
+        if not all(map(torch.equal, pixels, images)):
             return "other pixels"
-        count = len(pixels)
+        count = len(pixels) // says.get("frames", 1)
         same = found.prompts == says["prompts"] and found.meta == says.get("meta", [{}] * count)
         same = same and found.group.tolist() == says.get("group", [*range(count)])
         return "" if same else "other texts"
 
-    return Target(
-        [body()], damage_body, lambda d, _: parse(d, ("red", "b"), LIMITS), (RequestRefused,), check
-    )
+    def read(data: bytes, folder: Path) -> Any:
+        return parse(data, ("red", "b"), LIMITS, ("b",))
+
+    return Target([body(), video_body()], damage_body, read, (RequestRefused,), check)
 
 
 def addresses() -> Target:
@@ -157,9 +166,11 @@ def answers() -> Target:
         return read_scores(data, "red", 3)
 
     def check(data: bytes, found: Any) -> str:
-        if isinstance(found, str):  # of the reward, if it checks records
+        if isinstance(found, Hosted):
             told = json.loads(data)
-            there = "red" in told["rewards"] and found in ("", *told.get("checks", []))
+            names = told.get("checks")
+            checks = isinstance(names, list) and "red" in names
+            there = "red" in told["rewards"] and found == ("red", checks, False)
             return "" if there else "the reward is not there"
         says = [math.nan if s is None else s for s in json.loads(data)["scores"]["red"]]
         same = torch.tensor(says, dtype=torch.float32).nan_to_num(7).equal(found.nan_to_num(7))

@@ -40,7 +40,8 @@ REWARDS = {
     "moving_shapes": "flowrl.evaluation.suites.moving",
     "shapes_edit": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
-    "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call",
+    "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call "
+    "flowrl.evaluation.frame_rewards",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
 

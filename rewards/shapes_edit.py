@@ -6,28 +6,42 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.edit_checker import check_edits, validate_edit
+from flowrl.evaluation.suites.shapes.scene import SIZE
+
+MODES = ("graded", "strict", "kept", "done", "both")
 
 
 class shapes_edit:  # noqa: N801 - configs name rewards in lower case
-    """Score edits [L, 3, 64, 64] of sources of that size: "graded" in [0, 1], 1 exactly where
+    """Score edits [L, 3, H, W] of sources of that size: "graded" in [0, 1], 1 exactly where
     strictly right and 0 for a copy of the source, or "strict", 0 or 1.
 
-    What counts is in flowrl/evaluation/suites/shapes/edit_checker.py. A batch without sources, or a
-    source that does not have the object of the edit, is a DataError.
+    "kept" is how well all else is as it was, "done" how well the asked change is there, both in [0,
+    1], and "both" ``sqrt(kept * done)``: PaCo-RL's reward of edits (2512.04784), consistency and
+    following, with an exact checker in place of its judge. What counts is in
+    flowrl/evaluation/suites/shapes/edit_checker.py, which reads 64 x 64 pixels; with `resize`,
+    images and sources of another size are scaled to that, for a policy that is trained on small
+    images. A batch without sources, or a source that does not have the object of the edit, is a
+    DataError.
     """
 
     judges_singly = True
 
-    def __init__(self, *, mode: Literal["graded", "strict"] = "graded") -> None:
-        if mode not in ("graded", "strict"):
+    def __init__(
+        self,
+        *,
+        mode: Literal["graded", "strict", "kept", "done", "both"] = "graded",
+        resize: bool = False,
+    ) -> None:
+        if mode not in MODES:
             raise ConfigError(
-                f'rewards.shapes_edit: `mode` must be "graded" or "strict"; got {mode!r}.'
+                f"rewards.shapes_edit: mode: expected one of {', '.join(MODES)}, got {mode!r}"
             )
-        self.mode, self.says_right = mode, mode == "strict"
+        self.mode, self.says_right, self.resize = mode, mode == "strict", resize
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
@@ -44,6 +58,16 @@ class shapes_edit:  # noqa: N801 - configs name rewards in lower case
         if not len(batch.images):
             return torch.zeros(0)
         sources = torch.stack([source[0] for source in batch.source])
-        verdict = check_edits(batch.images, sources, batch.meta)
-        score: Tensor = getattr(verdict, self.mode)
+        verdict = check_edits(self._sized(batch.images), self._sized(sources), batch.meta)
+        if self.mode == "both":
+            score: Tensor = (verdict.kept * verdict.done).sqrt()
+        else:
+            score = getattr(verdict, self.mode)
         return score.to(batch.images.device, torch.float32)
+
+    def _sized(self, images: Tensor) -> Tensor:
+        """Scale images [L, 3, H, W] to the checker's size, if that is asked for."""
+        if not self.resize or images.shape[-2:] == (SIZE, SIZE):
+            return images
+        found = interpolate(images.float(), (SIZE, SIZE), mode="bicubic", antialias=True)
+        return found.clamp(0, 1)

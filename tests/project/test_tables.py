@@ -204,7 +204,7 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     untimed = ["diffusion_nft", "awm", "rwr", "best_of_n", "refl"]
     untimed += ["dgpo", "crd", "pepg", "diffusion_dpo", "diffusion_dpo_offline", "flow_dppo"]
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
-    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "tdm_r1", "sol_rl"]
+    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "tdm_r1", "sol_rl", "paco_rl"]
     untimed += [
         "adv_grpo_gated",
         "pref_grpo",

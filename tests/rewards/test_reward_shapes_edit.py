@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from adapterkit import TOKENS
 from modelkit import edit
 from tiny import tiny_flux
+from torch.nn.functional import interpolate
 from toykit import write_toy
 
 from flowrl.config.load import load_config
@@ -20,6 +22,7 @@ from flowrl.evaluation.sources import check_sources, sources_of
 from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
 from flowrl.evaluation.suites.shapes.scene import Scenes, render
 from flowrl.models.flux_kontext import flux_kontext
+from flowrl.runs.evaluate import sample_grid_prompts
 from flowrl.training.trainer import Trainer
 from rewards.shapes_edit import shapes_edit
 
@@ -67,6 +70,43 @@ def test_what_should_not_change_is_punished(edits: Edits) -> None:
     ):
         assert judged(edits, wrong, "strict").max() == 0
         assert judged(edits, wrong, "graded").max() < 0.96
+
+
+def test_kept_and_done_are_told_apart(edits: Edits) -> None:
+    """Rendered edits keep and do all; a copy keeps all and does nothing, but where something is to
+    be removed, which is then one object too many: exp(-1/2). `both` is the root of the product."""
+    removed = torch.tensor([record["edit"]["kind"] == "remove" for record in edits.records])
+    one = torch.ones(len(removed))
+    for images, kept, done in (
+        (edits.after, one, one),
+        (edits.before, torch.where(removed, math.exp(-0.5), 1.0), 0 * one),
+    ):
+        torch.testing.assert_close(judged(edits, images, "kept"), kept)
+        torch.testing.assert_close(judged(edits, images, "done"), done)
+        torch.testing.assert_close(judged(edits, images, "both"), (kept * done).sqrt())
+
+
+def test_small_images_are_read_at_the_checkers_size(edits: Edits) -> None:
+    """At three quarters of the size what was right stays right; without `resize` the size is an
+    error. One iteration of the config trains at 48 and judges at 64 pixels."""
+    images, before = (
+        interpolate(render(scenes), (48, 48), mode="bilinear", antialias=True)
+        for scenes in (edits.after, edits.before)
+    )
+    count, prompts = len(images), [record["prompt"] for record in edits.records]
+    sources: list[Source] = [(image,) for image in before]
+    group, zero = torch.arange(count), torch.zeros(count)
+    batch = RewardBatch(images, prompts, group, edits.records, zero, sources)
+    assert shapes_edit(mode="strict", resize=True)(batch).mean() > 0.97
+    with pytest.raises(DataError, match=r"\[N, 3, 64, 64\]; got"):
+        shapes_edit()(batch)
+    small = ["train.prompts=2", "train.group=4", "train.warmup=0", "eval.images=1"]
+    trainer = Trainer(load_config("shapes/paco_rl", [*small, "model.dtype=float32"]))
+    before_step = {name: p.detach().clone() for name, p in trainer.params.items()}
+    metrics = trainer.step()
+    assert metrics["on_policy_gap"] < 1e-5 and metrics["grad_norm"] > 0
+    assert any(not torch.equal(p, before_step[name]) for name, p in trainer.params.items())
+    assert sample_grid_prompts(trainer)[1].shape[-2:] == (64, 64)
 
 
 def test_the_lists_are_whole_and_a_tiny_kontext_trains_on_them(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
-# those have tests of their own: they need a reward or a model that learns, stored images, or other
-# runs
+# those have tests of their own: they need a reward or a model that learns, stored images, other
+# runs, or the editing model
 APART = (
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
     "shapes/diffusion_dpo_offline",
     "shapes/flow_opd",
+    "shapes/paco_rl",
     "shapes/spo",
     "shapes/tdm_r1",
 )

@@ -34,12 +34,25 @@ def row(method: Method) -> str:
     """Return a method's row of the README's table."""
     cells = [
         f"[{method.name}](docs/methods/{method.page_name}.md)",
-        " ".join(f"`{name}`" for name in method.configs),
+        _configs(method),
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         method.status,
         tried(verified.of_method(method), "`"),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _configs(method: Method) -> str:
+    """Name a method's configs of shapes/, and the other folders that have one."""
+    shapes: list[str] = []
+    others: dict[str, None] = {}  # in order, each once
+    for name in method.configs:
+        folder = name.partition("/")[0]
+        if folder == "shapes":
+            shapes.append(f"`{name}`")
+        else:
+            others[folder] = None
+    return "; ".join(filter(None, [" ".join(shapes), ", ".join(others)]))
 
 
 def readme(text: str) -> str:

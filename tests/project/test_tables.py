@@ -47,7 +47,7 @@ def test_the_table_of_methods_is_written_anew() -> None:
     assert text.count("\n|") == 2 + len(load_methods()) and module.readme(text) == text
     (vgpo,) = (line for line in text.splitlines() if "`shapes/vgpo`" in line)
     assert vgpo == (
-        "| [VGPO](docs/methods/vgpo.md) | `shapes/vgpo` `sd3/vgpo` `flux/vgpo` | "
+        "| [VGPO](docs/methods/vgpo.md) | `shapes/vgpo`; sd3, flux | "
         "[2512.12387](https://arxiv.org/abs/2512.12387) | reconstruction | "
         "3 seeds (0.1.0): `shapes/vgpo`; else dry run |"
     )

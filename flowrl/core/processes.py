@@ -1,7 +1,8 @@
 """Several processes as one run: who holds which prompts, and how their numbers come together.
 
-The only file that imports torch.distributed. Processes are started by ``accelerate launch`` or
-``torchrun``; accelerate picks the back end (NCCL with CUDA, else gloo) and each process' device.
+Beside `shards.py` the only file that imports torch.distributed. Processes are started by
+``accelerate launch`` or ``torchrun``; accelerate picks the back end (NCCL with CUDA, else gloo) and
+each process' device.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ class World(NamedTuple):
             ) from error
 
 
+ALONE = World()
+
+
 def sharded() -> bool:
     """Tell whether the launcher asked for FSDP: each process keeps its share of every weight of the
     network.
@@ -172,6 +176,8 @@ def shared_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    if isinstance(tensor, DTensor):  # it is one already
         return tensor
     return distribute_tensor(
         tensor.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from safetensors import safe_open
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.shipped_files import resource
 from flowrl.models.complete_parts import check_complete, read_parts
+from flowrl.models.hollow import hollow_network
 from flowrl.models.terminal import without_bars
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
@@ -55,6 +57,7 @@ def load_pipeline(
     network: str = "transformer",
     quantization: Any = None,
     with_encoders: bool = True,
+    hollow: bool = False,
 ) -> Loaded:
     """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote
     code.
@@ -62,7 +65,8 @@ def load_pipeline(
     ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out``
     are not loaded; ``network`` is the part that is trained, and ``quantization`` diffusers'
     settings to quantise it by (bitsandbytes does so on the accelerator). Without
-    ``with_encoders`` the text encoders are checked, not loaded. Raise ModelError if the folder or
+    ``with_encoders`` the text encoders are checked, not loaded; ``hollow`` networks have no weights
+    yet, see `hollow_network`. Raise ModelError if the folder or
     id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
     or incomplete.
     """
@@ -81,8 +85,12 @@ def load_pipeline(
         mapping = quantization.quant_mapping
         quantization.quant_mapping = {name: mapping[name] for name in mapping if name in stored}
     read = partial(_read, pipeline_class, folder, kinds, dtype={"default": dtype, **dtypes})
-    pipeline = read(absent + [*encoders] * (not with_encoders), quantization=quantization)
     networks = [name for name in dtypes if name in stored and name not in kinds]
+    pipeline = read(
+        absent + [*encoders] * (not with_encoders),
+        quantization=quantization,
+        hollow={name: index[name][1] for name in networks if hollow},
+    )
     for name in networks:
         names = _names(getattr(pipeline, name), quantized=quantization is not None)
         check_complete(folder / name, names - stored[name])
@@ -97,14 +105,18 @@ def _read(
     *,
     dtype: dict[str, torch.dtype],
     quantization: Any = None,
+    hollow: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """Let diffusers read a checked folder without the parts in ``absent``. Raise ModelError, also
-    for a tensor that is missing in the parts ``kinds``."""
+    """Let diffusers read a checked folder without the parts in ``absent``, and without the weights
+    of those in ``hollow``. Raise ModelError, also for a tensor that is missing in the parts
+    ``kinds``."""
     try:
         wanted = {name: kind for name, kind in kinds.items() if name not in absent}
         # a network may draw weights, although its own are read afterwards
         with without_bars(), torch.random.fork_rng(devices=[]):
             parts = read_parts(folder, wanted, dtype)
+            for name, kind in hollow.items():
+                parts[name] = hollow_network(folder / name, kind, dtype[name])
             return pipeline_class.from_pretrained(
                 folder,
                 dtype=dtype,

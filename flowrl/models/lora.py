@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import BaseModel, Field
-from torch import nn
+from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
 
@@ -71,13 +71,21 @@ def add_lora(
     # Draw their values anew, in float32: an optimizer step of 1e-4 on a bfloat16 weight would be
     # lost to rounding.
     params = {name: param for name, param in network.named_parameters() if param.requires_grad}
+    for name, start in first_values(params, lora, seed=seed):
+        params[name].data = start.to(params[name].device)
+    return params
+
+
+def first_values(
+    params: Mapping[str, nn.Parameter], lora: LoraOptions, *, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each adapter's name and first values, float32 on the CPU, from ``seed`` alone."""
     generator = torch.Generator().manual_seed(seed)
     for name, param in params.items():
         start = torch.zeros(param.shape)
         if ".lora_A." in name:
             start = torch.randn(param.shape, generator=generator) / lora.rank
-        param.data = start.to(param.device)
-    return params
+        yield name, start
 
 
 def _of_linear_layers(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:

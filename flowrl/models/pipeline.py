@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.hollow import fill
 from flowrl.models.loading import Loaded, Part, load_pipeline
-from flowrl.models.lora import without_adapters
+from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.quantized import quantization
 from flowrl.models.runtime import set_up
 from flowrl.models.terminal import quiet
@@ -37,8 +38,13 @@ def load(
 ) -> Loaded:
     """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
     text encoders. The parts in ``wide`` stay in float32, those in ``also`` are
-    networks as ``network`` is."""
+    networks as ``network`` is. Under FSDP these have no weights yet. Raise ConfigError for
+    options that were not proven with it."""
     runtime = tuning.runtime
+    if sharded() and (runtime.quantize != "none" or runtime.compile):
+        raise ConfigError(
+            "runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml"
+        )
     return load_pipeline(
         pipeline_class,
         path,
@@ -54,6 +60,7 @@ def load(
             runtime.quantize, (network, *also), dtype=tuning.dtype, device=tuning.device
         ),
         with_encoders=runtime.cache is None,
+        hollow=sharded(),
     )
 
 
@@ -83,10 +90,14 @@ class TunedPipeline:
         # Put the parts on the device; under offload only the network is there most of the time.
         trained_parts = {self.network, *self.network.children()}
         for part in self._parts():
-            if part in trained_parts or not tuning.runtime.offload:
+            waits = part in trained_parts and sharded()  # for its share of the weights
+            if not waits and (part in trained_parts or not tuning.runtime.offload):
                 part.to(tuning.device)
         self._home: torch.device | None = None  # where the network runs, while it is away
-        self._set_up_network()
+        names = (
+            {"": network} if joined is None else {f"{n}.": n for n, _ in joined.named_children()}
+        )
+        self._set_up_network({prefix: loaded.folder / name for prefix, name in names.items()})
 
         # Text encoders work through a memory of what they encoded.
         tokenizers = self._tokenizers()
@@ -196,14 +207,17 @@ class TunedPipeline:
             for part in parts:
                 part.to("cpu")
 
-    def _set_up_network(self) -> None:
+    def _set_up_network(self, folders: dict[str, Path]) -> None:
         tuning = self.tuning
         trains = tuning.tune != "none"
         set_up(
             self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
         )
         if sharded():
-            _share_out(self.network, tuning)
+            shard(self.network, self.network._no_split_modules or ())
+            adapters = trained(self.network) if tuning.tune == "lora" else {}
+            first = first_values(adapters, tuning.lora, seed=tuning.seed)
+            fill(self.network, folders, first, device=tuning.device)
 
     def _parts(self) -> list[nn.Module]:
         return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
@@ -225,12 +239,3 @@ class TunedPipeline:
         parts = [self._loaded.folder / name for name in (*self._loaded.encoders, *tokenizers)]
         folder = Path(self.tuning.runtime.cache).expanduser()
         return TextCache(folder, parts=parts, settings=settings)
-
-
-def _share_out(network: Any, tuning: Tuning) -> None:
-    """Put the network under FSDP. Raise ConfigError for options that were not proven with it."""
-    if tuning.runtime.quantize != "none" or tuning.runtime.compile:
-        raise ConfigError(
-            "runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml"
-        )
-    shard(network, network._no_split_modules or ())

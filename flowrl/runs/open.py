@@ -14,7 +14,7 @@ from flowrl.runs.best import Which, chosen_checkpoint, which_of
 from flowrl.runs.folder import CONFIG
 from flowrl.training import checkpoint
 from flowrl.training.setup import build_model
-from flowrl.training.weights import Weights, put_weights
+from flowrl.training.weights import Weights, put_saved
 
 
 class OpenedRun(NamedTuple):
@@ -72,12 +72,12 @@ def load_run(
         return OpenedRun(model, config, 0, base)
     # the weights of the checkpoint
     folder = path if path != run else chosen_checkpoint(run, iteration)
-    files, state = checkpoint.load(folder)
+    files, state = checkpoint.opened(folder)
     name = weights or config.eval.weights
     if name not in files:
         there = ", ".join(files.keys() - {"optimizer"})
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
-    put_weights(model.trainable(), files[name], folder)
+    put_saved(model.trainable(), files, name)
     what = "" if path != run else which_of(run, folder)
     return OpenedRun(model, config, int(state["iteration"]), base, what)
 

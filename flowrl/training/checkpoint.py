@@ -1,12 +1,12 @@
 """Save and load the state of a run: safetensors and JSON, whole or not at all, checked when read.
 
 A run keeps them under ``<run>/checkpoints/<iteration>``; each holds ``<name>.safetensors`` files,
-``state.json`` and a ``manifest.json`` with the size and SHA-256 of the others, written last.
+or of a run under FSDP ``<name>-00001-of-00008.safetensors`` with shares of tensors, ``state.json``
+and a ``manifest.json`` with the size and SHA-256 of the others, written last.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,18 +14,31 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.core.errors import CheckpointError
 from flowrl.core.files import replacing
+from flowrl.core.processes import ALONE, World
+from flowrl.core.shards import write_shares
+from flowrl.training.checkpoint_files import Files, Like
+from flowrl.training.checkpoint_manifest import (
+    FORMAT,
+    MANIFEST,
+    SHARES,
+    STATE,
+    Entries,
+    complete,
+    entries,
+    verify,
+)
 from flowrl.training.optimizer_state import Tensors, plain_json
 
-MANIFEST, STATE, FORMAT = "manifest.json", "state.json", 1
+__all__ = ["MANIFEST", "STATE", "Files", "verify"]  # of other files, beside what is here
 
 
 def checkpoint_folder(run: str | os.PathLike[str], iteration: int) -> Path:
@@ -54,10 +67,71 @@ def save(
     what = f"the checkpoint {folder}"
     with replacing(folder, what=what, durable=True, overwrite_folder=True) as draft:
         draft.mkdir(parents=True)
-        for name, tensors in tensors_by_file.items():
-            save_file(_storable(tensors), draft / f"{name}.safetensors")
-        (draft / STATE).write_text(text, encoding="utf-8")
+        _write(draft, tensors_by_file, text)
         _seal(draft)
+
+
+def save_shares(
+    folder: str | os.PathLike[str],
+    world: World,
+    shares: Mapping[str, Mapping[str, Tensor]],
+    tensors_by_file: Mapping[str, Mapping[str, Tensor]],
+    state: dict[str, Any],
+) -> None:
+    """Write a checkpoint as `save` does, in which every process writes what it holds of `shares`;
+    the rest is written by the first one. All processes call it, and must see the folder.
+
+    Raises in each process what `save` raises, if one of them cannot write.
+    """
+    folder = Path(folder)
+    _check_names({**shares, **tensors_by_file})
+    text, what = plain_json(state), f"the checkpoint {folder}"
+    with ExitStack() as stack:
+
+        def begin() -> Path | None:
+            if not world.main:
+                return None
+            exchange = replacing(folder, what=what, durable=True, overwrite_folder=True)
+            draft = stack.enter_context(exchange)
+            draft.mkdir(parents=True)
+            return draft
+
+        draft = world.gather(world.together(begin))[0]
+        assert draft is not None
+        # each process its files, and what they are
+        mine: list[Path] = []
+        for name, tensors in shares.items():
+            mine += write_shares(draft, name, tensors, world.rank, world.size)
+        sealed = world.gather(world.together(lambda: entries(mine)))
+
+        def finish() -> None:
+            for name in shares:
+                shutil.rmtree(draft / f"{name}.parts", ignore_errors=True)
+            files: Entries = {}
+            for rank, written in enumerate(sealed):
+                _check_seen(draft, written, rank)
+                files |= written
+            _write(draft, tensors_by_file, text)
+            _seal(draft, files, SHARES)
+            stack.close()
+
+        world.together(lambda: finish() if world.main else None)
+
+
+def _write(draft: Path, tensors_by_file: Mapping[str, Mapping[str, Tensor]], text: str) -> None:
+    for name, tensors in tensors_by_file.items():
+        save_file(_storable(tensors), draft / f"{name}.safetensors")
+    (draft / STATE).write_text(text, encoding="utf-8")
+
+
+def _check_seen(draft: Path, written: Entries, rank: int) -> None:
+    """Raise OSError for a file that another process has written elsewhere."""
+    for name in written:
+        if not (draft / name).is_file():
+            raise FileNotFoundError(
+                f"process {rank} wrote {name} to a folder that process 0 does not see; under FSDP "
+                "all machines must share the run's folder"
+            )
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, Any]]:
@@ -65,56 +139,27 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, 
 
     Raises CheckpointError that names the file which is missing, torn or altered.
     """
+    files, state = opened(folder)
+    return dict(files), state
+
+
+def opened(
+    folder: str | os.PathLike[str], *, like: Like | None = None, world: World = ALONE
+) -> tuple[Files, dict[str, Any]]:
+    """Return what `load` does, but tensors are read when they are asked for, one file at a time.
+
+    Where `like` names a parameter that is shared out, only this process' share is read, to the
+    parameter's device. Of several processes each checks the bytes of its share of the files.
+    """
     folder = Path(folder)
-    names = verify(folder)
+    names = verify(folder, world)
     try:
-        tensors = {
-            name[: -len(".safetensors")]: load_file(folder / name)
-            for name in names
-            if name != STATE
-        }
-        return tensors, json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, SafetensorError, ValueError) as error:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder}: cannot be read although its manifest fits: {error}"
         ) from error
-
-
-def verify(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the files of a checkpoint; raise CheckpointError unless all are there and
-    unaltered, and of the iteration that the folder is named after."""
-    folder = Path(folder)
-    files = _manifest(folder)
-    for name, entry in files.items():
-        file = folder / name
-        try:
-            size = file.stat().st_size
-            if size != entry["size"]:
-                raise CheckpointError(
-                    f"{file}: torn or altered: expected {entry['size']} bytes, got {size}"
-                )
-            if _sha256(file) != entry["sha256"]:
-                raise CheckpointError(f"{file}: altered: its SHA-256 is not the one in {MANIFEST}")
-        except OSError as error:
-            raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
-    _check_place(folder, files)
-    return list(files)
-
-
-def _check_place(folder: Path, files: Collection[str]) -> None:
-    """Raise CheckpointError if a folder of a run holds the checkpoint of another iteration: it was
-    renamed, or swapped with another one."""
-    if not folder.name.isdecimal() or STATE not in files:
-        return
-    try:
-        held = json.loads((folder / STATE).read_text(encoding="utf-8")).get("iteration")
-    except (OSError, ValueError, AttributeError):
-        return  # `load` says what is wrong with it
-    if held is not None and held != int(folder.name):
-        raise CheckpointError(
-            f"{folder}: expected the checkpoint after {int(folder.name)} iterations, got the one "
-            f"after {held}: a folder was renamed; give it its name {held:06d} back"
-        )
+    return Files(folder, [name for name in names if name != STATE], like), state
 
 
 def latest(run: str | os.PathLike[str]) -> Path | None:
@@ -139,12 +184,12 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
     if keep < 1:
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
     every = numbered(Path(run))
-    complete = [folder for folder in every if _complete(folder)]
+    good = [folder for folder in every if complete(folder)]
     doomed = [
         folder
         for folder in every
-        if len(complete) >= keep
-        and int(folder.name) < int(complete[-keep].name)
+        if len(good) >= keep
+        and int(folder.name) < int(good[-keep].name)
         and int(folder.name) not in besides
     ]
     doomed += [
@@ -195,62 +240,13 @@ def _storable(tensors: Mapping[str, Tensor]) -> Tensors:
     return out
 
 
-def _seal(folder: Path) -> None:
-    """Write the manifest: size and SHA-256 of every file."""
-    files = {}
-    for file in sorted(folder.iterdir()):
-        files[file.name] = {"size": file.stat().st_size, "sha256": _sha256(file)}
-    manifest = json.dumps({"format": FORMAT, "files": files}, indent=1)
+def _seal(folder: Path, known: Entries | None = None, version: int = FORMAT) -> None:
+    """Write the manifest: size and SHA-256 of every file, of which some may be known."""
+    known = known or {}
+    others = [file for file in sorted(folder.iterdir()) if file.name not in known]
+    files = dict(sorted({**known, **entries(others)}.items()))
+    manifest = json.dumps({"format": version, "files": files}, indent=1)
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    file = folder / MANIFEST
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such checkpoint")
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        files = {
-            str(name): {"size": entry["size"], "sha256": entry["sha256"]}
-            for name, entry in manifest["files"].items()
-        }
-        version = manifest["format"]
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{file}: missing: the checkpoint was never finished, or is none"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: torn or altered: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{file}: expected format {FORMAT}, got {version!r}; another version of flowrl wrote it"
-        )
-    strange = [
-        name
-        for name in files
-        if name != STATE and not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", name)
-    ]
-    if strange or STATE not in files:
-        raise CheckpointError(
-            f"{file}: altered: expected {STATE} and .safetensors files, got {sorted(files)}"
-        )
-    return files
-
-
-def _complete(folder: Path) -> bool:
-    """Say whether all files are there in full length; cheap, because it reads no tensors."""
-    try:
-        return all(
-            (folder / name).stat().st_size == entry["size"]
-            for name, entry in _manifest(folder).items()
-        )
-    except (CheckpointError, OSError):
-        return False
 
 
 def numbered(run: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from torch import nn
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint
-from flowrl.training.weights import put_weights
+from flowrl.training.weights import put_saved, put_weights
 
 
 def check_start(start: str) -> None:
@@ -28,13 +28,13 @@ def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
     """
     path = _file_of(start)
     if path.is_dir():
-        files, _ = checkpoint.load(path)
-        tensors = files.get("ema", files["current"])
-    else:
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"train.start: {path}: no safetensors file: {error}") from error
+        files, _ = checkpoint.opened(path)
+        put_saved(params, files, "ema" if "ema" in files else "current")
+        return
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"train.start: {path}: no safetensors file: {error}") from error
     put_weights(params, {name: rows.to(params[name]) for name, rows in tensors.items()}, path)
 
 

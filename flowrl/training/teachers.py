@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.core.processes import sharded
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import Batch, Eval
 from flowrl.training import checkpoint
@@ -39,8 +40,9 @@ class Teachers:
     def load(self, weights: Weights) -> None:
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
         for name, path in self.paths.items():
-            files, _ = checkpoint.load(_found(name, path))
-            weights.add(PREFIX + name, files.get("ema", files["current"]))
+            like = weights.shared_as if sharded() else None
+            files, _ = checkpoint.opened(_found(name, path), like=like)
+            weights.add(PREFIX + name, files["ema" if "ema" in files else "current"])
 
     def evaluate(self, run: Any, batch: Batch, rows: tuple[int, ...], group: Tensor) -> Eval:
         """Evaluate each row of a batch under its own teacher. rows: the training prompt of each

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.core.errors import CheckpointError
-from flowrl.core.processes import shared_as, whole
+from flowrl.core.processes import shared_as
+from flowrl.core.shards import here, is_share
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
 from flowrl.training.collect import collect, images_worked_on, sample
@@ -19,7 +20,7 @@ from flowrl.training.prompt_visits import joined
 from flowrl.training.refill import refill
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import join
-from flowrl.training.weights import put_weights
+from flowrl.training.weights import put_saved
 
 
 class Trainer(Setup):
@@ -74,7 +75,8 @@ class Trainer(Setup):
         error: no iteration is half done, and every trained number is finite."""
         if not self.intact:
             return False
-        return all(bool(whole(p.detach()).isfinite().all()) for p in self.params.values())
+        finite = self._finite()
+        return not self.world.any(not finite) if self.sharded else finite
 
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""
@@ -83,7 +85,7 @@ class Trainer(Setup):
     def save(self, folder: Path) -> None:
         """Write all that a bit-for-bit resume needs; the random streams follow from the iteration.
 
-        All processes call it and the first one writes.
+        All processes call it and the first one writes; under FSDP each writes what it holds.
         """
         tensors, state = optimizer_to_tensors(self.optimizer)
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
@@ -91,18 +93,25 @@ class Trainer(Setup):
         files |= {**self._kept_weights(), **self.reward_set.state_dict(), **along}
         if self.sampler is not None:
             files["sampler"] = self.sampler.state_dict()
+        config = self.config.dump()
+        about = {"iteration": self.iteration, "optimizer": state, "config": config}
+        about |= {"companions": about_along} if about_along else {}
+        about |= {"monitors": self.memory}
         if self.sharded:
-            files = {name: self._whole(rows) for name, rows in files.items()}
-        if self.world.main:
-            config = self.config.dump()
-            about = {"iteration": self.iteration, "optimizer": state, "config": config}
-            about |= {"companions": about_along} if about_along else {}
-            checkpoint.save(folder, files, {**about, "monitors": self.memory})
+            shares = {k: rows for k, rows in files.items() if any(map(is_share, rows.values()))}
+            rest = {name: rows for name, rows in files.items() if name not in shares}
+            checkpoint.save_shares(folder, self.world, shares, rest, about)
+        elif self.world.main:
+            checkpoint.save(folder, files, about)
 
     def load(self, folder: Path) -> None:
-        """Continue from a checkpoint. Raises CheckpointError if it is torn, belongs to another
-        model, or is none of a run."""
-        files, state = checkpoint.load(folder)
+        """Continue from a checkpoint; all processes call it. Raises CheckpointError if it is torn,
+        belongs to another model, or is none of a run."""
+        self.world.together(lambda: self._load(folder))
+
+    def _load(self, folder: Path) -> None:
+        like = self._shared_as if self.sharded else None
+        files, state = checkpoint.opened(folder, like=like, world=self.world)
         try:
             self._put(files, state, folder)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -111,22 +120,37 @@ class Trainer(Setup):
                 "go on from another checkpoint"
             ) from error
 
-    def _put(self, files: dict[str, dict[str, Tensor]], state: Any, folder: Path) -> None:
+    def _shared_as(self, file: str, name: str) -> Tensor | None:
+        """Return the parameter that a checkpoint's tensor is shared out as, if there is one."""
+        if file == "optimizer":
+            index = name.partition(".")[0]
+            params = dict(enumerate(self.params.values()))
+            return params.get(int(index)) if index.isdecimal() else None
+        return self.params.get(name)
+
+    def _finite(self) -> bool:
+        """Say whether all that this process holds of the trained weights are numbers."""
+        return all(bool(here(p.detach()).isfinite().all()) for p in self.params.values())
+
+    def _put(self, files: checkpoint.Files, state: Any, folder: Path) -> None:
         """Take over what a checkpoint holds."""
         iteration = state["iteration"]
         if type(iteration) is not int or iteration < 0:
             raise ValueError(f"the iteration is {iteration!r}")
-        current, optimizer = files.pop("current"), files.pop("optimizer")
+        if not {"current", "optimizer"} <= {*files}:
+            raise LookupError(f"there are only {', '.join(files) or 'no'} tensors in it")
+        put_saved(self.params, files, "current")
+        files.drop("current")
+        if not self._finite():
+            raise ValueError("a weight is no finite number")
+        optimizer = files.pop("optimizer")
         rewards = {}
         for name in [*files]:
             if name.startswith("reward-") or name in ("aggregate", "credit"):
                 rewards[name] = files.pop(name)
-        # the weights in use, the rewards, the copies of the weights
-        put_weights(self.params, current, folder)
-        if not all(bool(tensor.isfinite().all()) for tensor in current.values()):
-            raise ValueError("a weight is no finite number")
+        # the rewards, the copies of the weights
         self.reward_set.load_state_dict(rewards, folder)
-        self._load_sampler(files.pop("sampler", None), folder)
+        self._load_sampler(files.pop("sampler") if "sampler" in files else None, folder)
         self.companions.load(files, state.get("companions", {}))
         self._load_copies(files, folder)
         # the optimizer
@@ -157,7 +181,7 @@ class Trainer(Setup):
         if state is not None and self.sampler is not None:
             self.sampler.load_state_dict(state)
 
-    def _load_copies(self, files: dict[str, dict[str, Tensor]], folder: Path) -> None:
+    def _load_copies(self, files: checkpoint.Files, folder: Path) -> None:
         wanted = sorted(self._kept_weights())
         if sorted(files) != wanted:
             raise CheckpointError(
@@ -170,12 +194,3 @@ class Trainer(Setup):
             like = {k: self.params.get(k, v) for k, v in rows.items()}
             shared[name] = {k: shared_as(v, like[k]) for k, v in rows.items()}
         self.weights.load_state_dict(shared)
-
-    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Join the shares of all processes, one tensor after the other, for the first process to
-        keep."""
-        joined = {}
-        for name, tensor in tensors.items():
-            full = whole(tensor)
-            joined[name] = full.cpu() if self.world.main else full.new_empty(0)
-        return joined

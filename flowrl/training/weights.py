@@ -3,7 +3,7 @@ while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.processes import shared_as, whole
+from flowrl.training.checkpoint_files import Files
 
 
 class Weights:
@@ -114,6 +115,10 @@ class Weights:
             for name, tensors in state.items()
         }
 
+    def shared_as(self, file: str, name: str) -> Tensor | None:
+        """Return the parameter that a tensor of a checkpoint's file is shared out as."""
+        return self._params.get(name)
+
     def _get(self, name: str) -> dict[str, Tensor]:
         if name not in self._snapshots:
             raise ConfigError(f"no weights named {name!r} were taken; there are {self.names()}")
@@ -158,15 +163,28 @@ class Weights:
 def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], where: Path) -> None:
     """Copy tensors into the parameters of the same names. Raises CheckpointError if names or shapes
     differ."""
-    wrong = [k for k, p in params.items() if k not in tensors or tensors[k].shape != p.shape]
-    wrong += [k for k in tensors if k not in params]
+    _check_fit(params, {name: tuple(rows.shape) for name, rows in tensors.items()}, where)
+    for name, p in params.items():
+        p.copy_(shared_as(tensors[name], p))
+
+
+def put_saved(params: Mapping[str, nn.Parameter], files: Files, name: str) -> None:
+    """Read the tensors of a checkpoint's file into the parameters of the same names, one after the
+    other. Raises CheckpointError if names or shapes differ."""
+    _check_fit(params, files.shapes(name), files.folder)
+    files.read_into(name, params)
+
+
+def _check_fit(
+    params: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ...]], where: Path
+) -> None:
+    wrong = [k for k, p in params.items() if shapes.get(k) != tuple(p.shape)]
+    wrong += [k for k in shapes if k not in params]
     if wrong:
         raise CheckpointError(
             f"{where}: {len(wrong)} of {len(params)} trainable parameters do not fit this model "
             f"(first: {wrong[0]}); it was saved with another model, `tune` or LoRA setting"
         )
-    for name, p in params.items():
-        p.copy_(shared_as(tensors[name], p))
 
 
 def _plain(parameter: nn.Parameter) -> bool:

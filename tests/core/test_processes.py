@@ -4,22 +4,16 @@ on the CPU)."""
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from pairkit import ALL, command, resume, same, same_rows, same_weights
 from process import commanded, trained
-from processkit import FSDP, pair, run_pair
-from safetensors.torch import load_file
-from tiny import tiny_sd3
-from toykit import write_toy
+from processkit import pair, run_pair
 
-from flowrl.runs.folder import read_rows
-
-ALL = ("train.prompts=4", "train.max_grad_norm=.inf")
 CHAIN = ("plan={fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}", "train.group=4")
 TREE = (
     "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [0, 2], ode_last: 1}",
@@ -49,37 +43,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "budgets": (*CHAIN, "sampler={fn: knapsack}", "rewards.red={fn: toykit.reddish}"),
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
-"""What `accelerate launch` sets for fsdp.yaml."""
 SUITES = ("suite one", "suite two")
-SHARDED = (
-    "image={height: 32, width: 32}",
-    "kl={fn: transition_kl, beta: 0.1}",
-    "optimizer.lr=1e-3",
-    "train.prompts=2",
-    "train.micro_batch=2",
-    "select={fn: fraction, share: 0.5}",
-    "train.iterations=2",
-    "checkpoint.every=1",
-)
-
-
-def command(folder: Path, run: str, *overrides: str) -> list[str]:
-    """Return what `flowrl train` is called with, for a run of 4 iterations in `folder`."""
-    words = ["train", str(write_toy(folder)), *ALL, "train.iterations=4", *overrides]
-    return [*words, "--run", str(folder / run), "--plugin", "toykit", "--quiet"]
-
-
-def resume(run: Path) -> list[str]:
-    return ["train", "--resume", str(run), "--plugin", "toykit", "--quiet"]
-
-
-def sharded_command(folder: Path, run: str, tune: str) -> list[str]:
-    """Train a tiny SD3 with three held-out prompts."""
-    options = f"path: {folder}/sd3, t5: false, max_sequence_length: 1, tune: {tune}"
-    words = command(folder, run, f"model={{fn: sd3, {options}}}", *SHARDED)
-    test = folder / "test.jsonl"
-    test.write_text("".join(test.read_text().splitlines(keepends=True)[:3]))
-    return words
 
 
 def suite_command(folder: Path, out: str) -> list[str]:
@@ -106,9 +70,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     assert commanded(command(home, "one"))["code"] == 0
     shutil.copytree(home / "one", home / "stopped", ignore=shutil.ignore_patterns("000004"))
     assert commanded(suite_command(home, "suite one"))["code"] == 0
-    for tune in ("lora", "full"):
-        tiny_sd3(home / tune / "sd3")
-        assert commanded(sharded_command(home / tune, "one", tune))["code"] == 0
     # in two
     jobs: dict[str, dict[str, Any]] = {
         name: {"overrides": [*ALL, *more]} for name, more in CASES.items()
@@ -118,39 +79,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     jobs["too many"] = {"argv": command(home, "none", "train.prompts=1")}
     jobs["suite"] = {"argv": suite_command(home, "suite two")}
     jobs["failing"] = {"argv": failing(home, "failed", rank=0)}
-    for tune in ("lora", "full"):
-        jobs[tune] = {"argv": sharded_command(home / tune, "two", tune), "env": FSDP}
-    stopped = home / "lora" / "stopped"
-    copy = [str(home / "lora" / "two"), str(stopped), "000002"]
-    jobs["lora resumed"] = {"argv": resume(stopped), "copy": copy, "env": FSDP}
     return Both(home, one, pair(jobs, home))
-
-
-def same(one: Any, two: Any, where: str, near: float = 2e-6) -> None:
-    """Compare nested values, numbers to 1e-4 of their size."""
-    if isinstance(one, dict):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            same(one[key], two[key], f"{where}/{key}", near)
-    elif isinstance(one, list):
-        assert len(one) == len(two), where
-        for n, (a, b) in enumerate(zip(one, two, strict=True)):
-            same(a, b, f"{where}/{n}", near)
-    elif isinstance(one, float):
-        assert math.isclose(one, two, rel_tol=1e-4, abs_tol=near), (where, one, two)
-    else:
-        assert one == two, where
-
-
-def same_rows(one: Path, two: Path, file: str, near: float = 2e-6) -> None:
-    a, b = (read_rows(run, file) for run in (one, two))
-    same(a, b, file, near)
-
-
-def same_weights(one: Path, two: Path, at: str, names: list[str], near: float) -> None:
-    for name in names:
-        a, b = (load_file(run / "checkpoints" / at / f"{name}.safetensors") for run in (one, two))
-        torch.testing.assert_close(b, a, rtol=0, atol=near)
 
 
 # ------------------------------------------------------------------------------------ two processes
@@ -216,29 +145,6 @@ def test_more_processes_than_prompts_is_an_error_before_anything_is_written(both
     for answer in both.two["too many"]:
         assert answer["code"] == 2 and "train.prompts=1" in answer["said"], answer
     assert not (both.folder / "none" / "config.yaml").exists()
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("tune", ["lora", "full"])
-def test_fsdp_makes_the_updates_of_one_process(both: Both, tune: str) -> None:
-    """A tiny SD3: weights, averages and evaluations of two sharded processes, also after a stop and
-    a resume.
-
-    AdamW divides by the root of a mean square that starts near 0, so a difference in the last bit
-    of a gradient shows at the scale of the rate: weights are compared at a hundredth of it. A KL
-    needs the weights from before training, a process of two has a decision less than the other in
-    some updates, and of three held-out prompts one has one.
-    """
-    runs = {"two": tune} if tune == "full" else {"two": tune, "stopped": "lora resumed"}
-    one = both.folder / tune / "one"
-    for name, job in runs.items():
-        run = both.folder / tune / name
-        assert [answer["said"] for answer in both.two[job] if answer["code"]] == []
-        same_weights(one, run, "000002", ["current", "ema", "ref"], 1e-5)
-        same_rows(one, run, "eval.jsonl", near=1e-4)
-    end = one / "checkpoints" / "000002"
-    ref, current = (load_file(end / f"{name}.safetensors") for name in ("ref", "current"))
-    assert max((current[key] - ref[key]).abs().max().item() for key in ref) > 1e-3
 
 
 def test_a_suite_is_drawn_and_scored_in_shares(both: Both) -> None:

@@ -7,6 +7,7 @@ its own file in the folder ANSWERS.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -41,7 +42,8 @@ def commanded(argv: list[str]) -> dict[str, Any]:
 
 
 def do(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Do one job: train the toy, or run a command, perhaps on a copy of a run."""
+    """Do one job: train the toy, run a command, perhaps on a copy of a run, or call a function of
+    a kit."""
     if "overrides" in job:
         return trained(folder, job["overrides"])
     if "copy" in job and world().main:
@@ -49,6 +51,10 @@ def do(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         shutil.copytree(source, target, ignore=shutil.ignore_patterns(without))
     world().gather(None)  # the copy is whole
     with mock.patch.dict(os.environ, job.get("env", {})):
+        if "call" in job:
+            kit, _, name = job["call"].rpartition(".")
+            found: dict[str, Any] = getattr(importlib.import_module(kit), name)(*job["args"])
+            return found
         return commanded(job["argv"])
 
 

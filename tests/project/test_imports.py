@@ -69,6 +69,7 @@ def modules(package: str) -> dict[str, Path]:
 
 KNOWN = {**modules("flowrl"), **modules("rewards")}
 WHOLE = {*KNOWN, "torch.distributed"}
+DISTRIBUTED = ("flowrl.core.processes", "flowrl.core.shards")
 
 
 def edges(module: str, text: str) -> Iterator[Edge]:
@@ -133,8 +134,8 @@ def problem(edge: Edge) -> str | None:
     top = edge.target.partition(".")[0]
     if edge.target.startswith("."):
         return "relative inside rewards/, with the whole name elsewhere"
-    if edge.target.startswith("torch.distributed") and edge.source != "flowrl.core.processes":
-        return "only flowrl/core/processes.py imports torch.distributed"
+    if edge.target.startswith("torch.distributed") and edge.source not in DISTRIBUTED:
+        return "only processes.py and shards.py of flowrl/core import torch.distributed"
     if top == "flowrl":
         return _problem_with_flowrl(edge)
     if top == "rewards":

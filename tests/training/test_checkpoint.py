@@ -162,7 +162,7 @@ OUTSIDE = '"../../x": {"size": 1, "sha256": ""}, "state.json": {"size": 1, "sha2
     ("text", "part"),
     [
         ("[]", "torn or altered"),
-        ('{"format": 99, "files": {}}', "expected format 1, got 99"),
+        ('{"format": 99, "files": {}}', "expected format 1 or 2, got 99"),
         (f'{{"format": 1, "files": {{{OUTSIDE}}}}}', "altered"),
         ('{"format": 1, "files": {}}', "altered"),
         (None, "no such checkpoint"),

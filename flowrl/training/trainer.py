@@ -137,8 +137,9 @@ class Trainer(Setup):
         iteration = state["iteration"]
         if type(iteration) is not int or iteration < 0:
             raise ValueError(f"the iteration is {iteration!r}")
-        if not {"current", "optimizer"} <= {*files}:
-            raise LookupError(f"there are only {', '.join(files) or 'no'} tensors in it")
+        for name in ("current", "optimizer"):  # before a weight is changed
+            if name not in files:
+                raise KeyError(name)
         put_saved(self.params, files, "current")
         files.drop("current")
         if not self._finite():

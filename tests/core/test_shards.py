@@ -146,7 +146,8 @@ def test_shares_are_what_torch_takes_them_for(both: Both, tmp_path: Path) -> Non
     folder = both.folder / "full" / "two" / "checkpoints" / "000002"
     shares = sorted(folder.glob("current-*.safetensors"))
     assert [file.name[-14:-12] for file in shares] == ["02", "02"]
-    (tmp_path / "in").mkdir()
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
     for file in shares:
         shutil.copy(file, tmp_path / "in")
     want = checkpoint.load(folder)[0]["current"]
@@ -168,9 +169,9 @@ def test_a_share_that_is_missing_or_torn_is_named(both: Both, tmp_path: Path) ->
         damage(copy / "ema-00002-of-00002.safetensors")
         with pytest.raises(CheckpointError, match="ema-00002-of-00002.safetensors: (torn|cannot)"):
             checkpoint.load(copy)
-    # a manifest without it does not help
+    # nor does a manifest help that does not know of it
     copy = shutil.copytree(folder, tmp_path / "less" / "000002")
-    for file in ("ema-00002-of-00002.safetensors", "manifest.json"):
+    for file in ("ema-00001-of-00002.safetensors", "manifest.json"):
         (copy / file).unlink()
     checkpoint._seal(copy, version=2)
     with pytest.raises(CheckpointError, match="expected shares of .* numbers"):

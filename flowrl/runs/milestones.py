@@ -159,8 +159,8 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     if broken:
         log.say(f"{broken} of {len(images)} images of the grid are not finite: drawn grey")
         images = grey(images)
-    size = trainer.config.image
-    prompts = {"prompts": texts, "height": size.height, "width": size.width}
+    height, width = trainer.config.eval_size
+    prompts = {"prompts": texts, "height": height, "width": width}
     write_json(run / SAMPLES / PROMPTS, prompts)
     save_strip(images, strip_file(run, trainer.iteration))
     sources = grid_sources(trainer)

@@ -19,8 +19,9 @@ def tournament(group: Tensor, images: Tensor, seed: int, ask: Ask) -> Tensor:
     First each image meets one of its group, the anchor, which a hash of `seed` and the pixels
     picks; those outcomes seed the bracket. Then winners meet winners, the best seeded the worst,
     until one is left; who has the best seed of an odd number waits, and goes on after a tie or a
-    missing answer. An image's place is how many it won, then its seed; equal ones share the mean
-    place. An image without any answer is NaN.
+    missing answer. An image's place is how many it won, then its seed; a tie is won by neither, so
+    that images that are all alike get one place. Equal ones share the mean place. An image without
+    any answer is NaN.
     """
     rounds = [_Bracket((group == g).nonzero().flatten(), images, seed) for g in group.unique()]
     _play(rounds, ask, [bracket.opening() for bracket in rounds])
@@ -75,7 +76,7 @@ class _Bracket:
                 self.seeded[first] = share if known else 0.5
                 continue
             lost = first if known and share < 0.5 else second
-            self.won[first + second - lost] += 1
+            self.won[first + second - lost] += known and share != 0.5
             out.add(lost)
         if self.open:
             self.open = False

@@ -11,6 +11,9 @@ from trainkit import trainer_for, unchanged, weights_of
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import eval_weights, evaluate, sample_grid_prompts
+from flowrl.runs.folder import read_prompts
+from flowrl.runs.report.page import html_report
+from flowrl.runs.train import train
 from flowrl.training.trainer import Trainer
 
 
@@ -48,6 +51,10 @@ def test_images_are_trained_small_and_judged_large(tmp_path: Path) -> None:
     assert sample_grid_prompts(trainer)[1].shape[-2:] == (32, 24)
     trained = trainer.sample(trainer.rows())
     assert trained.x.shape[1:] == trainer.model.latent_shape(16, 16)
+    # and a whole run with its grids and its report
+    train(toy(tmp_path, *LARGE, "train.iterations=2"), tmp_path / "run", quiet=True)
+    assert read_prompts(tmp_path / "run")[1] == (32, 24)
+    assert "samples" in html_report(tmp_path / "run")
 
 
 def test_a_size_that_the_model_cannot_make_is_an_error(tmp_path: Path) -> None:

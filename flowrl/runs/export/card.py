@@ -149,7 +149,9 @@ def _training(facts: CardFacts) -> Table:
         targets = ", ".join(f"`{name}`" for name in lora["target_modules"])
         rows.append(["LoRA", f"rank {lora['r']}, alpha {lora['lora_alpha']:g}, on {targets}"])
     per = f"{c.train.prompts} prompts x {c.train.group} images"
-    size = f"{c.image.width} x {c.image.height} pixels"
+    size, (height, width) = f"{c.image.width} x {c.image.height} pixels", c.eval_size
+    if (height, width) != (c.image.height, c.image.width):
+        size = f"trained at {size}, judged at {width} x {height}"
     averaged = "moving average (ema)" if facts.weights == "ema" else "the last ones (current)"
     return [
         *rows,

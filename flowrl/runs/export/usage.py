@@ -169,13 +169,14 @@ def _options(facts: CardFacts) -> list[str]:
 
 def _arguments(facts: CardFacts) -> list[str]:
     c, given = facts.config, facts.config.model.kwargs
+    height, width = c.eval_size
     chosen: dict[str, Any] = {
-        "height": c.image.height,
-        "width": c.image.width,
+        "height": height,
+        "width": width,
         "num_inference_steps": c.eval.steps,
     }
     if c.model.fn == "flux_kontext":  # sizes as they are
-        chosen |= {"max_area": c.image.height * c.image.width, "_auto_resize": False}
+        chosen |= {"max_area": height * width, "_auto_resize": False}
     for name, call in (CALL | OWN_CALL.get(c.model.fn, {})).items():
         value = given.get(name)
         plain = tuple(value) if isinstance(value, list) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import hashlib
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,10 +11,33 @@ from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.edit_checker import check_edits, validate_edit
+from flowrl.evaluation.suites.shapes.edit_checker import EditVerdict, check_edits, validate_edit
 from flowrl.evaluation.suites.shapes.scene import SIZE
 
 MODES = ("graded", "strict", "kept", "done", "both")
+
+
+class _Judged(NamedTuple):
+    """The last batch and what was found on it: all modes in one run look at equal images."""
+
+    key: bytes
+    verdict: EditVerdict
+
+
+_last: _Judged | None = None
+
+
+def _judge(images: Tensor, sources: Tensor, records: list[dict[str, Any]]) -> EditVerdict:
+    """Judge edits, or return what was found on the last ones if their contents are equal."""
+    global _last
+    key = hashlib.blake2b(f"{images.dtype}{[*images.shape]}{records}".encode())
+    for pixels in (images, sources):
+        bytes_of = pixels.detach().cpu().contiguous().view(torch.uint8)
+        key.update(bytes_of.numpy().tobytes())
+    seen = _last
+    if seen is None or seen.key != key.digest():
+        seen = _last = _Judged(key.digest(), check_edits(images, sources, records))
+    return seen.verdict
 
 
 class shapes_edit:  # noqa: N801 - configs name rewards in lower case
@@ -58,7 +82,7 @@ class shapes_edit:  # noqa: N801 - configs name rewards in lower case
         if not len(batch.images):
             return torch.zeros(0)
         sources = torch.stack([source[0] for source in batch.source])
-        verdict = check_edits(self._sized(batch.images), self._sized(sources), batch.meta)
+        verdict = _judge(self._sized(batch.images), self._sized(sources), batch.meta)
         if self.mode == "both":
             score: Tensor = (verdict.kept * verdict.done).sqrt()
         else:

@@ -29,6 +29,7 @@ PARTS = (
     "demonstrated",
     "doctor_docs",
     "technique_table",
+    "illusory_advantage",
 )
 """Modules beside this one, in the order in which they fill a file that they share."""
 

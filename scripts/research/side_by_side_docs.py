@@ -24,7 +24,7 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
     """Say what one file holds: a row for each trainer."""
     rows = []
     for name, found in result["trainers"].items():
-        calls = sum(found["calls"].values())
+        calls, seen = sum(found["calls"].values()), sum(found["rows"].values())
         share = result["ratios"].get(name)
         rows.append(
             [
@@ -32,6 +32,7 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
                 *(f"{found['seconds'][phase]:.2f}" for phase in PHASES),
                 f"{min(found['all']):.2f} to {max(found['all']):.2f}",
                 str(calls),
+                str(seen),
                 f"{found['peak_MiB']:.0f}",
                 f"{share['all']:.2f}" if share else "1",
             ]
@@ -42,18 +43,32 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
 def told(result: dict[str, Any]) -> str:
     """Say what the work was."""
     work = result["work"]
+    parts = [
+        f"{work['prompts']} prompt{'s' * (work['prompts'] > 1)}",
+        f"{work['group']} images each",
+        f"{work['steps']} steps",
+        f"{work['size']} pixels",
+        f"guidance {work['guidance']:g}",
+    ]
+    if work["kl"]:
+        parts.append(f"KL {work['kl']:g}")
+    if work.get("window"):
+        parts.append(f"noise in a window of {work['window']} steps")
+    if work.get("splits"):
+        parts.append(f"splits at steps {work['splits'].replace(',', ', ')}")
+    if work.get("updates", 1) > 1:
+        parts.append(f"{work['updates']} optimizer steps")
+    parts.append(f"{work['batch']} sample{'s' * (work['batch'] > 1)} in a network call")
     text = (
-        f"`{result['trainer']}` at {result['commit'][:8]}: {work['prompts']} prompts, "
-        f"{work['group']} images each, {work['steps']} steps, {work['size']} pixels, guidance "
-        f"{work['guidance']:g}, KL {work['kl']:g}, {work['batch']} samples in a network call, "
-        f"{work['dtype']}; {result['rounds']} rounds, the {result['clock']}'s seconds."
+        f"`{result['trainer']}` at {result['commit'][:8]}: {', '.join(parts)}, {work['dtype']}; "
+        f"{result['rounds']} rounds, the {result['clock']}'s seconds."
     )
     return textwrap.fill(text, 100)
 
 
 def filled(text: str) -> str:
     """Put the tables between the marks."""
-    head = ["trainer", *PHASES, "range", "network calls", "peak MiB", "share"]
+    head = ["trainer", *PHASES, "range", "network calls", "rows", "peak MiB", "share"]
     parts = []
     for file in sorted(RESULTS.glob("side-by-side-*.json")):
         result = json.loads(file.read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from flowrl.training.rehearsal import cost_of
 
 watch = module_of("side_by_side", "watch")
 trainers = module_of("side_by_side", "trainers")
+beside = module_of("side_by_side", "beside")
 FILES = sorted((ROOT / "assets" / "results").glob("side-by-side-*.json"))
 
 
@@ -62,18 +63,55 @@ def test_flowrl_is_told_the_work(tmp_path: Path, kl: float) -> None:
     assert list(config.rewards) == ["jpeg"] and config.kl_beta == kl
 
 
+# Of the FLUX trainers' default work by hand: images, network calls in sampling with nothing shared
+# and as planned, and draws that are trained. 12 images of 16 steps, 9 of 15 draws each; 12 of 25
+# with a window of 4; a tree of 1 + 3 (2 + 4 + 8) + 10 x 16 nodes, of which the last 16 are not
+# trained but each of the 15 that split twice. Before the first draw the images of a prompt are one.
+ON_FLUX = {
+    "dance_grpo": (12, 12 * 16, 12 * 16 - 11, 12 * 9),
+    "mix_grpo": (12, 12 * 25, 12 * 25 - 11, 12 * 4),
+    "branch_grpo": (16, 203, 203, 203 - 16 + 15),
+}
+
+
+@pytest.mark.parametrize("own", [0, 12])
+@pytest.mark.parametrize("name", ON_FLUX)
+def test_flowrl_is_told_the_work_on_flux(tmp_path: Path, name: str, own: int) -> None:
+    for file in ("train.txt", "test.txt"):
+        (tmp_path / file).write_text("a circle\na square\n")
+    trainer = beside.TRAINERS[name]
+    start = trainer.ours(trainer.work, tmp_path, name, own)
+    config = load_config(start.program[1], start.program[2:])
+    cost = cost_of(config, 0)
+    images, apart, planned, trained = ON_FLUX[name]
+    assert (cost.images, cost.nfe) == (images, planned if own else apart)
+    share = 9 / 15 if name == "dance_grpo" else 1
+    assert cost.decisions * share == trained
+    assert (config.train.micro_batch, config.train.updates) == (own or 1, trainer.work.updates)
+    assert list(config.rewards) == ["jpeg"] and config.train.ema == 0
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_both_did_the_same_work(file: Path) -> None:
-    """Equal rows went through the network, and what was measured came from a commit."""
+    """The rows that went through the network follow from the work, and what was measured came from
+    a commit. On equal calls they are equal, but for the edges that BranchGRPO trains of the last
+    step and of each child apart; of its own accord flowrl computes what images share once."""
     found = json.loads(file.read_text(encoding="utf-8"))
-    theirs = found["trainers"][found["trainer"]]["rows"]
-    for trainer in found["trainers"].values():
-        assert trainer["rows"] == theirs
-    work = found["work"]
-    halves = 2 if work["guidance"] > 1 else 1
-    images = work["prompts"] * work["group"]
-    assert theirs["sampling"] == halves * images * work["steps"]
-    assert theirs["training"] == halves * images * (work["steps"] - 1)
+    rows = {name: trainer["rows"] for name, trainer in found["trainers"].items()}
+    theirs, ours, own = (rows[name] for name in (found["trainer"], "flowrl", "flowrl, own batches"))
+    if found["trainer"] in ON_FLUX:
+        images, apart, planned, trained = ON_FLUX[found["trainer"]]
+        split = found["trainer"] == "branch_grpo"
+        assert theirs == {"sampling": apart, "training": trained + 16 * split}
+        assert ours == {"sampling": apart, "training": trained - 15 * split}
+        assert own["sampling"] == planned and own["training"] <= ours["training"]
+    else:
+        work = found["work"]
+        halves = 2 if work["guidance"] > 1 else 1
+        images = work["prompts"] * work["group"]
+        assert theirs == ours == own
+        assert theirs["sampling"] == halves * images * work["steps"]
+        assert theirs["training"] == halves * images * (work["steps"] - 1)
     assert "dirty" not in found["environment"]["commit"]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from flow_factory.rewards.abc import PointwiseRewardModel, RewardModelOutput
+from jpeg import kilobytes
 from PIL import Image
 
 
@@ -17,10 +17,3 @@ class JpegReward(PointwiseRewardModel):  # type: ignore[misc]
     ) -> Any:
         """Return -kB / 500 of each image."""
         return RewardModelOutput(rewards=[-kilobytes(one) / 500 for one in image or []])
-
-
-def kilobytes(image: Image.Image) -> float:
-    """Return the size of an image as JPEG."""
-    file = io.BytesIO()
-    image.save(file, format="JPEG", quality=95)
-    return file.tell() / 1000

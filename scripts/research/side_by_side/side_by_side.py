@@ -6,14 +6,16 @@
         --size 512 --batch 24 --group 24 --prompts 4 --guidance 4.5 --kl 0.01 --dtype bfloat16
 
 The folder is yours, at whatever commit; its program is run unchanged, by the Python that has what
-it needs. The work is one iteration of Flow-GRPO with LoRA on SD3: the same model, prompts, group,
-steps, guidance, KL, dtype and rows in a network call, the size of the JPEG file as reward, no
-averaged weights. With `--own-batch` flowrl runs once more with network calls of its own size.
+it needs. The work is one iteration: on SD3 of Flow-GRPO with LoRA, on FLUX of DanceGRPO, MixGRPO or
+BranchGRPO with all weights; the same model, prompts, group, steps, guidance, KL, dtype and rows in
+a network call, the size of the JPEG file as reward, no averaged weights. With `--own-batch` flowrl
+runs once more with network calls of its own size, and computes what images share once.
 Trainers take turns, `--rounds` times; each turn is a process of its own, whose first iteration does
 not count. `watch.py` says what the phases are and by which clock they are timed.
 
-The command is the same on a CPU, in float32, and on a GPU. Without `--model` it takes the one of
-this repository, with text encoders that read as many tokens as SD3's. Writes
+The command is the same on a CPU and on a GPU. Without `--model` it takes the SD3 of this
+repository, with text encoders that read as many tokens as SD3's, or a small random FLUX (with
+another, say `--tokens 512`). Writes
 assets/results/side-by-side-<trainer>.json: seconds by phase (the median over iterations and
 rounds), calls and rows of the network, peak memory, and flowrl's share of each.
 `python scripts/research/tables.py` makes the tables of docs/compare.md from these files.
@@ -32,8 +34,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from small_model import lengthened
-from trainers import SD3, TRAINERS, Start, Work, flowrl
+from beside import MODELS, TRAINERS
+from trainers import Start, Work
 from watch import PHASES
 
 from flowrl.core.environment import environment
@@ -44,28 +46,13 @@ from flowrl.core.tables import text_table
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 NOUNS = ("red circle", "blue square", "green triangle", "yellow star")
-DEFAULT = Work(
-    model="assets/shapes-sd3",
-    prompts=4,
-    group=8,
-    steps=6,
-    size=64,
-    guidance=4.5,
-    kl=0.01,
-    batch=8,
-    dtype="float32",
-)
-WORK: tuple[str, ...] = (
-    *("--model", "--prompts", "--group", "--steps", "--size", "--guidance"),
-    *("--kl", "--batch", "--dtype", "--noise-scale", "--rank", "--lr"),
-)
 
 
 def turn(start: Start, python: str, place: Path, options: list[str]) -> dict[str, Any]:
     """Run one program under the watch -> what it saw. Raises RunError if it ended by itself."""
     out = place / "seen.json"
     out.unlink(missing_ok=True)
-    watched = [python, str(HERE / "watch.py"), "--network", SD3, "--out", str(out), *options]
+    watched = [python, str(HERE / "watch.py"), "--out", str(out), *options]
     log = place / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
@@ -100,28 +87,27 @@ def write_prompts(place: Path, count: int) -> None:
 def measure(args: argparse.Namespace, work: Work) -> dict[str, list[dict[str, Any]]]:
     """Let the trainers take turns -> what the watch saw, by trainer."""
     seen: dict[str, list[dict[str, Any]]] = {}
-    asked = work
-    options = ["--warm-up", "1", "--iterations", str(args.iterations)]
+    trainer = TRAINERS[args.trainer]
+    options = ["--network", trainer.network, "--updates", str(work.updates), "--warm-up", "1"]
+    options += ["--iterations", str(args.iterations)]
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)
             write_prompts(place, work.prompts * (args.iterations + 2))
-            if asked.model == DEFAULT.model:
-                model = lengthened(ROOT / DEFAULT.model, place / "model")
-                work = replace(work, model=str(model))
-            theirs = TRAINERS[args.trainer](work, args.folder.resolve(), place)
+            model = MODELS[work.model](place / "model") if work.model in MODELS else work.model
+            here = replace(work, model=str(model))
             starts = {
-                args.trainer: (theirs, args.python),
-                "flowrl": (flowrl(work, place, args.trainer), sys.executable),
+                args.trainer: (trainer.theirs(here, args.folder.resolve(), place), args.python),
+                "flowrl": (trainer.ours(here, place, args.trainer, 0), sys.executable),
             }
             if args.own_batch:
-                own = flowrl(work, place, args.trainer, args.own_batch)
+                own = trainer.ours(here, place, args.trainer, args.own_batch)
                 starts["flowrl, own batches"] = (own, sys.executable)
-            for trainer, (start, python) in starts.items():
+            for who, (start, python) in starts.items():
                 found = turn(start, python, place, options)
-                seen.setdefault(trainer, []).append(found)
+                seen.setdefault(who, []).append(found)
                 all_seconds = [row["seconds"]["all"] for row in found["iterations"]]
-                print(f"round {number + 1}, {trainer}: {all_seconds}", flush=True)
+                print(f"round {number + 1}, {who}: {all_seconds}", flush=True)
     return seen
 
 
@@ -184,15 +170,17 @@ def main() -> int:
     parser.add_argument("trainer", choices=sorted(TRAINERS))
     parser.add_argument("folder", type=Path, help="a clone of its repository")
     parser.add_argument("--python", default=sys.executable, help="which has what it needs")
-    for option in WORK:
-        default = getattr(DEFAULT, option[2:].replace("-", "_"))
-        parser.add_argument(option, type=type(default), default=default)
+    for field in fields(Work):
+        kind = {"int": int, "float": float, "str": str}[str(field.type)]
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind)
     parser.add_argument("--own-batch", type=int, default=0, help="of flowrl, once more")
     parser.add_argument("--iterations", type=int, default=2, help="of a turn, after the first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    work = Work(**{field.name: getattr(args, field.name) for field in fields(Work)})
+    said = {field.name: getattr(args, field.name) for field in fields(Work)}
+    given = {name: value for name, value in said.items() if value is not None}
+    work = replace(TRAINERS[args.trainer].work, **given)
     try:
         seen = measure(args, work)
     except FlowRLError as error:

@@ -1,7 +1,7 @@
-"""The model of the shapes benchmark with text encoders that read 77 tokens, as those of SD3 do.
+"""Small models for measuring time: nothing needs to be learnt of them.
 
-Public trainers pad every prompt to 77 tokens of CLIP; the shapes model reads 20. Nothing is learned
-of the new places: this is for measuring time.
+Public trainers pad every prompt to 77 tokens of CLIP; the shapes model reads 20, so it gets more
+places. FLUX is a small network of the real class with random weights.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import shutil
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline
+from diffusers import FluxTransformer2DModel as Network
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, T5EncoderModel
 
 PLACES = 77
 WEIGHT = "text_model.embeddings.position_embedding.weight"
+HEADS, HEAD = 4, 32  # attention heads of the FLUX, and numbers in each
 
 
 def lengthened(source: Path, target: Path) -> Path:
@@ -35,3 +39,34 @@ def lengthened(source: Path, target: Path) -> Path:
 def change(file: Path, **values: int) -> None:
     """Set values in a JSON file."""
     file.write_text(json.dumps(json.loads(file.read_text()) | values, indent=2))
+
+
+def random_flux(source: Path, target: Path) -> Path:
+    """Save a FLUX of 1 + 2 blocks that is 128 wide, with random weights; VAE, tokenizers and T5 are
+    those of the SD3 pipeline in `source` -> its folder."""
+    encoder = T5EncoderModel.from_pretrained(source / "text_encoder_3")
+    words = CLIPTextConfig.from_pretrained(source / "text_encoder")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Network(
+            in_channels=64,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=HEAD,
+            num_attention_heads=HEADS,
+            joint_attention_dim=encoder.config.d_model,
+            pooled_projection_dim=words.hidden_size,
+            guidance_embeds=True,
+            axes_dims_rope=(8, 12, 12),
+        )
+        pipeline = FluxPipeline(
+            transformer=network,
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            vae=AutoencoderKL.from_pretrained(source / "vae", sample_size=1024),  # none is tiled
+            text_encoder=CLIPTextModel(words).eval(),
+            tokenizer=AutoTokenizer.from_pretrained(source / "tokenizer"),
+            text_encoder_2=encoder.eval(),
+            tokenizer_2=AutoTokenizer.from_pretrained(source / "tokenizer_3"),
+        )
+    pipeline.save_pretrained(target, safe_serialization=True)
+    return target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +14,11 @@ from flowrl.core.errors import ConfigError
 
 HERE = Path(__file__).resolve().parent
 TOKENS = {"flow_grpo": 128, "flow_factory": 256}  # that T5 reads of a prompt in their code
-SD3 = "diffusers:SD3Transformer2DModel"
 
 
 @dataclass(frozen=True)
 class Work:
-    """One iteration of Flow-GRPO with LoRA on SD3: what all trainers are asked to do."""
+    """One iteration: what all trainers are asked to do."""
 
     model: str
     prompts: int  # of an iteration
@@ -32,8 +30,13 @@ class Work:
     batch: int  # samples of a network call, without guidance's second half
     dtype: str  # of the arithmetic: float32 or bfloat16
     noise_scale: float = 0.7
-    rank: int = 32
+    rank: int = 32  # of LoRA, where that is trained
     lr: float = 3e-4
+    updates: int = 1  # optimizer steps of an iteration
+    tokens: int = 0  # that T5 reads of a prompt; 0: as many as in their code
+    window: int = 0  # steps with noise, where a window moves
+    every: int = 0  # iterations until it moves by a step
+    splits: str = ""  # steps at which a tree splits
 
     @property
     def images(self) -> int:
@@ -182,12 +185,6 @@ def flow_factory(work: Work, folder: Path, place: Path) -> Start:
     file.write_text(json.dumps(config, indent=2), encoding="utf-8")  # YAML reads JSON
     paths = f"{folder / 'src'}:{HERE}"
     return Start(["-m", "flow_factory.train", str(file)], {"PYTHONPATH": paths})
-
-
-TRAINERS: dict[str, Callable[[Work, Path, Path], Start]] = {
-    "flow_grpo": flow_grpo,
-    "flow_factory": flow_factory,
-}
 
 
 def flowrl(work: Work, place: Path, beside: str, own_batch: int = 0) -> Start:

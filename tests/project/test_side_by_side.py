@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from docskit import ROOT
@@ -16,6 +17,7 @@ from flowrl.training.rehearsal import cost_of
 watch = module_of("side_by_side", "watch")
 trainers = module_of("side_by_side", "trainers")
 beside = module_of("side_by_side", "beside")
+ON_FLUX = ("dance_grpo", "mix_grpo", "branch_grpo")
 FILES = sorted((ROOT / "assets" / "results").glob("side-by-side-*.json"))
 
 
@@ -63,15 +65,39 @@ def test_flowrl_is_told_the_work(tmp_path: Path, kl: float) -> None:
     assert list(config.rewards) == ["jpeg"] and config.kl_beta == kl
 
 
-# Of the FLUX trainers' default work by hand: images, network calls in sampling with nothing shared
-# and as planned, and draws that are trained. 12 images of 16 steps, 9 of 15 draws each; 12 of 25
-# with a window of 4; a tree of 1 + 3 (2 + 4 + 8) + 10 x 16 nodes, of which the last 16 are not
-# trained but each of the 15 that split twice. Before the first draw the images of a prompt are one.
-ON_FLUX = {
-    "dance_grpo": (12, 12 * 16, 12 * 16 - 11, 12 * 9),
-    "mix_grpo": (12, 12 * 25, 12 * 25 - 11, 12 * 4),
-    "branch_grpo": (16, 203, 203, 203 - 16 + 15),
-}
+class Rows(NamedTuple):
+    """What the network sees of one iteration on FLUX, counted by going through its images."""
+
+    images: int
+    sampled: int  # nothing is shared
+    planned: int  # images that start from one noise are one until the first draw
+    trained: int  # states with a trained draw
+    edges: int  # that BranchGRPO's code trains: each child apart, and those of the last step
+
+
+def rows_on_flux(name: str, work: Any) -> Rows:
+    """Count them, for one prompt."""
+    n, steps = work.group, work.steps
+    if name == "branch_grpo":
+        splits = [int(step) for step in work.splits.split(",")]
+        live, sampled, trained, edges = 1, 0, 0, 0
+        for step in range(steps):
+            sampled += live
+            trained += live if step < steps - 1 else 0
+            live *= 2 if step in splits else 1
+            edges += live
+        return Rows(live, sampled, sampled, trained, edges)
+    trained = int(0.6 * (steps - 1)) if name == "dance_grpo" else work.window
+    return Rows(n, n * steps, 1 + n * (steps - 1), n * trained, 0)
+
+
+def test_rows_on_flux_are_those_of_the_papers_scripts() -> None:
+    """DanceGRPO: 12 images, 16 steps, 9 of 15 draws. MixGRPO: 25 steps, 4 trained. BranchGRPO's
+    script trains 218 edges of a tree, as its page says, from 1 + 3 (2 + 4 + 8) + 10 x 16 nodes."""
+    found = {name: rows_on_flux(name, beside.TRAINERS[name].work) for name in ON_FLUX}
+    assert found["dance_grpo"] == (12, 192, 181, 108, 0)
+    assert found["mix_grpo"] == (12, 300, 289, 48, 0)
+    assert found["branch_grpo"] == (16, 203, 203, 187, 218)
 
 
 @pytest.mark.parametrize("own", [0, 12])
@@ -83,10 +109,12 @@ def test_flowrl_is_told_the_work_on_flux(tmp_path: Path, name: str, own: int) ->
     start = trainer.ours(trainer.work, tmp_path, name, own)
     config = load_config(start.program[1], start.program[2:])
     cost = cost_of(config, 0)
-    images, apart, planned, trained = ON_FLUX[name]
-    assert (cost.images, cost.nfe) == (images, planned if own else apart)
-    share = 9 / 15 if name == "dance_grpo" else 1
-    assert cost.decisions * share == trained
+    rows = rows_on_flux(name, trainer.work)
+    assert (cost.images, cost.nfe) == (rows.images, rows.planned if own else rows.sampled)
+    last = trainer.work.group if name == "branch_grpo" else 0
+    assert cost.decisions * (9 / 15 if name == "dance_grpo" else 1) == (
+        rows.edges - last or rows.trained
+    )
     assert (config.train.micro_batch, config.train.updates) == (own or 1, trainer.work.updates)
     assert list(config.rewards) == ["jpeg"] and config.train.ema == 0
 
@@ -100,11 +128,11 @@ def test_both_did_the_same_work(file: Path) -> None:
     rows = {name: trainer["rows"] for name, trainer in found["trainers"].items()}
     theirs, ours, own = (rows[name] for name in (found["trainer"], "flowrl", "flowrl, own batches"))
     if found["trainer"] in ON_FLUX:
-        images, apart, planned, trained = ON_FLUX[found["trainer"]]
-        split = found["trainer"] == "branch_grpo"
-        assert theirs == {"sampling": apart, "training": trained + 16 * split}
-        assert ours == {"sampling": apart, "training": trained - 15 * split}
-        assert own["sampling"] == planned and own["training"] <= ours["training"]
+        work = trainers.Work(**found["work"])
+        want = rows_on_flux(found["trainer"], work)
+        assert theirs == {"sampling": want.sampled, "training": want.edges or want.trained}
+        assert ours == {"sampling": want.sampled, "training": want.trained}
+        assert own["sampling"] == want.planned and own["training"] <= want.trained
     else:
         work = found["work"]
         halves = 2 if work["guidance"] > 1 else 1

@@ -42,7 +42,8 @@ FLUX_WORK = Work(
 )
 MODELS: dict[str, Callable[[Path], Path]] = {  # made anew in each round
     SD3_WORK.model: partial(lengthened, SMALL),
-    FLUX_WORK.model: partial(random_flux, SMALL),
+    FLUX_WORK.model: partial(random_flux, SMALL),  # 128 wide, 3 blocks
+    "wider random FLUX": partial(random_flux, SMALL, heads=8, double=2, single=4),
 }
 
 

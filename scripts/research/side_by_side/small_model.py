@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, T5Encoder
 
 PLACES = 77
 WEIGHT = "text_model.embeddings.position_embedding.weight"
-HEADS, HEAD = 4, 32  # attention heads of the FLUX, and numbers in each
+HEAD = 32  # numbers in an attention head of the FLUX
 
 
 def lengthened(source: Path, target: Path) -> Path:
@@ -41,19 +41,21 @@ def change(file: Path, **values: int) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values, indent=2))
 
 
-def random_flux(source: Path, target: Path) -> Path:
-    """Save a FLUX of 1 + 2 blocks that is 128 wide, with random weights; VAE, tokenizers and T5 are
-    those of the SD3 pipeline in `source` -> its folder."""
+def random_flux(
+    source: Path, target: Path, *, heads: int = 4, double: int = 1, single: int = 2
+) -> Path:
+    """Save a FLUX of so many attention heads and blocks, with random weights; VAE, tokenizers and
+    T5 are those of the SD3 pipeline in `source` -> its folder."""
     encoder = T5EncoderModel.from_pretrained(source / "text_encoder_3")
     words = CLIPTextConfig.from_pretrained(source / "text_encoder")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = Network(
             in_channels=64,
-            num_layers=1,
-            num_single_layers=2,
+            num_layers=double,
+            num_single_layers=single,
             attention_head_dim=HEAD,
-            num_attention_heads=HEADS,
+            num_attention_heads=heads,
             joint_attention_dim=encoder.config.d_model,
             pooled_projection_dim=words.hidden_size,
             guidance_embeds=True,

@@ -23,7 +23,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jpeg import kilobytes
 from PIL import Image
 from torch import Tensor
@@ -113,7 +112,12 @@ def stand_in() -> None:
 
 def on_the_cpu() -> None:
     """Let "cuda" and "nccl" mean what there is in their place."""
-    begin, reduce = dist.init_process_group, dist.all_reduce
+    processes = torch.distributed
+    begin, reduce, total = (
+        processes.init_process_group,
+        processes.all_reduce,
+        processes.ReduceOp.SUM,
+    )
 
     class Autocast(torch.autocast):
         """Autocast of the CPU."""
@@ -128,8 +132,8 @@ def on_the_cpu() -> None:
             for batch in super().__iter__():
                 yield [list(part) if isinstance(part, tuple) else part for part in batch]
 
-    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, **named: Any) -> Any:
-        return reduce(tensor, op=dist.ReduceOp.SUM, **named)  # gloo has no mean; of one it is that
+    def all_reduce(tensor: Tensor, op: Any = total, **named: Any) -> Any:
+        return reduce(tensor, op=total, **named)  # gloo has no mean; of one it is that
 
     anything: Any = torch
     anything.autocast = Autocast

@@ -29,12 +29,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from beside import MODELS, TRAINERS
+from beside import MODELS, SD3_WORK, TRAINERS
 from trainers import Start, Work
 from watch import PHASES
 
@@ -45,6 +45,11 @@ from flowrl.core.tables import text_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+WORK: tuple[str, ...] = (  # options that change the work
+    *("--model", "--prompts", "--group", "--steps", "--size", "--guidance", "--kl", "--batch"),
+    *("--dtype", "--noise-scale", "--rank", "--lr", "--updates", "--tokens", "--window"),
+    *("--every", "--splits"),
+)
 NOUNS = ("red circle", "blue square", "green triangle", "yellow star")
 
 
@@ -170,15 +175,14 @@ def main() -> int:
     parser.add_argument("trainer", choices=sorted(TRAINERS))
     parser.add_argument("folder", type=Path, help="a clone of its repository")
     parser.add_argument("--python", default=sys.executable, help="which has what it needs")
-    for field in fields(Work):
-        kind = {"int": int, "float": float, "str": str}[str(field.type)]
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind)
+    for option in WORK:
+        parser.add_argument(option, type=type(getattr(SD3_WORK, option[2:].replace("-", "_"))))
     parser.add_argument("--own-batch", type=int, default=0, help="of flowrl, once more")
     parser.add_argument("--iterations", type=int, default=2, help="of a turn, after the first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    said = {field.name: getattr(args, field.name) for field in fields(Work)}
+    said = {name: getattr(args, name) for name in vars(SD3_WORK)}
     given = {name: value for name, value in said.items() if value is not None}
     work = replace(TRAINERS[args.trainer].work, **given)
     try:

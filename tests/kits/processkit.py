@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,43 @@ def run_pair(*command: str) -> list[tuple[int, str]]:
 
     Where one ends with an error, the other would wait for it: it is stopped after a while.
     """
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    ranks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    return run_both([[*command]] * 2, ranks)
+
+
+def run_nodes(folders: Sequence[Path], *command: str) -> list[tuple[int, str]]:
+    """Run a module in two processes that believe to be on two machines, each started by a
+    `torchrun` of its own in a folder of its own -> exit code and stderr of each."""
+    launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    commands = [[*launch, "--node-rank", str(rank), "-m", "--", *command] for rank in range(2)]
+    return run_both(commands, [{}, {}], folders)
+
+
+def free_port() -> str:
+    """Return a port of this machine that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{KITS.parents[1]}{os.pathsep}{KITS}"}
+        return str(free.getsockname()[1])
+
+
+def run_both(
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[dict[str, str]],
+    folders: Sequence[Path | None] = (None, None),
+) -> list[tuple[int, str]]:
+    """Run two commands of Python side by side -> exit code and stderr of each."""
+    shared = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{KITS.parents[1]}{os.pathsep}{KITS}"}
     with ExitStack() as stack:
         started, logs = [], []
-        for rank in range(2):
+        for command, own, folder in zip(commands, environments, folders, strict=True):
             log = stack.enter_context(tempfile.TemporaryFile("w+"))
-            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = {**os.environ, **shared, **own}
             argv = [sys.executable, *command]
-            started.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+            started.append(
+                subprocess.Popen(argv, env=environment, cwd=folder, stdout=log, stderr=log)
+            )
             logs.append(log)
         codes = wait_for_all(started)
         said = []

@@ -97,6 +97,7 @@ def test_commands_parse_and_their_configs_bind(name: str) -> None:
             launcher = [word for word in words[:start] if word.endswith(".yaml")]
             assert all((ROOT / word).exists() for word in launcher), words
             words = words[start + 1 :]
+            words = words[1:] if words[0] == "--" else words
         if words[0] == "flowrl":
             given = parse(words)
             if given.get("config") in list_configs():

@@ -38,7 +38,6 @@ WITHOUT_PUBLIC = {
     "flash_grpo",
     "diverse_grpo",
     "ddpo",
-    "adv_grpo",
     "flow_dppo",
     "draft",
     "align_prop",

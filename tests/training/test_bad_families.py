@@ -1,0 +1,36 @@
+"""Settings of the other families that cannot work are refused before a weight is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toykit import axes, toy
+
+from flowrl.core.errors import ConfigError
+from flowrl.training.trainer import Trainer
+
+WRONG = [
+    ("shapes/diffusion_nft", ["loss.beta=0"], "nft: .*beta > 0"),
+    ("shapes/dgpo", ["segment=null"], "must be in one network call"),
+    ("shapes/crd", ["segment=null"], "must be in one network call"),
+    ("shapes/dgpo", ["select={fn: best_of_n, top: 2, bottom: 2}"], "is torn"),
+    ("shapes/awm", ["likelihood={fn: forward, low: 0.5, high: 1.2}"], "0 <= low < high <= 1"),
+    ("shapes/awm", ["likelihood={fn: forward, low: -0.1}"], "0 <= low < high <= 1"),
+    ("shapes/awm", ["likelihood.last=9"], "it has steps 0 to"),
+    ("shapes/diffusion_nft", ["loss.labels=some"], "loss.labels"),
+    ("shapes/refl", ["rewards.red.fn=toykit.reddish"], "cannot be differentiated"),
+    ("shapes/spo", [], "judges every image as a finished one"),
+    ("shapes/pref_grpo", ["rewards={wins: {fn: win_rate, judge: {fn: nobody}}}"], "nobody"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), WRONG)
+def test_it_is_refused_before_the_model(
+    tmp_path: Path, name: str, changes: list[str], words: str
+) -> None:
+    """The model of this config cannot be made, so the error is older than it."""
+    rewards = "rewards={red: {fn: toykit.reddish}}" if name == "shapes/spo" else ""
+    given = [*axes(name), *([rewards] if rewards else []), *changes]
+    with pytest.raises(ConfigError, match=words):
+        Trainer(toy(tmp_path, "model={fn: toykit.unloadable}", *given))

@@ -14,7 +14,6 @@ WRONG = [
     ("shapes/diffusion_nft", ["loss.beta=0"], "nft: .*beta > 0"),
     ("shapes/dgpo", ["segment=null"], "must be in one network call"),
     ("shapes/crd", ["segment=null"], "must be in one network call"),
-    ("shapes/dgpo", ["select={fn: best_of_n, top: 2, bottom: 2}"], "is torn"),
     ("shapes/awm", ["likelihood={fn: forward, low: 0.5, high: 1.2}"], "0 <= low < high <= 1"),
     ("shapes/awm", ["likelihood={fn: forward, low: -0.1}"], "0 <= low < high <= 1"),
     ("shapes/awm", ["likelihood.last=9"], "it has steps 0 to"),

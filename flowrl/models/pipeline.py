@@ -214,7 +214,10 @@ class TunedPipeline:
             self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
         )
         if sharded():
-            shard(self.network, self.network._no_split_modules or ())
+            # of several networks each for itself: a call is one of them
+            for prefix in folders:
+                network = self.network.get_submodule(prefix.removesuffix("."))
+                shard(network, network._no_split_modules or ())
             adapters = trained(self.network) if tuning.tune == "lora" else {}
             first = first_values(adapters, tuning.lora, seed=tuning.seed)
             fill(self.network, folders, first, device=tuning.device)

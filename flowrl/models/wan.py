@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.core.processes import sharded
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size, guided
 from flowrl.models.flow_matching import FlowMatchingModel
@@ -226,11 +225,6 @@ def tuned_wan(loaded: Loaded, tuning: Tuning, options: WanOptions) -> TunedPipel
     two = check_experts(pipe, options.path)
     if options.guidance_2 is not None and not two:
         raise ConfigError(f"guidance_2: {options.path} has one network, as Wan 2.1; leave it out")
-    if two and sharded():
-        raise ConfigError(
-            "model: under FSDP all processes call the network in step, but a batch over the "
-            "boundary of Wan 2.2's experts is two calls; start the processes without FSDP"
-        )
     network = Experts(pipe.transformer, pipe.transformer_2) if two else None
     return TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length, joined=network)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
+from flowrl.core.processes import sharded, world
 
 HIGH, LOW = "transformer", "transformer_2"  # as the pipeline names them
 Ask = Callable[[str, Tensor], Tensor]
@@ -72,14 +73,23 @@ def by_expert(low: Tensor, ask: Ask) -> Tensor:
     """Ask each expert about its own rows -> v [B, *]; low [B] bool: which rows are the second's.
 
     No call straddles the boundary: a batch that does is two calls, put together in its own order.
+    Under FSDP the processes ask an expert in step: one without a row for an expert that another
+    process asks does so with a spare row, which counts nothing.
     """
     rows = torch.arange(len(low), device=low.device)
     count = int(low.sum())
-    if count in (0, len(low)):
-        return ask(LOW if count else HIGH, rows)
-    order = torch.cat([rows[~low], rows[low]])
-    found = torch.cat([ask(HIGH, rows[~low]), ask(LOW, rows[low])])
-    return found[order.argsort()]
+    mine = {HIGH: rows[~low] if count else rows, LOW: rows[low] if count < len(low) else rows}
+    asked = [HIGH] * (count < len(low)) + [LOW] * (count > 0)
+    wanted = {name for names in world().gather(asked) for name in names} if sharded() else asked
+    found = []
+    nothing: Tensor | None = None
+    for name in (HIGH, LOW):
+        if name in asked:
+            found.append(ask(name, mine[name]))
+        elif name in wanted:
+            nothing = 0 * ask(name, rows[:1]).sum()
+    whole = found[0] if len(found) == 1 else torch.cat(found)[torch.cat([*mine.values()]).argsort()]
+    return whole if nothing is None else whole + nothing
 
 
 def check_experts(pipeline: Any, path: str) -> bool:

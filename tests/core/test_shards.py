@@ -15,6 +15,7 @@ from processkit import FSDP, pair
 from safetensors.torch import load_file
 from shardkit import write_three
 from tiny import tiny_sd3
+from tinywan import tiny_wan22
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from trainkit import same_files
 
@@ -45,6 +46,12 @@ def sharded_command(folder: Path, run: str, tune: str) -> list[str]:
     return words
 
 
+def experts_command(folder: Path, run: str) -> list[str]:
+    """Train both experts of a tiny Wan 2.2, for images."""
+    options = f"path: {folder}/wan, frames: 1, max_sequence_length: 8, tune: full, guidance: 2.0"
+    return command(folder, run, f"model={{fn: wan, {options}}}", *SHARDED, "train.micro_batch=1")
+
+
 def stopped(run: Path, name: str) -> Path:
     """Copy a run without its last checkpoint."""
     target = run.with_name(name)
@@ -68,6 +75,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         tiny_sd3(home / tune / "sd3")
         assert commanded(sharded_command(home / tune, "one", tune))["code"] == 0
         jobs[tune] = {"argv": sharded_command(home / tune, "two", tune), "env": FSDP}
+    tiny_wan22(home / "experts" / "wan")
+    assert commanded(experts_command(home / "experts", "one"))["code"] == 0
+    jobs["experts"] = {"argv": experts_command(home / "experts", "two"), "env": FSDP}
     # from shares, and from whole tensors
     copy = [str(home / "lora" / "two"), str(home / "lora" / "stopped"), "000002"]
     jobs["shares"] = {"argv": resume(home / "lora" / "stopped"), "copy": copy, "env": FSDP}
@@ -102,6 +112,20 @@ def test_fsdp_makes_the_updates_of_one_process(both: Both, tune: str) -> None:
     end = one / "checkpoints" / "000002"
     ref, current = (checkpoint.load(end)[0][name] for name in ("ref", "current"))
     assert max((current[key] - ref[key]).abs().max().item() for key in ref) > 1e-3
+
+
+@pytest.mark.integration
+def test_both_experts_are_shared_out(both: Both) -> None:
+    """Wan 2.2: a decision above the boundary is the first network's, one below the second's, and
+    the two processes have other ones in a call. As above, and both networks have moved."""
+    assert [answer["said"] for answer in both.two["experts"] if answer["code"]] == []
+    one, two = (both.folder / "experts" / name for name in ("one", "two"))
+    same_weights(one, two, "000002", ["current", "ema", "optimizer"], 1e-5)
+    same_rows(one, two, "eval.jsonl", near=1e-4)
+    files, _ = checkpoint.load(two / "checkpoints" / "000002")
+    for name in ("transformer.", "transformer_2."):
+        moved = [abs(t - files["ref"][k]).max() for k, t in files["current"].items() if name in k]
+        assert max(moved) > 1e-3
 
 
 @pytest.mark.integration

@@ -179,7 +179,12 @@ def measure(arm: Arm) -> dict[str, Any]:
     for key in runs[0]:
         values = [run[key] for run in runs]
         ends[key] = [round(value, 3) for value in (mean(values), min(values), max(values))]
-    row = {"arm": arm.name, "calls": arm.calls, "groups": groups(arm), "policy": ends}
+    row: dict[str, Any] = {
+        "arm": arm.name,
+        "calls": arm.calls,
+        "groups": groups(arm),
+        "policy": ends,
+    }
     print(arm.name, [part["size"] for part in row["groups"]], ends, flush=True)
     return row
 

@@ -20,9 +20,12 @@ from torch import nn
 
 from flowrl.config.load import Config
 from flowrl.core.devices import named_device
-from flowrl.core.errors import ModelError
+from flowrl.core.errors import FlowRLError, ModelError
+from flowrl.core.prompt_files import ENDINGS
+from flowrl.core.prompts import load_prompts
 from flowrl.cost.pipeline_part import PipelinePart
 from flowrl.cost.released_models import RELEASED, TYPICAL
+from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
 from flowrl.models.loading import locate
@@ -161,14 +164,28 @@ def _unit(fn: str, factor: int, settings: dict[str, Any]) -> int:
 
 def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | None:
     """Return rows and columns of the latents of the one source that a prompt of an editing model is
-    taken to have; None for other models. FLUX.2's references are not counted."""
+    taken to have; None for other models. FLUX.2's references, as many as the first prompt has, are
+    laid under each other."""
     if config.model.fn == "flux_kontext":
         return latent[1], latent[2]
+    if config.model.fn.startswith("flux2"):
+        count = _references(config.prompts.train)
+        return (count * latent[1], latent[2]) if count else None
     if config.model.fn not in QWEN[1:]:
         return None
     area, factor = config.model.kwargs["source_pixels"], config.image.height // latent[1]
     width, height, _ = calculate_dimensions(area, config.image.width / config.image.height)
     return height // factor, width // factor
+
+
+def _references(path: str) -> int:
+    """Return how many images the first prompt of a list starts from; 0 where no file is there."""
+    if Path(path).suffix not in ENDINGS:
+        return 0
+    try:
+        return len(source_paths(load_prompts(path), 0))
+    except FlowRLError:  # whoever trains hears of it
+        return 0
 
 
 class TextShape(NamedTuple):

@@ -127,6 +127,18 @@ def _flux2(
     }
 
 
+def _flux2_edit(
+    empty: Any,
+    rows: int,
+    latent: Any,
+    text: TextShape,
+    settings: dict[str, Any],
+    source: tuple[int, int],
+) -> dict[str, Any]:
+    channels, height, width = latent
+    return _flux2(empty, rows, (channels, height + source[0], width), text, settings)
+
+
 def _wan(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
     return {
         "hidden_states": empty(rows, *latent),
@@ -159,6 +171,8 @@ _INPUTS: dict[str, Inputs] = {
 }
 _EDITS: dict[str, Inputs] = {
     "flux_kontext": _flux_kontext,
+    "flux2": _flux2_edit,
+    "flux2_klein": _flux2_edit,
     "qwen_edit": _qwen_edit,
     "qwen_edit_plus": _qwen_edit,
 }

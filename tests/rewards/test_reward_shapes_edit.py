@@ -20,7 +20,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch, Source
 from flowrl.evaluation.sources import check_sources, sources_of
 from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
-from flowrl.evaluation.suites.shapes.scene import Scenes, render
+from flowrl.evaluation.suites.shapes.scene import SIZE, Scenes, render
 from flowrl.models.flux_kontext import flux_kontext
 from flowrl.runs.evaluate import sample_grid_prompts
 from flowrl.training.trainer import Trainer
@@ -34,26 +34,36 @@ def edits() -> Edits:
     return draw_edits(np.random.default_rng(0), np.arange(120) % len(KINDS))
 
 
-def judged(edits: Edits, images: Scenes | torch.Tensor, mode: str) -> torch.Tensor:
-    pixels = images if isinstance(images, torch.Tensor) else render(images)
-    sources: list[Source] = [(image,) for image in render(edits.before)]
+def scaled(images: torch.Tensor, size: int) -> torch.Tensor:
+    """Scale images as sources are scaled to the size of a run."""
+    levels = interpolate(images * 255, (size, size), mode="bilinear", antialias=True)
+    return levels.round().clamp(0, 255) / 255
+
+
+def judged(
+    edits: Edits, images: Scenes | torch.Tensor, mode: str, size: int = SIZE
+) -> torch.Tensor:
+    pixels = scaled(images if isinstance(images, torch.Tensor) else render(images), size)
+    sources: list[Source] = [(image,) for image in scaled(render(edits.before), size)]
     count = len(sources)
     prompts = [record["prompt"] for record in edits.records]
     batch = RewardBatch(
         pixels, prompts, torch.arange(count), edits.records, torch.zeros(count), sources
     )
-    return shapes_edit(mode=mode)(batch)  # type: ignore[arg-type]
+    return shapes_edit(mode=mode, resize=size != SIZE)(batch)  # type: ignore[arg-type]
 
 
-def test_rendered_edits_are_right_and_copies_get_nothing(edits: Edits) -> None:
+@pytest.mark.parametrize("size", [64, 384])
+def test_rendered_edits_are_right_and_copies_get_nothing(edits: Edits, size: int) -> None:
     """The truth is the layout: `after` is drawn from the scene that the edit was made of."""
-    assert judged(edits, edits.after, "strict").mean() == 1
-    assert judged(edits, edits.after, "graded").min() == 1
-    assert judged(edits, edits.before, "strict").max() == 0
-    assert judged(edits, edits.before, "graded").max() == 0
+    assert judged(edits, edits.after, "strict", size).mean() == 1
+    assert judged(edits, edits.after, "graded", size).min() == 1
+    assert judged(edits, edits.before, "strict", size).max() == 0
+    assert judged(edits, edits.before, "graded", size).max() == 0
 
 
-def test_what_should_not_change_is_punished(edits: Edits) -> None:
+@pytest.mark.parametrize("size", [64, 384])
+def test_what_should_not_change_is_punished(edits: Edits, size: int) -> None:
     """The first object is never the one that is edited: of another colour, moved by 6 pixels, or
     lost, it makes each edit wrong, and cheaper than the right one."""
     after = edits.after
@@ -68,8 +78,8 @@ def test_what_should_not_change_is_punished(edits: Edits) -> None:
         after._replace(radius=radius),
         after._replace(background=grey),
     ):
-        assert judged(edits, wrong, "strict").max() == 0
-        assert judged(edits, wrong, "graded").max() < 0.96
+        assert judged(edits, wrong, "strict", size).max() == 0
+        assert judged(edits, wrong, "graded", size).max() < 0.96
 
 
 def test_kept_and_done_are_told_apart(edits: Edits) -> None:

@@ -49,6 +49,7 @@ _KIND = {
     "flux2": _FLUX2,
     "flux2_klein": _FLUX2,
     "wan": "WanTransformer3DModel",
+    "wan_i2v": "WanTransformer3DModel",
 }
 # the part of each pipeline that is trained
 NETWORK = {fn: "unet" if kind == _UNET else "transformer" for fn, kind in _KIND.items()}
@@ -61,12 +62,14 @@ _TARGETS: dict[str, Sequence[str]] = {
     "flux2": flux2.TARGETS,
     "flux2_klein": flux2.TARGETS,
     "wan": wan.TARGETS,
+    "wan_i2v": wan.TARGETS,
 }
 SECOND = "transformer_2"  # Wan 2.2's second expert
-OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 # language models read the prompts, or T5 alone
-LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan")
-VIDEO = ("wan",)  # latents with time; the VAE stays in float32
+LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan", "wan_i2v")
+VIDEO = ("wan", "wan_i2v")  # latents with time; VAE and image encoder stay in float32
+WIDE = ("vae", "image_encoder")
 PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
@@ -137,12 +140,12 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
     ModelError for a size that it will refuse."""
     fn, vae = config.model.fn, architecture.part("vae").settings
     if fn in VIDEO:
-        network = architecture.part(NETWORK[fn]).settings
         side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
         moments = (int(config.model.kwargs["frames"]) - 1) // time + 1
-        check_size(config.image.height, config.image.width, unit=wan.UNIT)
+        for unit in (wan.UNIT, side * PATCH):
+            check_size(config.image.height, config.image.width, unit=unit)
         sides = config.image.height // side, config.image.width // side
-        return int(network.get("in_channels", 16)), moments, *sides
+        return int(vae.get("z_dim", 16)), moments, *sides
     blocks = vae.get("block_out_channels")
     factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
     factor *= PATCH if fn.startswith("flux2") else 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.architecture import VIDEO, architecture_of, tuning_of
+from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
     PHASES,
@@ -190,12 +190,15 @@ def _offloads(config: Config) -> bool:
 
 
 def _others(config: Config, *, vae: bool) -> int:
-    """Return the bytes of the VAE, or of the text encoders."""
+    """Return the bytes of the VAE, or of what reads texts and sources."""
     tuning = tuning_of(config)
     counted = count_weights(architecture_of(config), config.model.fn, tuning).others
-    wide = vae and config.model.fn in VIDEO
-    size = FLOAT if wide else tuning.dtype.itemsize
-    return size * sum(count for name, count in counted.items() if (name == "vae") == vae)
+    wide = WIDE if config.model.fn in VIDEO else ()
+    return sum(
+        count * (FLOAT if name in wide else tuning.dtype.itemsize)
+        for name, count in counted.items()
+        if (name == "vae") == vae
+    )
 
 
 def _latents(made: MetaRun, size: int) -> str:

@@ -16,6 +16,7 @@ from flowrl.cost.architecture import (
     OTHERS,
     SECOND,
     VIDEO,
+    WIDE,
     Architecture,
     architecture_of,
     build,
@@ -189,17 +190,20 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
     short = tuning.dtype.itemsize
     told, taken = f"{others:,} numbers x {short} bytes", others * short
     if config.model.fn in VIDEO:
-        vae = counted.others["vae"]
-        told, taken = f"{told}, the VAE's x {FLOAT}", taken + vae * (FLOAT - short)
-    wide = tuning.network_dtype.itemsize
+        wide = sum(count for name, count in counted.others.items() if name in WIDE)
+        what = "the VAE's and CLIP's" if "image_encoder" in counted.others else "the VAE's"
+        told, taken = f"{told}, {what} x {FLOAT}", taken + wide * (FLOAT - short)
+    width = tuning.network_dtype.itemsize
     there = (
         () if tuning.runtime.offload else PHASES
     )  # offloaded ones come and go; see `estimate.phase`
     parts = [
         MemoryPart("trained weights", f"{trained:,} numbers x {FLOAT} bytes", trained * FLOAT),
-        _frozen(counted, wide, tuning.runtime.quantize),
+        _frozen(counted, width, tuning.runtime.quantize),
         MemoryPart(
-            "network's tables", f"{counted.tables:,} numbers x {wide} bytes", counted.tables * wide
+            "network's tables",
+            f"{counted.tables:,} numbers x {width} bytes",
+            counted.tables * width,
         ),
         MemoryPart("VAE, text encoders", told, taken, there),
     ]

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.cost.architecture import PATCH, Architecture, TextShape
+from flowrl.cost.architecture import PATCH, VIDEO, Architecture, TextShape
 from flowrl.models.flux2 import positions
 
 Inputs = Callable[..., dict[str, Any]]
+TOKEN_TIMES = "token_times"  # of Wan 2.2 TI2V-5B: each token has a time of its own
+SEEN = 257  # tokens of what CLIP sees in the image that a video of Wan 2.1 starts from
 
 
 def network_inputs(
@@ -28,6 +30,8 @@ def network_inputs(
     as many sources whose latents have these rows and columns."""
     empty = partial(torch.empty, device="meta", dtype=dtype)
     settings = architecture.part("unet" if fn not in _INPUTS else "transformer").settings
+    if fn in VIDEO:
+        settings = {**settings, TOKEN_TIMES: architecture.part("vae").settings.get("is_residual")}
     given = (empty, rows, latent, text, settings)
     return _INPUTS.get(fn, _unet)(*given) if source is None else _EDITS[fn](*given, source)
 
@@ -139,12 +143,21 @@ def _flux2_edit(
     return _flux2(empty, rows, (channels, height + source[0], width), text, settings)
 
 
-def _wan(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
-    return {
-        "hidden_states": empty(rows, *latent),
-        "timestep": empty(rows, dtype=torch.int64),
+def _wan(
+    empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
+) -> dict[str, Any]:
+    # image to video: the network takes what is given of the frames, too
+    channels, (moments, height, width) = settings.get("in_channels") or latent[0], latent[1:]
+    tokens = moments * (height // PATCH) * (width // PATCH)
+    own = settings[TOKEN_TIMES]
+    found = {
+        "hidden_states": empty(rows, channels, *latent[1:]),
+        "timestep": empty(*((rows, tokens) if own else (rows,)), dtype=torch.float32),
         "encoder_hidden_states": empty(rows, text.tokens, text.width),
     }
+    if settings.get("image_dim"):
+        found["encoder_hidden_states_image"] = empty(rows, SEEN, settings["image_dim"])
+    return found
 
 
 def _unet(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
@@ -168,6 +181,7 @@ _INPUTS: dict[str, Inputs] = {
     "flux2": _flux2,
     "flux2_klein": _flux2,
     "wan": _wan,
+    "wan_i2v": _wan,
 }
 _EDITS: dict[str, Inputs] = {
     "flux_kontext": _flux_kontext,

@@ -206,4 +206,5 @@ TYPICAL = {
     "flux2": "black-forest-labs/FLUX.2-dev",
     "flux2_klein": "black-forest-labs/FLUX.2-klein-base-4B",
     "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    "wan_i2v": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
 }

@@ -58,21 +58,23 @@ def load_pipeline(
     quantization: Any = None,
     with_encoders: bool = True,
     hollow: bool = False,
+    also_from: tuple[str, ...] = (),
 ) -> Loaded:
     """Load ``path`` as ``pipeline_class`` on the CPU, from safetensors only and without remote
     code.
 
     ``dtypes`` overrides ``dtype`` for the parts that it names; the optional parts in ``leave_out``
     are not loaded; ``network`` is the part that is trained, and ``quantization`` diffusers'
-    settings to quantise it by (bitsandbytes does so on the accelerator). Without
-    ``with_encoders`` the text encoders are checked, not loaded; ``hollow`` networks have no weights
-    yet, see `hollow_network`. Raise ModelError if the folder or
-    id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
+    settings to quantise it by (bitsandbytes does so on the accelerator); folders of the classes in
+    ``also_from`` are read, too. Without ``with_encoders`` the text encoders are checked, not
+    loaded; ``hollow`` networks have no weights yet, see `hollow_network`. Raise ModelError if the
+    folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
     or incomplete.
     """
     source = locate(path)
-    folder = source if isinstance(source, Path) else _download(pipeline_class, source)
-    index = _read_index(folder, pipeline_class.__name__)
+    accepted = (pipeline_class.__name__, *also_from)
+    folder = source if isinstance(source, Path) else _download(pipeline_class, source, accepted)
+    index = _read_index(folder, accepted)
     wanted = {name: entry for name, entry in index.items() if name not in leave_out}
     absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
     stored = {
@@ -153,12 +155,12 @@ def locate(path: str) -> Path | str:
     return folder
 
 
-def _download(pipeline_class: Any, repo: str) -> Path:
+def _download(pipeline_class: Any, repo: str, accepted: tuple[str, ...]) -> Path:
     """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its
     gigabytes."""
     try:
         index = hf_hub_download(repo, "model_index.json")
-        _read_index(Path(index).parent, pipeline_class.__name__)
+        _read_index(Path(index).parent, accepted)
         return Path(pipeline_class.download(repo, use_safetensors=True))
     except ModelError:
         raise
@@ -174,7 +176,7 @@ def _download(pipeline_class: Any, repo: str) -> Path:
         ) from error
 
 
-def _read_index(folder: Path, expected: str) -> dict[str, Any]:
+def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
     file = folder / "model_index.json"
     if not file.is_file():
         raise ModelError(
@@ -182,9 +184,10 @@ def _read_index(folder: Path, expected: str) -> dict[str, Any]:
         )
     index = _read_json(file)
     found = index.get("_class_name") if isinstance(index, dict) else None
-    if found != expected:
+    if found not in expected:
+        wanted = " or ".join(map(repr, expected))
         raise ModelError(
-            f"{file}: expected _class_name {expected!r}, got {found!r}; this model needs another "
+            f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
             "adapter"
         )
     broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]

@@ -35,11 +35,12 @@ def load(
     leave_out: tuple[str, ...] = (),
     wide: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
+    also_from: tuple[str, ...] = (),
 ) -> Loaded:
     """Load a pipeline as ``tuning`` needs it; see `load_pipeline`. With a cache of texts, without
     text encoders. The parts in ``wide`` stay in float32, those in ``also`` are
-    networks as ``network`` is. Under FSDP these have no weights yet. Raise ConfigError for
-    options that were not proven with it."""
+    networks as ``network`` is; a folder may also be of a class in ``also_from``. Under FSDP
+    networks have no weights yet. Raise ConfigError for options that were not proven with it."""
     runtime = tuning.runtime
     if sharded() and (runtime.quantize != "none" or runtime.compile):
         raise ConfigError(
@@ -61,6 +62,7 @@ def load(
         ),
         with_encoders=runtime.cache is None,
         hollow=sharded(),
+        also_from=also_from,
     )
 
 

@@ -193,17 +193,20 @@ class Wan(FlowMatchingModel[WanOptions]):
         return by_expert(low.to(x.device), ask)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond, *, expert: str = "") -> Tensor:
-        time = self.time(sigma)
-        if self._pipeline.config.expand_timesteps:  # Wan 2.2 TI2V-5B: a time for each token
-            patch = self.network.config.patch_size
-            sizes = zip(x.shape[2:], patch, strict=True)
-            time = time.float()[:, None].expand(-1, prod(size // part for size, part in sizes))
         named = {
-            "timestep": time,
+            "timestep": self._times(self.time(sigma), x),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             **({"expert": expert} if expert else {}),
         }
         return self._tuned.call(named=self._inputs(x, cond) | named)
+
+    def _times(self, time: Tensor, x: Tensor) -> Tensor:
+        """Return the times [B] as the network is told them: of Wan 2.2 TI2V-5B one for each token
+        [B,N], moment by moment."""
+        if not self._pipeline.config.expand_timesteps:
+            return time
+        sizes = zip(x.shape[2:], self.network.config.patch_size, strict=True)
+        return time.float()[:, None].expand(-1, prod(size // part for size, part in sizes))
 
     def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
         """Return what the network is given besides time and text."""

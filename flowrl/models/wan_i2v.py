@@ -11,7 +11,7 @@ from diffusers import WanImageToVideoPipeline
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.models.loading import Part
@@ -23,6 +23,7 @@ from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipel
 from flowrl.models.wan_experts import LOW
 
 IMAGE_ENCODER = "image_encoder"  # of Wan 2.1; 2.2 sees the image through the VAE alone
+TINY = 1e-6  # the least sigma that is divided by
 WORDS = 512  # tokens of text that the network's attention counts on beside those of an image
 
 
@@ -36,14 +37,21 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     """
     parts = PARTS | {IMAGE_ENCODER: Part(("CLIPVisionModel",), optional=True)}
     tuning, wide = tuning_of(options, TARGETS), (*WIDE, IMAGE_ENCODER)
-    loaded = load(WanImageToVideoPipeline, options.path, parts, tuning, wide=wide, also=(LOW,))
+    loaded = load(
+        WanImageToVideoPipeline,
+        options.path,
+        parts,
+        tuning,
+        wide=wide,
+        also=(LOW,),
+        also_from=("WanPipeline",),  # of Wan 2.2 TI2V-5B, which has one file for both
+    )
     pipeline = loaded.pipeline
-    if pipeline.config.expand_timesteps:
-        raise ModelError(
-            f"{options.path}: Wan 2.2 TI2V-5B from an image is not supported; fn wan makes its "
-            "videos from text"
-        )
-    check_pipeline(pipeline, options, given=True)
+    held = bool(pipeline.config.expand_timesteps)
+    check_pipeline(pipeline, options, given=not held)
+    if held:
+        _check_held(options)
+        return WanTI2V(tuned_wan(loaded, tuning, options), options)
     if pipeline.image_encoder is not None and options.max_sequence_length != WORDS:
         raise ConfigError(
             f"max_sequence_length: the attention of {options.path} counts on {WORDS} tokens, got "
@@ -62,6 +70,7 @@ class WanI2V(Wan):
     """
 
     most_sources = 1
+    takes_one = True  # prompt with a source: the pipeline gives all the same
 
     def encode(self, prompts: list[str]) -> Cond:
         """Raise DataError: a video starts from an image."""
@@ -122,3 +131,48 @@ class WanI2V(Wan):
             "hidden_states": torch.cat([x, cond["start"]], 1).to(self.dtype),
             "encoder_hidden_states_image": None if image is None else image.to(self.dtype),
         }
+
+
+class WanTI2V(WanI2V):
+    """Wan 2.2 TI2V-5B from an image: the source is the first moment of the latents.
+
+    Conditioning is ``start`` [G,C,1,h,w], the VAE's latents of the source. The network is given
+    them in place of the first moment of x, at the time 0, all other tokens at the time of sigma.
+    What the network says of the first moment counts for nothing: its velocity is that of the
+    straight way to the source, (x - start) / sigma, so that at sigma 0 the source is there. No
+    weight has a part in it, so the ratio of its draws is 1.
+
+    **Differs:** the pipeline steps on there by what the network says, and puts the source's latents
+    in its place at the end.
+    """
+
+    @torch.no_grad()
+    def _start(self, image: Tensor) -> Tensor:
+        """Return the latents of a source [1,C,1,h,w]."""
+        return self.latents(image[None, None])
+
+    def _times(self, time: Tensor, x: Tensor) -> Tensor:
+        told = super()._times(time, x)
+        moment = torch.arange(x.shape[2], device=x.device).repeat_interleave(
+            told.shape[1] // x.shape[2]
+        )
+        return told * (moment > 0)
+
+    def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
+        given = torch.cat([cond["start"].to(x.dtype), x[:, :, 1:]], 2)
+        return {"hidden_states": given.to(self.dtype)}
+
+    def _network(self, x: Tensor, sigma: Tensor, cond: Cond, *, expert: str = "") -> Tensor:
+        v = super()._network(x, sigma, cond, expert=expert)
+        left = sigma.to(x.device, torch.float32).clamp_min(TINY).view(-1, 1, 1, 1, 1)
+        way = (x[:, :, :1].float() - cond["start"]) / left
+        return torch.cat([way.to(v.dtype), v[:, :, 1:]], 2)
+
+
+def _check_held(options: WanOptions) -> None:
+    """Raise ConfigError for a video without anything beside the source."""
+    if options.frames == 1:
+        raise ConfigError(
+            f"model.frames: {options.path} holds the source as the first frame, got 1 frame, which "
+            "leaves nothing to make; take 5 or more"
+        )

@@ -18,7 +18,7 @@ from diffusers import (
 from modelkit import edit, noise
 from tiny import NOISE, tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinylm import tiny_flux2, tiny_klein, tiny_qwen_image, tiny_z_image
-from tinywan import tiny_wan
+from tinywan import tiny_ti2v, tiny_wan
 from torch import Tensor
 
 from flowrl.algorithms.plans.windows import full
@@ -109,6 +109,7 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "flux2_klein distilled": partial(tiny_klein, seed=1, distilled=True),
     "sdxl": tiny_sdxl,
     "wan": tiny_wan,
+    "wan ti2v": tiny_ti2v,
     "wan euler": partial(tiny_wan, seed=2, scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0)),
     "sdxl zero": partial(tiny_sdxl, seed=1, scheduler=DDIMScheduler(**XL_ZERO), force_zeros=False),
 }
@@ -202,6 +203,8 @@ def diffusers_images(
         call["negative_prompt"] = [model.negative_prompt] * len(prompts)
     pipeline.set_progress_bar_config(disable=True)
     unit = 16 if fn.startswith("flux2") else 8
+    if fn == "wan":
+        unit = pipeline.vae_scale_factor_spatial
     height, width = (unit * side for side in x.shape[-2:])
     found = pipeline(
         prompt=[*prompts],  # Z-Image's writes into the list

@@ -48,6 +48,23 @@ def tiny_wan(folder: Path, *, seed: int = 0, scheduler: Any = None) -> Path:
     return folder
 
 
+def tiny_ti2v(folder: Path, *, seed: int = 5) -> Path:
+    """Save a tiny Wan 2.2 TI2V pipeline (12 latent channels, VAE factors 4 in time and 16 in space,
+    a time for each token) and return its folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = WanPipeline(
+            transformer=wan_transformer(in_channels=12, out_channels=12),
+            scheduler=UniPCMultistepScheduler(**(UNIPC | {"flow_shift": 5.0})),
+            vae=_residual_vae(),
+            text_encoder=umt5(),
+            tokenizer=_t5_tokenizer(),
+            expand_timesteps=True,
+        )
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
 def tiny_wan22(folder: Path, *, seed: int = 3, boundary: float | None = 0.875) -> Path:
     """Save a tiny Wan 2.2 text-to-video pipeline of two experts and return its folder."""
     with torch.random.fork_rng(devices=[]):
@@ -122,6 +139,23 @@ def wan_transformer(**more: Any) -> WanTransformer3DModel:
 def wan_vae() -> AutoencoderKLWan:
     """Make a VAE of Wan 2.1's structure."""
     return AutoencoderKLWan(base_dim=4, num_res_blocks=1)
+
+
+def _residual_vae() -> AutoencoderKLWan:
+    """Make a VAE of Wan 2.2 TI2V-5B's structure."""
+    return AutoencoderKLWan(
+        base_dim=4,
+        decoder_base_dim=4,
+        z_dim=12,
+        num_res_blocks=1,
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+        latents_mean=[0.02 * i - 0.1 for i in range(12)],
+        latents_std=[0.5 + 0.1 * i for i in range(12)],
+    )
 
 
 def umt5() -> UMT5EncoderModel:

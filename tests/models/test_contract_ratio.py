@@ -43,6 +43,7 @@ RATIOS: list[tuple[str, dict[str, Any], Any, float]] = [
     ("wan", {}, flow_sde, 0.7),  # from a first sigma of .999999
     ("wan", {"guidance": 3.0}, cps, 0.7),
     ("wan", VAGUE, cps, 0.7),
+    ("wan ti2v", {}, flow_sde, 0.7),
     ("qwen_image", {"guidance": 4.0}, flow_sde, 0.7),
     ("qwen_image", VAGUE | {"guidance": 4.0}, cps, 0.7),
     ("z_image", {"guidance": 4.0, "cfg_normalization": 1.0}, flow_sde, 0.7),

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from adapterkit import PROMPTS, seeds
+from adapterkit import PROMPTS
 from diffusers import WanPipeline
 from modelkit import gradients, noise, perturb
 from tinywan import tiny_i2v, tiny_wan, tiny_wan22
-from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
+from wankit import SIZE, STEPS, drawn, ours, theirs
 
-from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.models.wan import first_order, wan
+from flowrl.models.wan import wan
 from flowrl.models.wan_i2v import wan_i2v
 from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
 from flowrl.runs.export.usage import SECOND_LORA_FILE
 
-SIZE, STEPS = (32, 16), 6
 SMALL: dict[str, Any] = {"device": "cpu", "frames": 5, "lora": {"rank": 2}}
 TEXT: dict[str, Any] = SMALL | {"max_sequence_length": 64}
 
@@ -35,44 +32,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = wan(str(folder), guidance=4.0, guidance_2=2.0, **TEXT)
     perturb(model)
     return model
-
-
-def theirs(model: Any, x: Tensor, prompts: list[str], **more: Any) -> Tensor:
-    """Return the latents of diffusers' pipeline, by Euler's steps."""
-    pipe, options = copy.copy(model.pipeline()), model.options
-    pipe.register_modules(scheduler=first_order(pipe.scheduler))
-    pipe.set_progress_bar_config(disable=True)
-    both = {"guidance_scale_2": options.guidance_2} if options.guidance_2 is not None else {}
-    found: Tensor = pipe(
-        prompt=prompts,
-        latents=x,
-        num_inference_steps=STEPS,
-        height=SIZE[0],
-        width=SIZE[1],
-        num_frames=options.frames,
-        guidance_scale=options.guidance,
-        max_sequence_length=options.max_sequence_length,
-        output_type="latent",
-        **both,
-        **more,
-    ).frames
-    return found
-
-
-def ours(model: Any, cond: dict[str, Tensor], count: int) -> Tensor:
-    return sample_ode(
-        model,
-        cond,
-        sigmas=model.sigmas(STEPS, *SIZE),
-        shape=model.latent_shape(*SIZE),
-        group_size=1,
-        generators=seeds(count),
-    )
-
-
-def drawn(model: Any, count: int) -> Tensor:
-    shape = (1, *model.latent_shape(*SIZE))
-    return torch.cat([torch.randn(shape, generator=key) for key in seeds(count)])
 
 
 def test_two_experts_make_the_pipelines_latents(two: Any) -> None:

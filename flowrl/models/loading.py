@@ -68,8 +68,8 @@ def load_pipeline(
     settings to quantise it by (bitsandbytes does so on the accelerator); folders of the classes in
     ``also_from`` are read, too. Without ``with_encoders`` the text encoders are checked, not
     loaded; ``hollow`` networks have no weights yet, see `hollow_network`. Raise ModelError if the
-    folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights that are corrupt
-    or incomplete.
+    folder or id cannot be found, is another kind of pipeline, lacks files, or holds weights that
+    are corrupt or incomplete.
     """
     source = locate(path)
     accepted = (pipeline_class.__name__, *also_from)

@@ -55,12 +55,13 @@ def told(result: dict[str, Any]) -> str:
     if work.get("window"):
         parts.append(f"noise in a window of {work['window']} steps")
     if work.get("splits"):
-        parts.append(f"splits at steps {work['splits'].replace(',', ', ')}")
+        parts.append(f"splits at steps {work['splits'].replace(',', '/')}")
     if work.get("updates", 1) > 1:
         parts.append(f"{work['updates']} optimizer steps")
     parts.append(f"{work['batch']} sample{'s' * (work['batch'] > 1)} in a network call")
     text = (
-        f"`{result['trainer']}` at {result['commit'][:8]}: {', '.join(parts)}, {work['dtype']}; "
+        f"`{result['trainer']}` at {result['commit'][:8]} on {work['model']}: {', '.join(parts)}, "
+        f"{work['dtype']}; "
         f"{result['rounds']} rounds, the {result['clock']}'s seconds."
     )
     return textwrap.fill(text, 100)

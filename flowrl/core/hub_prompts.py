@@ -30,6 +30,11 @@ owners'."""
 FILE = "Prompts from a file need no hub: --prompts FILE, or `prompts` in the config"
 
 
+def on_hub(name: str) -> bool:
+    """Say whether a list is read from the hub: by name, or as `hub:...`."""
+    return name in PUBLISHED or "hub:" in name
+
+
 def read_hub(name: str) -> Items:
     """Read prompts of the hub -> (place, record).
 

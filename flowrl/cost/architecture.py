@@ -141,7 +141,9 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
     fn, vae = config.model.fn, architecture.part("vae").settings
     if fn in VIDEO:
         side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
-        moments = (int(config.model.kwargs["frames"]) - 1) // time + 1
+        frames = int(config.model.kwargs["frames"])
+        wan.check_frames(frames, time)
+        moments = (frames - 1) // time + 1
         for unit in (wan.UNIT, side * PATCH):
             check_size(config.image.height, config.image.width, unit=unit)
         sides = config.image.height // side, config.image.width // side

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
+from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import PromptSet, load_prompts
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
@@ -52,14 +53,18 @@ def prompts(config: Config) -> list[str]:
         "train": None if train else config.prompts.train,
         "test": None if test else config.prompts.test,
     }
-    return lines + [
-        f"prompts    {path} is not here: put your own file there, or set prompts.{key}"
-        for key, path in absent.items()
-        if path
-    ]
+    return lines + [_absent(path, key) for key, path in absent.items() if path]
+
+
+def _absent(path: str, key: str) -> str:
+    if on_hub(path):
+        return f"prompts    {path} is read from the hub when the run starts"
+    return f"prompts    {path} is not here: put your own file there, or set prompts.{key}"
 
 
 def _read(path: str) -> PromptSet | None:
+    if on_hub(path):
+        return None
     try:
         return load_prompts(path)
     except ConfigError:  # no such file

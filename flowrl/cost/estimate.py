@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
+from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
 from flowrl.cost.memory import (
@@ -178,7 +179,9 @@ def _images(config: Config, made: MetaRun, count: int) -> Extra:
 
 
 def _held_out(config: Config) -> int | None:
-    """Return the number of held-out prompts; None if their file is not here."""
+    """Return the number of held-out prompts; None if their file is not here, but on the hub."""
+    if on_hub(config.prompts.test):
+        return None
     try:
         return len(load_prompts(config.prompts.test))
     except ConfigError:

@@ -43,7 +43,8 @@ def fitting(call: Call, reward: Any, frames: int) -> Any:
         raise ConfigError(
             f"{call.key}: {call.fn} judges images, but the model makes videos of {frames} frames. "
             f"Say how it judges them, as in {call.key}.frames=mean (there is: {ways}), or take a "
-            "reward that judges videos; one of your own says so by `judges_videos = True`"
+            "reward that judges videos; one of your own says so by `judges_videos = True`, "
+            "`remote` by videos: true"
         )
     if isinstance(reward, LearnedReward):
         raise ConfigError(

@@ -237,7 +237,7 @@ def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -
     `Wan` promises, or where the VAE cannot take so many frames. ``given``: the network gets latents
     of a given frame, too, and which moments these are."""
     vae, network, path = pipeline.vae.config, pipeline.transformer.config, options.path
-    _check_frames(options.frames, int(vae.scale_factor_temporal))
+    check_frames(options.frames, int(vae.scale_factor_temporal))
     wanted = 2 * vae.z_dim + int(vae.scale_factor_temporal) if given else vae.z_dim
     if (network.in_channels, network.out_channels) != (wanted, vae.z_dim):
         raise ModelError(
@@ -263,7 +263,8 @@ def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -
         )
 
 
-def _check_frames(frames: int, factor: int) -> None:
+def check_frames(frames: int, factor: int) -> None:
+    """Raise ModelError unless the VAE, which joins ``factor`` frames, takes so many."""
     if (frames - 1) % factor:
         low = (frames - 1) // factor * factor + 1
         raise ModelError(

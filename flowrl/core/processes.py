@@ -31,11 +31,32 @@ class World(NamedTuple):
 
     rank: int = 0
     size: int = 1
+    # several processes may compute each sample together: then they are one of `size`
+    context: int = 1
+    place: int = 0  # of this process among these
 
     @property
     def main(self) -> bool:
         """Tell whether this is the process that writes files and talks."""
-        return self.rank == 0
+        return self.rank == 0 and self.place == 0
+
+    @property
+    def alone(self) -> bool:
+        """Tell whether there is no other process."""
+        return self.size * self.context == 1
+
+    def in_groups(self, context: int) -> World:
+        """Return the same processes, of which each `context` that follow each other are one: they
+        have the same prompts and the same noise. Raises ConfigError."""
+        if context == 1 or self.alone:
+            return self
+        if self.size % context:
+            raise ConfigError(
+                f"model.runtime.context_parallel={context}: expected a number of processes that is "
+                f"a multiple of it, got {self.size}"
+            )
+        rank, place = divmod(self.rank, context)
+        return World(rank, self.size // context, context, place)
 
     def share(self, count: int) -> range:
         """Return this process' places of `count`: contiguous, in the order of ranks, sizes apart by
@@ -43,14 +64,18 @@ class World(NamedTuple):
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, value: T) -> list[T]:
-        """Return every process' value in the order of ranks, exactly (integers stay integers).
+        """Return every process' value in the order of ranks, exactly (integers stay integers); of
+        processes that are one, the first one's.
 
         Tensors must be on the CPU. All values are our own processes': they are pickled on the way.
         Raises ProcessLost if one of them is gone.
         """
-        if self.size == 1:
+        return self._gather(value)[:: self.context]
+
+    def _gather(self, value: T) -> list[T]:
+        if self.alone:
             return [value]
-        values: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size * self.context
         self._exchange(partial(torch.distributed.all_gather_object, values, value))
         return values
 
@@ -61,12 +86,12 @@ class World(NamedTuple):
 
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set in any process."""
-        return any(self.gather(flag))
+        return any(self._gather(flag))
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one dtype and device by their sums over all processes, in few large
         calls. Raises ProcessLost if one of them is gone."""
-        if self.size == 1:
+        if self.alone:
             return
         bucket: list[Tensor] = []
         numbers = 0
@@ -86,7 +111,7 @@ class World(NamedTuple):
         Raises in each process what `work` raised there; elsewhere RewardError or RunError with the
         first such message.
         """
-        if self.size == 1:
+        if self.alone:
             return work()
         found: list[T] = []
         failed: BaseException | None = None
@@ -96,7 +121,7 @@ class World(NamedTuple):
             failed = error
         mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
         try:
-            told = self.gather(mine)
+            told = self._gather(mine)
         except ProcessLost:
             if failed is None:
                 raise
@@ -106,7 +131,7 @@ class World(NamedTuple):
         for rank, answer in enumerate(told):
             if answer is not None:
                 kind: type[FlowRLError] = RewardError if answer[0] else RunError
-                raise kind(f"process {rank} of {self.size}: {answer[1]}")
+                raise kind(f"process {rank} of {len(told)}: {answer[1]}")
         return found[0]
 
     def _exchange(self, call: Callable[[], object]) -> None:
@@ -117,8 +142,9 @@ class World(NamedTuple):
             raise
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:300]
+            number, count = self.rank * self.context + self.place, self.size * self.context
             raise ProcessLost(
-                f"process {self.rank} of {self.size}: another process of the run is gone; its own "
+                f"process {number} of {count}: another process of the run is gone; its own "
                 f"message, or the system's log, says why ({reason})"
             ) from error
 
@@ -201,6 +227,16 @@ def world() -> World:
             ) from error
         atexit.register(_leave)
     return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def context_mesh(degree: int, device: str) -> Any:
+    """Return diffusers' mesh of the processes that compute each sample together with this one:
+    ``degree`` of them, by Ulysses. All processes must call it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (world().size // degree, 1, degree)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "ring", "ulysses"))
+    return mesh["ring", "ulysses"]
 
 
 def end_process(code: int) -> NoReturn:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
+from flowrl.models.context import context_size, share_context
 from flowrl.models.hollow import fill
 from flowrl.models.loading import Loaded, Part, load_pipeline
 from flowrl.models.lora import first_values, without_adapters
@@ -215,6 +216,10 @@ class TunedPipeline:
         set_up(
             self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
         )
+        if context_size(tuning.runtime) > 1:
+            for prefix in folders:
+                network = self.network.get_submodule(prefix.removesuffix("."))
+                share_context(network, tuning.runtime, tuning.device)
         if sharded():
             # of several networks each for itself: a call is one of them
             for prefix in folders:

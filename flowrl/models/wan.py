@@ -15,6 +15,7 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size, guided
+from flowrl.models.context import context_size
 from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.loading import T5_TOKENIZER, Loaded, Part
 from flowrl.models.options import (
@@ -121,7 +122,19 @@ class Wan(FlowMatchingModel[WanOptions]):
             check_size(height, width, unit=UNIT)
             check_size(height, width, unit=factor * side)
         moments = (self.frames - 1) // int(vae.scale_factor_temporal) + 1
+        self._check_tokens(
+            moments // patch[0] * (height // factor // patch[1]) * (width // factor // patch[2])
+        )
         return int(vae.z_dim), moments, height // factor, width // factor
+
+    def _check_tokens(self, tokens: int) -> None:
+        """Raise ModelError for a video that cannot be cut for several processes."""
+        degree = context_size(self._tuned.tuning.runtime)
+        if tokens % degree:
+            raise ModelError(
+                f"runtime.context_parallel={degree}: expected a divisor of the {tokens} tokens of "
+                "a video; take another number of processes, of frames or of pixels"
+            )
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B]: as the scheduler would give it.

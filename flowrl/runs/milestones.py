@@ -106,7 +106,7 @@ class Milestones:
 
         def heard(done: int, total: int) -> None:
             # of several processes none may leave alone
-            if stop.asked and not asked and done < total and trainer.world.size == 1:
+            if stop.asked and not asked and done < total and trainer.world.alone:
                 raise _Heard
 
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out images ...")
@@ -132,8 +132,9 @@ class Milestones:
         main = trainer.world.main
         if evals is not None and main:
             write_evals(run, evals)
-        # sharded weights are put together by all processes
-        if _due(trainer.config.samples.every, trainer, end=end) and (main or trainer.sharded):
+        # sharded weights are put together by all processes, and some compute a sample together
+        all_draw = trainer.sharded or trainer.world.context > 1
+        if _due(trainer.config.samples.every, trainer, end=end) and (main or all_draw):
             with log.phase("samples"):
                 _sample(trainer, run, log)
 

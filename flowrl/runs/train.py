@@ -92,6 +92,8 @@ def describe(trainer: Trainer) -> str:
     lines += trainer.cost.lines()
     if here.size > 1:
         lines.append(f"processes  {here.size}, each with its share of the prompts")
+    if here.context > 1:
+        lines.append(f"context    {here.context} processes compute each sample together")
     lines.append(
         f"prompts    {len(trainer.train_set)} to train on ({trainer.train_set.path}), "
         f"{len(trainer.test_set)} held out, {c.eval.images} images each to judge"

@@ -146,7 +146,7 @@ def _others(run: Setup, name: str, batch: Batch) -> dict[str, Eval]:
 def sum_gradients(run: Setup) -> None:
     """Add up the gradients of all processes; what none of them reached has none, as in one
     process."""
-    if run.world.size == 1 or run.sharded:  # FSDP has added them up
+    if run.world.alone or run.sharded:  # FSDP has added them up
         return
     reached = run.world.gather([p.grad is not None for p in run.params.values()])
     params = [p for p, *found in zip(run.params.values(), *reached, strict=True) if any(found)]

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import EncodesAhead, ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
-from flowrl.core.processes import World, sharded, world
+from flowrl.core.processes import sharded, world
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
@@ -28,6 +27,12 @@ from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import COMPANIONS, Method, method_of
 from flowrl.training.optimizer import make_optimizer
+from flowrl.training.process_checks import (
+    check_context,
+    check_processes,
+    check_trainable,
+    context_of,
+)
 from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
@@ -63,7 +68,7 @@ class Setup:
         self.probe: Any = None  # a `flowrl.evaluation.drift.Probe` of the base model's velocity
         # whether weights, optimizer and rewards are those after `iteration` whole iterations
         self.intact = True
-        self.world, self.sharded = world(), sharded()
+        self.world, self.sharded = world().in_groups(context_of(config)), sharded()
         check_processes(config, self.world, sharded=self.sharded)
         # prompts and functions
         self.train_set = load_prompts(config.prompts.train)
@@ -72,6 +77,7 @@ class Setup:
         warn_of_overlap(self.train_set, self.test_set)
         self.sampler = sampler_of(config, self.train_set)
         self.method: Method = method_of(config)
+        check_context(self.method, self.world, sharded=self.sharded)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
         check_start(config.train.start)
@@ -244,42 +250,3 @@ def snapshots_of(config: Config, method: Method) -> list[str]:
     base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
     names = [*(["ref"] if base else []), *copies_of(method.companions)]
     return [*names, *(["ema"] if config.train.ema else []), *method.copies]
-
-
-def check_processes(config: Config, world: World, *, sharded: bool) -> None:
-    """Raise ConfigError unless the prompts of an iteration can be shared out over the processes."""
-    prompts = config.train.prompts
-    if prompts < world.size:
-        raise ConfigError(
-            f"train.prompts={prompts}: {world.size} processes need at least one prompt each, since "
-            "the images of a prompt stay together; start fewer of them"
-        )
-    if sharded and prompts % world.size:
-        raise ConfigError(
-            f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
-            f"needs equally many prompts; take a multiple of {world.size}"
-        )
-    along = [name for name in COMPANIONS if getattr(config, name) is not None]
-    if sharded and along:
-        raise ConfigError(
-            f"{along[0]}: a model that is trained along does not go with FSDP; start the processes "
-            "without it"
-        )
-    if sharded and "reward" in needs_of(config.call("loss")):
-        raise ConfigError(
-            f"loss {config.loss.fn}: images take different numbers of steps with a gradient, but "
-            "under FSDP all processes call the network in step; start the processes without FSDP"
-        )
-
-
-def check_trainable(config: Config, params: dict[str, nn.Parameter], *, sharded: bool) -> None:
-    """Raise ConfigError unless there is something to train, all of it shared out under FSDP."""
-    if not params:
-        raise ConfigError(
-            f"model: {config.model.fn} has nothing to train; choose a `tune` other than none"
-        )
-    if sharded and len({type(p.data) for p in params.values()}) > 1:
-        raise ConfigError(
-            f"likelihood: {config.likelihood.fn} has parameters of its own, which FSDP does not "
-            "share out; start the processes without FSDP"
-        )

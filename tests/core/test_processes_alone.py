@@ -8,11 +8,13 @@ import pytest
 import torch
 from processkit import FSDP
 from tiny import tiny_sd3
+from tinywan import tiny_wan
 from toykit import toy
 
-from flowrl.core.errors import ConfigError, ProcessLost
+from flowrl.core.errors import ConfigError, ModelError, ProcessLost
 from flowrl.core.processes import World, sharded
 from flowrl.models.sd3 import sd3
+from flowrl.models.wan import wan
 from flowrl.training.trainer import Trainer
 
 # ------------------------------------------------------------------------------- without a launcher
@@ -24,6 +26,22 @@ def test_shares_cover_all_places_once_and_differ_by_one_at_most() -> None:
             shares = [World(rank, size).share(count) for rank in range(size)]
             assert [place for share in shares for place in share] == list(range(count))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_processes_that_compute_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes in groups of two: a prompt is a group's, a value its first one's."""
+    four = [World(rank, 4).in_groups(2) for rank in range(4)]
+    assert [each.share(6) for each in four] == [range(3)] * 2 + [range(3, 6)] * 2
+    assert [each.main for each in four] == [True, False, False, False]
+
+    def told(values: list[object], _: object) -> None:
+        values[:] = ["a", "b", "c", "d"]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", told)
+    assert four[3].gather("d") == ["a", "c"]
+    with pytest.raises(ConfigError, match=r"context_parallel=3: .* multiple of it, got 4"):
+        World(0, 4).in_groups(3)
+    assert World().in_groups(3) == World()
 
 
 def test_one_process_gathers_and_sums_nothing() -> None:
@@ -62,6 +80,26 @@ def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     folder = str(tiny_sd3(tmp_path / "sd3"))
     with pytest.raises(ConfigError, match="do not go with FSDP"):
         sd3(folder, t5=False, max_sequence_length=1, device="cpu", runtime={"compile": True})
+
+
+def test_what_cannot_compute_together_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("models.context", "training.setup"):
+        monkeypatch.setattr(f"flowrl.{module}.world", lambda: World(0, 2))
+    runtime = {"context_parallel": 2}
+    with pytest.raises(ConfigError, match="context_parallel=2: is for Wan's videos, got a SD3"):
+        folder = str(tiny_sd3(tmp_path / "sd3"))
+        sd3(folder, t5=False, max_sequence_length=1, device="cpu", runtime=runtime)
+    folder = str(tiny_wan(tmp_path / "wan"))
+    with pytest.raises(ConfigError, match="does not go with compile"):
+        wan(folder, device="cpu", runtime={**runtime, "compile": True})
+    with pytest.raises(ModelError, match="expected a divisor of the network's 2 heads"):
+        wan(folder, device="cpu", runtime={"context_parallel": 4})
+    model = f"model={{fn: wan, path: {folder}, frames: 1, runtime: {{context_parallel: 2}}}}"
+    dpo = ("loss={fn: reward_gradient}", "likelihood={fn: generated}")
+    with pytest.raises(ConfigError, match="context_parallel=2: does not go with"):
+        Trainer(toy(tmp_path, model, *dpo))
 
 
 def test_a_process_that_is_gone_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """FSDP: two processes, of which none holds a whole network, against one; and the checkpoints of
-either, which the other goes on from."""
+either, which the other goes on from. And two processes that compute each sample together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from processkit import FSDP, pair
 from safetensors.torch import load_file
 from shardkit import write_three
 from tiny import tiny_sd3
-from tinywan import tiny_wan22
+from tinywan import tiny_wan, tiny_wan22
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from trainkit import same_files
 
@@ -52,6 +52,15 @@ def experts_command(folder: Path, run: str) -> list[str]:
     return command(folder, run, f"model={{fn: wan, {options}}}", *SHARDED, "train.micro_batch=1")
 
 
+def context_command(folder: Path, run: str, runtime: str) -> list[str]:
+    """Train a tiny Wan on videos of 8 tokens. With a large eps AdamW steps along the gradient
+    itself, and does not make much of rounding where it is near 0."""
+    options = f"path: {folder}/wan, frames: 5, max_sequence_length: 8, guidance: 2.0"
+    model = f"model={{fn: wan, {options}, tune: full, runtime: {runtime}}}"
+    judged = ("rewards.red.frames=mean", "rewards.strict.frames=mean")
+    return command(folder, run, model, *SHARDED, *judged, "optimizer.lr=0.3", "optimizer.eps=1.0")
+
+
 def stopped(run: Path, name: str) -> Path:
     """Copy a run without its last checkpoint."""
     target = run.with_name(name)
@@ -78,6 +87,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     tiny_wan22(home / "experts" / "wan")
     assert commanded(experts_command(home / "experts", "one"))["code"] == 0
     jobs["experts"] = {"argv": experts_command(home / "experts", "two"), "env": FSDP}
+    tiny_wan(home / "context" / "wan")
+    for run, runtime in (("one", "{}"), ("two", "{context_parallel: 2, checkpointing: true}")):
+        words = context_command(home / "context", run, runtime)
+        jobs[f"context {run}"] = {"argv": words}
+    assert commanded(jobs.pop("context one")["argv"])["code"] == 0
     # from shares, and from whole tensors
     copy = [str(home / "lora" / "two"), str(home / "lora" / "stopped"), "000002"]
     jobs["shares"] = {"argv": resume(home / "lora" / "stopped"), "copy": copy, "env": FSDP}
@@ -126,6 +140,19 @@ def test_both_experts_are_shared_out(both: Both) -> None:
     for name in ("transformer.", "transformer_2."):
         moved = [abs(t - files["ref"][k]).max() for k, t in files["current"].items() if name in k]
         assert max(moved) > 1e-3
+
+
+@pytest.mark.integration
+def test_two_processes_compute_each_sample_together(both: Both) -> None:
+    """Each has half of the tokens and of the heads, the same prompts and the same noise; weights,
+    metrics and evaluations are those of one process without checkpointing, but for rounding."""
+    answers = both.two["context two"]
+    assert [answer["said"] for answer in answers if answer["code"]] == []
+    one, two = (both.folder / "context" / name for name in ("one", "two"))
+    same_weights(one, two, "000002", ["current", "ema", "optimizer"], 1e-5)
+    same_rows(one, two, "eval.jsonl", near=1e-4)
+    files, _ = checkpoint.load(two / "checkpoints" / "000002")
+    assert max(abs(t - files["ref"][k]).max() for k, t in files["current"].items()) > 1e-3
 
 
 @pytest.mark.integration

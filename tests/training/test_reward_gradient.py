@@ -11,8 +11,8 @@ from trainkit import weights_of
 
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.processes import world
+from flowrl.training.process_checks import check_processes
 from flowrl.training.rehearsal import check_plan
-from flowrl.training.setup import check_processes
 from flowrl.training.trainer import Trainer
 
 SMALL = (

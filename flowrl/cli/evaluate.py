@@ -102,23 +102,16 @@ def _suite(
     json: Path | None,
 ) -> None:
     """Run a suite and print its table, the difference, and the setting."""
-    from flowrl.core.errors import ConfigError
     from flowrl.core.processes import world
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.suites.catalogue import overrides_of
     from flowrl.runs.suite import run_suite
-    from flowrl.training.process_checks import context_of
 
     # the suite's settings first, so that --set can change them
     chosen = own["prompts.test"]
     given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
     found = target.opened(name, config, weights, iteration, own, given, plugin)
     here = world()
-    if not here.alone and context_of(found.config) > 1:
-        raise ConfigError(
-            "model.runtime.context_parallel: here each process draws its own prompts; add --set "
-            "model.runtime.context_parallel=1"
-        )
     with explained(found.config, "eval"):
         result = run_suite(
             found.model,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flowrl.config.load import Config
-from flowrl.core.errors import RunError
+from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel, RewardBatch
@@ -24,6 +24,7 @@ from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.suites import picture_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
 from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_report
+from flowrl.training.process_checks import context_of
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None
@@ -54,6 +55,11 @@ def run_suite(
     and what rewards and prompts raise.
     """
     world = world or World()
+    if not world.alone and context_of(config) > 1:
+        raise ConfigError(
+            "model.runtime.context_parallel: here each process draws its own prompts; add --set "
+            "model.runtime.context_parallel=1"
+        )
     # all that can fail before the first image
     prompts = load_prompts(config.prompts.test)
     rewards = rewards_of(config.rewards, frames_of(config, model))

@@ -97,8 +97,8 @@ def test_what_cannot_compute_together_is_refused(
     with pytest.raises(ModelError, match="expected a divisor of the network's 2 heads"):
         wan(folder, device="cpu", runtime={"context_parallel": 4})
     model = f"model={{fn: wan, path: {folder}, frames: 1, runtime: {{context_parallel: 2}}}}"
-    ascent = ("loss={fn: reward_ascent}", "plan={fn: ode, steps: 4, order: 1}")
-    ascent += ("likelihood={fn: draft, last: 1}", "rewards={red: {fn: toykit.redness}}")
+    ascent = ["loss={fn: reward_ascent}", "plan={fn: ode, steps: 4, order: 1}"]
+    ascent += ["likelihood={fn: draft, last: 1}", "rewards={red: {fn: toykit.redness}}"]
     with pytest.raises(ConfigError, match="context_parallel=2: does not go with a loss that"):
         Trainer(toy(tmp_path, model, *ascent))
 

@@ -1,11 +1,11 @@
-"""What the comparison on the noisy-captions control measured, as text for method pages and
-compare.md.
+"""What comparisons measured, as text for method pages and compare.md.
 
-`python scripts/research/tables.py` writes it. The source is assets/results/compare-shapes.json;
-without that file every place says that nothing was compared yet. Filled in are
+`python scripts/research/tables.py` writes it. The sources are assets/results/compare-shapes.json,
+of the noisy-captions control, and `LATER`, of the present base model. Filled in are
 
-- docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/;
-- docs/compare.md: the table of all configs, its notes, and the table of published claims.
+- docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/; it
+  says that nothing was compared yet where no source has it;
+- docs/compare.md: table and notes of each source, and the table of published claims.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,25 @@ from flowrl.runs.compare.summary import summarize
 from flowrl.runs.compare.tables import notes, table
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "assets" / "results" / "compare-shapes.json"
+RESULTS = ROOT / "assets" / "results"
+RESULT = RESULTS / "compare-shapes.json"
+NOISY = "version 0.1, on the noisy-captions control"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
 Result = dict[str, Any]
+
+
+class Later(NamedTuple):
+    """A comparison on the present base model."""
+
+    name: str  # of its marks in docs/compare.md
+    file: str
+    where: str  # as a method page says it
+
+
+LATER = (
+    Later("families", "compare-families.json", "on the test prompts, at the better of two rates"),
+    Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
+)
 
 
 class Claim(NamedTuple):
@@ -147,17 +163,17 @@ def wrapped(text: str, indent: str = "") -> str:
 # ------------------------------------------------------------------------------- what fills a place
 
 
-def sentence(result: Result | None, name: str) -> str:
-    """Say what one config reached at equal NFE, and how sure that is."""
+def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
+    """Say what one config reached at equal NFE, and how sure that is; "" where it is not in."""
     config = found(result, name)
     if result is None or config is None:
-        return f"`shapes/{name}`: not compared yet.\n"
+        return ""
     a, b = config["summary"][A], config["summary"][B]
     base, budget = result["base"], result["budgets"]
     place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
     text = (
-        f"`shapes/{name}`, version 0.1, on the noisy-captions control: strict accuracy "
+        f"`shapes/{name}`, {where}: strict accuracy "
         f"{percent(base['score'])} % → {percent(a['mean'])} % "
         f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {a['seeds']} seeds"
         f"{interval(a, '95 %')}{broken(a)}, place {place} of {len(result['configs'])}. After "
@@ -165,21 +181,28 @@ def sentence(result: Result | None, name: str) -> str:
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
         "per judgement."
     )
-    return wrapped(text) + "\n"
+    return text
 
 
-def page(text: str, result: Result | None) -> str:
-    """Fill the marks of a method page."""
-    return MARK.sub(
-        lambda match: f"<!-- measured: {match[1]} -->\n{sentence(result, match[1])}", text
-    )
+def page(text: str, result: Result | None, later: Sequence[tuple[str, Result]] = ()) -> str:
+    """Fill the marks of a method page; later: where and what of other comparisons."""
+
+    def told(match: re.Match[str]) -> str:
+        name = match[1]
+        parts = [sentence(one, name, where) for where, one in later]
+        parts.append(sentence(result, name))
+        said = " ".join(filter(None, parts)) or f"`shapes/{name}`: not compared yet."
+        return f"<!-- measured: {name} -->\n{wrapped(said)}\n"
+
+    return MARK.sub(told, text)
 
 
-def compared(text: str, result: Result | None) -> str:
-    """Fill the two tables of docs/compare.md."""
-    items = [wrapped(f"- {line}", "  ") for line in notes(result)] if result else []
-    parts = [markdown_table(table(result)), "\n".join(items)] if result else []
-    text = between(text, "compare: table", "compare: end", parts)
+def compared(text: str, result: Result | None, later: Mapping[str, Result] | None = None) -> str:
+    """Fill the tables of docs/compare.md; later: other comparisons by the name of their marks."""
+    for name, one in {"compare": result, **(later or {})}.items():
+        items = [wrapped(f"- {line}", "  ") for line in notes(one)] if one else []
+        parts = [markdown_table(table(one)), "\n".join(items)] if one else []
+        text = between(text, f"{name}: table", f"{name}: end", parts)
     if "<!-- claims: table -->" not in text:
         return text
     return between(text, "claims: table", "claims: end", [claims(result)] if result else [])
@@ -228,16 +251,19 @@ def rate_share(result: Result, name: str) -> float:
     return 1.0
 
 
-def load() -> Result | None:
-    """Read the result file with its statistics; None where there is none."""
-    return summarize(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else None
+def load(file: Path = RESULT) -> Result | None:
+    """Read a result file with its statistics; None where there is none."""
+    return summarize(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """List all files that say what was measured, each with what fills it."""
     result = load()
+    read = {one: load(RESULTS / one.file) for one in LATER}
+    later = [(one.where, data) for one, data in read.items() if data is not None]
+    named = {one.name: data for one, data in read.items() if data is not None}
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
     return [
-        *((path, partial(page, result=result)) for path in pages),
-        (ROOT / "docs" / "compare.md", partial(compared, result=result)),
+        *((path, partial(page, result=result, later=later)) for path in pages),
+        (ROOT / "docs" / "compare.md", partial(compared, result=result, later=named)),
     ]

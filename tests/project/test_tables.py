@@ -149,6 +149,10 @@ def test_a_result_is_filled_in_once_and_replaced_by_the_next(measured: ModuleTyp
     assert "not compared" not in once
     # again, and without the file: no number outlives it
     assert measured.page(once, made) == once and measured.page(once, None) == before
+    both = " ".join(measured.page(before, made, [("elsewhere", made)]).split())
+    assert both.index("`shapes/dance_grpo`, elsewhere: ") < both.index(
+        ", version 0.1, on the noisy"
+    )
 
 
 def test_runs_that_failed_and_single_seeds_are_said(measured: ModuleType) -> None:
@@ -170,6 +174,8 @@ def test_the_table_of_the_comparison(measured: ModuleType) -> None:
     once = measured.compared(bare, made)
     assert "| g2rpo |" in once and "\n- (a) after 100 " in once and once.endswith("\n\nb\n")
     assert measured.compared(once, made) == once and measured.compared(once, None) == bare
+    other = bare.replace("compare:", "own rates:")
+    assert "| g2rpo |" in measured.compared(other, None, {"own rates": made})
 
 
 def test_the_compared_configs_are_the_shipped_ones(measured: ModuleType) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from graphlib import CycleError
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -180,9 +181,11 @@ def test_the_table_of_the_comparison(measured: ModuleType) -> None:
 
 def test_the_compared_configs_are_the_shipped_ones(measured: ModuleType) -> None:
     """Every axis and number of training that the result file has, but for the rate that was
-    searched."""
-    free = {"train": ("iterations", "threads"), "optimizer": ("lr",)}
-    for compared in (measured.load() or {"configs": []})["configs"]:
+    searched, and the warmup, which the command of a short comparison sets for all."""
+    free = {"train": ("iterations", "threads", "warmup"), "optimizer": ("lr",)}
+    files = [measured.RESULT, *(measured.RESULTS / later.file for later in measured.LATER)]
+    results = [measured.load(file) or {"configs": []} for file in files]
+    for compared in chain(*(one["configs"] for one in results)):
         there, shipped = compared["config"], load_config(compared["file"]).to_dict()
         sections = ("plan", "transition", "credit", "segment", "select", "loss", "kl", *free)
         for name in sections:

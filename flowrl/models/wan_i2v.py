@@ -146,6 +146,8 @@ class WanTI2V(WanI2V):
     in its place at the end.
     """
 
+    unlike_pipeline = "the pipeline puts the source in its place at the end alone, not at each step"
+
     @torch.no_grad()
     def _start(self, image: Tensor) -> Tensor:
         """Return the latents of a source [1,C,1,h,w]."""

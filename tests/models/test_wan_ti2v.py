@@ -35,7 +35,7 @@ def image() -> torch.Tensor:
 
 def test_videos_from_an_image_are_the_pipelines(model: Any) -> None:
     """Latents and videos of WanImageToVideoPipeline with one source; each prompt has its own."""
-    assert isinstance(model, WanTI2V) and model.takes_one
+    assert isinstance(model, WanTI2V) and model.takes_one and model.unlike_pipeline
     assert model.latent_shape(*SIZE) == (12, 2, 2, 4)
     sources, x = image(), drawn(model, 2, SIZE)
     cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])

@@ -34,6 +34,14 @@ def asks_people(reward: Any) -> bool:
     return bool(getattr(reward, "asks_people", False))
 
 
+def sees_latents(reward: Any) -> bool:
+    """Say whether a reward promises, by `sees_latents = True`, that it judges what images are
+    decoded from: evaluations, which have images alone, and the doctor leave it alone."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "sees_latents", False))
+
+
 def differentiable(reward: Any) -> bool:
     """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
     with respect to the images."""

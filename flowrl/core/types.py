@@ -210,8 +210,15 @@ class Likelihood(Protocol):
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval: ...
 
 
+class Latents(NamedTuple):
+    """What the images of a batch were decoded from, for rewards that judge latents."""
+
+    x0: Tensor  # [L, *]  at the sigma that the leaf was left at, on the model's device
+    cond: Cond  # {name: [L, ...]}  the generator's own conditioning of each
+
+
 class RewardBatch(NamedTuple):
-    """What a reward sees: images and words, never latents."""
+    """What a reward sees: images and words; latents where one asks for them."""
 
     # [L, 3, H, W], of a video model [L, T, 3, H, W], float in [0, 1]; in training on the host, of
     # 256 levels
@@ -223,6 +230,7 @@ class RewardBatch(NamedTuple):
     sigma: Tensor
     # [L]  what each image started from, in a run fitted to its size; [] where no prompt has any
     source: list[Source] = []
+    latents: Latents | None = None  # in training, for rewards that say `sees_latents = True`
 
 
 class Scores(NamedTuple):

@@ -14,7 +14,7 @@ from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
-from flowrl.core.promises import asks_people, ignores_quality
+from flowrl.core.promises import asks_people, ignores_quality, sees_latents
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.doctor.findings import Section
 from flowrl.doctor.patient import Patient
@@ -36,8 +36,9 @@ def look_at_rewards(patient: Patient) -> Section:
     images = _good_images(patient)
     minds_prompt = False
     for name, reward in run.rewards.items():
-        if asks_people(reward):
-            section.lines.append(f"{name}: asks people, and was not asked")
+        if asks_people(reward) or sees_latents(reward):
+            why = "asks people" if asks_people(reward) else "judges latents"
+            section.lines.append(f"{name}: {why}, and was not asked")
             minds_prompt = True
             continue
         weight = run.reward_set.weights[name]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.promises import asks_people
+from flowrl.core.promises import asks_people, sees_latents
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
@@ -53,6 +53,7 @@ def evaluate(
     else:
         prompts, rewards, base = trainer.test_set, trainer.rewards, trainer.weights
     rewards = {n: r for n, r in rewards.items() if n == c.headline or not asks_people(r)}
+    rewards = {n: r for n, r in rewards.items() if not sees_latents(r)}
     check_records(prompts, rewards)
     report = evaluate_prompts(
         model,

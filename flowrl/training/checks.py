@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.promises import sees_sigma
+from flowrl.core.promises import sees_latents, sees_sigma
 from flowrl.core.types import Rollout
 from flowrl.training.metrics import Trained
 
@@ -78,6 +78,15 @@ def what_gradient(params: dict[str, nn.Parameter]) -> str:
 
 def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
     return repr(texts[int(ro.tree.group[node])])
+
+
+def check_headline(config: Config, rewards: dict[str, Any]) -> None:
+    """Raise ConfigError if the score of the evaluations is of latents, which these do not have."""
+    if sees_latents(rewards[config.headline]):
+        raise ConfigError(
+            f"eval.score: {config.headline} judges latents, but evaluations have images alone; "
+            "name a reward that judges these, with weight 0 if it is only watched"
+        )
 
 
 def check_sees_sigma(config: Config, rewards: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
 from flowrl.evaluation.sources import encode
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
-from flowrl.training.reward_batch import reward_batch, sigma_grid
+from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
 from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
 from flowrl.training.stored import stored_rollout
@@ -67,7 +67,7 @@ def collect(
                     place = images.decode(run, ro, rows, first=at)
                 else:
                     place = images.keep(ro, levels, first=at)
-            batch = reward_batch(run, ro, images.of(place), rows)
+            batch = with_latents(run, ro, reward_batch(run, ro, images.of(place), rows))
             rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
             same = distinct_leaves(ro)[1]
             there = pool if t.overlap and len(turns) > 1 else None

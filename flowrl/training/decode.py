@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.join import leaf_places
 from flowrl.core.pixels import to_bytes
-from flowrl.core.types import RewardBatch, Rollout
+from flowrl.core.types import Latents, RewardBatch, Rollout
 from flowrl.training.checks import check_images, check_latents
 from flowrl.training.setup import Setup
 
@@ -95,4 +95,10 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
     group = batch.group[rows.to(batch.group.device)]
     sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
-    return RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
+    seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
+    if batch.latents is None:
+        return seen
+    x0, cond = batch.latents
+    there = rows.to(x0.device)
+    mine = {name: value[there] for name, value in cond.items()}
+    return seen._replace(latents=Latents(x0[there], mine))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import leaf_sigmas
+from flowrl.algorithms.nodes import cond_of, leaf_sigmas
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
-from flowrl.core.types import Plan, RewardBatch, Rollout
+from flowrl.core.promises import sees_latents
+from flowrl.core.types import Latents, Plan, RewardBatch, Rollout
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.setup import Setup
 
@@ -27,6 +28,14 @@ def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> Re
     index = [rows[g] for g in group.tolist()]
     sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
     return prompted(run, images, group, index)._replace(sigma=sigma)
+
+
+def with_latents(run: Setup, ro: Rollout, batch: RewardBatch) -> RewardBatch:
+    """Show the latents of a rollout's leaves, and what they are conditioned on, if a reward asks
+    for them."""
+    if not any(sees_latents(reward) for reward in run.rewards.values()):
+        return batch
+    return batch._replace(latents=Latents(ro.x[ro.leaf].clone(), cond_of(ro, ro.leaf)))
 
 
 def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:

@@ -22,7 +22,7 @@ from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
-from flowrl.training.checks import check_sees_sigma
+from flowrl.training.checks import check_headline, check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import COMPANIONS, Method, method_of
@@ -98,6 +98,7 @@ class Setup:
         self.rewards = self.reward_set.rewards
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)
+        check_headline(config, self.rewards)
         if "sigma_rewards" in needs_of(self.method.credit):
             check_sees_sigma(config, self.rewards)
         for prompts in (self.train_set, self.test_set):

@@ -210,10 +210,20 @@ def differing(old: dict[str, Any], new: dict[str, Any], free: tuple[str, ...]) -
 def test_the_engine_s_table_has_every_shapes_config() -> None:
     """But for adv_grpo, which has flow_grpo's plan and a reward that learns, and untimed ones."""
     module = script_module("bench_plans")
-    untimed = ["diffusion_nft", "awm", "rwr", "best_of_n", "refl"]
+    untimed = ["awm", "rwr", "best_of_n", "refl"]
     untimed += ["dgpo", "crd", "pepg", "diffusion_dpo", "diffusion_dpo_offline", "flow_dppo"]
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
-    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "tdm_r1", "sol_rl", "paco_rl"]
+    untimed += [
+        "flow_opd",
+        "find",
+        "find_own",
+        "zo_rank_sgd",
+        "spo",
+        "tdm_r1",
+        "sol_rl",
+        "paco_rl",
+        "dina_lrm",
+    ]
     untimed += [
         "adv_grpo_gated",
         "pref_grpo",

@@ -64,6 +64,7 @@ def test_every_scorer_is_in_the_battery() -> None:
         "votes",
         "moving_shapes",
         "shapes_edit",
+        "latent_preference",
         "videoalign",
         "pfc",
         "consistency",

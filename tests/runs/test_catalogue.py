@@ -47,6 +47,7 @@ WITHOUT_PUBLIC = {
     "pref_grpo",
     "tdm_r1",
     "sol_rl",
+    "dina_lrm",
     *BASELINES,
 }
 ENTRY = """
@@ -82,7 +83,7 @@ def test_status_and_papers() -> None:
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"}
-    known |= {"diverse_grpo"}
+    known |= {"diverse_grpo", "dina_lrm"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.integration
 APART = (
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
+    "shapes/dina_lrm",
     "shapes/diffusion_dpo_offline",
     "shapes/flow_opd",
     "shapes/paco_rl",

@@ -61,6 +61,15 @@ redness.differentiable = warmth.differentiable = True  # type: ignore[attr-defin
 redness.sees_sigma = True  # type: ignore[attr-defined]
 
 
+def of_latents(batch: RewardBatch) -> Tensor:
+    """Score by the mean of what an image is decoded from."""
+    assert batch.latents is not None
+    return batch.latents.x0.flatten(1).mean(1)
+
+
+of_latents.sees_latents = True  # type: ignore[attr-defined]
+
+
 def reddish(batch: RewardBatch) -> Tensor:
     """Say 1 where an image is more red than green, else 0."""
     return (redness(batch) > 0).float()

@@ -1,0 +1,115 @@
+"""Reward latents, not images: DiNa-LRM (2602.11146), a preference model on a diffusion
+transformer's own features."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.types import RewardBatch
+
+from ._backbones.latent_judge import LatentJudge
+from ._common.learned import stream
+from ._common.scorer import find_file, first_line, load_strict, pick_device, read_weights
+from ._common.weights import source_of
+
+WHO = "rewards.latent_preference"
+WEIGHTS, SHAPE = "latent_preference.safetensors", "latent_preference.json"
+
+
+class latent_preference:  # noqa: N801 - configs name rewards in lower case
+    """Score clean latents [L, *] by a preference model that sees them at noise level `sigma`, the
+    mean over `draws` noises -> [L], unbounded; only differences count.
+
+    DiNa-LRM (2602.11146; HKUST-C4G/diffusion-rm af485b4): the generator's transformer, VAE and
+    prompt embeddings are the judge's too, so it knows its own latents alone. `path`: a folder as
+    `scripts/shapes_latent_preference.py` writes it; `transformer`: a pipeline of
+    StableDiffusion3Pipeline's layout, or its hub id. The noises follow from `seed` and are the same
+    for all images. Finished images have no latents here, so evaluations leave this reward out.
+    Raises ConfigError, ModelError, DataError.
+
+    **Differs:** the library draws new noise at each call, which moves the order of a prompt's
+    images. Its weights have names of their own and were not at hand.
+    """
+
+    judges_singly = True
+    sees_latents = True
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        transformer: str,
+        sigma: float = 0.1,
+        draws: int = 1,
+        seed: int = 0,
+        device: str = "auto",
+        batch: int = 64,
+    ) -> None:
+        if not 0 <= sigma <= 1 or draws < 1 or batch < 1:
+            raise ConfigError(
+                f"{WHO}: expected sigma in [0, 1], draws and batch of at least 1, got {sigma=}, "
+                f"{draws=}, {batch=}"
+            )
+        self.sigma, self.draws, self.seed, self.batch = sigma, draws, seed, batch
+        self.device = pick_device(device, WHO)
+        weights = find_file(path, WEIGHTS, WHO)
+        shape = json.loads(find_file(path, SHAPE, WHO).read_text(encoding="utf-8"))
+        self.judge = LatentJudge(load_transformer(transformer), **shape)
+        load_strict(self.judge, read_weights(weights, WHO), f"{WHO}: {weights}")
+        self.judge = self.judge.to(self.device).eval().requires_grad_(False)
+        self.judge.transformer[0].to(self.device)
+
+    @torch.no_grad()
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score each latent with its own prompt's embeddings."""
+        if batch.latents is None:
+            raise DataError(
+                f"{WHO}: expected latents, which training alone has; got images. Judge finished "
+                "images by another reward"
+            )
+        x0, cond = batch.latents
+        channels = self.judge.transformer[0].config.in_channels
+        if x0.shape[1] != channels or not {"embeds", "pooled"} <= cond.keys():
+            raise DataError(
+                f"{WHO}: expected latents of {channels} channels with `embeds` and `pooled`, as "
+                f"the judge's own pipeline has them, got {list(x0.shape[1:])} and {sorted(cond)}"
+            )
+        parts = [self._score(x0, cond, slice(k, k + self.batch)) for k in self._starts(len(x0))]
+        return torch.cat([torch.zeros(0), *parts])
+
+    def _starts(self, count: int) -> range:
+        return range(0, count, self.batch)
+
+    def _score(self, x0: Tensor, cond: dict[str, Tensor], some: slice) -> Tensor:
+        clean = x0[some].to(self.device).float()
+        sigma = torch.full((len(clean),), self.sigma, device=self.device)
+        words = {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
+        total = torch.zeros(len(clean))
+        for draw in range(self.draws):
+            noise = torch.randn(clean.shape[1:], generator=stream(self.seed, "latent", draw))
+            x = (1 - self.sigma) * clean + self.sigma * noise.to(self.device)
+            total += self.judge(x, sigma, **words).float().cpu()
+        return total / self.draws
+
+
+def load_transformer(path: str) -> Any:
+    """Load a pipeline's transformer, float32."""
+    from diffusers import SD3Transformer2DModel
+
+    try:
+        return SD3Transformer2DModel.from_pretrained(
+            source_of(path),
+            subfolder="transformer",
+            use_safetensors=True,
+            torch_dtype=torch.float32,
+        )
+    except Exception as error:  # offline, misspelt, another kind of model
+        raise ModelError(
+            f"{WHO}: {path}: expected a folder or hub id of a Stable Diffusion 3 pipeline: "
+            f"{first_line(error)}"
+        ) from error

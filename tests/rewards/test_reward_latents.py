@@ -1,0 +1,151 @@
+"""A judge of latents: its loss, its features, and what a run shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from toykit import toy
+
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.types import Latents, RewardBatch
+from flowrl.runs.evaluate import evaluate
+from flowrl.training.collect import collect
+from flowrl.training.trainer import Trainer
+from rewards._backbones.latent_judge import LatentJudge, fidelity
+from rewards.latent_preference import SHAPE, WEIGHTS, latent_preference, load_transformer
+
+MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
+
+
+def test_the_loss_is_the_references() -> None:
+    """Executed in float32: a gap of 1 at four noise levels."""
+    found = fidelity(torch.ones(4), torch.tensor([0.0, 0.1, 0.5, 1.0]))
+    wanted = torch.tensor([0.00039095, 0.00188291, 0.08905375, 0.16975898])
+    torch.testing.assert_close(found, wanted, atol=2e-7, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("judge")
+    judge = LatentJudge(load_transformer(MODEL), **TAPS)  # type: ignore[arg-type]
+    save_file(
+        {name: value.contiguous() for name, value in judge.state_dict().items()}, place / WEIGHTS
+    )
+    (place / SHAPE).write_text(json.dumps(TAPS))
+    return place
+
+
+def words(count: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "embeds": torch.randn(count, 5, 128, generator=draw),
+        "pooled": torch.randn(count, 128, generator=draw),
+    }
+
+
+def test_features_are_the_whole_networks_and_a_head_learns(folder: Path) -> None:
+    """The tokens after layers 1 and 3 are those that hooks on the whole network see. Twelve pairs
+    of random latents, better ones brighter by 0.3, are told apart after a few steps, at a noise
+    level that is drawn anew; before it is chance."""
+    draw = torch.Generator().manual_seed(2)
+    x, sigma = torch.randn(3, 16, 8, 8, generator=draw), torch.tensor([0.1, 0.5, 0.9])
+    judge = LatentJudge(load_transformer(MODEL), **TAPS)  # type: ignore[arg-type]
+    cond = words(3)
+    whole, seen = load_transformer(MODEL), []
+    for k in (0, 2):
+        whole.transformer_blocks[k].register_forward_hook(lambda m, i, out: seen.append(out))
+    with torch.no_grad():
+        whole(
+            hidden_states=x,
+            timestep=1000 * sigma,
+            encoder_hidden_states=cond["embeds"],
+            pooled_projections=cond["pooled"],
+        )
+    for (image, text), out in zip(judge.features(x, sigma, **cond), seen, strict=True):
+        torch.testing.assert_close((text, image), tuple(out))
+    # learning
+    good, cond = torch.randn(12, 16, 8, 8, generator=draw), words(12)
+    optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-3)
+    for _ in range(25):
+        level = 0.5 * torch.rand(12, generator=draw)
+        noise = torch.randn(good.shape, generator=draw)
+        mixed = [
+            (1 - level.view(-1, 1, 1, 1)) * one + level.view(-1, 1, 1, 1) * noise
+            for one in (good + 0.3, good)
+        ]
+        gap = judge(mixed[0], level, **cond) - judge(mixed[1], level, **cond)
+        optimizer.zero_grad()
+        fidelity(gap, level).mean().backward()
+        optimizer.step()
+    assert (gap > 0).float().mean() > 0.9
+    assert all(p.grad is None for p in judge.transformer[0].parameters())
+
+
+def test_scores_belong_to_their_latents(folder: Path) -> None:
+    """In another order and in other batches; the same twice. Images alone are refused."""
+    reward = latent_preference(
+        path=str(folder), transformer=MODEL, sigma=0.4, draws=2, device="cpu"
+    )
+    x0 = torch.randn(5, 16, 8, 8, generator=torch.Generator().manual_seed(3))
+    batch = batch_of(x0, words(5))
+    found = reward(batch)
+    assert found.shape == (5,) and found.unique().numel() == 5
+    order = [3, 0, 4, 1, 2]
+    reward.batch = 2
+    swapped = batch_of(x0[order], {name: value[order] for name, value in words(5).items()})
+    torch.testing.assert_close(reward(swapped), found[order], atol=1e-5, rtol=0)
+    with pytest.raises(DataError, match="expected latents, which training alone has"):
+        reward(batch._replace(latents=None))
+    with pytest.raises(DataError, match="latents of 16 channels"):
+        reward(batch_of(x0[:, :4], words(5)))
+    with pytest.raises(ConfigError, match="sigma in"):
+        latent_preference(path=str(folder), transformer=MODEL, sigma=1.5)
+    with pytest.raises(ConfigError, match="rising layers from 1 to 5"):
+        LatentJudge(load_transformer(MODEL), taps=[2, 6])
+
+
+def batch_of(x0: torch.Tensor, cond: dict[str, torch.Tensor]) -> RewardBatch:
+    count = len(x0)
+    images, zero = torch.zeros(count, 3, 8, 8), torch.zeros(count)
+    names = [""] * count
+    return RewardBatch(images, names, zero.long(), [{}] * count, zero, [], Latents(x0, cond))
+
+
+class Witness:
+    """Remembers the latents that it was shown."""
+
+    sees_latents = judges_singly = True
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, batch: RewardBatch) -> torch.Tensor:
+        assert batch.latents is not None
+        self.seen.append((batch.images, batch.latents))
+        return batch.latents.x0.flatten(1).mean(1).cpu()
+
+
+def test_a_run_shows_the_latents_of_its_leaves(tmp_path: Path) -> None:
+    """Decoded, they are the images beside them, in two turns and where all images of a prompt begin
+    alike. Evaluations leave the reward out; it cannot be their score."""
+    trainer = Trainer(toy(tmp_path, "train.parts=2", "train.same_noise=true"))
+    witness = Witness()
+    trainer.rewards["red"] = witness
+    got = collect(trainer, trainer.rows())
+    assert len(witness.seen) == 2
+    for images, latents in witness.seen:
+        assert len(images) == len(latents.x0) and latents.cond.keys() == got.rollout.cond.keys()
+        again = trainer.model.decode(latents.x0).clamp(0, 1)
+        torch.testing.assert_close(again, images.float(), atol=0.003, rtol=0)
+    config = toy(tmp_path, "eval.score=strict")
+    trainer = Trainer(config)
+    trainer.rewards["red"] = Witness()
+    assert "red" not in evaluate(trainer.model, config, trainer=trainer)["rewards"]
+    with pytest.raises(ConfigError, match="eval.score: red judges latents"):
+        Trainer(toy(tmp_path, "rewards.red.fn=toykit.of_latents"))

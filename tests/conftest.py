@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
 TIERS = ("unit", "integration", "learning")
+LONGEST = ("test_learning_shapes.py", "test_shards.py", "test_nodes.py", "test_disks.py")
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine
 
@@ -35,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Call a test without a tier a unit test, so that ``-m unit`` selects it; a test cannot be in
-    two tiers."""
+    two tiers. The longest come first, so that at the end no process waits for another's."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         found = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
         if len(found) > 1:

@@ -191,7 +191,8 @@ def test_a_missing_score_counts_nowhere(tmp_path: Path, aggregate: str) -> None:
     weight, metrics = mix(values, batch, ro.leaf, ro.tree, credit)
     assert float(weight[ro.leaf[0]]) == 0
     assert all(math.isfinite(value) for value in metrics.values())
-    fewer = batch._replace(**{name: field[1:] for name, field in batch._asdict().items()})
+    given = {name: field for name, field in batch._asdict().items() if field is not None}
+    fewer = batch._replace(**{name: field[1:] for name, field in given.items()})
     rest = {name: row[1:] for name, row in values.items()}
     expected, _ = mix(rest, fewer, ro.leaf[1:], ro.tree, credit)
     torch.testing.assert_close(weight[ro.leaf[1:]], expected[ro.leaf[1:]])

@@ -105,7 +105,7 @@ def test_stopped_and_resumed_is_uninterrupted(
     assert_same_run(run, home / "whole")
     whole = json.loads((home / "whole" / "summary.json").read_text())
     clock = {key: summary[key] for key in ("seconds", "finished")}
-    assert summary == whole | clock
+    assert summary == whole | clock | {"run": str(run)}
 
 
 def test_stopped_in_the_last_iteration_is_finished(

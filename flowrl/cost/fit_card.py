@@ -33,7 +33,7 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     largest = found.largest
     if largest is None:
         return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
-    limit = int(gigabytes * GIB) - RESERVE
+    limit = limit_of(gigabytes)
     over = sorted((p for p in found.phases if p.bytes > limit), key=lambda p: -p.bytes)
     says = f"the largest phase is {largest.name} with {size(largest.bytes)}"
     if not over:
@@ -45,6 +45,11 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
         *rest,
         f"({size(RESERVE)} of the card are set aside for the CUDA context and libraries)",
     ]
+
+
+def limit_of(gigabytes: float) -> int:
+    """Return the bytes of a card that are left beside CUDA's own."""
+    return int(gigabytes * GIB) - RESERVE
 
 
 def card_size() -> float | None:

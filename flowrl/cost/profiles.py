@@ -7,6 +7,8 @@ from typing import NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.architecture import architecture_of, tuning_of
+from flowrl.cost.estimate import estimate
+from flowrl.cost.fit_card import change, limit_of
 from flowrl.cost.memory import count_weights
 
 
@@ -51,6 +53,17 @@ def profile_overrides(config: Config, name: str) -> list[str]:
     if kwargs["tune"] == "lora" and _network_bytes(config) > profile.gigabytes * 2**30 / 2:
         found.append("model.runtime.quantize=nf4")
     return found
+
+
+def single_states(config: Config, name: str) -> list[str]:
+    """Return the override that trains one state at a time, where a config with a profile's settings
+    is too large for its card in training alone and fits so; else none."""
+    limit, largest = limit_of(PROFILES[name].gigabytes), estimate(config).largest
+    if largest is None or largest.bytes <= limit or largest.name != "training":
+        return []
+    smaller = estimate(change(config, "train.micro_batch", 1)).largest
+    fits = smaller is not None and smaller.bytes <= limit
+    return ["train.micro_batch=1"] if fits else []
 
 
 def _place(config: Config, key: str) -> tuple[object, str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from toykit import toy
 
 from flowrl.cli.options import fitted
-from flowrl.config.load import load_config
+from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
+from flowrl.cost import profiles
 from flowrl.cost.profiles import profile_overrides
 
 LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
@@ -49,6 +52,29 @@ def test_what_is_given_stands_above_the_profile() -> None:
     assert (runtime["quantize"], runtime["offload"]) == ("int8", True)
     assert (found.train.micro_batch, found.train.rollout_batch, found.eval.batch) == (3, 2, 2)
     assert fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
+
+
+@pytest.mark.parametrize(
+    ("phase", "base", "each", "changed"),
+    [
+        ("training", 10, 2, False),  # 14 GiB of 23
+        ("training", 18, 3, True),  # 24, and 21 with one state
+        ("training", 22, 3, False),  # 28, and 25 with one
+        ("sampling", 18, 3, False),
+    ],
+)
+def test_states_are_trained_one_by_one_where_that_makes_them_fit(
+    monkeypatch: pytest.MonkeyPatch, phase: str, base: int, each: int, changed: bool
+) -> None:
+    """An estimate by hand: so many GiB are kept, so many come with each state of a micro-batch."""
+
+    def estimate(config: Config) -> Any:
+        size = (base + each * config.train.micro_batch) * 2**30
+        return SimpleNamespace(largest=SimpleNamespace(name=phase, bytes=size))
+
+    monkeypatch.setattr(profiles, "estimate", estimate)
+    found = fitted("sd3/flow_grpo_fast", [], [], "24gb")
+    assert (found.train.micro_batch, found.train.rollout_batch) == (1 if changed else 2, 2)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -45,6 +45,24 @@ def _sd3(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[st
     }
 
 
+def _with_sources(inputs: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Make the inputs of a network whose sources stand behind the noisy tokens, as if the latent
+    were taller."""
+
+    def made(
+        empty: Any,
+        rows: int,
+        latent: Any,
+        text: TextShape,
+        settings: dict[str, Any],
+        source: tuple[int, int],
+    ) -> dict[str, Any]:
+        channels, height, width = latent
+        return inputs(empty, rows, (channels, height + source[0], width), text, settings)
+
+    return made
+
+
 def _flux(
     empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -59,18 +77,6 @@ def _flux(
         "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
         "img_ids": empty(tokens, 3, dtype=torch.float32),
     }
-
-
-def _flux_kontext(
-    empty: Any,
-    rows: int,
-    latent: Any,
-    text: TextShape,
-    settings: dict[str, Any],
-    source: tuple[int, int],
-) -> dict[str, Any]:
-    channels, height, width = latent
-    return _flux(empty, rows, (channels, height + source[0], width), text, settings)
 
 
 def _told(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
@@ -131,18 +137,6 @@ def _flux2(
     }
 
 
-def _flux2_edit(
-    empty: Any,
-    rows: int,
-    latent: Any,
-    text: TextShape,
-    settings: dict[str, Any],
-    source: tuple[int, int],
-) -> dict[str, Any]:
-    channels, height, width = latent
-    return _flux2(empty, rows, (channels, height + source[0], width), text, settings)
-
-
 def _wan(
     empty: Any, rows: int, latent: Any, text: TextShape, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -184,9 +178,9 @@ _INPUTS: dict[str, Inputs] = {
     "wan_i2v": _wan,
 }
 _EDITS: dict[str, Inputs] = {
-    "flux_kontext": _flux_kontext,
-    "flux2": _flux2_edit,
-    "flux2_klein": _flux2_edit,
+    "flux_kontext": _with_sources(_flux),
+    "flux2": _with_sources(_flux2),
+    "flux2_klein": _with_sources(_flux2),
     "qwen_edit": _qwen_edit,
     "qwen_edit_plus": _qwen_edit,
 }

@@ -60,8 +60,7 @@ PUBLISHED = {
     # 0.508 GB
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": {"transformer": 1.419, "vae": 0.1269},
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": {"transformer_2": 14.29, "text_encoder": 5.68},
-    # "5B", and its VAE's float32 file, 2.82 GB
-    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": 5.0, "vae": 0.705},
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": 5.0, "vae": 0.705},  # "5B"; 2.82 GB
 }
 # GB of the published bfloat16 weight files: with the table of positions, which is no parameter
 FILES = {MEDIUM: 4.94, DEV: 23.8}

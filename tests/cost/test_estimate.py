@@ -56,8 +56,7 @@ PUBLISHED = {
     "black-forest-labs/FLUX.2-dev": {"transformer": 32.2, "text_encoder": 24.0},
     "black-forest-labs/FLUX.2-klein-4B": {"transformer": 3.88},
     "black-forest-labs/FLUX.2-klein-9B": {"transformer": 9.08, "text_encoder": 8.19},
-    # the float32 files of Wan 2.1, 5.68 and 57.2 GB; UMT5-XXL's encoder and the VAE, 11.36 and
-    # 0.508 GB
+    # Wan 2.1's float32 files, 5.68 and 57.2 GB; UMT5-XXL's encoder and VAE, 11.36 and 0.508
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": {"transformer": 1.419, "vae": 0.1269},
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": {"transformer_2": 14.29, "text_encoder": 5.68},
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": 5.0, "vae": 0.705},  # "5B"; 2.82 GB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +41,17 @@ class PromptMemory:
                 f"training list, and {strange!r} is none of them; the list must not change"
             )
         return torch.tensor([self._row[text] for text in prompts])
+
+    def visited(
+        self, reward: Tensor, prompts: Sequence[str]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each prompt that has scored rewards [L]: its row, which of them are its own [L]
+        bool, and these [n] float64; on the device of the rewards."""
+        value, place = reward.double(), self.places(prompts).to(reward.device)
+        for row in place.unique().tolist():
+            mine = (place == row) & ~value.isnan()
+            if bool(mine.any()):
+                yield row, mine, value[mine]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the numbers, and which prompts they belong to."""

@@ -41,24 +41,18 @@ class shrunken_mean(PromptMemory):  # noqa: N801 - configs name credits in lower
         self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
     ) -> Tensor:
         """Compare each reward; prompts [L]: the text of each leaf."""
-        value, place = reward.double(), self.places(prompts).to(reward.device)
-        out = torch.full_like(value, torch.nan)
-        for prompt in place.unique().tolist():
-            mine = (place == prompt) & ~value.isnan()
-            if bool(mine.any()):
-                out[mine] = value[mine] - self._baseline(prompt, value[mine])
+        out = torch.full_like(reward, torch.nan, dtype=torch.float64)
+        for prompt, mine, values in self.visited(reward, prompts):
+            out[mine] = values - self._baseline(prompt, values)
         return subtree_mean(out, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
         """Move what each prompt is worth."""
-        value, place = reward.double().cpu(), self.places(prompts)
-        for prompt in place.unique().tolist():
-            new = value[(place == prompt) & ~value.isnan()]
-            if len(new):
-                old = float(self.kept["value"][prompt, 0])
-                mean = float(new.mean())
-                kept = mean if old != old else (1 - self.rate) * old + self.rate * mean
-                self.kept["value"][prompt, 0] = kept
+        for prompt, _, new in self.visited(reward.cpu(), prompts):
+            old = float(self.kept["value"][prompt, 0])
+            mean = float(new.mean())
+            kept = mean if old != old else (1 - self.rate) * old + self.rate * mean
+            self.kept["value"][prompt, 0] = kept
 
     def _baseline(self, prompt: int, new: Tensor) -> float:
         mean, before = float(new.mean()), float(self.kept["value"][prompt, 0])

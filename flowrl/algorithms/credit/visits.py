@@ -31,22 +31,16 @@ class smooth_norm(PromptMemory):  # noqa: N801 - configs name credits in lower c
         self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
     ) -> Tensor:
         """Compare each reward; prompts [L]: the text of each leaf."""
-        value, place = reward.double(), self.places(prompts).to(reward.device)
-        out = torch.full_like(value, torch.nan)
-        for prompt in place.unique().tolist():
-            mine = (place == prompt) & ~value.isnan()
-            if bool(mine.any()):
-                out[mine] = self._mixed(prompt, value[mine])
+        out = torch.full_like(reward, torch.nan, dtype=torch.float64)
+        for prompt, mine, values in self.visited(reward, prompts):
+            out[mine] = self._mixed(prompt, values)
         return subtree_mean(out, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
         """Count the visit and move the running numbers."""
-        value, place = reward.double().cpu(), self.places(prompts)
-        for prompt in place.unique().tolist():
-            new = value[(place == prompt) & ~value.isnan()]
-            if len(new):
-                for name, number in zip(self.kept, self._moved(prompt, new), strict=True):
-                    self.kept[name][prompt, 0] = number
+        for prompt, _, new in self.visited(reward.cpu(), prompts):
+            for name, number in zip(self.kept, self._moved(prompt, new), strict=True):
+                self.kept[name][prompt, 0] = number
 
     def _moved(self, prompt: int, new: Tensor) -> tuple[float, float, float]:
         """Return visits, mean and std with the rewards [n] of now."""
@@ -106,12 +100,9 @@ class single_stream(PromptMemory):  # noqa: N801 - configs name credits in lower
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
         """Add the rewards of an iteration."""
-        value, place = reward.double().cpu(), self.places(prompts)
-        for prompt in place.unique().tolist():
-            new = value[(place == prompt) & ~value.isnan()]
-            if len(new):
-                for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
-                    self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
+        for prompt, _, new in self.visited(reward.cpu(), prompts):
+            for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
+                self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
 
 
 class risk_bundles:  # noqa: N801 - configs name credits in lower case

@@ -30,3 +30,17 @@ def test_the_hacking_demonstration_is_as_measured() -> None:
         line = f"| seed {row['seed']} | {row['alarm']} {words}| {row['fallen']} | "
         assert line + " | ".join(ends) + " |" in page
     assert found["summary"]["in_time"] == found["summary"]["higher"] == len(found["seeds"]) == 3
+
+
+def test_the_guided_base_stands_beside_the_families() -> None:
+    """compare.md says its score and interval; every family's mean lies below, as README says."""
+    results = ROOT / "assets/results"
+    guided = json.loads((results / "compare-families-guided.json").read_text(encoding="utf-8"))
+    low, high = guided["interval"]
+    page = " ".join(PAGES["docs/compare.md"].split())
+    said = f"reaches {100 * guided['strict']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    assert said in page and guided["setting"]["seed"] == 260011
+    families = json.loads((results / "compare-families.json").read_text(encoding="utf-8"))
+    for config in families["configs"]:
+        mean = config["summary"]["nfe"]["mean"]
+        assert families["base"]["score"] < mean < guided["strict"], config["name"]

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch
 
 from ._backbones.dino import Backbone, FeatureCache, Features
 from ._common.heads import hinge, make_head
-from ._common.learned import adam, pack, stream, unpack
+from ._common.learned import adam, pack, unpack
 from ._common.references import References
 from ._common.scorer import to_pil
 
@@ -145,7 +146,7 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
         return means
 
     def _draw(self, shape: tuple[int, ...], *keys: int | str) -> Tensor:
-        return torch.randint(self.backbone.patches, shape, generator=stream(self.seed, *keys))
+        return torch.randint(self.backbone.patches, shape, generator=generator(self.seed, *keys))
 
     @torch.enable_grad()
     def _step(self, real: Features, fake: Features) -> dict[str, float]:

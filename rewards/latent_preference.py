@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch
 
 from ._backbones.latent_judge import LatentJudge
-from ._common.learned import stream
 from ._common.scorer import find_file, first_line, load_strict, pick_device, read_weights
 from ._common.weights import source_of
 
@@ -91,7 +91,7 @@ class latent_preference:  # noqa: N801 - configs name rewards in lower case
         words = {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
         total = torch.zeros(len(clean))
         for draw in range(self.draws):
-            noise = torch.randn(clean.shape[1:], generator=stream(self.seed, "latent", draw))
+            noise = torch.randn(clean.shape[1:], generator=generator(self.seed, "latent", draw))
             x = (1 - self.sigma) * clean + self.sigma * noise.to(self.device)
             total += self.judge(x, sigma, **words).float().cpu()
         return total / self.draws

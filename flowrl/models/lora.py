@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from flowrl.core.errors import ModelError
+from flowrl.core.seeds import generator
 
 JOINT_ATTENTION = (  # of transformers that attend to image and text at once
     "attn.to_q",
@@ -80,11 +81,11 @@ def first_values(
     params: Mapping[str, nn.Parameter], lora: LoraOptions, *, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each adapter's name and first values, float32 on the CPU, from ``seed`` alone."""
-    generator = torch.Generator().manual_seed(seed)
+    stream = generator(seed, "lora")
     for name, param in params.items():
         start = torch.zeros(param.shape)
         if ".lora_A." in name:
-            start = torch.randn(param.shape, generator=generator) / lora.rank
+            start = torch.randn(param.shape, generator=stream) / lora.rank
         yield name, start
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from .learned import stream
+from flowrl.core.seeds import generator
 
 
 def hinge(real: Tensor, fake: Tensor) -> Tensor:
@@ -23,5 +23,5 @@ def make_head(width: int, hidden: int, seed: int) -> nn.Sequential:
     """Return Linear(width, hidden)-GELU-Linear(hidden, 1) with torch's own initial values, drawn
     from `seed`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(seed, "head").initial_seed())
+        torch.set_rng_state(generator(seed, "head").get_state())
         return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1))

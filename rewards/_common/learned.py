@@ -1,9 +1,7 @@
-"""What rewards that are trained along share: seeded random streams, and Adam with its weights as
-flat tensors."""
+"""What rewards that are trained along share: Adam with its weights as flat tensors."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -12,13 +10,6 @@ from torch import Tensor, nn
 from flowrl.core.errors import CheckpointError
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
-
-def stream(*keys: int | str) -> torch.Generator:
-    """Return a CPU generator that depends on the keys alone, such as (seed, "train", round)."""
-    text = "/".join(str(key) for key in keys)
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def adam(

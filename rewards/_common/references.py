@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 
 from flowrl.core.errors import DataError
+from flowrl.core.seeds import generator
 
-from .learned import stream
 from .scorer import local
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
@@ -71,7 +71,7 @@ class References:
     def draw(self, records: Sequence[dict[str, Any]], *key: int | str) -> list[Path]:
         """Draw one reference for each record; the draws follow from `key` and the place in the list
         alone."""
-        picks = torch.rand(len(records), generator=stream(*key), dtype=torch.float64).tolist()
+        picks = torch.rand(len(records), generator=generator(*key), dtype=torch.float64).tolist()
         files = [self.of(record) for record in records]
         return [mine[int(pick * len(mine))] for mine, pick in zip(files, picks, strict=True)]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flowrl.algorithms.credit._groups import Groups
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.core.errors import ConfigError
-from flowrl.core.seeds import generator, seed_of
+from flowrl.core.seeds import generator
 from flowrl.core.types import Tree
 
 WIDTH, BATCH = 256, 256
@@ -121,7 +121,7 @@ class value_baseline:  # noqa: N801 - configs name credits in lower case
         """Return the network, made at first for D = `width` numbers."""
         if self.network is None:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of(self.seed, "value") % 2**32)
+                torch.set_rng_state(generator(self.seed, "value").get_state())
                 layers = [nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
                 self.network = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
             self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr)

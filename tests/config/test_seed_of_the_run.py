@@ -11,6 +11,7 @@ from tiny import tiny_sd3
 
 from flowrl.algorithms.plans.windows import fork, random_window
 from flowrl.config.load import load_config
+from flowrl.core.seeds import generator
 
 ITERATIONS = range(30)
 
@@ -50,5 +51,5 @@ def test_lora_follows_the_run(tmp_path: Path) -> None:
         config = load_config("shapes/flow_grpo", [model, "seed=5", *more])
         params = config.call("model")().trainable()
         first = next(value for name, value in params.items() if ".lora_A." in name)
-        want = torch.randn(first.shape, generator=torch.Generator().manual_seed(seed)) / 2
+        want = torch.randn(first.shape, generator=generator(seed, "lora")) / 2
         assert torch.equal(first.detach(), want)

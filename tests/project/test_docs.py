@@ -264,7 +264,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "transition={fn: flow_sde}",
         "kl={fn: transition_kl, beta: 0.1}",
         f"prompts={{train: {prompts}, test: {prompts}}}",
-        "train={iterations: 2, prompts: 2, group: 2, updates: 2}",
+        "train={iterations: 2, prompts: 2, group: 4, updates: 2}",
         "eval={steps: 2, images: 2, score: strict, every: 1}",
         "samples={every: 1, prompts: 2}",
         "checkpoint={every: 1}",

@@ -101,7 +101,7 @@ def summary(config: Result, model: ErrorModel, budget: str) -> Result | None:
     score = _with_error(model, name, None)
     failed, low = sum(run["failed"] is not None for run in seeds), score["gain"][1]
     found = {**score, "seeds": len(rows), "failed": failed}
-    found["beats_base"] = None if low is None else low > 0 and not failed
+    found["beats_base"] = False if failed else None if low is None else low > 0
     # each task, the middle half of all of them, and what was used up
     tasks = list(dict.fromkeys(model.tags))
     found["tasks"] = {task: _with_error(model, name, task) for task in tasks}

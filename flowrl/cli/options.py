@@ -109,9 +109,9 @@ def fitted(config: str, given: list[str], plugins: list[str], profile: str | Non
     chosen = load_config(config, given, plugins)
     if profile is None:
         return chosen
-    from flowrl.cost.profiles import profile_overrides, single_states
+    from flowrl.cost.profiles import profile_overrides, what_fits
 
     changes = profile_overrides(chosen, profile)
     found = load_config(config, [*changes, *given], plugins)
-    more = single_states(found, profile)
+    more = what_fits(found, profile)
     return load_config(config, [*changes, *more, *given], plugins) if more else found

@@ -101,6 +101,7 @@ def phase(
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
 
 
+ENCODERS_ALONE = "the text encoders, which work while the network is away"
 _LEAVES = ("latents of leaves", "old means of leaves")
 NETWORK_PARTS = ("trained weights", "frozen weights", "network's tables")
 Extra = tuple[int, int, str]
@@ -115,9 +116,9 @@ def _sampling(
         _call(made, size),
         (_joined(config, parts), size, "joining the nodes of the forest"),
     ]
-    if _offloads(config):
+    if _offloads(config) and tuning_of(config).runtime.text_encoders == "device":
         alone = _others(config, vae=False) - _bytes(parts, *NETWORK_PARTS)
-        ways.append((alone, 0, "the text encoders, which work while the network is away"))
+        ways.append((alone, 0, ENCODERS_ALONE))
     return max(ways)
 
 

@@ -13,12 +13,14 @@ from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
+from flowrl.cost.architecture import tuning_of
 from flowrl.cost.estimate import Estimate, Phase, phase
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 GIB = 2**30
 # of a card: the CUDA context, libraries' workspaces, gaps between tensors; assumed, not measured
 RESERVE = GIB
+RANK = 16  # of adapters that still learn much, and take a quarter of the usual 64
 BATCH = {
     "sampling": "train.rollout_batch",
     "decode": "model.decode_batch",
@@ -201,6 +203,8 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         and (kwargs.get("runtime") or {}).get("quantize", "none") == "none"
     ):
         yield "model.runtime.quantize=nf4", change(config, "model.runtime.quantize", "nf4")
+    if kwargs.get("tune") == "lora" and tuning_of(config).lora.rank > RANK:
+        yield f"model.lora.rank={RANK}", change(config, "model.lora.rank", RANK)
     if config.optimizer.fn == "adamw":
         yield "optimizer.fn=adamw8bit", change(config, "optimizer.fn", "adamw8bit")
     if prompts > 1:

@@ -37,6 +37,7 @@ QUANTISED = {
     "nf4": 0.5 + FLOAT / 64,
 }  # bytes of one number; nf4 has a float32 for each block of 64
 PHASES = ("sampling", "decode", "training", "optimizer step", "evaluation")
+SIDE = "VAE, text encoders"
 _ITERATION, _LEARNING, _SAMPLING = PHASES[:4], PHASES[2:4], PHASES[:2]
 
 
@@ -186,17 +187,18 @@ def _conditioning(
 
 
 def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[MemoryPart]:
-    trained, others = counted.trained, sum(counted.others.values())
-    short = tuning.dtype.itemsize
+    trained, short = counted.trained, tuning.dtype.itemsize
+    side, runtime = dict(counted.others), tuning.runtime
+    if runtime.text_encoders == "cpu":
+        side = {name: n for name, n in side.items() if not name.startswith("text_encoder")}
+    others = sum(side.values())
     told, taken = f"{others:,} numbers x {short} bytes", others * short
     if config.model.fn in VIDEO:
-        wide = sum(count for name, count in counted.others.items() if name in WIDE)
-        what = "the VAE's and CLIP's" if "image_encoder" in counted.others else "the VAE's"
+        wide = sum(count for name, count in side.items() if name in WIDE)
+        what = "the VAE's and CLIP's" if "image_encoder" in side else "the VAE's"
         told, taken = f"{told}, {what} x {FLOAT}", taken + wide * (FLOAT - short)
     width = tuning.network_dtype.itemsize
-    there = (
-        () if tuning.runtime.offload else PHASES
-    )  # offloaded ones come and go; see `estimate.phase`
+    there = () if runtime.offload else PHASES  # offloaded ones come and go; see `estimate.phase`
     parts = [
         MemoryPart("trained weights", f"{trained:,} numbers x {FLOAT} bytes", trained * FLOAT),
         _frozen(counted, width, tuning.runtime.quantize),
@@ -205,7 +207,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
             f"{counted.tables:,} numbers x {width} bytes",
             counted.tables * width,
         ),
-        MemoryPart("VAE, text encoders", told, taken, there),
+        MemoryPart("VAE" if runtime.text_encoders == "cpu" else SIDE, told, taken, there),
     ]
     average = config.train.ema > 0
     method = method_of(config)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.architecture import architecture_of, tuning_of
-from flowrl.cost.estimate import estimate
+from flowrl.cost.estimate import ENCODERS_ALONE, estimate
 from flowrl.cost.fit_card import change, limit_of
 from flowrl.cost.memory import count_weights
 
@@ -55,15 +55,21 @@ def profile_overrides(config: Config, name: str) -> list[str]:
     return found
 
 
-def single_states(config: Config, name: str) -> list[str]:
-    """Return the override that trains one state at a time, where a config with a profile's settings
-    is too large for its card in training alone and fits so; else none."""
-    limit, largest = limit_of(PROFILES[name].gigabytes), estimate(config).largest
-    if largest is None or largest.bytes <= limit or largest.name != "training":
-        return []
-    smaller = estimate(change(config, "train.micro_batch", 1)).largest
-    fits = smaller is not None and smaller.bytes <= limit
-    return ["train.micro_batch=1"] if fits else []
+def what_fits(config: Config, name: str) -> list[str]:
+    """Return overrides that bring a config with a profile's settings below its card, and leave the
+    training as it is: text encoders that are too large even alone work on the CPU, and one state is
+    trained at a time. Each only where it is what is too large."""
+    limit, found = limit_of(PROFILES[name].gigabytes), []
+    largest = estimate(config).largest
+    if largest is not None and largest.bytes > limit and largest.what == ENCODERS_ALONE:
+        found.append("model.runtime.text_encoders=cpu")
+        config = change(config, "model.runtime.text_encoders", "cpu")
+        largest = estimate(config).largest
+    if largest is not None and largest.bytes > limit and largest.name == "training":
+        smaller = estimate(change(config, "train.micro_batch", 1)).largest
+        if smaller is not None and smaller.bytes <= limit:
+            found.append("train.micro_batch=1")
+    return found
 
 
 def _place(config: Config, key: str) -> tuple[object, str]:

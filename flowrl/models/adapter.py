@@ -49,6 +49,11 @@ class PipelineModel(ABC, Generic[Options]):
         return self._tuned.device
 
     @property
+    def text_device(self) -> torch.device:
+        """Return where the text encoders work."""
+        return self._tuned.text_device
+
+    @property
     def guided(self) -> bool:
         """Tell whether each velocity takes two evaluations of the network, with and without the
         prompt."""

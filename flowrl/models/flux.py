@@ -150,7 +150,7 @@ class Flux(FlowMatchingModel[FluxOptions]):
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         length = self.options.max_sequence_length
         embeds, pooled, _ = self._pipeline.encode_prompt(
-            [prompt], device=self.device, max_sequence_length=length
+            [prompt], device=self.text_device, max_sequence_length=length
         )
         return {"embeds": embeds[0], "pooled": pooled[0]}
 

@@ -154,7 +154,7 @@ class Flux2Network(FlowMatchingModel[Options]):
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _ = self._pipeline.encode_prompt(
             [prompt],
-            device=self.device,
+            device=self.text_device,
             max_sequence_length=self.options.max_sequence_length,  # type: ignore[attr-defined]
         )
         return {"embeds": embeds[0]}

@@ -4,7 +4,7 @@ its prompts encoded once."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,10 @@ class TunedPipeline:
 
         # Put the parts on the device; under offload only the network is there most of the time.
         trained_parts = {self.network, *self.network.children()}
+        stays = self._encoders() if tuning.runtime.text_encoders == "cpu" else []
         for part in self._parts():
             waits = part in trained_parts and sharded()  # for its share of the weights
+            waits = waits or part in stays
             if not waits and (part in trained_parts or not tuning.runtime.offload):
                 part.to(tuning.device)
         self._home: torch.device | None = None  # where the network runs, while it is away
@@ -115,6 +117,12 @@ class TunedPipeline:
         """Return where the network runs."""
         return self._home or next(self.network.parameters()).device
 
+    @property
+    def text_device(self) -> torch.device:
+        """Return where the text encoders work."""
+        on_host = self.tuning.runtime.text_encoders == "cpu"
+        return torch.device("cpu") if on_host else self.device
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
         return trained(self.network)
@@ -128,7 +136,8 @@ class TunedPipeline:
         with quiet():
             source = self._loaded.read_encoders()
         parts = {name: getattr(source, name).requires_grad_(False) for name in missing}
-        if not self.tuning.runtime.offload:
+        runtime = self.tuning.runtime
+        if not runtime.offload and runtime.text_encoders == "device":
             parts = {name: part.to(self.tuning.device) for name, part in parts.items()}
         self.pipeline.register_modules(**parts)
         return self.pipeline
@@ -174,10 +183,14 @@ class TunedPipeline:
 
     @contextmanager
     def encoders_at_work(self) -> Iterator[None]:
-        """Hold the text encoders on the device; they are loaded if they were not needed so far."""
-        pipeline = self.whole()
-        encoders = [getattr(pipeline, name) for name in self._loaded.encoders]
-        with quiet(), self._network_away(), self._on_device(encoders):
+        """Hold the text encoders where they work; they are loaded if they were not needed so
+        far."""
+        self.whole()
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            if self.tuning.runtime.text_encoders == "device":
+                stack.enter_context(self._network_away())
+                stack.enter_context(self._on_device(self._encoders()))
             yield
 
     @contextmanager
@@ -232,6 +245,10 @@ class TunedPipeline:
     def _parts(self) -> list[nn.Module]:
         return [part for part in self.pipeline.components.values() if isinstance(part, nn.Module)]
 
+    def _encoders(self) -> list[nn.Module]:
+        found = [getattr(self.pipeline, name) for name in self._loaded.encoders]
+        return [part for part in found if part is not None]
+
     def _tokenizers(self) -> dict[str, Any]:
         parts = self.pipeline.components
         names = [name for name in parts if name.startswith("tokenizer")]
@@ -244,7 +261,7 @@ class TunedPipeline:
             "pipeline": type(self.pipeline).__name__,
             "t5_tokens": t5_tokens,
             "dtype": str(self.tuning.dtype),
-            "device": self.tuning.device.type,
+            "device": self.text_device.type,
         }
         parts = [self._loaded.folder / name for name in (*self._loaded.encoders, *tokenizers)]
         folder = Path(self.tuning.runtime.cache).expanduser()

@@ -159,7 +159,7 @@ class QwenEdit(QwenImage):
     def _told(self, prompt: str, source: Source) -> dict[str, Tensor]:
         seen = [self._scaled(picture, self.seen_pixels) for picture in pictures(source)]
         embeds, _ = self._pipeline.encode_prompt(
-            prompt=[prompt], image=self._shown(seen), device=self.device
+            prompt=[prompt], image=self._shown(seen), device=self.text_device
         )
         most = self.options.max_sequence_length
         if embeds.shape[1] > most:

@@ -148,7 +148,7 @@ class QwenImage(FlowMatchingModel[QwenImageOptions]):
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         # alone in its batch, a prompt is not filled up
         embeds, _ = self._pipeline.encode_prompt(
-            [prompt], device=self.device, max_sequence_length=self.options.max_sequence_length
+            [prompt], device=self.text_device, max_sequence_length=self.options.max_sequence_length
         )
         return self._filled(embeds[0])
 

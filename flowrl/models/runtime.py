@@ -29,6 +29,8 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
     tf32: bool = False
     # text encoders and VAE are on the device only while they work, the encoders without the network
     offload: bool = False
+    # where text encoders work; on the CPU they need none of the device's memory, ever
+    text_encoders: Literal["device", "cpu"] = "device"
     # so many processes compute each sample together; one that is alone does so by itself
     context_parallel: Annotated[int, Field(ge=1)] = 1
     # a folder that keeps the embeddings of prompts

@@ -48,7 +48,7 @@ class SD15(UNetModel[SD15Options]):
     """A FlowModel around one StableDiffusionPipeline. Conditioning is ``embeds`` [G,T,D]."""
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
-        embeds, _ = self._pipeline.encode_prompt([prompt], self.device, 1, False)
+        embeds, _ = self._pipeline.encode_prompt([prompt], self.text_device, 1, False)
         return {"embeds": embeds[0]}
 
     def _added(self, x: Tensor, cond: Cond) -> dict[str, Tensor] | None:

@@ -109,7 +109,7 @@ class SD3(FlowMatchingModel[SD3Options]):
             [prompt],
             None,
             None,
-            device=self.device,
+            device=self.text_device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.options.max_sequence_length,
         )

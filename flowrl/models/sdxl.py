@@ -85,7 +85,7 @@ class SDXL(UNetModel[SDXLOptions]):
 
     def _embed(self, prompt: str) -> dict[str, Tensor]:
         embeds, _, pooled, _ = self._pipeline.encode_prompt(
-            [prompt], device=self.device, do_classifier_free_guidance=False
+            [prompt], device=self.text_device, do_classifier_free_guidance=False
         )
         return {"embeds": embeds[0], "pooled": pooled[0]}
 

@@ -230,7 +230,7 @@ class Wan(FlowMatchingModel[WanOptions]):
             [prompt],
             do_classifier_free_guidance=False,
             max_sequence_length=self.options.max_sequence_length,
-            device=self.device,
+            device=self.text_device,
         )
         return {"embeds": embeds[0]}
 

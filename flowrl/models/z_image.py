@@ -134,7 +134,7 @@ class ZImage(FlowMatchingModel[ZImageOptions]):
         # the pipeline writes into the list of prompts that it is given
         (embeds,), _ = self._pipeline.encode_prompt(
             [prompt],
-            device=self.device,
+            device=self.text_device,
             do_classifier_free_guidance=False,
             max_sequence_length=length,
         )

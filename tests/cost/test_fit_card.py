@@ -73,3 +73,17 @@ def test_where_no_batch_is_small_enough(tmp_path: Path) -> None:
     assert f"; no batch size is enough: {size(worst.kept)} are kept in any case (" in head
     assert "; what helps: " in head and f"optimizer.fn=adamw8bit ({size(less)})" in head
     assert said(found, name, 1000)[0].endswith("), which is not enough")
+
+
+def test_a_smaller_rank_is_proposed_where_adapters_are_large(tmp_path: Path) -> None:
+    """Rank 64 has four times the trained weights of rank 16, and so their moments."""
+    config = change(made(tmp_path, "sd3, LoRA, guidance"), "model.lora.rank", 64)
+    name = "optimizer step"
+    less = needs(config, name, "model.lora.rank", 16)
+    found = estimate(config)
+    assert less < phases(found)[name].bytes
+    limit = (less + phases(found)[name].bytes) / 2
+    head = said(found, name, limit)[0]
+    assert f"model.lora.rank=16 ({size(less)})" in head
+    smaller = estimate(change(config, "model.lora.rank", 16))
+    assert "model.lora.rank" not in said(smaller, name, 1000)[0]

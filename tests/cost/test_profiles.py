@@ -68,13 +68,40 @@ def test_states_are_trained_one_by_one_where_that_makes_them_fit(
 ) -> None:
     """An estimate by hand: so many GiB are kept, so many come with each state of a micro-batch."""
 
-    def estimate(config: Config) -> Any:
+    def by_hand(config: Config) -> Any:
         size = (base + each * config.train.micro_batch) * 2**30
-        return SimpleNamespace(largest=SimpleNamespace(name=phase, bytes=size))
+        return SimpleNamespace(largest=SimpleNamespace(name=phase, bytes=size, what=""))
 
-    monkeypatch.setattr(profiles, "estimate", estimate)
+    monkeypatch.setattr(profiles, "estimate", by_hand)
     found = fitted("sd3/flow_grpo_fast", [], [], "24gb")
     assert (found.train.micro_batch, found.train.rollout_batch) == (1 if changed else 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("alone", "decode", "changed"),
+    [
+        (30, 10, ["model.runtime.text_encoders=cpu"]),
+        (30, 26, ["model.runtime.text_encoders=cpu"]),  # one of two that are too large
+        (20, 26, []),  # not the encoders
+        (20, 10, []),
+    ],
+)
+def test_text_encoders_beyond_the_card_work_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, alone: int, decode: int, changed: list[str]
+) -> None:
+    """An estimate by hand of 23 GiB that are free: encoders that work alone, and a decoder."""
+
+    def by_hand(config: Config) -> Any:
+        on_host = config.model.kwargs["runtime"].get("text_encoders") == "cpu"
+        sizes = [(decode, "decode", "decoding")]
+        sizes += [] if on_host else [(alone, "sampling", profiles.ENCODERS_ALONE)]
+        size, name, what = max(sizes)
+        largest = SimpleNamespace(name=name, bytes=size * 2**30, what=what)
+        return SimpleNamespace(largest=largest)
+
+    monkeypatch.setattr(profiles, "estimate", by_hand)
+    config = load_config("flux2/flow_grpo_fast", ["model.runtime={offload: true}"])
+    assert profiles.what_fits(config, "24gb") == changed
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

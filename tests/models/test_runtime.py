@@ -156,6 +156,32 @@ def test_side_parts_are_on_the_device_only_while_they_work(
     torch.testing.assert_close(cond, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_text_encoders_can_work_on_the_cpu_for_ever(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, fn: str, offload: bool
+) -> None:
+    """The network then keeps the device while prompts are encoded, and no encoder is moved."""
+    moved: list[str] = []
+    move = nn.Module.to
+
+    def to(self: nn.Module, *args: Any, **options: Any) -> nn.Module:
+        if "cpu:0" in map(str, args):
+            moved.append(type(self).__name__)
+        return move(self, *args, **options)
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    runtime = {"text_encoders": "cpu", "offload": offload}
+    model = with_lora(folders, fn, device="cpu:0", runtime=runtime)
+    parts = model.pipeline().components
+    kinds = {type(parts[name]).__name__ for name in SIDE - {"vae"} if name in parts}
+    assert kinds and not kinds & set(moved)
+    assert str(model.text_device) == "cpu"
+    log = watch_moves(monkeypatch, model)
+    cond = model.encode(PROMPTS[:2])
+    assert log == [("work", "encode")] * 2
+    torch.testing.assert_close(cond, with_lora(folders, fn).encode(PROMPTS[:2]), rtol=0, atol=1e-5)
+
+
 def test_parts_go_back_after_an_error_too(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from flowrl.cli.options import fitted
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost import profiles
+from flowrl.cost.estimate import ENCODERS_ALONE
 from flowrl.cost.profiles import profile_overrides
 
 LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
@@ -94,7 +95,7 @@ def test_text_encoders_beyond_the_card_work_on_the_cpu(
     def by_hand(config: Config) -> Any:
         on_host = config.model.kwargs["runtime"].get("text_encoders") == "cpu"
         sizes = [(decode, "decode", "decoding")]
-        sizes += [] if on_host else [(alone, "sampling", profiles.ENCODERS_ALONE)]
+        sizes += [] if on_host else [(alone, "sampling", ENCODERS_ALONE)]
         size, name, what = max(sizes)
         largest = SimpleNamespace(name=name, bytes=size * 2**30, what=what)
         return SimpleNamespace(largest=largest)

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t as student
+
 import flowrl
 from flowrl.config.load import load_config
 from flowrl.core.files import write_json
@@ -25,18 +27,6 @@ from flowrl.evaluation.image_grids import load_strip, pairs_figure, save_png
 from flowrl.runs.report.curves import compare_curves
 from flowrl.runs.report.run_grid import sample_files
 from flowrl.training import checkpoint
-
-T975 = {
-    1: 12.706,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-}  # Student's t
 
 
 def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[str, Any]:
@@ -67,9 +57,9 @@ def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[
 def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """Put the seeds' summaries together; the interval is Student's, over seeds."""
     gains = [s["gain"] for s in summaries]
-    half = (
-        T975[len(gains) - 1] * stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
-    )
+    half, n = float("nan"), len(gains)
+    if n > 1:
+        half = float(student.ppf(0.975, n - 1)) * stdev(gains) / n**0.5
     score = summaries[0]["before"]["score"]
     return {
         "name": summaries[0]["name"],

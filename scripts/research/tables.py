@@ -22,6 +22,7 @@ PARTS = (
     "verified",
     "methods",
     "measured",
+    "factorial_docs",
     "bench_plans",
     "side_by_side_docs",
     "estimates",

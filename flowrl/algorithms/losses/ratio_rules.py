@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics
+from flowrl.algorithms.losses._groups import check_positive
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -57,7 +58,7 @@ def clamped_ratio(
     Raises: ConfigError for a clip range or a scale that is not positive.
     """
     check_clip("clamped_ratio", clip_low, clip_high, max_advantage)
-    _positive("clamped_ratio", scale=scale)
+    check_positive("clamped_ratio", scale=scale)
     log_ratio, share, a = _parts(data, max_advantage)
     ratio = log_ratio.exp()
     kept = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -74,7 +75,7 @@ def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
 
     Raises: ConfigError unless tau > 0 and max_advantage > 0.
     """
-    _positive("opmd", tau=tau, max_advantage=max_advantage)
+    check_positive("opmd", tau=tau, max_advantage=max_advantage)
     log_ratio, share, a = _parts(data, max_advantage)
     loss = -a * log_ratio + tau / 2 * log_ratio.square()
     return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
@@ -91,7 +92,7 @@ def ratio_regression(data: LossInput, *, scale: float, max_advantage: float = 5.
 
     Raises: ConfigError unless scale > 0 and max_advantage > 0.
     """
-    _positive("ratio_regression", scale=scale, max_advantage=max_advantage)
+    check_positive("ratio_regression", scale=scale, max_advantage=max_advantage)
     log_ratio, share, a = _parts(data, max_advantage)
     loss = (log_ratio / scale - a).square()
     return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
@@ -177,7 +178,7 @@ def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0)
 
     Raises: ConfigError unless most > 0 and max_advantage > 0, or without the old means.
     """
-    _positive("divergence_mask", most=most, max_advantage=max_advantage)
+    check_positive("divergence_mask", most=most, max_advantage=max_advantage)
     if data.old_mean is None:
         raise ConfigError("divergence_mask: needs the transition means of the sampling policy")
     log_ratio, share, a = _parts(data, max_advantage)
@@ -195,7 +196,7 @@ def velocity_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -
     Raises: ConfigError unless most > 0 and max_advantage > 0, or for a likelihood without a
     velocity.
     """
-    _positive("velocity_mask", most=most, max_advantage=max_advantage)
+    check_positive("velocity_mask", most=most, max_advantage=max_advantage)
     now, old = data.now.v, data.under["old"].v
     if now is None or old is None:
         raise ConfigError("velocity_mask: the likelihood has no velocity; take reverse")
@@ -226,9 +227,3 @@ def _parts(data: LossInput, max_advantage: float) -> tuple[Tensor, Tensor | floa
 def _outward(ratio: Tensor, a: Tensor, low: float, high: float) -> Tensor:
     """Say which rows have left the range on the side that their advantage pushes them to."""
     return ((a > 0) & (ratio > 1 + high)) | ((a <= 0) & (ratio < 1 - low))
-
-
-def _positive(who: str, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number > 0:
-            raise ConfigError(f"{who}: expected {name} > 0, got {number}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
+from flowrl.algorithms.reward_mix._known import check_known
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
 
@@ -104,7 +105,7 @@ def gated(
 
     Raises: ConfigError for a threshold of an unknown reward, or softness < 0.
     """
-    _known("gated: above", above, scores)
+    check_known("gated: above", above, scores)
     if not softness >= 0:
         raise ConfigError(f"gated: expected softness >= 0, got {softness}")
     opened: Tensor | float = 1.0
@@ -150,7 +151,7 @@ class constrained:  # noqa: N801 - configs name functions in lower case
 
     def __call__(self, scores: Scores, credit: Credit) -> Mixed:
         """Add with the duals of now; nothing is changed."""
-        _known("constrained: at_least", self.at_least, scores)
+        check_known("constrained: at_least", self.at_least, scores)
         force = {name: scores.weights[name] + self.dual.get(name, 0.0) for name in scores.values}
         parts = {name: force[name] * scores.values[name] for name in force if force[name]}
         if not parts:
@@ -218,7 +219,7 @@ class gardo:  # noqa: N801 - configs name functions in lower case
 
     def __call__(self, scores: Scores, credit: Credit) -> Mixed:
         """Give credit, and say where the penalty counts; nothing is changed."""
-        _known("gardo", dict.fromkeys([self.novelty, *self.doubted_by], 0.0), scores)
+        check_known("gardo", [self.novelty, *self.doubted_by], scores)
         parts = {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
         mixed = _summed(parts, credit)
         # how much good images differ from the others of their prompt
@@ -283,11 +284,3 @@ def _total(parts: dict[str, Tensor]) -> Tensor:
 def _relative_spread(values: Tensor) -> Tensor:
     known = values[~values.isnan()].double()
     return known.std(correction=0) / (known.mean() + 1e-6)
-
-
-def _known(where: str, names: dict[str, float], scores: Scores) -> None:
-    strange = [name for name in names if name not in scores.values]
-    if strange:
-        raise ConfigError(
-            f"{where}: there is no reward {strange[0]!r} (there is: {', '.join(scores.values)})"
-        )

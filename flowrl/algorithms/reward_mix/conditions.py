@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.reward_mix._known import check_known
 from flowrl.algorithms.reward_mix.aggregate import counting
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
@@ -26,7 +27,7 @@ def conditional(scores: Scores, credit: Credit, *, by: str, inter: float = 0.5) 
 
     Raises: ConfigError for an unknown reward, or inter outside [0, 1].
     """
-    _known("conditional: by", [by], scores)
+    check_known("conditional: by", [by], scores)
     if not 0 <= inter <= 1:
         raise ConfigError(f"conditional: expected inter from 0 to 1, got {inter}")
     parts = _parts(scores)
@@ -66,7 +67,7 @@ def consistency_bonus(
 
     Raises: ConfigError for an unknown reward, another `among`, or a negative bonus.
     """
-    _known("consistency_bonus", [right, sure], scores)
+    check_known("consistency_bonus", [right, sure], scores)
     if among not in ("batch", "prompt") or not bonus >= 0:
         raise ConfigError(
             'consistency_bonus: expected among "batch" or "prompt" and bonus >= 0, got '
@@ -96,7 +97,7 @@ def tie_break(
 
     Raises: ConfigError for an unknown reward, or a scale that is not above 0.
     """
-    _known("tie_break: by", [by], scores)
+    check_known("tie_break: by", [by], scores)
     if not scale > 0:
         raise ConfigError(f"tie_break: expected scale > 0, got {scale}")
     parts = _parts(scores)
@@ -155,7 +156,7 @@ class tightening:  # noqa: N801 - configs name functions in lower case
 
     def __call__(self, scores: Scores, credit: Credit) -> Mixed:
         """Add with the threshold of now; nothing is changed."""
-        _known("tightening: reward", [self.reward], scores)
+        check_known("tightening: reward", [self.reward], scores)
         values = {**scores.values, self.reward: self._passed(scores)}
         parts = _parts(scores._replace(values=values))
         return Mixed(credit(_total(parts)), parts, {f"threshold/{self.reward}": self.threshold})
@@ -208,11 +209,3 @@ def _prompts(scores: Scores, known: Tensor) -> list[Tensor]:
     """Return the places [n] of the known images of each prompt."""
     group = scores.tree.group[scores.leaf]
     return [((group == one) & known).nonzero().flatten() for one in group.unique().tolist()]
-
-
-def _known(where: str, names: list[str], scores: Scores) -> None:
-    strange = [name for name in names if name not in scores.values]
-    if strange:
-        raise ConfigError(
-            f"{where}: there is no reward {strange[0]!r} (there is: {', '.join(scores.values)})"
-        )

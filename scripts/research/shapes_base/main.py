@@ -110,7 +110,7 @@ def _flow(part: argparse.ArgumentParser) -> None:
     add("--compile", action=argparse.BooleanOptionalAction, default=True)
     # what is written when
     add("--save-every", type=int, default=100)
-    add("--eval-every", type=int, default=2000)
+    add("--eval-every", type=int, default=1500)
     add("--eval-images", type=int, default=100, help="per task")
     add("--eval-steps", type=int, default=10)
     add("--eval-guidance", type=float, nargs="*", default=[1.0, 2.5])

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from demonstration_measure import Bench, Setting, by_task, entry, pictures
+from demonstration_measure import Bench, Setting, by_task, pictures, rates
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
+from flowrl.evaluation.crossed import crossed
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import judge
 from flowrl.evaluation.suites.shapes.detect import detect
+from flowrl.runs.folder import read_object
 
 BASE, SEED = "assets/shapes-sd3", 260_021
 LISTS = {"hard": "assets/shapes/hard-test.jsonl", "out of distribution": "assets/shapes/ood.jsonl"}
@@ -36,7 +38,7 @@ def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--per-task", type=int, default=64, help="images, at least")
+    made.add_argument("--per-task", type=int, default=32, help="images, at least")
     made.add_argument("--images", type=int, default=2000, help="looked at for blanks, at least")
     made.add_argument("--work", type=Path, default=Path("runs/base-checks"))
     made.add_argument("--out", type=Path, default=Path("assets/results/base-checks.json"))
@@ -47,7 +49,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "kind": "flowrl checks of the base model",
         "command": "python scripts/research/demonstration/base_checks.py",
-        "looks": looks(bench, args.images),
+        "looks": kept_looks(bench, args.images),
         "lists": {},
         "environment": environment(),
     }
@@ -55,12 +57,22 @@ def main() -> None:
         rows = {}
         for key, (guidance, steps) in SETTINGS.items():
             setting = Setting(BASE, prompts, guidance, steps, args.per_task, SEED)
-            found = entry([bench.measure(f"{name}-{key}".replace(" ", "-"), setting)])
-            kept = ("mean", "interval", "tasks", "images", "guidance", "steps", "prompts")
-            rows[key] = {one: found[one] for one in kept}
-            print(f"{name}, {key}: {found['mean']:.3f}", flush=True)
+            found = bench.measure(f"{name}-{key}".replace(" ", "-"), setting)
+            score = crossed(rates([found]), found["tags"])
+            about = {"images": found["images"], "guidance": guidance, "steps": steps}
+            rows[key] = {**score, **about, "prompts": prompts}
+            print(f"{name}, {key}: {score['mean']:.3f}", flush=True)
         result["lists"][name] = rows
     write_json(args.out, result)
+
+
+def kept_looks(bench: Bench, least: int) -> dict[str, Any]:
+    """Return what was counted before, or count it."""
+    file = bench.work / "looks.json"
+    if not file.exists():
+        bench.work.mkdir(parents=True, exist_ok=True)
+        write_json(file, looks(bench, least))
+    return read_object(bench.work, file.name)
 
 
 def looks(bench: Bench, least: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
 from flowrl.evaluation.best_of import best_rows, chooser
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
-from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize
+from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize, summarize_apart
 from flowrl.evaluation.unscored import check_tasks, count_unscored
 
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
@@ -168,8 +168,9 @@ def evaluate_prompts(
     ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
     the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
     else; overall, the tasks' intervals combined. "by_prompt" has the headline's mean for each
-    prompt of a task, {tag: [...]}, null where no image was scored. With `outcomes` also the
-    headline's score of every image, a list per prompt.
+    prompt of a task, {tag: [...]}, null where no image was scored. Where tasks have prompts with
+    and without a `held_out` mark, "held_out" and "seen" are summaries over these tasks. With
+    `outcomes` also the headline's score of every image, a list per prompt.
 
     An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
     the report counts such images by reward under "unscored". Raises RunError if they are more than
@@ -238,16 +239,13 @@ def _whole_report(
 
 
 def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize the headline's scores [n]; seen and held-out prompts also apart, where both are."""
+    """Summarize the headline's scores [n]; seen and held-out prompts also apart, over the tasks
+    that have both."""
     tags = [str(record.get("tag", "all")) for record in records]
     held = torch.tensor([bool(record.get("held_out", False)) for record in records])
     whole = summarize(values, tags)
     out = {"score": headline, headline: whole.pop("mean"), **whole}
-    if bool(held.any()) and not bool(held.all()):
-        for name, chosen in (("seen", ~held), ("held_out", held)):
-            own = [tags[i] for i in chosen.nonzero()[:, 0].tolist()]
-            out[name] = summarize(values[chosen], own)
-    return out
+    return out | summarize_apart(values, tags, held)
 
 
 def _scored(

@@ -44,6 +44,23 @@ def summarize(values: Tensor, tags: list[str]) -> dict[str, Any]:
     }
 
 
+def summarize_apart(values: Tensor, tags: list[str], held: Tensor) -> dict[str, Any]:
+    """Summarize scores [n] of prompts without and with a mark `held` [n] -> {"seen", "held_out"}:
+    two summaries that can be compared, since both are over the tasks that have prompts of either
+    kind; {} if no task has both."""
+    marks = held.tolist()
+    with_mark = {tag for tag, mark in zip(tags, marks, strict=True) if mark}
+    without = {tag for tag, mark in zip(tags, marks, strict=True) if not mark}
+    common = torch.tensor([tag in with_mark & without for tag in tags])
+    if not common.any():
+        return {}
+    out = {}
+    for name, chosen in (("seen", common & ~held), ("held_out", common & held)):
+        own = [tags[i] for i in chosen.nonzero()[:, 0].tolist()]
+        out[name] = summarize(values[chosen], own)
+    return out
+
+
 def wilson(hits: int, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % score interval of `hits` successes in `n` trials (Wilson 1927)."""
     if not 0 <= hits <= n or n < 1:

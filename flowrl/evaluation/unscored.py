@@ -36,5 +36,6 @@ def check_tasks(every: list[Record], scored: list[Record], headline: str) -> Non
         if tag not in tags:
             raise RunError(
                 f"evaluation: reward {headline!r} scored no image of the task {tag!r}, so there is "
-                "no mean over tasks"
+                "no mean over tasks. Mend the reward, or take the task's prompts out of the list "
+                "(prompts.test)"
             )

@@ -29,11 +29,11 @@ TEXTS = ["a red dot", "a blue dot", "two dots", "a red dot", "no dot"]
 TAGS = ["one", "one", "one", "two", "two"]
 
 
-def prompts(held_out: list[bool] | None = None) -> PromptSet:
+def prompts(held_out: list[bool] | None = None, tags: list[str] = TAGS) -> PromptSet:
     records: list[dict[str, Any]] = []
     for i, text in enumerate(TEXTS):
         more = {"held_out": held_out[i]} if held_out else {}
-        records.append({"prompt": text, "tag": TAGS[i], **more})
+        records.append({"prompt": text, "tag": tags[i], **more})
     return PromptSet(TEXTS, records, "dots", "dots.jsonl")
 
 
@@ -141,14 +141,29 @@ def test_seen_and_held_out_prompts_apart() -> None:
     assert result["held_out"]["mean"] == pytest.approx((scores[1] + scores[4]) / 2)
     assert result["seen"]["mean"] == pytest.approx(((scores[0] + scores[2]) / 2 + scores[3]) / 2)
     assert (result["seen"]["images"], result["held_out"]["images"]) == (9, 6)
-    for one_sided in (run(), run(prompts=prompts([True] * 5))):
-        assert "seen" not in one_sided and "held_out" not in one_sided
+    one_sided = [prompts(), prompts([True] * 5), prompts([False] * 3 + [True] * 2)]
+    for listed in one_sided:
+        found = run(prompts=listed)
+        assert "seen" not in found and "held_out" not in found
     lines = evaluation_table(result).splitlines()
     assert lines[0].split() == ["red", "95", "%", "interval", "images"]
     names = ["one", "two", "mean over tasks", "seen", "held_out"]
     assert [line.split("  ")[0].strip() for line in lines[2:]] == names
     assert [line.split()[-1] for line in lines[2:]] == ["9", "6", "15", "9", "6"]
     assert len(set(map(len, lines))) == 1
+
+
+def test_seen_and_held_out_prompts_are_compared_on_the_tasks_of_both() -> None:
+    """Tasks one and two have seen and held-out prompts, three only a seen one. By hand, from the
+    images' scores: three counts in the mean over tasks alone."""
+    tags = ["one", "two", "three", "one", "two"]
+    result = run(prompts=prompts([False, True, False, True, False], tags))
+    scores = redder().mean(1).tolist()
+    assert result["seen"]["mean"] == pytest.approx((scores[0] + scores[4]) / 2)
+    assert result["held_out"]["mean"] == pytest.approx((scores[3] + scores[1]) / 2)
+    for part in ("seen", "held_out"):
+        assert {*result[part]["tasks"]} == {"one", "two"} and result[part]["images"] == 6
+    assert {*result["tasks"]} == {"one", "two", "three"} and result["images"] == 15
 
 
 @pytest.mark.parametrize(
@@ -163,6 +178,18 @@ def test_an_image_without_a_score_is_an_error(value: float, said: str) -> None:
 
     with pytest.raises(RunError, match=f"evaluation: reward 'holey' {said} 'two dots'"):
         run({"red": redness, "holey": holey})
+
+
+def test_a_task_without_a_scored_image_is_an_error_that_says_what_helps() -> None:
+    """The reward scores no image of task two, 6 of 15, which the limit of one half allows."""
+
+    def blind(batch: RewardBatch) -> Tensor:
+        known = torch.tensor([record["tag"] == "one" for record in batch.meta])
+        return torch.where(known, redness(batch), torch.nan)
+
+    said = r"no image of the task 'two', .* Mend the reward, or take .* out of .*prompts\.test"
+    with pytest.raises(RunError, match=said):
+        run({"blind": blind}, max_unscored=0.5)
 
 
 def test_an_image_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

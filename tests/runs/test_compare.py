@@ -25,6 +25,7 @@ from comparekit import (
 )
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.core.locks import lock
 from flowrl.evaluation.crossed import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
@@ -233,6 +234,15 @@ def test_other_configs_and_budgets_are_refused(whole: Whole, tmp_path: Path) -> 
             compare(other, quiet=True)
     without_effect = (*what.overrides, "train.iterations=7", "eval.every=1")
     compare(what._replace(overrides=without_effect), quiet=True)
+
+
+def test_only_one_process_works_in_a_folder_of_runs(tmp_path: Path) -> None:
+    """The lock's owner is this process; the message has its number and the way out."""
+    what = plan(tmp_path)
+    said = f"runs: process {os.getpid()} works in it now; name another --runs, or wait for it"
+    with lock(what.runs, mend=""), pytest.raises(RunError, match=said):
+        compare(what, quiet=True)
+    assert not what.out.exists() and [file.name for file in what.runs.iterdir()] == [".lock"]
 
 
 def test_differences_are_named() -> None:

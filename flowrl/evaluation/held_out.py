@@ -28,6 +28,8 @@ from flowrl.evaluation.unscored import check_tasks, count_unscored
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
 REPORT_KEYS |= {"outcomes", "unscored", "by_prompt"}
 """Keys of an evaluation's report that a headline reward cannot be named like."""
+# prompt index of each image, whether it is not finite, scores batch by batch
+Share = tuple[list[int], list[bool], list[dict[str, Tensor]]]
 
 
 @torch.no_grad()
@@ -173,8 +175,9 @@ def evaluate_prompts(
     `outcomes` also the headline's score of every image, a list per prompt.
 
     An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
-    the report counts such images by reward under "unscored". Raises RunError if they are more than
-    the share `max_unscored` of all (with `outcomes`: any), or all images of a task; ConfigError for
+    the report counts such images by reward under "unscored". If they are more than the share
+    `max_unscored` of all (with `outcomes`: any), raises RunError for images that are not finite,
+    RewardError for a reward's NaN; RunError also if they are all images of a task; ConfigError for
     a headline reward that is named like a key of the report.
     """
     # the options, which become part of the report
@@ -185,14 +188,14 @@ def evaluate_prompts(
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
-    rows, scores = _joined(world.gather(world.together(mine)))
+    rows, broken, scores = _joined(world.gather(world.together(mine)))
     if best_of > 1:
         chosen = best_rows(scores[by], images, best_of)
-        rows = [rows[place] for place in chosen.tolist()]
+        rows, broken = [rows[place] for place in chosen.tolist()], broken[chosen]
         scores = {name: values[chosen] for name, values in scores.items()}
         options |= {"images": images, "best_of": best_of, "best_by": by}
-    most = 0.0 if outcomes else max_unscored
-    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], most)
+    most = None if outcomes else max_unscored
+    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], broken, most)
     # the report
     report = _whole_report(headline, scores, rows, prompts, outcomes)
     if unscored:
@@ -210,13 +213,14 @@ def _check_headline(name: str) -> None:
         )
 
 
-def _joined(
-    shares: list[tuple[list[int], list[dict[str, Tensor]]]],
-) -> tuple[list[int], dict[str, Tensor]]:
-    """Put the processes' shares together -> prompt index of each image, scores {name: [n]}."""
-    rows = [row for index, _ in shares for row in index]
-    parts = [part for _, scored in shares for part in scored]
-    return rows, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def _joined(shares: list[Share]) -> tuple[list[int], Tensor, dict[str, Tensor]]:
+    """Put the processes' shares together -> prompt index of each image, which are not finite [n],
+    scores {name: [n]}."""
+    rows = [row for index, _, _ in shares for row in index]
+    broken = [one for _, found, _ in shares for one in found]
+    parts = [part for _, _, scored in shares for part in scored]
+    scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return rows, torch.tensor(broken), scores
 
 
 def _whole_report(
@@ -227,25 +231,22 @@ def _whole_report(
     outcomes: bool,
 ) -> dict[str, Any]:
     """Summarize scores {name: [n]} of images of the prompts `rows`: the headline by task and by
-    prompt, every reward's mean."""
+    prompt, and for seen and held-out prompts apart; every reward's mean."""
     known = scores[headline].isfinite()
     records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
     check_tasks(prompts.records, records, headline)
-    report = _report(headline, scores[headline][known], records)
+    # the headline's
+    values = scores[headline][known]
+    tags = [str(record.get("tag", "all")) for record in records]
+    held = torch.tensor([bool(record.get("held_out", False)) for record in records])
+    whole = summarize(values, tags)
+    report = {"score": headline, headline: whole.pop("mean"), **whole}
+    report |= summarize_apart(values, tags, held)
+    # every reward's
     report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
     each = by_prompt(scores[headline], rows, len(prompts.texts))
     report["by_prompt"] = prompt_means(each, prompts.records)
     return report | ({"outcomes": each} if outcomes else {})
-
-
-def _report(headline: str, values: Tensor, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize the headline's scores [n]; seen and held-out prompts also apart, over the tasks
-    that have both."""
-    tags = [str(record.get("tag", "all")) for record in records]
-    held = torch.tensor([bool(record.get("held_out", False)) for record in records])
-    whole = summarize(values, tags)
-    out = {"score": headline, headline: whole.pop("mean"), **whole}
-    return out | summarize_apart(values, tags, held)
 
 
 def _scored(
@@ -256,15 +257,15 @@ def _scored(
     *,
     images: int,
     **options: Any,
-) -> tuple[list[int], list[dict[str, Tensor]]]:
-    """Sample and score this process' share of the prompts -> prompt index of each image, scores
-    batch by batch."""
+) -> Share:
+    """Sample and score this process' share of the prompts."""
     # FSDP calls the network in step: who has less draws the first prompt again
     share = world.share(len(prompts))
     most = -(-len(prompts) // world.size)
     places = [*share, *[0] * (most - len(share))] if sharded() else share
     # what was drawn again is not scored
     rows: list[int] = []
+    broken: list[bool] = []
     parts: list[dict[str, Tensor]] = []
     starts = partial(sources_of, prompts, size=(options["height"], options["width"]))
     options |= {"places": places, "broken": True, "sources": starts}
@@ -274,8 +275,9 @@ def _scored(
         if index:
             records = [prompts.records[i] for i in index]
             shown = pixels[: len(index)]
+            broken += (~finite_images(shown)).tolist()
             parts.append(score(rewards, shown, records, group=index, sources=starts(index)))
-    return rows, parts
+    return rows, broken, parts
 
 
 def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> str:

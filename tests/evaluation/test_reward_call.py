@@ -198,7 +198,7 @@ def test_an_evaluation_counts_its_holes(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown == [7] and found["unscored"] == {"red": 3, "all": 1}
     assert {tag: task["images"] for tag, task in found["tasks"].items()} == {"a": 2, "b": 3}
     assert found["red"] != whole["red"] and math.isfinite(found["rewards"]["all"])
-    with pytest.raises(Exception, match=r"'red' gave no score for an image of 'one' \(3 of 8"):
+    with pytest.raises(RewardError, match=r"'red' gave no score for an image of 'one' \(3 of 8"):
         evaluate_prompts(
             LinearFlow(), prompts, {"red": partly}, **{**options, "max_unscored": 0.37}
         )

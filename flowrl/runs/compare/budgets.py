@@ -126,11 +126,11 @@ def load() -> float | None:
 
 
 def spent_at(folder: Path, iteration: int) -> Spent:
-    """Read what was used up after `iteration` iterations from the metrics, which are cut there."""
+    """Read what was used up after `iteration` iterations from the metrics."""
     if iteration == 0:
         return Spent(0, 0.0, 0.0)
-    rows = read_rows(folder, METRICS)
-    if not rows or rows[-1]["iteration"] != iteration - 1:
+    rows = [row for row in read_rows(folder, METRICS) if row["iteration"] == iteration - 1]
+    if not rows:
         raise RunError(
             f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
             "run again"

@@ -61,9 +61,9 @@ def spend(
     there is returned. `prices` are for `Budgets.counted` ``cost``.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
-    with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed, in both
-    cases with a way to go on; ConfigError if the folder holds a run of another config or of other
-    budgets, or if one iteration exceeds a budget.
+    with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed or left
+    a held-out image unscored, in both cases with a way to go on; ConfigError if the folder holds a
+    run of another config or of other budgets, or if one iteration exceeds a budget.
     """
     # what is there already
     check(folder, config, budgets)
@@ -145,6 +145,7 @@ class _BudgetedRun:
         trainer, budgets = self.trainer, self.budgets
         spent = spent_at(self.folder, trainer.iteration)
         drop_evaluations(self.folder, spent)
+        self._judge_if_missed(spent)
         while budgets.used(spent) < 1:
             # one iteration
             before = spent
@@ -152,8 +153,8 @@ class _BudgetedRun:
             self._check_first(spent)
             self._log(metrics, spent)
             # what is due after it
-            self._judge(before, spent)
             self._checkpoint(done=budgets.used(spent) == 1)
+            self._judge(before, spent)
             if stop.asked and budgets.used(spent) < 1:
                 raise Interrupted(
                     f"stopped after iteration {trainer.iteration}, saved {self._save()}; the same "
@@ -185,6 +186,12 @@ class _BudgetedRun:
         trainer = self.trainer
         self.log.log(trainer.iteration - 1, {**metrics, **mine}, images=trainer.cost.images)
 
+    def _judge_if_missed(self, now: Spent) -> None:
+        """Evaluate what was due when the checkpoint to go on from was written, if it was not."""
+        judged = {row["iteration"] for row in read_rows(self.folder, EVALS)}
+        if now.iterations and now.iterations not in judged:
+            self._judge(spent_at(self.folder, now.iterations - 1), now)
+
     def _judge(self, before: Spent, now: Spent) -> None:
         """Evaluate on held-out prompts where a mark or the end of a budget was passed, and draw at
         the end of (a)."""
@@ -192,7 +199,11 @@ class _BudgetedRun:
         if not self.budgets.points or not (marks or ended):
             return
         with self.log.phase("eval"):
-            found = evaluated(self.trainer)
+            try:
+                found = evaluated(self.trainer)
+            except RewardError:
+                self._save()  # no iteration is trained again
+                raise
             if "nfe" in ended:
                 draw(self.trainer, self.folder)
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}

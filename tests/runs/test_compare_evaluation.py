@@ -1,0 +1,94 @@
+"""Comparisons of a toy whose held-out evaluation breaks: a hole in the scores, a kill, a NaN in an
+image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparekit import SMALL, before_step, plan, scores, tick
+
+from flowrl.core.errors import RewardError
+from flowrl.evaluation import held_out
+from flowrl.runs.compare.compare import Comparison
+from flowrl.runs.compare.compare import run_comparison as compare
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    tick(monkeypatch)
+
+
+def toy(folder: Path) -> Comparison:
+    """Compare one toy that learns, judged after iterations 2, 3 and 5."""
+    return plan(folder, overrides=(*SMALL, "eval.score=red", "optimizer.lr=0.1"))
+
+
+def after_iteration(
+    patch: pytest.MonkeyPatch, iteration: int, name: str, change: Callable[[torch.Tensor], Any]
+) -> None:
+    """Change what a function of the evaluation returns once `iteration` iterations of seed 0 are
+    done."""
+    begun: list[int] = []
+    before_step(patch, iteration - 1, lambda: begun.append(1))
+    whole = getattr(held_out, name)
+
+    def changed(*given: Any) -> Any:
+        return change(whole(*given)) if begun else whole(*given)
+
+    patch.setattr(held_out, name, changed)
+
+
+def with_a_hole(values: torch.Tensor) -> torch.Tensor:
+    """Return scores [n], or images [n, ...], of which the first is NaN."""
+    return values.index_fill(0, torch.tensor([0]), torch.nan)
+
+
+def killed(values: torch.Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+HOLE = r"(?s)1 of 12 images.*0 are not finite.*needs every image scored.*mend the reward.*goes on"
+
+
+@pytest.mark.parametrize(
+    ("iteration", "change", "raised", "words"),
+    [(3, with_a_hole, RewardError, HOLE), (2, killed, KeyboardInterrupt, "^$")],
+)
+def test_an_evaluation_that_was_lost_is_made_on_the_way_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    iteration: int,
+    change: Callable[[torch.Tensor], Any],
+    raised: type[BaseException],
+    words: str,
+) -> None:
+    """A reward without a score for one of 6 prompts' 2 images, or a kill where a checkpoint was
+    due: nothing is recorded or trained again, and the result is that of a run that nothing
+    happened to."""
+    what = toy(tmp_path)
+    other = what._replace(runs=tmp_path / "whole", out=tmp_path / "whole.json")
+    whole = scores(compare(other, quiet=True))
+    with monkeypatch.context() as patch:
+        after_iteration(patch, iteration, "ask", change)
+        with pytest.raises(raised, match=words):
+            compare(what, quiet=True)
+    run = what.runs / "toy-a" / "seed0"
+    assert not (run / "result.json").exists()
+    assert max(folder.name for folder in (run / "checkpoints").iterdir()) == f"{iteration:06d}"
+    assert scores(compare(what, quiet=True)) == whole
+
+
+def test_an_image_that_is_not_finite_is_the_method_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the evaluation after the third iteration, before which a checkpoint was due."""
+    after_iteration(monkeypatch, 3, "round_8bit", with_a_hole)
+    (run,) = compare(toy(tmp_path), quiet=True)["configs"][0]["seeds"]
+    assert "1 are not finite" in run["failed"] and "needs every image scored" in run["failed"]
+    assert "raise it" not in run["failed"] and [row["iteration"] for row in run["curve"]] == [2]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError, FlowRLError
 from flowrl.core.promises import judges_singly, judges_videos
+from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
 from .read_request import Limits, RequestRefused, parse, parse_records
@@ -228,7 +229,7 @@ def _first_fault(reward: Any, records: list[dict[str, Any]], places: list[str]) 
             reward.check_record(record, place)
         except FlowRLError as error:
             return str(error)
-        except Exception as error:  # a reward of somebody's own
+        except FAILURES as error:  # a reward of somebody's own
             return f"{place}: {type(error).__name__}: {error}"
     return None
 

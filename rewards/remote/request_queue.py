@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import FlowRLError, RunError
+from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.types import Reward, RewardBatch, Source
+from flowrl.core.users_code import FAILURES, told
 from flowrl.evaluation.reward_answer import call_reward
 from flowrl.evaluation.reward_call import checked
 
@@ -146,8 +147,8 @@ class RequestQueue:
         # all together
         try:
             answers = self._call([job.request for job in jobs])
-        except Exception as raised:  # whatever a reward may raise: the thread has to live on
-            error = raised
+        except FAILURES as raised:  # whatever a reward may raise: the thread has to live on
+            error = _for_a_future(raised)
         else:
             for job, answer in zip(jobs, answers, strict=True):
                 self.counts.images += len(job.request.prompts)
@@ -180,6 +181,16 @@ class RequestQueue:
             for answer, part in zip(answers, values.split(sizes), strict=True):
                 answer[name] = [None if math.isnan(value) else value for value in part.tolist()]
         return answers
+
+
+def _for_a_future(raised: BaseException) -> Exception:
+    """Return what a request's future raises: a SystemExit would end the thread that waits for it,
+    so it becomes a message that names the line."""
+    if isinstance(raised, Exception):
+        return raised
+    message = RewardError(f"a reward failed with {told(raised)}")
+    message.__cause__ = raised
+    return message
 
 
 def join(requests: Sequence[ScoreRequest]) -> RewardBatch:

@@ -7,8 +7,10 @@ import json
 import math
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -71,6 +73,35 @@ def test_failures_are_answered_in_json(client: TestClient) -> None:
     assert bare.status_code == 415 and "application/json" in bare.json()["error"]
     for answer in (client.get("/score"), client.post("/health"), client.get("/nothing")):
         assert answer.status_code in (404, 405) and "POST /score" in answer.json()["error"]
+
+
+class Leaving:
+    """Leave Python where a record says so."""
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        if record.get("fail"):
+            sys.exit("no licence")
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        self.check_record(batch.meta[0], "")
+        return redness(batch)
+
+
+def test_a_reward_that_leaves_does_not_take_the_server_along() -> None:
+    """A failure of a user's code is status 500 of kind "reward", or the fault of a record; what
+    comes after it is answered with 200."""
+    images, wrong = random_images(1), {"prompt": "p", "fail": 1}
+    with (
+        closing(RequestQueue({"it": Leaving()}, max_wait_s=0)) as queue,
+        TestClient(make_app(queue, Limits())) as client,
+    ):
+        asked = {"reward": "it", "records": [wrong], "places": ["line 3"]}
+        told = client.post("/check", json=asked)
+        assert told.json() == {"fault": "line 3: SystemExit: no licence"}
+        answer = client.post("/score", json=data_of(images, meta=[wrong]))
+        assert answer.status_code == 500 and answer.json()["kind"] == "reward"
+        assert "SystemExit: no licence" in answer.json()["error"]
+        assert client.post("/score", json=data_of(images)).status_code == 200
 
 
 def test_sizes_are_refused_with_and_without_a_declared_length(client: TestClient) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from concurrent.futures import CancelledError, Future
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from serving import WAIT, Held
 from torch import Tensor
 from toykit import redness
 
-from flowrl.core.errors import RunError
+from flowrl.core.errors import RewardError, RunError
 from flowrl.core.types import RewardBatch
 from rewards.remote.request_queue import Answer, RequestQueue, ScoreRequest, join
 
@@ -113,6 +115,24 @@ def test_one_bad_image_fails_one_request() -> None:
         with pytest.raises(ValueError, match="too bright"):
             bad.result(WAIT)
     assert (queue.counts.failures, queue.counts.images) == (1, 2)
+
+
+def test_a_reward_that_leaves_fails_one_request() -> None:
+    """The thread that scores outlives `sys.exit`: the other requests are answered, those that were
+    joined with it and the one after it. Grey images have redness 0."""
+
+    def leaving(batch: RewardBatch) -> Tensor:
+        if (batch.images == 1).any():
+            sys.exit("no licence")
+        return redness(batch)
+
+    with closing(RequestQueue({"it": leaving}, batch=2, max_wait_s=3600)) as queue:
+        bad, joined = queue.submit(request(255)), queue.submit(request(1))
+        with pytest.raises(RewardError, match=rf"SystemExit: no licence \({Path(__file__).name}, "):
+            bad.result(WAIT)
+        assert joined.result(WAIT) == {"it": [0.0]}
+        assert queue.submit(request(2, 3)).result(WAIT) == {"it": [0.0, 0.0]}
+    assert (queue.counts.failures, queue.counts.images) == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,9 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
     with.
 
-    The reward gets images and records of its own: what it changes in them, no other sees. Images of
-    256 levels, uint8, it gets as floats.
+    The reward gets a batch of its own, as `own_batch` says.
     """
-    # by place: whoever watches what a reward reads watches the names
-    images, prompts, meta = batch[0], batch[1], batch[3]
-    copied = [{**record} for record in meta]
-    pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
-    own = batch._replace(
-        images=pixels, prompts=[*prompts], meta=copied, source=_copied(batch.source)
-    )
+    own = own_batch(batch)
     try:
         values = call_reward(reward, own)
     except FlowRLError as error:
@@ -59,6 +52,18 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     except FAILURES as error:  # rewards are users' code and servers: they fail in any way
         raise RewardError(f"{where}: reward {name!r} failed with {told(error)}") from error
     return checked(name, values, batch, where)
+
+
+def own_batch(batch: RewardBatch) -> RewardBatch:
+    """Return a batch with images, prompts and records of its own: what a reward changes in them, no
+    other sees. Images of 256 levels, uint8, become floats; others keep their gradient."""
+    # by place: whoever watches what a reward reads watches the names
+    images, prompts, meta = batch[0], batch[1], batch[3]
+    copied = [{**record} for record in meta]
+    pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
+    return batch._replace(
+        images=pixels, prompts=[*prompts], meta=copied, source=_copied(batch.source)
+    )
 
 
 def _copied(sources: list[Source]) -> list[Source]:

@@ -13,6 +13,7 @@ from flowrl.core.promises import differentiable
 from flowrl.core.types import RewardBatch
 from flowrl.core.users_code import FAILURES, told
 from flowrl.evaluation.reward_answer import call_reward
+from flowrl.evaluation.reward_call import own_batch
 
 SHIPPED = "soft_shapes"
 """Rewards of flowrl that can be differentiated, for messages."""
@@ -46,15 +47,15 @@ def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:
 def summed(
     rewards: dict[str, Any], weights: dict[str, float], batch: RewardBatch, where: str
 ) -> Tensor:
-    """Add the rewards of images [B, 3, H, W] by weight, with the gradient -> [B]. Raises
-    RewardError that names the reward which fails or has no gradient."""
+    """Add the rewards of images [B, 3, H, W] by weight, with the gradient -> [B]. Each
+    gets a batch of its own. Raises RewardError that names one which fails or has no gradient."""
     parts = []
     for name, weight in weights.items():
         if not weight:
             continue
-        said = f"{where}: reward {name!r}"
+        said, own = f"{where}: reward {name!r}", own_batch(batch)
         try:
-            values = call_reward(rewards[name], batch)
+            values = call_reward(rewards[name], own)
         except FlowRLError as error:
             raise RewardError(f"{said}: {error}") from error
         except FAILURES as error:

@@ -18,7 +18,7 @@ from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.core.users_code import FAILURES, told
 from flowrl.evaluation.reward_answer import call_reward
-from flowrl.evaluation.reward_call import checked
+from flowrl.evaluation.reward_call import checked, own_batch
 
 Answer = dict[str, list[float | None]]
 """{name of a reward: one number per image}; None where it gave NaN."""
@@ -174,7 +174,8 @@ class RequestQueue:
         self.counts.batches += 1
         for name in requests[0].names:
             began = time.perf_counter()
-            values = checked(name, call_reward(self.rewards[name], batch), batch, "the server")
+            found = call_reward(self.rewards[name], own_batch(batch))
+            values = checked(name, found, batch, "the server")
             self.counts.seconds[name] += time.perf_counter() - began
             self.counts.calls[name] += 1
             self.counts.unscored[name] += int(values.isnan().sum())

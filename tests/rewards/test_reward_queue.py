@@ -117,6 +117,27 @@ def test_one_bad_image_fails_one_request() -> None:
     assert (queue.counts.failures, queue.counts.images) == (1, 2)
 
 
+def test_one_reward_cannot_change_what_the_next_sees() -> None:
+    """The second of two rewards gives the grey levels that were sent, and sees its records."""
+
+    def vandal(batch: RewardBatch) -> Tensor:
+        batch.images.zero_()
+        batch.prompts.clear()
+        batch.meta[0]["v"] = -1
+        return torch.ones(2)
+
+    seen: list[RewardBatch] = []
+
+    def level(batch: RewardBatch) -> Tensor:
+        seen.append(batch)
+        return batch.images[:, 0, 0, 0]
+
+    asked = request(7, 9)._replace(names=("vandal", "level"))
+    with closing(RequestQueue({"vandal": vandal, "level": level}, max_wait_s=0)) as queue:
+        assert queue.submit(asked).result(WAIT) == {"vandal": [1, 1], "level": levels(7, 9)}
+    assert (seen[0].prompts, seen[0].meta) == (["grey 7", "grey 9"], [{"v": 7}, {"v": 9}])
+
+
 def test_a_reward_that_leaves_fails_one_request() -> None:
     """The thread that scores outlives `sys.exit`: the other requests are answered, those that were
     joined with it and the one after it. Grey images have redness 0."""

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from toykit import toy
 from trainkit import weights_of
 
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.processes import world
+from flowrl.core.types import RewardBatch
 from flowrl.training.process_checks import check_processes
 from flowrl.training.rehearsal import check_plan
+from flowrl.training.reward_gradient import summed
 from flowrl.training.trainer import Trainer
 
 SMALL = (
@@ -95,6 +98,25 @@ def test_a_reward_that_breaks_its_promise_is_named(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, "rewards={red: {fn: toykit.liar}}", "eval.score=red")
     with pytest.raises(RewardError, match="reward 'red' says that it is differentiable"):
         trainer.step()
+
+
+def test_one_reward_cannot_change_what_the_next_sees() -> None:
+    """The first reward doubles its own images x, in place, and adds up 2x; the second adds up x as
+    it was made. With weights 1 and 10 the sum is 2x + 10x for each value, and its gradient 12."""
+
+    def doubling(batch: RewardBatch) -> Tensor:
+        return batch.images.mul_(2).sum((1, 2, 3))
+
+    def plain(batch: RewardBatch) -> Tensor:
+        return batch.images.sum((1, 2, 3))
+
+    leaf = torch.full((2, 3, 1, 1), 0.25, requires_grad=True)
+    batch = RewardBatch(leaf * 1, ["a", "b"], torch.arange(2), [{}, {}], torch.zeros(2))
+    rewards, weights = {"doubling": doubling, "plain": plain}, {"doubling": 1.0, "plain": 10.0}
+    values = summed(rewards, weights, batch, "here")
+    assert values.tolist() == [12 * 3 * 0.25] * 2
+    values.sum().backward()
+    assert leaf.grad is not None and torch.equal(leaf.grad, torch.full_like(leaf, 12))
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from flowrl.core.listening import (
 )
 from flowrl.core.promises import judges_videos
 from flowrl.core.types import Reward
+from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.frame_rewards import fitting
+from flowrl.evaluation.reward_call import probe_rewards
 
 from .http import make_app
 from .read_request import Limits
@@ -80,19 +82,18 @@ def serve(
 
 def load_rewards(config: Config) -> dict[str, Reward]:
     """Make the rewards of a config: one that judges images and has `frames` judges videos. Raises
-    ConfigError for one that learns, and what their `probe` raises."""
+    ConfigError for one that learns or cannot be made, and as `probe_rewards` does."""
     rewards: dict[str, Reward] = {}
     for name, call in config.rewards.items():
-        reward: Reward = call.make()
+        with as_one_message(f"making reward {name!r}", ConfigError):
+            reward: Reward = call.make()
         if isinstance(reward, LearnedReward):
             raise ConfigError(
                 f"rewards.{name}: {call.fn} learns during training; it cannot be served"
             )
         videos = bool(call.frames) or judges_videos(reward)
         rewards[name] = fitting(call, reward, 2 if videos else 1)
-        probe = getattr(rewards[name], "probe", None)
-        if probe is not None:
-            probe()
+        probe_rewards({name: rewards[name]})  # before the next one loads
     return rewards
 
 

@@ -11,12 +11,15 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+import toykit
 from serving import WAIT, Process, batch_of, data_of, random_images, wait_for
+from torch import Tensor
 from toykit import apprentice, redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.core.listening import read_token
+from flowrl.core.types import RewardBatch
 from rewards.remote.server import load_rewards, serve
 
 TOKEN = "correct horse"
@@ -28,6 +31,49 @@ def test_a_reward_that_learns_is_refused(tmp_path: Path) -> None:
     object.__setattr__(config.rewards["red"], "function", apprentice)
     with pytest.raises(ConfigError, match="rewards.red: toykit.redness learns"):
         load_rewards(config)
+
+
+class Unmade:
+    """A user's reward whose weights are not there."""
+
+    def __init__(self, **_: object) -> None:
+        raise FileNotFoundError("no weights")
+
+
+class Unready:
+    """A user's reward that says by leaving that it could not answer."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        return redness(batch)
+
+    def probe(self) -> None:
+        sys.exit("no licence")
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (Unmade, "making reward 'red' failed with FileNotFoundError: no weights"),
+        (Unready, "the probe of reward 'red' failed with SystemExit: no licence"),
+    ],
+)
+def test_a_reward_that_does_not_start_is_one_message(
+    tmp_path: Path,
+    reward: type,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What `flowrl train` says of such a reward, with the line of the user's file; no traceback."""
+    monkeypatch.setattr(reward, "__module__", "toykit")  # as if it were of a plugin
+    monkeypatch.setattr(toykit, "redness", reward)
+    argv = ["serve-rewards", str(write_toy(tmp_path)), "--plugin", "toykit", "--port", "0"]
+    assert main(argv) in (1, 2)
+    printed = capsys.readouterr().err
+    assert f"{said} ({Path(__file__).name}, line " in printed and "Traceback" not in printed
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])

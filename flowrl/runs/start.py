@@ -62,7 +62,8 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
 
     The lock is the system's and ends with the process. Without `run` the `default_folder` is taken,
     or the first of NAME-2, NAME-3 and so on that is free. Raises RunError where another process
-    works, or another run is; CheckpointError if there is nothing whole to resume from; ConfigError
+    works, another run is, or the given config is the file that a run would write over;
+    CheckpointError if there is nothing whole to resume from; ConfigError
     if "auto" finds a run of another config.
     """
     here = world()
@@ -81,7 +82,7 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
 def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLock]) -> Start:
     """Lock the folder -> where the run begins."""
     if run is None and resume != "auto":
-        run, found = _free_folder(default_folder(config))
+        run, found = _free_folder(config)
         held.append(found)
         return _fresh(run)
     run = default_folder(config) if run is None else run
@@ -95,7 +96,21 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
         raise RunError(
             f"{run} holds a run already: resume it with --resume, or name another folder with --run"
         )
+    if _would_overwrite(config, run):
+        begun = (run / ENVIRONMENT).exists()
+        also = f", or begin the run of this folder again: flowrl train --resume {run}"
+        raise RunError(
+            f"expected a run folder that does not hold the given config, got {run} for "
+            f"{config.source}: a new run would write its own config.yaml over it and delete the "
+            f"logs beside it. Name another folder with --run{also if begun else ''}"
+        )
     return _fresh(run)
+
+
+def _would_overwrite(config: Config, run: Path) -> bool:
+    """Say whether the config that was given is the file that a new run writes in its folder."""
+    given, kept = Path(config.source), run / CONFIG
+    return given.is_file() and kept.is_file() and kept.samefile(given)
 
 
 def holds_run(run: Path) -> bool:
@@ -105,13 +120,14 @@ def holds_run(run: Path) -> bool:
     return (run / CONFIG).exists() and bool(saved)
 
 
-def _free_folder(folder: Path) -> tuple[Path, FolderLock]:
-    """Lock `folder`, or the first of folder-2, folder-3 and so on that holds no run and that nobody
-    works in."""
+def _free_folder(config: Config) -> tuple[Path, FolderLock]:
+    """Lock the default folder, or the first of NAME-2, NAME-3 and so on that holds no run and not
+    the given config, and that nobody works in."""
+    folder = default_folder(config)
     for number in itertools.count(1):
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         found = try_lock(free)
-        if found is not None and not holds_run(free):
+        if found is not None and not holds_run(free) and not _would_overwrite(config, free):
             return free, found
         if found is not None:
             found.release()
@@ -132,8 +148,10 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
     """Find the checkpoint to go on from; a run that was killed before its first one begins anew."""
     if resume == "auto":
         _check_same(config, run)
-    newest = checkpoint.latest(run)
-    if newest is None and (holds_run(run) or not (run / CONFIG).exists()):
+    newest, begun = checkpoint.latest(run), (run / CONFIG).exists()
+    if _would_overwrite(config, run) and not (run / ENVIRONMENT).exists():
+        begun = False  # a user's own file
+    if newest is None and (holds_run(run) or not begun):
         raise CheckpointError(
             f"{run}: no whole checkpoint to resume from; start again in another folder"
         )
@@ -197,8 +215,9 @@ def _occupy(config: Config, run: Path) -> None:
     if (run / CONFIG).exists():
         for name in (METRICS, TIMING, HISTOGRAMS, EVALS, FINDINGS, TENSORBOARD):
             delete(run / name)
-    write_text(run / CONFIG, config.dump())
+    # the config last: one without the other is a user's own
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
+    write_text(run / CONFIG, config.dump())
 
 
 def _evals(run: Path) -> Rows:

@@ -194,6 +194,20 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert same(run, whole)
 
 
+def test_a_killed_run_begins_again_from_its_own_config(tmp_path: Path, whole: Path) -> None:
+    """What a kill before the first checkpoint leaves: environment, config and logs, as they were
+    written. As a new run it is refused, and the message names the command that works."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (CONFIG, "environment.json", "metrics.jsonl"):
+        shutil.copy(whole / name, run)
+    own = load_config(run / CONFIG, (), ("toykit",))
+    with pytest.raises(RunError, match=f"again: flowrl train --resume {run}$"):
+        train(own, run, quiet=True)
+    train(own, run, resume=True, quiet=True)
+    assert same(run, whole)
+
+
 def test_lost_and_damaged_evaluations(tmp_path: Path, whole: Path) -> None:
     """A lost one is made anew from the weights before training; garbage is named."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))

@@ -23,6 +23,7 @@ from flowrl.core.types import Cond
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.open import open_run
+from flowrl.runs.start import claimed
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.runs.train import describe, train
 from flowrl.training import checkpoint
@@ -207,6 +208,28 @@ def test_folders_that_do_not_fit(home: Path, tmp_path: Path) -> None:
     closed = "cannot write to the run folder .*file/run: Not a directory"
     with pytest.raises(RunError, match=closed):
         train(config_for(home), tmp_path / "file" / "run", quiet=True)
+
+
+def test_a_users_config_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config and a log of the user's in a folder stay, byte for byte, whatever is asked for; a
+    new run without a folder of its own takes the next one."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/toy-seed3")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("# mine\n" + config_for(tmp_path).dump())
+    (run / "metrics.jsonl").write_text("mine\n")
+    before = {name: (run / name).read_bytes() for name in ("config.yaml", "metrics.jsonl")}
+    mine = load_config(run / "config.yaml", (), ("toykit",))
+    for resume in (False, "auto"):
+        with pytest.raises(RunError, match="write its own config.yaml.*another folder with --run$"):
+            train(mine, run, resume=resume, quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="no whole checkpoint to resume from"):
+        train(mine, run, resume=True, quiet=True)
+    with claimed(mine, None, False) as start:
+        assert start.run.name == "toy-seed3-2"
+    assert before == {name: (run / name).read_bytes() for name in before}
 
 
 def test_a_config_that_does_not_work_leaves_the_folder_free(home: Path, tmp_path: Path) -> None:

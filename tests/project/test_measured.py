@@ -44,3 +44,31 @@ def test_the_guided_base_stands_beside_the_families() -> None:
     for config in families["configs"]:
         mean = config["summary"]["nfe"]["mean"]
         assert families["base"]["score"] < mean < guided["strict"], config["name"]
+
+
+def test_the_checks_of_the_base_model_are_as_measured() -> None:
+    """The table of docs/shapes.md, and the card's sentence, are those of the result file."""
+    found = json.loads((ROOT / "assets/results/base-checks.json").read_text(encoding="utf-8"))
+    page, settings = PAGES["docs/shapes.md"], ("base", "base_best_guidance")
+    for name, label in (("hard", "harder tier, test list"), ("out of distribution",) * 2):
+        ends = [f"{100 * found['lists'][name][key]['mean']:.1f} %" for key in settings]
+        assert f"| {label} | {' | '.join(ends)} |" in page
+    tasks = {
+        "same_class": "two of one class",
+        "three_kinds": "three kinds of objects",
+        "group_position": "a group in a relation",
+        "five_six": "five and six objects",
+        "phrasing": "other wordings",
+        "combination": "held-out coloured shapes in new places",
+        "crossing": "two tasks in one prompt",
+    }
+    rates = {key: dict[str, float]() for key in settings}
+    for rows in found["lists"].values():
+        for key in settings:
+            rates[key] |= {task: one["mean"] for task, one in rows[key]["tasks"].items()}
+    for task, label in tasks.items():
+        ends = [f"{100 * rates[key][task]:.0f} %" for key in settings]
+        assert f"| {label} | {' | '.join(ends)} |" in page
+    looks = found["looks"]
+    assert f"Of {looks['images']:,} images of the base model {looks['right']:,}" in page
+    assert f"strictly right and {looks['flawless']:,} flawless" in page and looks["blank"] == 0

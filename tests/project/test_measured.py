@@ -72,3 +72,22 @@ def test_the_checks_of_the_base_model_are_as_measured() -> None:
     looks = found["looks"]
     assert f"Of {looks['images']:,} images of the base model {looks['right']:,}" in page
     assert f"strictly right and {looks['flawless']:,} flawless" in page and looks["blank"] == 0
+
+
+def test_the_factorial_experiment_is_as_measured() -> None:
+    """compare.md says the means of its runs and of the base model, and that no effect is proven."""
+    results, page = ROOT / "assets/results", " ".join(PAGES["docs/compare.md"].split())
+    found = json.loads((results / "factorial-shapes.json").read_text(encoding="utf-8"))
+    base = json.loads((results / "factorial-shapes-base.json").read_text(encoding="utf-8"))
+    runs = found["runs"]
+    mean = sum(run["score"] for run in runs) / len(runs)
+    assert f"{100 * mean:.1f} %, from the base model's {100 * base['strict']:.1f} %" in page
+    cells: dict[str, list[float]] = {}
+    for run in runs:
+        cells.setdefault(run["cell"], []).append(run["score"])
+    above = sum(sum(scores) / len(scores) > base["strict"] for scores in cells.values())
+    assert f"{above} of the {len(cells)} cells lie above it" in page
+    often = sorted(run["iterations"] for run in runs)
+    assert f"{often[0]} to {often[-1]} iterations" in page
+    assert min(effect["p_holm"] for effect in found["effects"]) > 0.05
+    assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))

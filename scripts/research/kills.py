@@ -1,7 +1,7 @@
 """Kill runs at random moments with SIGKILL, go on with them, and compare with runs that nobody
 disturbed.
 
-    python scripts/research/kills.py        # 100 kills, writes assets/results/kills.json
+    python scripts/research/kills.py        # 108 kills, writes assets/results/kills.json
     python scripts/research/kills.py --kills 4 --only rwr --out FILE
 
 Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
@@ -207,8 +207,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     every = [name for configs in FAMILIES.values() for name in configs]
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--pairs", type=int, default=16, help="kills of runs of two processes")
+    parser.add_argument("--kills", type=int, default=108)
+    parser.add_argument("--pairs", type=int, default=24, help="kills of runs of two processes")
     parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="CONFIG")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "kills.json")

@@ -251,20 +251,23 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Train two iterations with a KL and everything on, on one seen and one held-out prompt."""
+    """Train two iterations with a KL and everything on; of a task one seen and one held-out
+    prompt, and one that the toy's images differ in."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     lines = (ROOT / "assets/shapes/test.jsonl").read_text(encoding="utf-8").splitlines()
-    seen = next(line for line in lines if not json.loads(line)["held_out"])
-    held_out = next(line for line in lines if json.loads(line)["held_out"])
-    prompts = tmp_path_factory.mktemp("prompts") / "two.jsonl"
-    prompts.write_text(f"{seen}\n{held_out}\n", encoding="utf-8")
+    task = [line for line in lines if json.loads(line)["tag"] == "counting"]
+    marks = [json.loads(line)["held_out"] for line in task]
+    chosen = [task[marks.index(False)], task[marks.index(True)]]
+    chosen += [line for line in lines if json.loads(line)["tag"] == "single_object"]
+    prompts = tmp_path_factory.mktemp("prompts") / "some.jsonl"
+    prompts.write_text("\n".join(chosen) + "\n", encoding="utf-8")
     overrides = (
         "model={fn: flowrl.models.toy.LinearFlow}",
         "plan={fn: full, steps: 3, noise_scale: 0.5}",
         "transition={fn: flow_sde}",
         "kl={fn: transition_kl, beta: 0.1}",
         f"prompts={{train: {prompts}, test: {prompts}}}",
-        "train={iterations: 2, prompts: 2, group: 4, updates: 2}",
+        "train={iterations: 2, prompts: 6, group: 4, updates: 2}",
         "eval={steps: 2, images: 2, score: strict, every: 1}",
         "samples={every: 1, prompts: 2}",
         "checkpoint={every: 1}",

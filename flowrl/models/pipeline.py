@@ -94,9 +94,9 @@ class TunedPipeline:
         trained_parts = {self.network, *self.network.children()}
         stays = self._encoders() if tuning.runtime.text_encoders == "cpu" else []
         for part in self._parts():
-            waits = part in trained_parts and sharded()  # for its share of the weights
-            waits = waits or part in stays
-            if not waits and (part in trained_parts or not tuning.runtime.offload):
+            # under FSDP the network waits for its share of the weights
+            waits = sharded() if part in trained_parts else tuning.runtime.offload
+            if not waits and part not in stays:
                 part.to(tuning.device)
         self._home: torch.device | None = None  # where the network runs, while it is away
         names = (

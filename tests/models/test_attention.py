@@ -49,9 +49,10 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
 
     Checkpointing computes anew outside of the call, by the same back end; one model's back end is
     not the next one's. In the UNets noise is divided by the signal left, and so is the kernels'
-    rounding, which differs most without AVX-512 (measured 1.1e-4 of the largest velocity).
+    rounding, which without AVX-512 differs more (measured 1.1e-4 of the largest velocity).
     """
-    share = 5e-4 if fn in ("sd15", "sdxl") else 1e-5
+    rough = fn in ("sd15", "sdxl") and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    share = 5e-4 if rough else 1e-5
     v, grads, seen = kernels(with_lora(folders, fn))
     assert {FLASH, f"{FLASH}_backward"} <= seen and not any("softmax" in name for name in seen)
     for checkpointing in (False, True):
@@ -62,7 +63,7 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
         torch.testing.assert_close(v_math, v, rtol=0, atol=share * max(1.0, float(v.abs().max())))
         most = max(float(grad.abs().max()) for grad in grads.values())
         for name, grad in grads.items():
-            atol = 5e-3 * float(grad.abs().max()) + share * most
+            atol = 5e-3 * float(grad.abs().max()) + (share * most if rough else 0)
             torch.testing.assert_close(grads_math[name], grad, rtol=0, atol=atol)
     assert kernels(with_lora(folders, fn))[2] == seen
 

@@ -139,7 +139,7 @@ def _kept(result: Result, cell: str, seed: int, found: dict[str, Any]) -> Result
     at, where = found["at"]["nfe"] or {}, found["environment"]
     run = {"cell": cell, "seed": seed, "failed": found["failed"], "score": at.get("score")}
     run |= {key: at.get(key) for key in ("tasks", "outcomes")}
-    run |= {key: found[key] for key in ("iterations", "nfe", "seconds")}
+    run |= {key: found[key] for key in ("iterations", "nfe", "seconds", "last_quarter")}
     environments = list(result["environments"])
     if where not in environments:
         environments.append(where)

@@ -90,4 +90,6 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     often = sorted(run["iterations"] for run in runs)
     assert f"{often[0]} to {often[-1]} iterations" in page
     assert min(effect["p_holm"] for effect in found["effects"]) > 0.05
+    spread = max(run["last_quarter"]["ratio_std"] for run in runs)
+    assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
     assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))

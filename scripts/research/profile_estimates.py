@@ -1,0 +1,96 @@
+"""Estimate Flow-GRPO-Fast on released models under the profiles of cards.
+
+    python scripts/research/profile_estimates.py    # minutes; writes assets/results/profiles.json
+
+`python scripts/research/tables.py` makes the table of docs/memory.md from it. A row that is there
+is not worked out again, so that a stopped command goes on; delete the file to begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from measured import between
+
+from flowrl.cli.options import fitted
+from flowrl.core.environment import environment
+from flowrl.core.files import write_json
+from flowrl.core.tables import markdown_table
+from flowrl.cost.estimate import estimate
+from flowrl.cost.fit_card import GIB, limit_of
+from flowrl.cost.profiles import PROFILES
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT, PAGE = ROOT / "assets" / "results" / "profiles.json", ROOT / "docs" / "memory.md"
+FAST = ("sd3", "flux", "flux_kontext", "qwen_image", "z_image", "flux2_klein", "flux2", "wan")
+VIDEO = ("wan/flow_grpo_fast_ti2v", "wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
+CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, "qwen_edit_plus/flow_grpo_fast")
+RANK = "model.lora.rank=16"
+SMALLER = (  # what trains less, for the smallest card
+    ("flux2/flow_grpo_fast", [RANK]),
+    ("wan/flow_grpo_fast_22", [RANK, "optimizer.fn=adamw8bit"]),
+)
+Row = dict[str, Any]
+
+
+def row(name: str, profile: str, given: list[str]) -> Row:
+    """Estimate a config under a profile and further overrides."""
+    config = fitted(name, given, [], profile)
+    largest = estimate(config).largest
+    assert largest is not None  # all are released models
+    runtime = config.model.kwargs["runtime"]
+    return {
+        "config": name,
+        "profile": profile,
+        "given": given,
+        "gib": largest.bytes / GIB,
+        "phase": largest.name,
+        "fits": largest.bytes <= limit_of(PROFILES[profile].gigabytes),
+        "quantize": runtime.get("quantize", "none"),
+        "text_encoders": runtime.get("text_encoders", "device"),
+    }
+
+
+def main() -> None:
+    """Work out what is missing."""
+    rows: list[Row] = []
+    if RESULT.exists():
+        rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    there = [(one["config"], one["profile"], one["given"]) for one in rows]
+    wanted = [(name, profile, list[str]()) for name in CONFIGS for profile in PROFILES]
+    wanted += [(name, "24gb", given) for name, given in SMALLER]
+    about = {"command": "python scripts/research/profile_estimates.py"}
+    for one in wanted:
+        if one not in there:
+            rows.append(row(*one))
+            print(rows[-1], flush=True)
+            write_json(RESULT, {**about, "rows": rows, "environment": environment()})
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """Return the page and what fills its table."""
+    return [(PAGE, filled)]
+
+
+def filled(text: str) -> str:
+    """Put a row for each config between the marks."""
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    plain = {(one["config"], one["profile"]): one for one in rows if not one["given"]}
+    table = [["config", *(f"`{profile}`" for profile in PROFILES)]]
+    for name in CONFIGS:
+        table.append([f"`{name}`", *(told(plain[name, profile]) for profile in PROFILES)])
+    return between(text, "profiles: table", "profiles: end", [markdown_table(table)])
+
+
+def told(one: Row) -> str:
+    """Say a peak, and what the profile did for it."""
+    words = [f"{one['gib']:.1f}"]
+    words += [one["quantize"]] * (one["quantize"] != "none")
+    return ", ".join(words) + ("" if one["fits"] else ": does not fit")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError, FlowRLError
@@ -14,6 +15,7 @@ from flowrl.core.promises import judges_singly, judges_videos
 from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
+from .read_body import read_body
 from .read_request import Limits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-BODY_SECONDS = 120.0  # for a client to send its images
-STALL_SECONDS = 10.0  # without a byte; half-sent bodies would hold all places
-IN_HAND = 128  # requests held in memory; further ones are read once there is room, and not refused
+IN_HAND = 128  # requests in work or held whole; further ones wait for a place and are not refused
 
 
 def make_app(queue: RequestQueue, limits: Limits, token: bytes = b"") -> Starlette:
@@ -117,13 +117,19 @@ class _Handlers:
             raise RequestRefused(
                 415, "request", "expected the header 'Content-Type: application/json'"
             )
-        async with self.room:
-            body = await _body(request, self.limits.bytes)
+        async with AsyncExitStack() as held:
+            body = await self._body(request, held)
             known = tuple(self.queue.rewards)
             wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos)
             del body
             answer = await self._answer(request, wanted)
         return JSONResponse({"scores": answer, "images": len(wanted.prompts)})
+
+    async def _body(self, request: Request, held: AsyncExitStack) -> bytearray:
+        """Read a body; from then on `held` has a place."""
+        return await read_body(
+            request, self.limits.bytes, lambda: held.enter_async_context(self.room)
+        )
 
     async def _answer(self, request: Request, wanted: ScoreRequest) -> Answer:
         """Wait for the scores, or until the client has gone: then nobody needs them."""
@@ -147,8 +153,8 @@ class _Handlers:
         null}, of the first that it refuses."""
         from starlette.responses import JSONResponse
 
-        async with self.room:
-            body = await _body(request, self.limits.bytes)
+        async with AsyncExitStack() as held:
+            body = await self._body(request, held)
             name, records, places = await asyncio.to_thread(
                 parse_records, body, tuple(self.queue.rewards)
             )
@@ -232,40 +238,3 @@ def _first_fault(reward: Any, records: list[dict[str, Any]], places: list[str]) 
         except FAILURES as error:  # a reward of somebody's own
             return f"{place}: {type(error).__name__}: {error}"
     return None
-
-
-async def _body(request: Request, limit: int) -> bytearray:
-    """Read a body of at most `limit` bytes. What is a little longer is read to its end, so that its
-    sender listens."""
-    from starlette.requests import ClientDisconnect
-
-    # in parts
-    body, size = bytearray(), 0
-    declared = request.headers.get("content-length", "0")[:20]
-    known = declared.isascii() and declared.isdigit()  # "²" is a digit, too
-    clock = asyncio.get_running_loop()
-    end = clock.time() + BODY_SECONDS
-    try:
-        async with asyncio.timeout_at(min(end, clock.time() + STALL_SECONDS)) as limited:
-            if not known or int(declared) <= 2 * limit:
-                async for part in request.stream():
-                    limited.reschedule(min(end, clock.time() + STALL_SECONDS))
-                    size += len(part)
-                    body += part if size <= limit else b""
-                    if size > 2 * limit:
-                        break
-    except ClientDisconnect as error:
-        raise RequestRefused(499, "time", "the client has gone") from error
-    except TimeoutError as error:
-        raise RequestRefused(
-            408,
-            "time",
-            f"the body did not come within {BODY_SECONDS:g} seconds, or paused for "
-            f"{STALL_SECONDS:g}",
-        ) from error
-    # too long
-    if size > limit or (known and int(declared) > limit):
-        raise RequestRefused(
-            413, "size", f"expected a body of at most {limit} bytes; send fewer images at a time"
-        )
-    return body

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import httpx2
@@ -193,15 +193,39 @@ def test_clients_at_the_same_time_get_their_own_scores(monkeypatch: pytest.Monke
         assert all(pool.map(ask, range(40)))
 
 
+@contextmanager
+def half_sent(url: str) -> Iterator[socket.socket]:
+    """Open a line that sends one byte of nine."""
+    head = "POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as line:
+        line.sendall(f"{head}Content-Length: 9\r\n\r\n[".encode())
+        yield line
+
+
 @pytest.mark.parametrize("limit", ["BODY_SECONDS", "STALL_SECONDS"])
 def test_a_body_that_does_not_come_is_given_up(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"rewards.remote.http.{limit}", 0.05)
-    head = "POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with hosted({"red": redness}) as url:
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as line:
-            line.sendall(f"{head}Content-Length: 9\r\n\r\n[".encode())
-            assert b" 408 " in line.recv(1000).splitlines()[0]
+    monkeypatch.setattr(f"rewards.remote.read_body.{limit}", 0.05)
+    with hosted({"red": redness}) as url, half_sent(url) as line:
+        assert b" 408 " in line.recv(1000).splitlines()[0]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_half_sent_bodies_keep_nobody_waiting(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place, three bodies whose rest never comes. Below SMALL_BYTES they hold no place, so a
+    request is answered beside them; above it, one of them holds the place until it is given up."""
+    monkeypatch.setattr("rewards.remote.http.IN_HAND", 1)
+    monkeypatch.setattr("rewards.remote.read_body.STALL_SECONDS", WAIT if small else 1.0)
+    if not small:
+        monkeypatch.setattr("rewards.remote.read_body.SMALL_BYTES", 0)
+    with hosted({"red": redness}) as url, ExitStack() as open_lines:
+        lines = [open_lines.enter_context(half_sent(url)) for _ in range(3)]
+        answer = httpx2.post(f"{url}/score", json=data_of(random_images(1)), trust_env=False)
+        assert answer.status_code == 200
+        for line in lines:
+            line.setblocking(False)
+        with pytest.raises(BlockingIOError) if small else nullcontext():
+            assert b" 408 " in b"".join(line.recv(1000) for line in lines)
 
 
 def test_a_client_that_hangs_up_is_not_scored() -> None:

@@ -1,4 +1,5 @@
-"""Samples of a run that were judged: who says so, where it is kept, how the grid shows it."""
+"""Samples that were judged: who says so, where it is kept, how the grids of a run and of a
+comparison show it."""
 
 from __future__ import annotations
 
@@ -11,12 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import toykit
+from comparekit import SMALL, plan, tick
 from gridkit import plain
 
-from flowrl.core.errors import RunError
+from flowrl.core.errors import RewardError, RunError
 from flowrl.evaluation.image_grids import RIGHT, WRONG, save_strip
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
+from flowrl.runs import evaluate as evaluate_module
+from flowrl.runs.compare.compare import run_comparison
+from flowrl.runs.compare.one_run import drawn
+from flowrl.runs.compare.report import sample_grid
 from flowrl.runs.evaluate import verdicts
 from flowrl.runs.report.run_grid import run_grid
 from rewards.shapes import shapes
@@ -62,3 +69,35 @@ def test_the_grid_frames_what_was_judged(tmp_path: Path) -> None:
     file.write_text(json.dumps({"20": ["yes", False]}))
     with pytest.raises(RunError, match="verdicts.json: expected"):
         run_grid(tmp_path)
+
+
+@pytest.mark.integration
+def test_the_grid_of_a_comparison_frames_what_was_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frames are green where the image is more red than green, as `reddish` says, else red."""
+    tick(monkeypatch)
+
+    def frames(folder: Path) -> list[bool]:
+        what = plan(folder, overrides=(*SMALL, "model.seed=1"))
+        pixels = np.asarray(sample_grid(run_comparison(what, quiet=True), what.runs))
+        return [bool((pixels == color).all(-1).any()) for color in (RIGHT, WRONG)]
+
+    assert frames(tmp_path / "silent") == [False, False]  # it does not say that it is a verdict
+    monkeypatch.setattr(toykit.reddish, "says_right", True, raising=False)
+    seen, found = frames(tmp_path / "judged"), []
+    for name in ("base", "toy-a/seed0"):
+        images, right = drawn(tmp_path / "judged/runs" / name)
+        assert right == [bool(one[0].mean() > one[1].mean()) for one in images]
+        found += right
+    assert seen == [True in found, False in found] and True in found
+    # a checker that fails costs the frames alone, and says so; a folder of before has none
+    monkeypatch.setattr(evaluate_module, "ask", failing)
+    assert frames(tmp_path / "failing") == [False, False]
+    assert "the samples are not judged: no answer" in capsys.readouterr().err
+    (tmp_path / "judged/runs/base/verdicts.json").unlink()
+    assert drawn(tmp_path / "judged/runs/base")[1] == [None, None]
+
+
+def failing(*_: Any) -> None:
+    raise RewardError("no answer")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -259,7 +260,7 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
         return dict(found["base"])
     # or else the model itself
     row = evaluated(trainer)
-    draw(trainer, folder)
+    draw(trainer, folder, partial(print, file=sys.stderr))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]

@@ -3,6 +3,7 @@ used up."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, RewardError, RunError
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json
-from flowrl.evaluation.image_grids import save_strip
+from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
     Budgets,
@@ -28,17 +30,18 @@ from flowrl.runs.compare.budgets import (
 )
 from flowrl.runs.compare.outcomes import packed
 from flowrl.runs.compare.prices import Prices
-from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts
-from flowrl.runs.folder import EVALS, PROMPTS, read_object, read_rows, write_evals
+from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
+from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
-STRIP = "samples.png"  # the samples at the end of a run; their texts are in PROMPTS
+STRIP = "samples.png"  # the samples at the end of a run; their texts and verdicts beside it
 COLUMNS = {"reward": "reward", "acc": "accuracy", "used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock, processor = time.perf_counter, time.process_time
+Say = Callable[[str], object]  # tells the user
 MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
 
 
@@ -95,12 +98,28 @@ def evaluated(trainer: Trainer) -> dict[str, Any]:
     return {**row, "outcomes": packed(row["outcomes"])}
 
 
-def draw(trainer: Trainer, folder: Path) -> None:
-    """Draw the grid's prompts from the grid's noise into ``samples.png``."""
+def draw(trainer: Trainer, folder: Path, say: Say) -> None:
+    """Draw the grid's prompts from the grid's noise into ``samples.png``; which of them are right,
+    where a checker judges, stands beside it."""
     with _blamed_on_the_method():
         texts, images = sample_grid_prompts(trainer)
-    save_strip(grey(images), folder / STRIP)
+    images, right = grey(images), list[bool | None]()
+    try:
+        right = verdicts(trainer, images)
+    except FlowRLError as error:  # a picture without frames is no reason to end a comparison
+        say(f"the samples are not judged: {error}")
+    save_strip(images, folder / STRIP)
     write_json(folder / PROMPTS, texts)
+    write_json(folder / VERDICTS, {"right": right})
+
+
+def drawn(folder: Path) -> tuple[Tensor, list[bool | None]]:
+    """Read what `draw` drew -> (images [P, 3, H, W], which are right [P]; None where it is not
+    known). Raises RunError for a damaged file."""
+    prompts = json.loads((folder / PROMPTS).read_text(encoding="utf-8"))
+    images = load_strip(folder / STRIP, len(prompts))
+    right = read_object(folder, VERDICTS).get("right", [])
+    return images, right if len(right) == len(images) else [None] * len(images)
 
 
 @contextmanager
@@ -205,7 +224,7 @@ class _BudgetedRun:
                 self._save()  # no iteration is trained again
                 raise
             if "nfe" in ended:
-                draw(self.trainer, self.folder)
+                draw(self.trainer, self.folder, self.log.say)
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
         write_evals(self.folder, [*read_rows(self.folder, EVALS), row])

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json, write_text
-from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_png
+from flowrl.evaluation.image_grids import labelled_grid, save_png
 from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
-from flowrl.runs.compare.one_run import STRIP
+from flowrl.runs.compare.one_run import STRIP, drawn
 from flowrl.runs.compare.result_file import read
 from flowrl.runs.compare.summary import Result, labels, summarize
 from flowrl.runs.compare.tables import markdown
@@ -106,8 +106,8 @@ def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
 
 
 def sample_grid(result: Result, runs: Path) -> Any:
-    """Draw the base model's images and those of each config's first seed, from the same noise;
-    None without runs."""
+    """Draw the base model's images and those of each config's first seed, from the same noise, in
+    green and red frames where a checker judged; None without runs."""
     # the folder may be gone, or be of another comparison
     base = runs / "base"
     if not (base / STRIP).exists():
@@ -116,11 +116,14 @@ def sample_grid(result: Result, runs: Path) -> Any:
         return None
     # one column each
     prompts = json.loads((base / PROMPTS).read_text(encoding="utf-8"))
-    columns = {"base model": load_strip(base / STRIP, len(prompts))}
+    folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:
-        places = [runs / config["name"] / f"seed{run['seed']}" / STRIP for run in config["seeds"]]
-        found = [file for file in places if file.exists()]
+        places = [runs / config["name"] / f"seed{run['seed']}" for run in config["seeds"]]
+        found = [folder for folder in places if (folder / STRIP).exists()]
         if found:
-            columns[short[config["name"]].replace("-", " ")] = load_strip(found[0], len(prompts))
-    return labelled_grid(columns, prompts)
+            folders[short[config["name"]].replace("-", " ")] = found[0]
+    columns, right = {}, {}
+    for name, folder in folders.items():
+        columns[name], right[name] = drawn(folder)
+    return labelled_grid(columns, prompts, right=right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from flowrl.core.prompts import PromptSet
@@ -47,32 +48,46 @@ class Overlap(NamedTuple):
         return out
 
 
-def overlap(held_out: PromptSet, trained: PromptSet) -> Overlap:
+def overlap(
+    held_out: PromptSet,
+    trained: PromptSet,
+    starts: tuple[Sequence[Hashable], Sequence[Hashable]] | None = None,
+) -> Overlap:
     """Compare every held-out prompt with all training prompts.
 
     What a prompt means is its GenEval record (class, count, colour, relation) if it has one, else
     the text in double quotes that it asks for, else its words without articles and "a photo of".
+    `starts` says of each held-out and of each training prompt what it starts from, such as files:
+    then only prompts that start from the same are alike.
     """
     found = Overlap([], [], [])
+    here, there = starts or ([None] * len(held_out), [None] * len(trained))
     # what training asks for, as it is said and with each relation one way round
-    texts = {_plain(text): text for text in reversed(trained.texts)}
-    said, turned = _by_meaning(trained, turn=False), _by_meaning(trained, turn=True)
-    for text, record in zip(held_out.texts, held_out.records, strict=True):
-        if _plain(text) in texts:
-            found.same.append((text, texts[_plain(text)]))
-        elif (meaning := _meaning(record, turn=False)) in said:
+    texts: dict[tuple[str, Hashable], str] = {}
+    said: dict[tuple[Meaning, Hashable], str] = {}
+    turned: dict[tuple[Meaning, Hashable], str] = {}
+    for text, record, start in zip(trained.texts, trained.records, there, strict=True):
+        texts.setdefault((_plain(text), start), text)
+        said.setdefault((_meaning(record, turn=False), start), text)
+        turned.setdefault((_meaning(record, turn=True), start), text)
+    for text, record, start in zip(held_out.texts, held_out.records, here, strict=True):
+        if (plain := (_plain(text), start)) in texts:
+            found.same.append((text, texts[plain]))
+        elif (meaning := (_meaning(record, turn=False), start)) in said:
             found.paraphrased.append((text, said[meaning]))
-        elif (meaning := _meaning(record, turn=True)) in turned:
+        elif (meaning := (_meaning(record, turn=True), start)) in turned:
             found.mirrored.append((text, turned[meaning]))
     return found
 
 
-def _by_meaning(prompts: PromptSet, *, turn: bool) -> dict[Meaning, str]:
-    """Return the first text of each meaning."""
-    out: dict[Meaning, str] = {}
-    for text, record in zip(prompts.texts, prompts.records, strict=True):
-        out.setdefault(_meaning(record, turn=turn), text)
-    return out
+def undeclared(found: Overlap, held_out: PromptSet) -> Overlap:
+    """Leave out reworded and mirrored prompts whose record says ``held_out: false``: the list
+    itself says that training knows what they ask for. Equal texts stay."""
+    pairs = zip(held_out.texts, held_out.records, strict=True)
+    declared = {text for text, record in pairs if record.get("held_out") is False}
+    mirrored = [pair for pair in found.mirrored if pair[0] not in declared]
+    paraphrased = [pair for pair in found.paraphrased if pair[0] not in declared]
+    return Overlap(found.same, mirrored, paraphrased)
 
 
 def _meaning(record: dict[str, Any], *, turn: bool) -> Meaning:

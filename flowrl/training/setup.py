@@ -14,7 +14,7 @@ from flowrl.core.abilities import EncodesAhead, ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import sharded, world
-from flowrl.core.prompt_overlap import overlap
+from flowrl.core.prompt_overlap import overlap, undeclared
 from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.eval_size import check_size
@@ -174,14 +174,12 @@ class Setup:
 
 
 def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
-    """Warn if held-out prompts are training prompts; say then what else both lists share. Edits
-    that are told in the same words are others if they start from other files."""
-    starts = [_starts(prompts) for prompts in (train, test)]
-    if all(starts) and not starts[0] & starts[1]:
-        return
-    found = overlap(test, train)
-    if found.same:
-        lines = "; ".join(found.lines(len(test)))
+    """Warn of held-out prompts that training knows: the same text, the same in other words, or with
+    the relation mirrored; each by itself. Edits are others if they start from other files."""
+    here, there = _starts(test), _starts(train)
+    found = overlap(test, train, (here, there) if here and there else None)
+    lines = "; ".join(undeclared(found, test).lines(len(test)))
+    if lines:
         warnings.warn(
             f"prompts.test ({test.path}) and prompts.train ({train.path}): of the held-out "
             f"prompts, {lines}. Scores on these do not say how the model does on new prompts; "
@@ -191,11 +189,11 @@ def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
         )
 
 
-def _starts(prompts: PromptSet) -> set[tuple[str, tuple[Path, ...]]]:
-    """Return the texts of prompts with the files that they start from; empty where one has none."""
+def _starts(prompts: PromptSet) -> list[tuple[Path, ...]]:
+    """Return the files that each prompt starts from; [] where one has none."""
     rows = range(len(prompts))
     files = [tuple(path.resolve() for path in source_paths(prompts, row)) for row in rows]
-    return {*zip(prompts.texts, files, strict=True)} if all(files) else set()
+    return files if all(files) else []
 
 
 def build_model(config: Config) -> FlowModel:

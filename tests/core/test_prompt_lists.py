@@ -146,7 +146,7 @@ def test_leaks_are_found() -> None:
     # a text to be written
     rows = [{"prompt": 'a cup that says "ONE  way"'}, {"prompt": 'a door with "One Way" on it'}]
     sides = [PromptSet([row["prompt"]], [row], "side", "side") for row in rows]
-    assert overlap(*sides).paraphrased == [(rows[0]["prompt"], rows[1]["prompt"])]
+    assert overlap(sides[0], sides[1]).paraphrased == [(rows[0]["prompt"], rows[1]["prompt"])]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toykit import toy
 
+from flowrl.config.load import load_config
 from flowrl.core.prompt_overlap import OPPOSITE, Overlap, overlap
 from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.training.setup import OverlapWarning, warn_of_overlap
 from flowrl.training.trainer import Trainer
+
+ONE = ("train.prompts=1",)
 
 
 def prompts(*texts: str) -> PromptSet:
@@ -82,3 +88,50 @@ def test_a_run_says_so(tmp_path: Path) -> None:
     count = len(load_prompts(config.prompts.train))
     with pytest.warns(UserWarning, match=f"{count} of {count} are training prompts too"):
         Trainer(same)
+
+
+def written(file: Path, *rows: dict[str, Any]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+TRAINED = {"prompt": "a circle left of a square"}
+KINDS = [
+    (
+        {"prompt": "a circle to the left of a square"},
+        "1 of 1 ask for what a training prompt asks for in other words",
+    ),
+    ({"prompt": "a square right of a circle"}, "1 of 1 mirror a training prompt's relation"),
+    ({"prompt": "A circle left of a square."}, "1 of 1 are training prompts too"),
+    ({**TRAINED, "held_out": False}, "1 of 1 are training prompts too"),
+]
+
+
+@pytest.mark.parametrize(("held", "said"), KINDS)
+def test_a_run_names_each_kind_by_itself(tmp_path: Path, held: dict[str, Any], said: str) -> None:
+    """Also where no text is in both lists."""
+    train = written(tmp_path / "known.jsonl", TRAINED)
+    test = written(tmp_path / "held.jsonl", held)
+    with pytest.warns(OverlapWarning, match=f"of the held-out prompts, {said}: "):
+        Trainer(toy(tmp_path, f"prompts.train={train}", f"prompts.test={test}", *ONE))
+
+
+@pytest.mark.parametrize("text", ["a circle to the left of a square", "a square right of a circle"])
+def test_a_list_may_say_that_training_knows_what_it_asks_for(tmp_path: Path, text: str) -> None:
+    """As the shapes lists do: of their four single shapes all wordings are known."""
+    train = written(tmp_path / "known.jsonl", TRAINED)
+    test = written(tmp_path / "held.jsonl", {"prompt": text, "held_out": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OverlapWarning)
+        Trainer(toy(tmp_path, f"prompts.train={train}", f"prompts.test={test}", *ONE))
+        config = load_config("shapes/flow_grpo")
+        warn_of_overlap(load_prompts(config.prompts.train), load_prompts(config.prompts.test))
+
+
+def test_prompts_that_start_from_other_things_are_others() -> None:
+    """One of two equal texts has the same start in both lists, and one reworded text."""
+    trained = prompts("make it red", "make it blue", "make the one blue")
+    held = prompts("make it red", "make it blue", "make the one a blue")
+    found = overlap(held, trained, (["a", "b", "c"], ["a", "c", "c"]))
+    assert found.same == [("make it red", "make it red")]
+    assert found.paraphrased == [("make the one a blue", "make the one blue")]

@@ -62,9 +62,8 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
 
     The lock is the system's and ends with the process. Without `run` the `default_folder` is taken,
     or the first of NAME-2, NAME-3 and so on that is free. Raises RunError where another process
-    works, another run is, or the given config is the file that a run would write over;
-    CheckpointError if there is nothing whole to resume from; ConfigError
-    if "auto" finds a run of another config.
+    works, another run is, or a config is that no run wrote; CheckpointError if there is nothing
+    whole to resume from; ConfigError if "auto" finds a run of another config.
     """
     here = world()
     held: list[FolderLock] = []
@@ -96,15 +95,33 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
         raise RunError(
             f"{run} holds a run already: resume it with --resume, or name another folder with --run"
         )
+    _check_not_overwritten(config, run)
+    return _fresh(run)
+
+
+def _check_not_overwritten(config: Config, run: Path) -> None:
+    """Raise RunError where a new run would write over the given config, or over one that no run
+    wrote."""
+    begun = _begun(run)
     if _would_overwrite(config, run):
-        begun = (run / ENVIRONMENT).exists()
         also = f", or begin the run of this folder again: flowrl train --resume {run}"
         raise RunError(
             f"expected a run folder that does not hold the given config, got {run} for "
             f"{config.source}: a new run would write its own config.yaml over it and delete the "
             f"logs beside it. Name another folder with --run{also if begun else ''}"
         )
-    return _fresh(run)
+    if (run / CONFIG).exists() and not begun:
+        raise RunError(
+            f"expected a new folder or one that a run began in, got {run}, which holds a "
+            f"{CONFIG} that no run wrote (a run writes {ENVIRONMENT} before it): a new run would "
+            "write its own over it. Name another folder with --run, rename that file, or train "
+            f"it: flowrl train {run / CONFIG}"
+        )
+
+
+def _begun(run: Path) -> bool:
+    """Say whether a run wrote the folder's config: it writes its environment first."""
+    return (run / CONFIG).exists() and (run / ENVIRONMENT).exists()
 
 
 def _would_overwrite(config: Config, run: Path) -> bool:
@@ -121,13 +138,15 @@ def holds_run(run: Path) -> bool:
 
 
 def _free_folder(config: Config) -> tuple[Path, FolderLock]:
-    """Lock the default folder, or the first of NAME-2, NAME-3 and so on that holds no run and not
-    the given config, and that nobody works in."""
+    """Lock the default folder, or the first of NAME-2, NAME-3 and so on that holds no run and no
+    config of a user's own, and that nobody works in."""
     folder = default_folder(config)
     for number in itertools.count(1):
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         found = try_lock(free)
-        if found is not None and not holds_run(free) and not _would_overwrite(config, free):
+        theirs = (free / CONFIG).exists() and not _begun(free)
+        mine = not theirs and not holds_run(free) and not _would_overwrite(config, free)
+        if found is not None and mine:
             return free, found
         if found is not None:
             found.release()
@@ -148,10 +167,8 @@ def _resumed(config: Config, run: Path, resume: Resume) -> Start:
     """Find the checkpoint to go on from; a run that was killed before its first one begins anew."""
     if resume == "auto":
         _check_same(config, run)
-    newest, begun = checkpoint.latest(run), (run / CONFIG).exists()
-    if _would_overwrite(config, run) and not (run / ENVIRONMENT).exists():
-        begun = False  # a user's own file
-    if newest is None and (holds_run(run) or not begun):
+    newest = checkpoint.latest(run)
+    if newest is None and (holds_run(run) or not _begun(run)):
         raise CheckpointError(
             f"{run}: no whole checkpoint to resume from; start again in another folder"
         )

@@ -21,7 +21,7 @@ from flowrl.config.load import Config, load_config, with_rewards
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.locks import lock, try_lock
 from flowrl.core.types import RewardBatch
-from flowrl.runs.folder import CONFIG, EVALS
+from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS
 from flowrl.runs.open import open_run
 from flowrl.runs.start import claimed
 from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
@@ -189,6 +189,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     run = tmp_path / "run"
     run.mkdir()
     (run / CONFIG).write_text(short(tmp_path).dump())
+    (run / ENVIRONMENT).write_text("{}")
     (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
     train(short(tmp_path), run, resume=resume, quiet=True)
     assert same(run, whole)

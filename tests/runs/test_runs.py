@@ -213,8 +213,8 @@ def test_folders_that_do_not_fit(home: Path, tmp_path: Path) -> None:
 def test_a_users_config_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A config and a log of the user's in a folder stay, byte for byte, whatever is asked for; a
-    new run without a folder of its own takes the next one."""
+    """A config and a log of the user's in a folder stay, byte for byte, whatever is asked for and
+    whatever config is given; a new run without a folder of its own takes the next one."""
     monkeypatch.chdir(tmp_path)
     run = Path("runs/toy-seed3")
     run.mkdir(parents=True)
@@ -227,8 +227,16 @@ def test_a_users_config_is_not_written_over(
             train(mine, run, resume=resume, quiet=True)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no whole checkpoint to resume from"):
         train(mine, run, resume=True, quiet=True)
-    with claimed(mine, None, False) as start:
-        assert start.run.name == "toy-seed3-2"
+    # nor by a run of another config
+    other = config_for(tmp_path)
+    for resume in (False, "auto"):
+        with pytest.raises(RunError, match="that no run wrote .*flowrl train runs/toy-seed3/conf"):
+            train(other, run, resume=resume, quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="no whole checkpoint to resume from"):
+        train(other, run, resume=True, quiet=True)
+    for config in (mine, other):
+        with claimed(config, None, False) as start:
+            assert start.run.name == "toy-seed3-2"
     assert before == {name: (run / name).read_bytes() for name in before}
 
 

@@ -78,15 +78,13 @@ class step_aware:  # noqa: N801 - configs name rewards in lower case
         """Score each image against its own prompt, at its own sigma."""
         if not batch.prompts:
             return torch.zeros(0)
-        time, pictures = times(batch.sigma.cpu(), self.clock), to_pil(batch.images)
-        scores = in_batches(self._score, pictures, batch.prompts, time, size=self.batch)
+        time, shown = times(batch.sigma.cpu(), self.clock), to_pil(batch.images)
+        scores = in_batches(self._score, shown, batch.prompts, time, size=self.batch)
         return scores.to(batch.images.device)
 
-    def _score(
-        self, pictures: Sequence[Image.Image], prompts: Sequence[str], time: Tensor
-    ) -> Tensor:
+    def _score(self, shown: Sequence[Image.Image], prompts: Sequence[str], time: Tensor) -> Tensor:
         """Score some of them -> [B]."""
-        pixels = self.images(list(pictures), return_tensors="pt")["pixel_values"]
+        pixels = self.images(list(shown), return_tensors="pt")["pixel_values"]
         tokens = self.tokens(
             list(prompts),
             padding="max_length",

@@ -50,7 +50,7 @@ def measure(
     from flowrl.core.errors import ConfigError
     from flowrl.evaluation.measures.of_images import MEASURES, Tools
     from flowrl.evaluation.measures.of_images import measure as measured
-    from flowrl.evaluation.suites.picture_folder import SETTING, read_setting
+    from flowrl.evaluation.suites.image_folder import SETTING, read_setting
 
     if not measures:
         raise ConfigError(f"name what to measure: --measure {' | '.join(MEASURES)}")

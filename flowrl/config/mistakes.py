@@ -16,8 +16,9 @@ RENAMED = {
     "train.betas": "optimizer.betas",
     "train.eps": "optimizer.eps",
     "train.optimizer": "optimizer.fn",
+    "monitors.pictures": "monitors.images",
 }
-"""Keys of 0.1 -> what they are called since 0.2."""
+"""Keys of 0.1, or of a commit since -> what they are called since 0.2."""
 
 
 class Mistakes(ConfigError):

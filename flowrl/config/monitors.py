@@ -56,10 +56,10 @@ class DiversityMonitor(Section):
 
 
 @dataclass(frozen=True)
-class PicturesMonitor(Section):
+class ImagesMonitor(Section):
     """The look of the images leaves what it was in the first iterations."""
 
-    key: ClassVar = "monitors.pictures"
+    key: ClassVar = "monitors.images"
 
     saturation: Factor = 2.0
     """how many times stronger or weaker colours may become"""
@@ -187,7 +187,7 @@ class MonitorsConfig(Section):
     """training reward up, held-out score down"""
     diversity: DiversityMonitor | None = field(default_factory=DiversityMonitor)
     """images of a prompt become alike"""
-    pictures: PicturesMonitor | None = field(default_factory=PicturesMonitor)
+    images: ImagesMonitor | None = field(default_factory=ImagesMonitor)
     """saturation, sharpness and grid energy"""
     drift: DriftMonitor | None = field(default_factory=DriftMonitor)
     """distance from the base model's velocity"""

@@ -6,7 +6,7 @@ import typing
 from typing import Any
 
 from flowrl.config.arguments import arguments, settable
-from flowrl.config.mistakes import Collector
+from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.overrides import Source
 from flowrl.config.section import Section
 from flowrl.config.values import show
@@ -29,7 +29,8 @@ def make_section(section: type[Section], value: Any, key: str, source: Source) -
         below = f"{key}.{name}"
         with found.catch():
             if name not in inner:
-                raise ConfigError(f"{source.at(below)}: {key} {unknown(name, inner, 'section')}")
+                said = renamed(below) or f"{key} {unknown(name, inner, 'section')}"
+                raise ConfigError(f"{source.at(below)}: {said}")
             left_out = child is None and hints[name] is not inner[name]
             made = None if left_out else make_section(inner[name], child, below, source)
             built[name] = made

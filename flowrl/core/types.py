@@ -196,12 +196,12 @@ class Likelihood(Protocol):
     def trains(self) -> Literal["draws", "leaves", "roots", "steps"]: ...  # the nodes
 
     @property
-    def evaluations(self) -> int: ...  # network rows per state; a root that the model never sees: 0
+    def rows_per_state(self) -> int: ...  # of the network; 0 for a root that the model never sees
 
     @property
     def keeps(self) -> frozenset[str]: ...  # what the rollout has: "old_log_prob", "old_mean"
 
-    # advantage [V], nodes [N] -> evaluations * N rows, or N; streams: for noise of its own
+    # advantage [V], nodes [N] -> rows_per_state * N rows, or N; streams: for noise of its own
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
     ) -> Batch: ...

@@ -1,7 +1,7 @@
 """Votes of people on pairs of images, and questions that wait for them: a folder that several
 processes share.
 
-``votes.jsonl`` has a vote a line, ``images/`` the pictures under names made of their contents, and
+``votes.jsonl`` has a vote a line, ``images/`` the images under names made of their contents, and
 ``questions/`` a file for each group of images that somebody, such as a run in training, wants
 compared. A line is a preference record as `flowrl pairs` and offline Diffusion-DPO read it.
 """

@@ -254,8 +254,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['overhead_ratio_without_rewards']:.3f} without the rewards, "
         f"{result['overhead_ratio_with_vae']:.3f} with the VAE's calls as overhead, "
         f"{result['rollout_ratio']:.3f} of sampling alone",
-        f"  {result['images_per_s']:.1f} images/s   {result['nfe']} velocity "
-        "evaluations   "
+        f"  {result['images_per_s']:.1f} images/s   {result['nfe']} NFE   "
         f"{result['decisions']} decisions",
     ]
     if "seconds_without_overlap" in result:

@@ -2,7 +2,7 @@
 
 A score is the mean over tasks of means over a task's prompts. Its error has three parts, taken to
 be random and independent: the seed (shared by all prompts), the prompt (shared by all seeds), and
-what is left, such as one picture's luck. Seeds and prompts are crossed, since every seed is judged
+what is left, such as one image's luck. Seeds and prompts are crossed, since every seed is judged
 on the same prompts, so the variance of the mean is
 
     Var = MS(seed) + MS(prompt) - MS(rest),

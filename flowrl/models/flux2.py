@@ -21,7 +21,7 @@ from flowrl.models.loading import Part
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.references import SOURCE, pictures, stacked
+from flowrl.models.references import SOURCE, stacked, to_pil
 from flowrl.models.texts import NEGATIVE
 from flowrl.models.tuning import tuning_of
 
@@ -109,7 +109,7 @@ class Flux2Network(FlowMatchingModel[Options]):
     def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Return what diffusers' pipeline is called with; all prompts have the first's
         references."""
-        return {"image": pictures(sources[0])} if any(sources) else {}
+        return {"image": to_pil(sources[0])} if any(sources) else {}
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise

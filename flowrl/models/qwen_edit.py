@@ -30,7 +30,7 @@ from flowrl.models.qwen_image import (
     QwenImageOptions,
     check_network,
 )
-from flowrl.models.references import SOURCE, pictures, stacked
+from flowrl.models.references import SOURCE, stacked, to_pil
 from flowrl.models.texts import NEGATIVE, Texts
 from flowrl.models.tuning import tuning_of
 
@@ -145,7 +145,7 @@ class QwenEdit(QwenImage):
 
     def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Return what diffusers' pipeline is called with; all prompts have the first's source."""
-        return {"image": pictures(sources[0])[0]}
+        return {"image": to_pil(sources[0])[0]}
 
     def _texts(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Read prompts [G] with their sources [G]; what was read is known by both."""
@@ -157,7 +157,7 @@ class QwenEdit(QwenImage):
         return self._read.cond(keys, lambda key: self._told(*told[key]), device=self.device)
 
     def _told(self, prompt: str, source: Source) -> dict[str, Tensor]:
-        seen = [self._scaled(picture, self.seen_pixels) for picture in pictures(source)]
+        seen = [self._scaled(image, self.seen_pixels) for image in to_pil(source)]
         embeds, _ = self._pipeline.encode_prompt(
             prompt=[prompt], image=self._shown(seen), device=self.text_device
         )
@@ -177,15 +177,15 @@ class QwenEdit(QwenImage):
         """Return the latents [G,n,16,h,w] of sources [G,n,3,H,W]."""
         area = self.options.source_pixels
         scaled = [
-            from_bytes(pil_to_tensor(self._scaled(picture, area)))
-            for picture in pictures(tuple(images.flatten(0, 1)))
+            from_bytes(pil_to_tensor(self._scaled(image, area)))
+            for image in to_pil(tuple(images.flatten(0, 1)))
         ]
         return self.latents(torch.stack(scaled)).unflatten(0, images.shape[:2])
 
-    def _scaled(self, picture: Image, area: int) -> Image:
+    def _scaled(self, image: Image, area: int) -> Image:
         """Scale an image to an area, its sides to multiples of 32, as the pipeline does."""
-        width, height, *_ = calculate_dimensions(area, picture.width / picture.height)
-        scaled: Image = self._pipeline.image_processor.resize(picture, height, width)
+        width, height, *_ = calculate_dimensions(area, image.width / image.height)
+        scaled: Image = self._pipeline.image_processor.resize(image, height, width)
         return scaled
 
     def _behind(self, cond: Cond) -> tuple[list[Tensor], list[tuple[int, int, int]]]:

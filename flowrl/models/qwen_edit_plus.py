@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, read
-from flowrl.models.references import pictures
+from flowrl.models.references import to_pil
 
 SEEN = 384 * 384  # pixels that the pipeline shows the language model
 
@@ -54,7 +54,7 @@ class QwenEditPlus(QwenEdit):
 
     def pipeline_sources(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Return what diffusers' pipeline is called with, for one prompt."""
-        return {"image": pictures(sources[0])}
+        return {"image": to_pil(sources[0])}
 
     def _shown(self, seen: list[Image]) -> Any:
         return seen

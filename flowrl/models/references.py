@@ -36,6 +36,6 @@ def stacked(prompts: Sequence[str], sources: Sequence[Source], most: int) -> Ten
     return torch.stack([torch.stack(source) for source in sources])
 
 
-def pictures(source: Source) -> list[Image]:
+def to_pil(source: Source) -> list[Image]:
     """Return images [3,H,W] in [0,1] as a pipeline takes them, of 8 bits."""
     return [to_pil_image(to_bytes(image.cpu())) for image in source]

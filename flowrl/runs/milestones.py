@@ -104,18 +104,18 @@ class Milestones:
         trainer, log, stop = self.trainer, self.log, self.stop
         c, asked = trainer.config, stop.asked
 
-        def heard(done: int, total: int) -> None:
+        def leave_if_stopped(done: int, total: int) -> None:
             # of several processes none may leave alone
             if stop.asked and not asked and done < total and trainer.world.alone:
-                raise _Heard
+                raise _StopAsked
 
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out images ...")
         try:
             with log.phase("eval"), eval_weights(trainer):
-                result = evaluate(trainer.model, c, trainer=trainer, progress=heard)
+                result = evaluate(trainer.model, c, trainer=trainer, progress=leave_if_stopped)
                 if trainer.probe is not None:
                     result["drift"] = drift(trainer.model, trainer.probe)
-        except _Heard:
+        except _StopAsked:
             raise self.checkpoints.stopped() from None
         low, high = result["interval"]
         log.say(
@@ -139,7 +139,7 @@ class Milestones:
                 _sample(trainer, run, log)
 
 
-class _Heard(FlowRLError):
+class _StopAsked(FlowRLError):
     """A stop was asked for in the middle of an evaluation."""
 
 
@@ -180,7 +180,7 @@ def _judge(trainer: Trainer, run: Path, log: Log, images: Tensor) -> None:
     try:
         found = verdicts(trainer, images)
         known = {**read_verdicts(run), trainer.iteration: found}
-    except FlowRLError as error:  # a picture without frames is no reason to end a run
+    except FlowRLError as error:  # a grid without frames is no reason to end a run
         log.say(f"the samples are not judged: {error}")
         return
     if found:

@@ -21,7 +21,7 @@ from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
-from flowrl.evaluation.suites import picture_folder as folder
+from flowrl.evaluation.suites import image_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
 from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_report
 from flowrl.training.process_checks import context_of

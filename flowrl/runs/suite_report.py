@@ -18,7 +18,7 @@ from flowrl.core.prompts import PromptSet, load_prompts
 from flowrl.evaluation.best_of import best_of, chooser
 from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
 from flowrl.evaluation.statistics import summarize
-from flowrl.evaluation.suites import picture_folder as folder
+from flowrl.evaluation.suites import image_folder as folder
 
 
 def scores_of(

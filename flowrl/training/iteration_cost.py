@@ -24,7 +24,7 @@ class IterationCost:
     roots: int  # initial noises per prompt
     images: int  # images that are rewarded
     steps: int  # denoising steps
-    nfe: int  # velocity evaluations while sampling, counted per latent
+    nfe: int  # network evaluations (NFE) of sampling, counted per latent
     trains: Trains  # what is trained
     decisions: int  # how many of them; draws are called decisions
     updates: int  # optimizer steps
@@ -47,8 +47,7 @@ class IterationCost:
             *looks,
             f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "
             f"{self.prompts * self.roots} initial noises, {self.steps} steps",
-            f"           {self.nfe} velocity evaluations in batches of "
-            f"{self.rollout_batch}{double}",
+            f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
         ]

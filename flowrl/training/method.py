@@ -62,7 +62,7 @@ class Method(NamedTuple):
     @property
     def rows(self) -> int:
         """Return the rows of a batch per trained state."""
-        return max(1, self.likelihood.evaluations)
+        return max(1, self.likelihood.rows_per_state)
 
     def others(self, update: int, steps: list[int]) -> tuple[str, ...]:
         """Name the `snapshots` that need a network call of their own at optimizer step `update` of
@@ -77,7 +77,7 @@ class Method(NamedTuple):
     def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
         forward pass for each of the `others`, and for a teacher."""
-        if not self.likelihood.evaluations:
+        if not self.likelihood.rows_per_state:
             return 0
         return TRAINED_CALLS + len(self.others(update, steps)) + ("teacher" in self.needs)
 

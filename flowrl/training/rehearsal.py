@@ -226,7 +226,7 @@ def _count(config: Config, plan: Plan) -> IterationCost:
         guided=is_guided(config),
         same_noise=t.same_noise,
         trains=likelihood.trains,
-        rows=max(1, likelihood.evaluations),
+        rows=max(1, likelihood.rows_per_state),
         previews=(config.scout.images, config.scout.steps),
     )
 

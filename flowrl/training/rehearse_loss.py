@@ -27,7 +27,7 @@ def rehearse_loss(
     On policy: all weights that the loss asks for give the same evaluation.
     """
     likelihood = method.likelihood
-    if not likelihood.evaluations:  # it needs the parameters that it adds to the model
+    if not likelihood.rows_per_state:  # it needs the parameters that it adds to the model
         return None
     # the batch, as every set of weights evaluates it
     streams = NodeStreams(made.tree.group, "rehearsal")

@@ -5,10 +5,10 @@ model on moving shapes, or the editing model on edits.
 
     python scripts/research/learning.py moving --seed 0 --out runs/moving-0.json   # seeds 0, 1, 2
     python scripts/research/learning.py moving --join runs/moving-*.json
-    python scripts/research/learning.py edits --seed 0 --out runs/edits-0.json --picture
+    python scripts/research/learning.py edits --seed 0 --out runs/edits-0.json --figure
 
 The first judges the base and the trained model on the test list, from the same noise; the second
-writes assets/results/moving.json with a 95 % interval over the seeds (Student's t). ``--picture``
+writes assets/results/moving.json with a 95 % interval over the seeds (Student's t). ``--figure``
 draws some test edits (source, before, after) into assets/figures.
 """
 
@@ -32,7 +32,7 @@ from flowrl.evaluation.image_grids import labelled_grid
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.trainer import Trainer
 
-ROWS = 12  # of a picture: the first edits of the test list, every kind as often
+ROWS = 12  # of the figure: the first edits of the test list, every kind as often
 
 
 class Task(NamedTuple):
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--picture", action="store_true", help="of edits, before and after")
+    parser.add_argument("--figure", action="store_true", help="of edits, before and after")
     parser.add_argument("--validation", action="store_true", help="judge the list of the config")
     parser.add_argument("--set", nargs="*", default=[], help="changes of the config")
     parser.add_argument("--join", nargs="+", type=Path)
@@ -77,10 +77,10 @@ def main() -> None:
     trainer = Trainer(load_config(task.config, [f"seed={asked.seed}", *asked.set]))
     if asked.validation:
         task = task._replace(test=trainer.config.prompts.test)
-    drawn = drawn_edits(trainer, task) if asked.picture else []
+    drawn = drawn_edits(trainer, task) if asked.figure else []
     write_json(asked.out, trained(trainer, task))
-    if asked.picture:
-        picture(task, drawn, drawn_edits(trainer, task), asked.task)
+    if asked.figure:
+        draw_figure(task, drawn, drawn_edits(trainer, task), asked.task)
 
 
 def trained(trainer: Trainer, task: Task) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool
     return [(source[0], image, bool(verdict)) for source, image, verdict in rows]
 
 
-def picture(task: Task, before: list[Any], after: list[Any], name: str) -> None:
+def draw_figure(task: Task, before: list[Any], after: list[Any], name: str) -> None:
     """Draw edits (source, before, after), right ones in green frames, into assets/figures."""
     columns = {
         "source": torch.stack([row[0] for row in before]),

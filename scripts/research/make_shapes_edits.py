@@ -1,4 +1,4 @@
-"""Write the prompt lists of the editing task, and the pictures that they start from.
+"""Write the prompt lists of the editing task, and the images that they start from.
 
 Each scene is drawn for one kind of edit, from a seed of its own list, so no scene is in two lists.
 Scenes that the checker misreads are left out.

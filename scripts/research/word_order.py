@@ -85,13 +85,13 @@ def orders(
         index += rows
         parts.append(pixels.cpu())
     # what is on them
-    pictures, asked = torch.cat(parts), [records[i] for i in index]
-    strict = check(pictures, asked).strict
+    drawn, asked = torch.cat(parts), [records[i] for i in index]
+    strict = check(drawn, asked).strict
     out = {}
     for task in ORDER_TASKS:
         mine = torch.tensor([record["tag"] == task for record in asked])
         right = float(strict[mine].float().mean())
-        out[task] = (word_order(pictures, asked, task), right, int(mine.sum()))
+        out[task] = (word_order(drawn, asked, task), right, int(mine.sum()))
     return out
 
 

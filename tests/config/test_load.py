@@ -127,7 +127,7 @@ def test_sections_check_their_values_when_made_in_python() -> None:
 
 
 @pytest.mark.parametrize("key", RENAMED)
-def test_keys_of_0_1_name_the_new_one(file: Path, key: str) -> None:
+def test_old_keys_name_the_new_one(file: Path, key: str) -> None:
     """The whole message is one line, even where the new name is of a required argument."""
     text = file.read_text()
     if key == "plan.level":
@@ -141,17 +141,18 @@ def test_keys_of_0_1_name_the_new_one(file: Path, key: str) -> None:
     assert message == f"{where}: has another name since flowrl 0.2: {RENAMED[key]}"
 
 
-def test_a_run_folder_of_0_1_says_what_its_keys_are_called_now(tmp_path: Path) -> None:
-    """The config.yaml that flowrl 0.1 wrote for a run on the shapes model."""
+def test_an_old_run_folder_says_what_its_keys_are_called_now(tmp_path: Path) -> None:
+    """The config.yaml of a run on the shapes model, with the keys of 0.1 and of commits since."""
     old = yaml.safe_load(load_config("shapes/flow_grpo").dump())
     old["grid"] = old.pop("samples")
     old["plan"]["level"] = old["plan"].pop("noise_scale")
     old["loss"]["max_weight"] = old["loss"].pop("max_advantage")
     optimizer = old.pop("optimizer")
+    old["monitors"]["pictures"] = old["monitors"].pop("images")
     old["train"] |= {"optimizer": optimizer.pop("fn"), **optimizer}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
     message = failure(tmp_path / "config.yaml")
-    assert message.startswith("8 mistakes:") and message.count("another name since flowrl") == 8
+    assert message.startswith("9 mistakes:") and message.count("another name since flowrl") == 9
     assert all(new in message for new in RENAMED.values())
 
 

@@ -158,7 +158,7 @@ def test_what_is_kept_under_other_options(tmp_path: Path) -> None:
 
 
 def test_work_of_an_iteration(tmp_path: Path) -> None:
-    """32 velocity evaluations, 24 states and 8 images; a KL adds a forward pass to each state."""
+    """32 NFE, 24 states and 8 images; a KL adds a forward pass to each state."""
     name = "sd3, LoRA, guidance"
     config = made(tmp_path, name)
     found, workload = estimate(config), meta_run(workload_of(config))

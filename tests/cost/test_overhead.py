@@ -58,7 +58,7 @@ def test_bench_reports_what_was_done(
     assert len(result["rollout_ratios"]) == 2 and min(result["rollout_ratios"]) > 0
     assert min(result["bare"].values()) > 0 and result["images_per_s"] > 0
     text = table(result)
-    assert all(phase in text for phase in PHASES) and f"{nfe} velocity evaluations" in text
+    assert all(phase in text for phase in PHASES) and f"{nfe} NFE" in text
 
 
 class Clock:

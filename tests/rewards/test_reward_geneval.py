@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 SEE: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "who": "test"}
 
 
-def pictures(count: int, height: int = 80, width: int = 100) -> list[Image.Image]:
+def pils(count: int, height: int = 80, width: int = 100) -> list[Image.Image]:
     return [pil(image) for image in random_images(count, height, width)]
 
 
@@ -73,7 +73,7 @@ def test_instances_are_those_of_transformers() -> None:
 def test_mask2former_finds_things_on_images(tmp_path: Path) -> None:
     """The same alone and together; only what is above the floor; its labels are GenEval's names."""
     detector = Mask2Former(str(tiny_mask2former(tmp_path)), **SEE)
-    images = pictures(3)
+    images = pils(3)
     assert detector.classes == frozenset(CLASSES) and detector.names == [*CLASSES]
     together = detector(images, [[]] * 3, 0.1)
     for image, found in zip(images, together, strict=True):
@@ -120,7 +120,7 @@ def test_open_vocabulary_boxes_are_those_of_the_pipeline(
     else:
         folder = tiny_grounding_dino(tmp_path / "dino")
     detector = ZeroShot(str(folder), template=template, **SEE)
-    images = pictures(2, 64, 64)
+    images = pils(2, 64, 64)
     wanted = [["cat", "tennis racket"], ["cow"]]
     found = detector(images, wanted, 0.1)
     theirs = pipeline("zero-shot-object-detection", str(folder), device="cpu")
@@ -154,7 +154,7 @@ def test_colours_are_those_of_open_clips_classifier(weights: Weights) -> None:
     )
     torch.testing.assert_close(reader.directions("hot dog"), theirs.T, atol=1e-5, rtol=0)
     # a mask in the middle of the box
-    image, mask = pictures(1, 60, 60)[0], np.zeros((60, 60), bool)
+    image, mask = pils(1, 60, 60)[0], np.zeros((60, 60), bool)
     mask[10:30, 10:30] = True
     found = [
         Found((5, 5, 35, 40), 0.9, mask),

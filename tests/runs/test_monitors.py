@@ -94,7 +94,7 @@ FIRING = (
     "monitors.plateau={patience: 2, min_gain: 9}",
     "monitors.drift.limit=1e-9",
     "monitors.diversity.floor=1",
-    "monitors.pictures={saturation: 1.0001, sharpness: 1.0001}",
+    "monitors.images={saturation: 1.0001, sharpness: 1.0001}",
     "monitors.ratio={spread: 1e-9, patience: 1}",
     "monitors.gradients={factor: 1.0001, history: 2, action: warn}",
 )
@@ -230,10 +230,10 @@ def test_a_fall_by_chance_is_no_hacking(changes: list[float], found: bool) -> No
     ("change", "name"),
     [
         ({"diversity": 0.04}, "diversity"),
-        ({"saturation": 0.45}, "pictures"),
-        ({"saturation": 0.09}, "pictures"),
-        ({"sharpness": 0.05}, "pictures"),
-        ({"grid": 0.5}, "pictures"),
+        ({"saturation": 0.45}, "images"),
+        ({"saturation": 0.09}, "images"),
+        ({"sharpness": 0.05}, "images"),
+        ({"grid": 0.5}, "images"),
         ({"zero_std": 0.95}, "zero_std"),
         ({"prompt_entropy": 0.3}, "prompts"),
         ({"on_policy_gap": 0.2}, "ratio"),

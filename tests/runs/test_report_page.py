@@ -17,7 +17,7 @@ from reportkit import lines, make_run
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import save_strip
-from flowrl.runs.report import pictures
+from flowrl.runs.report import sample_images
 from flowrl.runs.report.columns import Series, thinned
 from flowrl.runs.report.page import html_report
 from flowrl.runs.report.story import story
@@ -94,12 +94,12 @@ def test_nothing_of_a_run_is_markup_or_comes_from_elsewhere(runs: list[Path]) ->
     assert len(text) < 200_000
 
 
-def test_pictures_are_evenly_spaced_and_keep_to_their_budget(
+def test_images_are_evenly_spaced_and_keep_to_their_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run", samples=11)
-    monkeypatch.setattr(pictures, "MOST", 3)
-    found = pictures.samples(run)
+    monkeypatch.setattr(sample_images, "MOST", 3)
+    found = sample_images.samples(run)
     assert found is not None and found["iterations"] == [0, 100, 200]
     # noise takes the most; of it three quarters of what the best quality takes
     noise = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -109,8 +109,8 @@ def test_pictures_are_evenly_spaced_and_keep_to_their_budget(
 
 
 def total(run: Path, budget: int) -> int:
-    """Bytes of a run's pictures: of base64 three in four characters."""
-    found = pictures.samples(run, budget=budget)
+    """Bytes of a run's images: of base64 three in four characters."""
+    found = sample_images.samples(run, budget=budget)
     assert found is not None
     urls = [url for row in found["images"] for url in row]
     return sum(len(url.partition(",")[2]) * 3 // 4 for url in urls)

@@ -67,11 +67,12 @@ def test_what_is_listed_and_told(client: TestClient, home: Path) -> None:
     [
         ("/files/app.py", 404),
         ("/files/report.html", 404),
+        ("/favicon.ico", 204),
         ("/api/story?run=../a", 404),
-        ("/api/picture?run=a&iteration=0&place=0", 200),
-        ("/api/picture?run=a&iteration=1&place=0", 422),
-        ("/api/picture?run=a&iteration=-1&place=0", 400),
-        ("/api/picture?run=a&iteration=0&place=99", 422),
+        ("/api/image?run=a&iteration=0&place=0", 200),
+        ("/api/image?run=a&iteration=1&place=0", 422),
+        ("/api/image?run=a&iteration=-1&place=0", 400),
+        ("/api/image?run=a&iteration=0&place=99", 422),
         ("/api/ballot?voter=x", 400),
         (f"/api/ballot?voter={VOTER}&one=a&two=a@0", 400),
         (f"/api/ballot?voter={VOTER}&one=a@0&two=a@0", 422),
@@ -111,11 +112,11 @@ def test_a_vote_is_blind_shuffled_and_counted_once(client: TestClient, home: Pat
         found = client.get("/api/ballot", params={"voter": f"{number:08x}", **SIDES})
         assert "a@" not in found.text and "images/" not in found.text
         ballot = found.json()["ballot"]
-        picture = client.get("/api/side", params={"ballot": ballot, "side": "left"}).content
+        image = client.get("/api/side", params={"ballot": ballot, "side": "left"}).content
         assert cast(client, ballot, "left", f"{number:08x}") == 200
         assert cast(client, ballot, "right", f"{number:08x}") == 200  # a second click
         vote = read_votes(home / "votes")[-1]
-        assert (home / "votes" / vote["image_0"]).read_bytes() == picture
+        assert (home / "votes" / vote["image_0"]).read_bytes() == image
         assert vote["label_0"] == 1
         left[vote["name_0"]] += 1
     assert len(read_votes(home / "votes")) == 40
@@ -154,7 +155,7 @@ def test_votes_are_scored_and_train_offline(client: TestClient, home: Path) -> N
                 "iteration": 40,
                 "place": ["a", "b"].index(found["prompt"]),
             }
-            is_after = client.get("/api/picture", params=after).content == shown.content
+            is_after = client.get("/api/image", params=after).content == shown.content
             later = "left" if is_after else "right"
             wrong = number == 0 and found["prompt"] == "a"
             other = {"left": "right", "right": "left"}[later]

@@ -172,7 +172,7 @@ def test_the_lines_say_the_numbers() -> None:
     plan, sizes = full(0, steps=4, noise_scale=0.4), {"updates": 2, "micro_batch": 5}
     text = "\n".join(cost(plan, 4, rollout_batch=8, **sizes).lines())
     assert "2 prompts x 4 images = 8 images from 8 initial noises, 4 steps" in text
-    assert "32 velocity evaluations in batches of 8\n" in text
+    assert "32 NFE in batches of 8\n" in text
     dealt = "24 states / 2 updates = 12 states per update, in 3 micro-batches of up to 5"
     assert f"24 decisions from {dealt}" in text
     assert "each with and without the prompt (guidance)" not in text

@@ -61,7 +61,7 @@ def test_the_ratio_is_one_and_the_cost_is_what_is_counted(base: FlowModel, name:
     """On policy the ratio of every decision of the first update is 1 to float32 rounding, for every
     method.
 
-    A loss without a ratio says nothing of it. Cost: velocity evaluations of the plan, and three per
+    A loss without a ratio says nothing of it. Cost: the NFE of the plan, and three per
     state that had a decision of weight other than 0, with one more for each other weights. Where
     the sampler is differentiated, at most four for each of its steps.
     """
@@ -74,7 +74,7 @@ def test_the_ratio_is_one_and_the_cost_is_what_is_counted(base: FlowModel, name:
     assert metrics["grad_norm"] > 0 and any(
         not p.equal(before[key]) for key, p in trainer.params.items()
     )
-    if not trainer.method.likelihood.evaluations:  # what is trained is not in the network
+    if not trainer.method.likelihood.rows_per_state:  # what is trained is not in the network
         assert metrics["nfe"] == work.nfe
         return
     calls = 3 + len({*trainer.method.snapshots} - {"old"})

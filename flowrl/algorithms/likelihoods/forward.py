@@ -75,7 +75,7 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         if not 0 < power <= 1:
             raise ConfigError(f"likelihood forward: expected 0 < power <= 1, got {power=}")
         self.times = Times(times, draws, shift, low, high, first, last, with_first)
-        self.evaluations, self.weight, self.power, self.shared = draws, weight, power, shared
+        self.rows_per_state, self.weight, self.power, self.shared = draws, weight, power, shared
 
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
@@ -85,14 +85,14 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         Its own stream gives a leaf the times, then the noise. `step` numbers the draws of a leaf,
         the noisiest first. Other weights see the same batch, hence the same noise.
         """
-        node = nodes.repeat_interleave(self.evaluations)
+        node = nodes.repeat_interleave(self.rows_per_state)
         x0 = wide(rollout.x[node])
         # times and noise of each leaf, on the host
         grid = rollout.sigmas.cpu()
         sigmas, noises = [], []
         for stream in streams.of(nodes, shared=self.shared):
             sigmas.append(self.times.draw(stream, grid))
-            noises.append(torch.randn(self.evaluations, *x0.shape[1:], generator=stream))
+            noises.append(torch.randn(self.rows_per_state, *x0.shape[1:], generator=stream))
         sigma = torch.cat(sigmas).to(x0.device)
         eps = torch.cat(noises).to(x0)
         # a place on the straight path between them
@@ -107,7 +107,7 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
             advantage=advantage[node],
             node=node,
             parent=torch.arange(len(node), device=node.device),
-            step=torch.arange(len(node), device=node.device) % self.evaluations,
+            step=torch.arange(len(node), device=node.device) % self.rows_per_state,
             cond=cond_of(rollout, node),
         )
 

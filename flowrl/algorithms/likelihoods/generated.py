@@ -32,7 +32,7 @@ class generated:  # noqa: N801 - configs name likelihoods in lower case
     """
 
     trains: Literal["steps"] = "steps"
-    evaluations = 1
+    rows_per_state = 1
     keeps: frozenset[str] = frozenset()
 
     def __init__(self, *, interval: Interval = "trajectory", shift: float = 1.0) -> None:

@@ -45,7 +45,7 @@ class prior:  # noqa: N801 - configs name likelihoods in lower case
     """
 
     trains: Literal["roots"] = "roots"
-    evaluations = 0
+    rows_per_state = 0
     keeps = frozenset({"old_log_prob"})
 
     def __init__(

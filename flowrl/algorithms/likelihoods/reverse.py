@@ -18,7 +18,7 @@ class reverse:  # noqa: N801 - configs name likelihoods in lower case
     (2505.05470)."""
 
     trains: Literal["draws"] = "draws"
-    evaluations = 1
+    rows_per_state = 1
     keeps = frozenset({"old_log_prob", "old_mean"})
 
     def batch(

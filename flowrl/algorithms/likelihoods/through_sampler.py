@@ -26,7 +26,7 @@ class _FromRoots:
     """Sample the images of a rollout's initial noises again."""
 
     trains: Literal["roots"] = "roots"
-    evaluations = 1
+    rows_per_state = 1
     keeps: frozenset[str] = frozenset()
     checkpoint = True
 
@@ -198,15 +198,15 @@ class draft_lv:  # noqa: N801
     def __init__(self, *, draws: int = 2, checkpoint: bool = True) -> None:
         if draws < 1:
             raise ConfigError(f"likelihood draft_lv: expected draws >= 1, got {draws}")
-        self.evaluations, self.checkpoint = draws, checkpoint
+        self.rows_per_state, self.checkpoint = draws, checkpoint
 
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
     ) -> Batch:
         """Noise each leaf [N] `draws` times, from its own stream -> Batch of N * draws rows."""
-        node = nodes.repeat_interleave(self.evaluations)
+        node = nodes.repeat_interleave(self.rows_per_state)
         x0 = wide(rollout.x[node])
-        shape = (self.evaluations, *x0.shape[1:])
+        shape = (self.rows_per_state, *x0.shape[1:])
         noises = [torch.randn(shape, generator=stream) for stream in streams.of(nodes)]
         # the last level of the grid, and one step to its end
         sigma = rollout.sigmas[-2].expand(len(node))

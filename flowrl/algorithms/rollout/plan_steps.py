@@ -26,7 +26,7 @@ class Step(NamedTuple):
 class Counts(NamedTuple):
     """What a plan costs and gives per initial noise."""
 
-    nfe: int  # velocity evaluations while sampling
+    nfe: int  # network evaluations (NFE) of sampling
     leaves: int  # images
     decisions: int  # draws that can be trained: those of the last step cannot
     states: int  # states that they are drawn from

@@ -2,7 +2,7 @@
 
 Scores vary with the training seed and with the prompts, see `flowrl/evaluation/crossed.py`. Seeds
 and what is left are pooled over all configs; prompts are shared by all configs, so a gain or a
-difference is taken per prompt first. Where the file has no outcomes per picture, only the seeds are
+difference is taken per prompt first. Where the file has no outcomes per image, only the seeds are
 known: then everything is Student's with the variance over seeds pooled over all configs, and says
 nothing of other prompts.
 """

@@ -113,7 +113,7 @@ def _gain_row(axes: Axes, row: int, config: Result, result: Result, budget: str)
 
 @styled
 def accuracy_figure(result: Result, x: str) -> Figure:
-    """Draw held-out scores against `x` (evaluations or seconds), one small panel per config over
+    """Draw held-out scores against `x` (NFE or seconds), one small panel per config over
     all others.
 
     The line is the mean over seeds at each mark, the band their range; axes are shared.

@@ -230,7 +230,7 @@ class _BudgetedRun:
         write_evals(self.folder, [*read_rows(self.folder, EVALS), row])
         name = self.trainer.config.headline
         self.log.say(
-            f"held out after {now.nfe:g} evaluations, {now.seconds:.1f} s: {name} {found[name]:.3f}"
+            f"held out after {now.nfe:g} NFE, {now.seconds:.1f} s: {name} {found[name]:.3f}"
         )
 
     def _check_first(self, spent: Spent) -> None:

@@ -1,4 +1,4 @@
-"""Outcomes per picture in a result file: one short text for each evaluation.
+"""Outcomes per image in a result file: one short text for each evaluation.
 
 Prompts are separated by spaces. Verdicts 0 and 1 are letters, "0110 1111"; other scores stand
 between commas, "0.25,0.5 0.75,1".

@@ -34,7 +34,7 @@ def table(result: Result) -> list[list[str]]:
         f"{score} at (b)",
         "gain [95 %]",
     ]
-    head += ["iterations (a)", "seconds (a)", "evaluations (b)"]
+    head += ["iterations (a)", "seconds (a)", "NFE (b)"]
     short = labels([config["name"] for config in result["configs"]])
     rows = [_row(result, config, short[config["name"]]) for config in result["configs"]]
     base = _number(result)(result["base"]["score"])

@@ -9,8 +9,8 @@ from typing import Any
 from flowrl.config.monitors import (
     DiversityMonitor,
     GradientsMonitor,
+    ImagesMonitor,
     MonitorsConfig,
-    PicturesMonitor,
     PromptsMonitor,
     RatioMonitor,
     ZeroStdMonitor,
@@ -21,7 +21,7 @@ from flowrl.runs.monitors.findings import Alarm
 Metrics = Mapping[str, float]
 Memory = dict[str, Any]
 FIRST = 3  # iterations that say how a run began
-ALARMS = ("diversity", "pictures", "ratio", "gradients", "zero_std", "prompts")
+ALARMS = ("diversity", "images", "ratio", "gradients", "zero_std", "prompts")
 
 
 def look(monitors: MonitorsConfig, metrics: Metrics, memory: Memory) -> dict[str, Alarm | None]:
@@ -30,8 +30,8 @@ def look(monitors: MonitorsConfig, metrics: Metrics, memory: Memory) -> dict[str
     found: dict[str, Alarm | None] = {}
     if monitors.diversity:
         found["diversity"] = diversity(monitors.diversity, metrics, start)
-    if monitors.pictures:
-        found["pictures"] = pictures(monitors.pictures, metrics, start)
+    if monitors.images:
+        found["images"] = image_looks(monitors.images, metrics, start)
     if monitors.gradients:
         found["gradients"] = gradients(monitors.gradients, metrics)
     # those that speak after several iterations in a row
@@ -60,7 +60,7 @@ def diversity(options: DiversityMonitor, metrics: Metrics, start: Metrics) -> Al
     )
 
 
-def pictures(options: PicturesMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
+def image_looks(options: ImagesMonitor, metrics: Metrics, start: Metrics) -> Alarm | None:
     """Say so if the images do not look as they did at the start."""
     said = []
     for name in LOOKS:

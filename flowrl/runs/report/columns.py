@@ -1,4 +1,4 @@
-"""The logs of a run as columns of numbers, and fewer of them for a picture."""
+"""The logs of a run as columns of numbers, and fewer of them for a plot."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import jinja2
 
 from flowrl.core.errors import DataError
 from flowrl.runs.folder import RunPath
-from flowrl.runs.report.pictures import BUDGET, samples
+from flowrl.runs.report.sample_images import BUDGET, samples
 from flowrl.runs.report.story import story
 
 TEMPLATES = Path(__file__).with_name("templates")

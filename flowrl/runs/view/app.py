@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
 from flowrl.runs.report.page import SCRIPTS, environment, source
-from flowrl.runs.report.pictures import picture, sample_index
+from flowrl.runs.report.sample_images import sample_as_png, sample_index
 from flowrl.runs.report.story import story
 from flowrl.runs.view.ballots import Booth, Side
 from flowrl.runs.view.listing import find_runs, stamp, summary_of
@@ -56,10 +56,11 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
     routes = [
         Route("/", here.guard(here.page("live.html"))),
         Route("/vote", here.guard(here.page("vote.html"))),
+        Route("/favicon.ico", here.guard(here.no_icon)),
         Route("/files/{name}", here.guard(here.file)),
         Route("/api/runs", here.guard(here.runs)),
         Route("/api/story", here.guard(here.story)),
-        Route("/api/picture", here.guard(here.picture)),
+        Route("/api/image", here.guard(here.image)),
         Route("/api/ballot", here.guard(here.ballot)),
         Route("/api/side", here.guard(here.side)),
         Route("/api/vote", here.guard(here.vote), methods=["POST"]),
@@ -133,6 +134,12 @@ class _Handlers:
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         return Response(source(name), media_type=kind)
 
+    async def no_icon(self, request: Request) -> Response:
+        """Answer that there is no icon, which browsers ask for unasked."""
+        from starlette.responses import Response
+
+        return Response(status_code=204)
+
     async def runs(self, request: Request) -> Response:
         """List the runs."""
         from starlette.responses import JSONResponse
@@ -158,13 +165,13 @@ class _Handlers:
 
         return JSONResponse(await asyncio.to_thread(look))
 
-    async def picture(self, request: Request) -> Response:
+    async def image(self, request: Request) -> Response:
         """Answer with one sample as PNG."""
         from starlette.responses import Response
 
         run = await self._run(request.query_params.get("run", ""))
         iteration = _whole(request, "iteration")
-        png = await asyncio.to_thread(picture, run, iteration, _whole(request, "place"))
+        png = await asyncio.to_thread(sample_as_png, run, iteration, _whole(request, "place"))
         return Response(png, media_type="image/png")
 
     async def ballot(self, request: Request) -> Response:

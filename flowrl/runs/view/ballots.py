@@ -20,7 +20,7 @@ from flowrl.core.errors import DataError, RunError
 from flowrl.core.votes import Pair, append_vote, counted, keep_image, pair_of, read_votes
 from flowrl.evaluation.bradley_terry import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, read_prompts
-from flowrl.runs.report.pictures import strip_of
+from flowrl.runs.report.sample_images import strip_of
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}

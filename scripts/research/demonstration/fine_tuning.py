@@ -123,7 +123,7 @@ def cost_of(trainer: Trainer) -> Cost:
     trained row three for the gradient and one under each other policy that its loss looks at."""
     train, method = trainer.config.train, trainer.method
     images = train.iterations * train.prompts * train.group
-    rows = images * method.likelihood.evaluations
+    rows = images * method.likelihood.rows_per_state
     steps = trainer.config.plan.kwargs["steps"]
     return Cost(images * steps, rows * method.trained_calls(0, [1]))
 

@@ -1,12 +1,12 @@
-"""How often the judge and the checker agree about a model's pictures.
+"""How often the judge and the checker agree about a model's images.
 
     python scripts/research/shapes_judge/judge_agreement.py assets/shapes-sd3 runs/a \\
         --out assets/results/judge.json
 
 A target is a model folder, a run or a config. If training had taught a model to please the checker
-and nobody else, the two would agree less often about its pictures than about the base model's. The
-result file has, for each target: pictures, the share on which both agree with its 95 % interval
-(Wilson's), the four counts, and both shares of right pictures, overall and per task.
+and nobody else, the two would agree less often about its images than about the base model's. The
+result file has, for each target: images, the share on which both agree with its 95 % interval
+(Wilson's), the four counts, and both shares of right images, overall and per task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flowrl.runs.target import open_target
 
 
 def main() -> None:
-    """Judge every target's pictures and write the result file."""
+    """Judge every target's images and write the result file."""
     args = parser().parse_args()
     torch.set_num_threads(args.threads)
     quiet_libraries()
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def agreement(
     judge: Judge, model: FlowModel, records: Sequence[Record], images: int, steps: int, seed: int
 ) -> dict[str, Any]:
-    """Sample `images` pictures of each prompt, let both judge -> counts and shares."""
+    """Sample `images` images of each prompt, let both judge -> counts and shares."""
     texts = [record["prompt"] for record in records]
     options: dict[str, Any] = {"height": 64, "width": 64, "steps": steps, "seed": seed}
     pairs: dict[str, list[tuple[bool, bool]]] = {}
@@ -108,9 +108,7 @@ def counted(pairs: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
     """Return the table that is printed."""
-    out = [
-        ["target", "pictures", "agreement", "95 % interval", "judge", "checker", "checker alone"]
-    ]
+    out = [["target", "images", "agreement", "95 % interval", "judge", "checker", "checker alone"]]
     for name, one in found.items():
         low, high = one["interval"]
         shares = [f"{one[key]:.1%}" for key in ("judge", "checker")]

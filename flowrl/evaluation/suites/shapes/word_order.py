@@ -1,6 +1,6 @@
-"""Does a model read the order of words? Count pictures as asked, the other way round, and neither.
+"""Does a model read the order of words? Count images as asked, the other way round, and neither.
 
-Looked at are pictures with exactly the two shapes that the prompt names. A model that does not
+Looked at are images with exactly the two shapes that the prompt names. A model that does not
 read "left of" stands the two as asked as often as the other way round; one that does not know
 which colour belongs to which shape swaps the colours as often as not.
 """
@@ -24,7 +24,7 @@ _AXES = ((-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
 
 
 class Order(NamedTuple):
-    """Pictures with the two right shapes: as asked, opposite relation or swapped colours, else."""
+    """Images with the two right shapes: as asked, opposite relation or swapped colours, else."""
 
     asked: int
     opposite: int

@@ -28,18 +28,18 @@ function lineChart(title, lines) {
   [y0, y1] = [y0 >= 0 && y0 - pad < 0 ? 0 : y0 - pad, y1 + pad];
   const px = (x) => BOX.left + ((x - x0) / (x1 - x0)) * (BOX.width - BOX.left - BOX.right);
   const py = (y) => BOX.height - BOX.bottom - ((y - y0) / (y1 - y0)) * (BOX.height - BOX.top - BOX.bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": `${title} over the iterations` });
+  const plot = svg("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": `${title} over the iterations` });
   for (const y of ticks(y0, y1, 4)) {
-    picture.append(svg("line", { class: "rule", x1: BOX.left, x2: BOX.width - BOX.right, y1: py(y), y2: py(y) }));
-    picture.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, short(y)));
+    plot.append(svg("line", { class: "rule", x1: BOX.left, x2: BOX.width - BOX.right, y1: py(y), y2: py(y) }));
+    plot.append(svg("text", { class: "tick", x: BOX.left - 6, y: py(y) + 3, "text-anchor": "end" }, short(y)));
   }
   for (const x of ticks(x0, x1, 5)) {
-    if (x === Math.round(x)) picture.append(svg("text", { class: "tick", x: px(x), y: BOX.height - 8, "text-anchor": "middle" }, short(x)));
+    if (x === Math.round(x)) plot.append(svg("text", { class: "tick", x: px(x), y: BOX.height - 8, "text-anchor": "middle" }, short(x)));
   }
   for (const line of lines) {
     (line.low || []).forEach((low, i) => {
       const high = line.high[i];
-      if (low !== null && high !== null) picture.append(svg("line", { stroke: line.color, "stroke-width": 1.4, x1: px(line.x[i]), x2: px(line.x[i]), y1: py(low), y2: py(high) }));
+      if (low !== null && high !== null) plot.append(svg("line", { stroke: line.color, "stroke-width": 1.4, x1: px(line.x[i]), x2: px(line.x[i]), y1: py(low), y2: py(high) }));
     });
     let pen = "M", path = "";
     line.y.forEach((y, i) => {
@@ -47,16 +47,16 @@ function lineChart(title, lines) {
       path += `${pen}${px(line.x[i]).toFixed(1)},${py(y).toFixed(1)}`;
       pen = "L";
     });
-    picture.append(svg("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.faint ? 1 : 1.8, opacity: line.faint ? 0.65 : 1 }));
+    plot.append(svg("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.faint ? 1 : 1.8, opacity: line.faint ? 0.65 : 1 }));
     if (line.x.length <= 12) {
       line.y.forEach((y, i) => {
-        if (y !== null) picture.append(svg("circle", { cx: px(line.x[i]), cy: py(y), r: 2.4, fill: line.color }));
+        if (y !== null) plot.append(svg("circle", { cx: px(line.x[i]), cy: py(y), r: 2.4, fill: line.color }));
       });
     }
   }
   const reading = el("p", { class: "reading", "aria-live": "polite" });
   const cursor = svg("line", { class: "cursor", y1: BOX.top, y2: BOX.height - BOX.bottom, x1: -9, x2: -9 });
-  picture.append(cursor);
+  plot.append(cursor);
   const places = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   let at = places.length - 1;
   const read = (show) => {
@@ -70,7 +70,7 @@ function lineChart(title, lines) {
     reading.replaceChildren(el("b", {}, `iteration ${short(x)}`), ...parts);
   };
   const frame = el("figure", { class: "chart", tabindex: "0", "aria-label": `${title}: arrow keys read values` },
-    el("figcaption", {}, title), picture, reading);
+    el("figcaption", {}, title), plot, reading);
   frame.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;
@@ -79,8 +79,8 @@ function lineChart(title, lines) {
     at = Math.max(0, Math.min(places.length - 1, at + move));
     read(true);
   });
-  picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect();
     const inside = ((event.clientX - box.left) / box.width) * BOX.width;
     const x = x0 + ((inside - BOX.left) / (BOX.width - BOX.left - BOX.right)) * (x1 - x0);
     at = Math.max(0, nearest(places, x));
@@ -142,13 +142,13 @@ function histogram(title, found) {
   const frame = el("figure", { class: "chart" }, el("figcaption", {}, title));
   if (!found) return el("figure", { class: "chart" }, el("figcaption", {}, title), el("p", { class: "quiet" }, "nothing was scored"));
   const most = Math.max(...found.counts), wide = (BOX.width - 20) / found.counts.length;
-  const picture = svg("svg", { viewBox: `0 0 ${BOX.width} 130`, role: "img", "aria-label": `${title}: ${found.counts.reduce((a, b) => a + b, 0)} values from ${short(found.low)} to ${short(found.high)}` });
+  const plot = svg("svg", { viewBox: `0 0 ${BOX.width} 130`, role: "img", "aria-label": `${title}: ${found.counts.reduce((a, b) => a + b, 0)} values from ${short(found.low)} to ${short(found.high)}` });
   found.counts.forEach((count, i) => {
     const tall = (count / most) * 96;
-    picture.append(svg("rect", { class: "bar", x: 10 + i * wide, width: Math.max(1, Math.min(wide - 1, 60)), y: 104 - tall, height: tall }, svg("title", {}, count)));
+    plot.append(svg("rect", { class: "bar", x: 10 + i * wide, width: Math.max(1, Math.min(wide - 1, 60)), y: 104 - tall, height: tall }, svg("title", {}, count)));
   });
-  picture.append(svg("text", { class: "tick", x: 10, y: 122 }, short(found.low)));
-  picture.append(svg("text", { class: "tick", x: BOX.width - 10, y: 122, "text-anchor": "end" }, short(found.high)));
-  frame.append(picture);
+  plot.append(svg("text", { class: "tick", x: 10, y: 122 }, short(found.low)));
+  plot.append(svg("text", { class: "tick", x: BOX.width - 10, y: 122, "text-anchor": "end" }, short(found.high)));
+  frame.append(plot);
   return frame;
 }

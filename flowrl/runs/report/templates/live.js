@@ -45,7 +45,7 @@ function filter(text) {
 
 function draw() {
   const stories = colored(chosen.map((id) => known.get(id)).filter(Boolean));
-  const url = (story, index, place) => `/api/picture?${new URLSearchParams({ run: story.id, iteration: story.samples.iterations[index], place })}`;
+  const url = (story, index, place) => `/api/image?${new URLSearchParams({ run: story.id, iteration: story.samples.iterations[index], place })}`;
   // what the eye or the hand is on stays where it is: the slider, the search, open parts
   const kept = {};
   for (const name of ["checkpoint", "search", "counted"]) {

@@ -11,7 +11,7 @@ function samplesOf(runs, notes) {
   const prompts = [...new Set(runs.flatMap((run) => run.prompts))];
   const shown = [];
   for (const prompt of prompts) {
-    const row = el("div", { class: "pictures" });
+    const row = el("div", { class: "images" });
     for (const run of runs) {
       const place = run.prompts.indexOf(prompt);
       if (place < 0) continue;

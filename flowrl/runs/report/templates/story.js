@@ -111,19 +111,19 @@ function settings(stories) {
   return section(stories.length > 1 ? "What differs, and the rest" : "Configuration and environment", "config", parts);
 }
 
-function pictures(stories, url) {
+function sampleImages(stories, url) {
   const runs = stories.filter((story) => story.samples).map((story) => ({
     name: story.name, color: story.color, ...story.samples,
     url: (index, place) => url(story, index, place) }));
   if (!runs.length) return null;
   const noise = new Set(stories.filter((story) => story.samples).map((story) => story.noise));
-  const notes = noise.size > 1 ? ["The runs sampled from different noise (samples.seed), so pictures differ by that, too."] : [];
+  const notes = noise.size > 1 ? ["The runs sampled from different noise (samples.seed), so images differ by that, too."] : [];
   return samplesOf(runs, notes);
 }
 
 function tell(given, url) {
   const stories = colored(given);
-  return [headline(stories), beforeAfter(stories), pictures(stories, url), curves(stories), steps(stories),
+  return [headline(stories), beforeAfter(stories), sampleImages(stories, url), curves(stories), steps(stories),
     counted(stories), findings(stories), doctors(stories), settings(stories)].filter(Boolean);
 }
 

@@ -38,13 +38,13 @@ async function next(note) {
     ballot = null;
     return;
   }
-  const picture = (side) => el("button", { class: "side", id: side, "aria-label": `${side} is better`, onclick: () => vote(side) },
+  const candidate = (side) => el("button", { class: "side", id: side, "aria-label": `${side} is better`, onclick: () => vote(side) },
     el("img", { alt: `the ${side} image`, src: `/api/side?${new URLSearchParams({ ballot: ballot.ballot, side })}` }));
   part.board.replaceChildren(
     note ? el("p", { class: "note", role: "alert" }, note) : "",
     el("p", { class: "quiet" }, "Which image fits the prompt better? Keys: ← left, → right, ↓ or space: tie."),
     el("h2", { id: "prompt" }, ballot.prompt),
-    el("div", { class: "duel" }, picture("left"), picture("right")),
+    el("div", { class: "duel" }, candidate("left"), candidate("right")),
     el("button", { id: "tie", onclick: () => vote("tie") }, "equally good"),
     el("p", { class: "quiet", id: "progress" }, `${voted} votes, ${ballot.left_over} left of ${ballot.of}`));
 }

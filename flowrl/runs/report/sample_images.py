@@ -16,9 +16,9 @@ from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.folder import RunPath, read_prompts, read_verdicts
 from flowrl.runs.report.run_grid import sample_files
 
-PIXELS = 256  # of a picture's longer side, at most
+PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
-BUDGET = 6_000_000  # bytes of all pictures of a page
+BUDGET = 6_000_000  # bytes of all images of a page
 QUALITIES = (90, 75, 55, 35)
 
 
@@ -52,7 +52,7 @@ def sample_index(run: RunPath) -> dict[str, Any] | None:
     return {"prompts": prompts, "iterations": order, "right": right}
 
 
-def picture(run: RunPath, iteration: int, place: int) -> bytes:
+def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
     """Return the sample of one prompt as PNG, as it was made. Raises RunError where there is
     none."""
     image = strip_of(run, iteration)

@@ -30,13 +30,27 @@ def spawn(*argv: str | Path, **options: int) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *map(str, argv)], env=environment, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def test_the_help_is_light() -> None:
-    """``-X importtime`` writes every import to stderr."""
-    process = spawn("-X", "importtime", "-m", "flowrl", "--help")
+def imported_by(*argv: str) -> tuple[set[str], str]:
+    """Run a command -> the modules that it imports, which ``-X importtime`` writes to stderr, and
+    what it printed."""
+    process = spawn("-X", "importtime", "-m", "flowrl", *argv)
     out, error = process.communicate(timeout=120)
-    assert process.returncode == 0 and "Usage: flowrl" in out
-    imported = {line.rpartition("|")[2].strip() for line in error.splitlines()}
-    assert "flowrl.cli.main" in imported and imported.isdisjoint(HEAVY)
+    assert process.returncode == 0, error
+    names = {line.rpartition("|")[2].strip() for line in error.splitlines()}
+    assert "flowrl.cli.main" in names
+    return names, out
+
+
+def test_the_help_is_light() -> None:
+    imported, out = imported_by("--help")
+    assert "Usage: flowrl" in out and imported.isdisjoint(HEAVY)
+
+
+def test_the_list_of_methods_is_light() -> None:
+    """It reads its catalogue by yaml, and nothing else that is heavy."""
+    imported, out = imported_by("methods")
+    assert "Flow-GRPO" in out and "yaml" in imported
+    assert imported.isdisjoint({*HEAVY, "peft", "accelerate", "pandas"} - {"yaml"})
 
 
 def test_a_reader_that_goes_away() -> None:

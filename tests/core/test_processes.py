@@ -14,12 +14,15 @@ from pairkit import ALL, command, resume, same, same_rows, same_weights
 from process import commanded, trained
 from processkit import pair, run_pair
 
+from flowrl.runs.folder import read_rows
+
 CHAIN = ("plan={fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}", "train.group=4")
 TREE = (
     "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [0, 2], ode_last: 1}",
     "credit={fn: depth_norm}",
 )
 CHUNKS = "select={fn: chunks, share: 0.5, weighted: l1, corrected: true}"
+BLIND = "rewards.red={fn: toykit.blind, prompt: a teal dot}"
 CASES: dict[str, tuple[str, ...]] = {
     "global std, two updates": (
         *CHAIN,
@@ -41,6 +44,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "chunks by change": (*CHAIN, "plan.steps=6", "segment={fn: adaptive, chunks: 3}", CHUNKS),
     "second draws": (*CHAIN, "rewards.red={fn: toykit.dull}", "train.refill=2"),
     "budgets": (*CHAIN, "sampler={fn: knapsack}", "rewards.red={fn: toykit.reddish}"),
+    # in the first and third iteration a quarter of all images, and half of one process' own
+    "unscored": (*CHAIN, BLIND, "train.max_unscored=0.25"),
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),
 }
 SUITES = ("suite one", "suite two")
@@ -79,6 +84,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     jobs["too many"] = {"argv": command(home, "none", "train.prompts=1")}
     jobs["suite"] = {"argv": suite_command(home, "suite two")}
     jobs["failing"] = {"argv": failing(home, "failed", rank=0)}
+    few = (*CHAIN, BLIND, "train.max_unscored=0.24")
+    jobs["too many unscored"] = {"argv": command(home, "unscored", *few)}
     return Both(home, one, pair(jobs, home))
 
 
@@ -138,6 +145,17 @@ def test_a_reward_that_fails_in_one_process_stops_all_with_a_checkpoint(
         assert code == 2 and "the server is down" in said and "saved" in said, (code, said)
     assert f"process {rank} of 2" in done[1 - rank][1]
     assert (run / "checkpoints" / "000001" / "manifest.json").exists()
+
+
+@pytest.mark.integration
+def test_the_share_of_unscored_images_is_that_of_all_processes(both: Both) -> None:
+    """4 of 16 images are more than 0.24 and not more than 0.25, which the case "unscored" trains
+    with; both processes say so, also the one that has scored all of its own."""
+    for answer in both.two["too many unscored"]:
+        said = answer["said"]
+        assert answer["code"] == 2 and "(4 of 16 images have no finite score)" in said, answer
+        assert "train.max_unscored=0.24 is the share" in said
+    assert not read_rows(both.folder / "unscored", "metrics.jsonl")
 
 
 @pytest.mark.integration

@@ -18,7 +18,7 @@ from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.learn_along import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import Trained, reduce_metrics
+from flowrl.training.metrics import KL_TERM, Trained, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
@@ -129,8 +129,9 @@ def backward(
         penalty = method.kl(data)
         if local.table.gate is not None:
             penalty = penalty * local.table.gate[batch.node]
-        loss = loss + method.kl_beta * controls.kl_factor(run.memory) * penalty
-        metrics = {**metrics, "kl": penalty.detach()}
+        pull = method.kl_beta * controls.kl_factor(run.memory) * penalty
+        loss = loss + pull
+        metrics = {**metrics, "kl": penalty.detach(), KL_TERM: pull.detach()}
     # rows of one node share its part of the sum
     part = 0.0 if idle else len(nodes) / (len(loss) * total)
     watched = None if idle or now.v is None or not now.v.requires_grad else now.v

@@ -10,13 +10,14 @@ from torch import Tensor
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]
+KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
 BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad")
 
 
 class Trained(NamedTuple):
     """What one network call of training leaves behind."""
 
-    metrics: Rows  # {name: [B]} of the loss, "kl" if there is one, and "loss"
+    metrics: Rows  # {name: [B]} of the loss, "kl" and its term if there is one, and "loss"
     node: Tensor  # [B] int64
     step: Tensor  # [B] int64
     state: Tensor  # [B] int64: rows with one id were one row of the network
@@ -34,14 +35,17 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
 
     Every metric has its mean. `ratio` also has its spread, the largest distance from 1 before the
     first optimizer step (`on_policy_gap`), and the spread by denoising step; those of `BY_STEP`
-    have their mean by denoising step. `grad_norm` is the mean over optimizer steps, `trained` the
-    number of rows.
+    have their mean by denoising step. `kl_share` is the KL's part of the sizes of the loss's two
+    terms. `grad_norm` is the mean over optimizer steps, `trained` the number of rows.
     """
     rows = _all_rows(seen, world)
     if not rows:
         return {"trained": 0.0}
     step, update = rows.pop("step"), rows.pop("update")
+    pull = rows.pop(KL_TERM, None)
     out = {name: values.mean().item() for name, values in rows.items()}
+    if pull is not None:
+        out["kl_share"] = _kl_share(rows["loss"], pull)
     if "ratio" in rows:
         out["ratio_std"] = _spread(rows["ratio"])
         first = rows["ratio"][update == 0]
@@ -55,6 +59,13 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
     out["grad_norm"] = torch.tensor(norms).mean().item()
     out["trained"] = float(len(step))
     return out
+
+
+def _kl_share(loss: Tensor, pull: Tensor) -> float:
+    """Return what part the KL's term [N] has in the sizes of both terms of the loss [N]; 0 where
+    there is neither. Sizes, since what a group's advantages do to the loss sums to about 0."""
+    own, kl = (loss - pull).abs().sum().item(), pull.abs().sum().item()
+    return kl / (own + kl) if own + kl > 0 else 0.0
 
 
 def _spread(values: Tensor) -> float:

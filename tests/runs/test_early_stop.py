@@ -9,7 +9,7 @@ import pytest
 import torch
 from runkit import config_for
 
-from flowrl.runs import milestones
+from flowrl.runs import evaluate, milestones
 from flowrl.runs.open import open_run
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import load, numbered
@@ -22,7 +22,7 @@ def test_an_early_stop_keeps_the_best_checkpoint(
     """The best score is that of iteration 1, two evaluations later the run ends. Of the checkpoints
     only the newest is to be kept, and the best stays beside it: it is what the run is opened at."""
     scores = iter([0.2, 0.6, 0.5, 0.4, 0.3])
-    real = milestones.evaluate
+    real = evaluate.evaluate
 
     def scripted(*args: Any, **options: Any) -> dict[str, Any]:
         return real(*args, **options) | {"red": next(scores)}
@@ -34,10 +34,10 @@ def test_an_early_stop_keeps_the_best_checkpoint(
     summary = train(config, run, quiet=True)
     assert config.train.iterations == 4 and summary["iterations"] == 3
     assert summary["stopped"]["monitor"] == "plateau"
-    best = {"iteration": 1, "score": 0.6, "checkpoint": "checkpoints/000001"}
-    assert summary["best"] == best
+    best = "checkpoints/000001"
+    assert summary["best"] == {"iteration": 1, "score": 0.6, "checkpoint": best}
     assert [folder.name for folder in numbered(run)] == ["000001", "000003"]
     model, _, iteration = open_run(run, plugins=("toykit",), weights="current")
-    saved = load(run / best["checkpoint"])[0]["current"]
+    saved = load(run / best)[0]["current"]
     assert iteration == 1
     assert all(torch.equal(p, saved[name]) for name, p in model.trainable().items())

@@ -79,7 +79,7 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr
         trained velocity_grad corr/red/strict backwards decoded scored saturation sharpness grid
-        prompt_entropy grad_outliers"""
+        prompt_entropy grad_outliers kl_share"""
     keys = {*names.split()}
     by_step = ("ratio", "ratio_std", "clip_frac", "approx_kl", "kl", "velocity_grad")
     keys |= {f"{name}/step{k}" for name in by_step for k in range(3)}
@@ -87,6 +87,8 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
         assert row.keys() == keys and all(map(math.isfinite, row.values()))
         # the headline, and the only reward with a weight
         assert row["accuracy"] == row["reward/red"] == row["reward"]
+        # the first of two updates sees the policy itself, the second one that has moved
+        assert 0 < row["kl_share"] < 1
 
 
 def test_stopped_and_resumed_is_uninterrupted(

@@ -24,9 +24,11 @@ from trainkit import (
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.pixels import from_bytes
+from flowrl.core.processes import World
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
 from flowrl.training.learn import learn
+from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.weights import put_weights
 
 # ------------------------------------------------------------------------------------- on policy
@@ -256,3 +258,17 @@ def test_another_models_checkpoint(tmp_path: Path) -> None:
         trainer_for(tmp_path, KL).load(tmp_path / "c")
     with pytest.raises(CheckpointError, match="another model.*first: mix|first: mix"):
         put_weights({"mix": wide.params["mix"]}, {"mix": torch.zeros(4, 3)}, tmp_path)
+
+
+def test_the_share_of_the_kl_by_hand() -> None:
+    """Losses without it: 0.5, -1, and 0.25 twice, 2 by size; the KL's terms are 1 by size."""
+    loss, pull = torch.tensor([1.0, -1.0, 0.5, 0.0]), torch.tensor([0.5, 0.0, 0.25, -0.25])
+    rows = torch.arange(4)
+    parts = []
+    for some in (rows[:3], rows[3:]):
+        metrics = {"loss": loss[some], "kl_term": pull[some]}
+        parts.append(Trained(metrics, some, some, some, 0))
+    found = reduce_metrics(parts, [1.0], World())
+    assert found["kl_share"] == pytest.approx(1 / 3) and "kl_term" not in found
+    none = Trained({"loss": torch.zeros(4), "kl_term": torch.zeros(4)}, rows, rows, rows, 0)
+    assert reduce_metrics([none], [0.0], World())["kl_share"] == 0

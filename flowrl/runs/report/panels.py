@@ -19,6 +19,7 @@ METRICS = {
     "reward": "Training reward",
     "approx_kl": "Policy change per iteration",
     "kl": "KL to the reference",
+    "kl_share": "KL's share of the loss",
     "kl_weight": "Weight of the KL",
     "ratio": "Mean likelihood ratio",
     "ratio_std": "Spread of the likelihood ratio",

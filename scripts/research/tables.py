@@ -28,6 +28,7 @@ PARTS = (
     "estimates",
     "rooms",
     "demonstrated",
+    "checks_docs",
     "doctor_docs",
     "technique_table",
     "illusory_advantage",

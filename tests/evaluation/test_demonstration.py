@@ -8,14 +8,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
+from circlekit import CIRCLE, Painter, circles
 from PIL import Image
 from scriptkit import module_of
 
-from flowrl.core.types import Cond
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import Record, all_records, entry, make_record
-from flowrl.evaluation.suites.shapes.scene import Scenes, render
 
 Modules = tuple[ModuleType, ModuleType]
 
@@ -26,47 +24,15 @@ def modules() -> Modules:
     return module_of("demonstration", names[0]), module_of("demonstration", names[1])
 
 
-CIRCLE = make_record("single_object", [entry("circle")], "a circle", False)
-
-
-def _circles(*things: tuple[int, float, float]) -> torch.Tensor:
-    """Render one circle an image, (colour number, x, y), all of radius 10."""
-    n = len(things)
-    shape, color = np.zeros((n, 4), np.int64), np.zeros((n, 4), np.int64)
-    center, radius = np.full((n, 4, 2), 32, np.float32), np.full((n, 4), 10, np.float32)
-    for i, (tint, x, y) in enumerate(things):
-        color[i, 0], center[i, 0] = tint, (x, y)
-    return render(Scenes(np.ones(n, np.int64), shape, color, center, radius, np.full(n, 0.95)))
-
-
 def test_what_images_of_a_prompt_leave_alike(modules: Modules) -> None:
     # by hand: places 12 pixels left and right of the mean; two colours as often: entropy log 2
-    images = _circles((0, 20, 32), (2, 44, 32), (0, 20, 32), (2, 44, 32))
+    images = circles((0, 20, 32), (2, 44, 32), (0, 20, 32), (2, 44, 32))
     (row,) = modules[0].spread(images, [CIRCLE] * 4, [0] * 4)
     assert row["places"] == pytest.approx(12, abs=0.2) and row["colors"] == pytest.approx(2)
     red = make_record("colors", [entry("circle", color="red")], "a red circle", False)
     (row,) = modules[0].spread(images[::2], [red] * 2, [5] * 2)
     assert row["places"] == pytest.approx(0, abs=0.1) and "colors" not in row  # it is asked for
     assert modules[0].spread(images[:1], [CIRCLE], [0]) == []
-
-
-class _Painter:
-    """A model whose images are known: red circles, of which every third stands at the edge."""
-
-    def sigmas(self, steps: int, height: int, width: int) -> torch.Tensor:
-        return torch.linspace(1, 0, steps + 1)
-
-    def encode(self, prompts: list[str]) -> Cond:
-        return {"length": torch.zeros(len(prompts))}
-
-    def velocity(self, x: torch.Tensor, sigma: torch.Tensor, cond: Cond) -> torch.Tensor:
-        return torch.zeros_like(x)
-
-    def decode(self, x0: torch.Tensor) -> torch.Tensor:
-        return _circles(*((0, 32 if i % 3 else 1, 32) for i in range(len(x0))))
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        return (1, 2, 2)
 
 
 @pytest.mark.parametrize(("best_of", "guidance", "calls"), [(1, 1.0, 2), (1, 2.0, 4), (3, 1.0, 6)])
@@ -81,7 +47,7 @@ def test_a_setting_by_hand(
     (tmp_path / "one.jsonl").write_text(json.dumps(CIRCLE) + "\n")
     prompts = str(tmp_path / "one.jsonl")
     setting = modules[0].Setting("", prompts, guidance, 2, per_task=6, seed=0, best_of=best_of)
-    found = modules[0]._measured(_Painter(), setting)
+    found = modules[0]._measured(Painter(), setting)
     assert found["images"] == 6 and found["network_calls"] == calls
     assert sum(found["outcomes"][0]) == (4 if best_of == 1 else 6)
     again = {**found, "setting": setting._asdict(), "word_order": {}}
@@ -90,7 +56,7 @@ def test_a_setting_by_hand(
 
 def test_frames_say_what_the_checker_says(modules: Modules) -> None:
     pictures = modules[1]
-    images, record = _circles((0, 32, 32), (0, 1, 32), (2, 20, 20), (0, 63, 63)), CIRCLE
+    images, record = circles((0, 32, 32), (0, 1, 32), (2, 20, 20), (0, 63, 63)), CIRCLE
     right = check(images, [record] * 4).strict.tolist()
     assert right == [True, False, True, False]
     blocks = {"base": [pictures.Block(images, right, 0.5)]}

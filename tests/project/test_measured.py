@@ -93,3 +93,23 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     spread = max(run["last_quarter"]["ratio_std"] for run in runs)
     assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
     assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))
+
+
+def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> None:
+    """Where there is a result file: the same prompts, noise and number of images, other runs of one
+    config, each at the best of its evaluations. The table itself is held by test_tables.py."""
+    results = ROOT / "assets/results"
+    if not (results / "trained-checks.json").exists():
+        assert "Trained models were not measured on these lists" in PAGES["docs/shapes.md"]
+        return
+    found = json.loads((results / "trained-checks.json").read_text(encoding="utf-8"))
+    base = json.loads((results / "base-checks.json").read_text(encoding="utf-8"))
+    assert found["config"] == "shapes-awm"
+    for name, rows in base["lists"].items():
+        for key, row in rows.items():
+            one = found["lists"][name][key]
+            about = ("prompts", "images", "guidance", "steps")
+            assert [one[what] for what in about] == [row[what] for what in about]
+            # the same weights and noise: at most rounding on another processor lies between
+            assert abs(one["mean"] - row["mean"]) < 0.02, (name, key)
+        assert found["lists"][name]["rl"]["images"] == len(found["runs"]) * rows["base"]["images"]

@@ -11,6 +11,7 @@ model trains on none of the lists. Writes assets/results/base-checks.json.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,31 @@ def main() -> None:
     }
     for name, prompts in LISTS.items():
         rows = {}
-        for key, (guidance, steps) in SETTINGS.items():
-            setting = Setting(BASE, prompts, guidance, steps, args.per_task, SEED)
+        for key, setting in settings(BASE, prompts, args.per_task).items():
             found = bench.measure(f"{name}-{key}".replace(" ", "-"), setting)
-            score = crossed(rates([found]), found["tags"])
-            about = {"images": found["images"], "guidance": guidance, "steps": steps}
-            rows[key] = {**score, **about, "prompts": prompts}
-            print(f"{name}, {key}: {score['mean']:.3f}", flush=True)
+            rows[key] = row_of([found])
+            print(f"{name}, {key}: {rows[key]['mean']:.3f}", flush=True)
         result["lists"][name] = rows
     write_json(args.out, result)
+
+
+def settings(
+    target: str, prompts: str, per_task: int, how: Mapping[str, tuple[float, int]] = SETTINGS
+) -> dict[str, Setting]:
+    """Return how a target is judged on a list, {name: setting}; all start from the same noise."""
+    return {
+        key: Setting(target, prompts, guidance, steps, per_task, SEED)
+        for key, (guidance, steps) in how.items()
+    }
+
+
+def row_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put measurements of one setting, one per training seed, together: mean, interval, tasks, and
+    what was measured."""
+    setting = found[0]["setting"]
+    about = {key: setting[key] for key in ("guidance", "steps", "prompts")}
+    images = sum(one["images"] for one in found)
+    return {**crossed(rates(found), found[0]["tags"]), "images": images, **about}
 
 
 def kept_looks(bench: Bench, least: int) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Look at trained runs where the demonstration does not: harder prompts, and prompts out of
+distribution.
+
+    python scripts/research/demonstration/trained_checks.py runs/shapes-awm-seed0 [RUN ...]
+
+The lists, the noise and the number of images are those of base_checks.py, whose settings of the
+base model are measured beside the runs. Runs are of one config, one per training seed, and opened
+at their best checkpoint. Guidance and steps after training are those that the demonstration found
+best on validation prompts. Gains are taken per prompt, then averaged over tasks.
+
+Measurements are kept in `--work`; the same command goes on where it stopped. Writes
+assets/results/trained-checks.json; `python scripts/research/tables.py` then fills docs/shapes.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from base_checks import BASE, LISTS, row_of, settings
+from demonstration_measure import Bench, rates
+
+from flowrl.cli.options import quiet_libraries
+from flowrl.core.environment import environment
+from flowrl.core.errors import ConfigError
+from flowrl.core.files import write_json
+from flowrl.evaluation.crossed import crossed
+from flowrl.runs.best import chosen_checkpoint
+from flowrl.runs.folder import ENVIRONMENT, read_object
+from flowrl.runs.target import saved_config
+
+SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (2.5, 20)}
+GAINS = (("rl", "base"), ("rl", "base_best_guidance"), ("rl_best_guidance", "base_best_guidance"))
+Found = Mapping[str, Sequence[Mapping[str, Any]]]  # measurements of each setting, one per seed
+
+
+def main() -> None:
+    """Measure, write, print."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    made.add_argument("--per-task", type=int, default=32, help="images, at least")
+    made.add_argument("--work", type=Path, default=Path("runs/trained-checks"))
+    made.add_argument("--out", type=Path, default=Path("assets/results/trained-checks.json"))
+    args = made.parse_args()
+    torch.set_num_threads(1)
+    quiet_libraries()
+    places = [chosen_checkpoint(run) for run in args.runs]
+    result: dict[str, Any] = {
+        "kind": "flowrl checks of trained runs",
+        "command": shlex.join(["python", *sys.argv]),
+        **described(args.runs, places),
+        "lists": {},
+        "environment": environment(),
+    }
+    bench = Bench(args.work, "shapes/awm", [])
+    for name, prompts in LISTS.items():
+        result["lists"][name] = compared(measured(bench, name, prompts, places, args.per_task))
+        print(summary(name, result["lists"][name]), flush=True)
+    write_json(args.out, result)
+
+
+def described(runs: Sequence[Path], places: Sequence[Path]) -> dict[str, Any]:
+    """Say which config the runs are of, and of each its seed, the checkpoint that is judged and
+    where it was trained. Raises ConfigError for runs of several configs or of one seed."""
+    configs = [saved_config(run) for run in runs]
+    names, seeds = {one.name for one in configs}, [one.seed for one in configs]
+    if len(names) > 1 or len(set(seeds)) < len(seeds):
+        pairs = zip(runs, configs, strict=True)
+        said = ", ".join(f"{run} ({one.name}, seed {one.seed})" for run, one in pairs)
+        raise ConfigError(f"expected runs of one config, each of another seed, got {said}")
+    trained = []
+    for run, place, config in zip(runs, places, configs, strict=True):
+        at = {"iteration": int(place.name), "of": config.train.iterations}
+        trained.append({"seed": config.seed, **at, "environment": read_object(run, ENVIRONMENT)})
+    return {"config": names.pop(), "runs": trained}
+
+
+def measured(bench: Bench, name: str, prompts: str, places: Sequence[Path], per_task: int) -> Found:
+    """Judge the base model and the checkpoints on one list -> measurements of each setting."""
+    word = name.replace(" ", "-")
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for key, setting in settings(BASE, prompts, per_task).items():
+        found[key] = [bench.measure(f"{word}-{key}", setting)]
+    for number, place in enumerate(places):
+        for key, setting in settings(str(place), prompts, per_task, SETTINGS).items():
+            found.setdefault(key, []).append(bench.measure(f"{word}-{key}-{number}", setting))
+    return found
+
+
+def compared(found: Found) -> dict[str, Any]:
+    """Return the row of each setting, and the gains of the runs with intervals of their own."""
+    rows = {key: row_of(some) for key, some in found.items()}
+    for run, base in GAINS:
+        gains = rates(found[run]) - rates(found[base])
+        rows[f"{run}_minus_{base}"] = crossed(gains, found[base][0]["tags"])
+    return rows
+
+
+def summary(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say the means in a line."""
+    return f"{name}: " + ", ".join(f"{key} {row['mean']:+.3f}" for key, row in rows.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ PARTS = (
     "bench_plans",
     "side_by_side_docs",
     "estimates",
+    "profile_estimates",
     "rooms",
     "demonstrated",
     "checks_docs",

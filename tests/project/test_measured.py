@@ -113,3 +113,14 @@ def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> No
             # the same weights and noise: at most rounding on another processor lies between
             assert abs(one["mean"] - row["mean"]) < 0.02, (name, key)
         assert found["lists"][name]["rl"]["images"] == len(found["runs"]) * rows["base"]["images"]
+
+
+def test_the_smallest_cards_are_as_estimated() -> None:
+    """docs/memory.md names the two estimates of what trains less, beside its table."""
+    found = json.loads((ROOT / "assets/results/profiles.json").read_text(encoding="utf-8"))
+    less = {row["config"]: row for row in found["rows"] if row["given"]}
+    flux2, wan = less["flux2/flow_grpo_fast"], less["wan/flow_grpo_fast_22"]
+    page = " ".join(PAGES["docs/memory.md"].split())
+    assert f"is estimated at {flux2['gib']:.1f} GiB under `24gb`" in page
+    assert f"`wan/flow_grpo_fast_22` at {wan['gib']:.1f} GiB with `optimizer.fn=adamw8bit`" in page
+    assert all(row["fits"] and row["profile"] == "24gb" for row in less.values())

@@ -157,8 +157,8 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
             shown += [first_source(batch, i, WHO), image]
             for name in ("keep", "follow"):
                 text = fill(self.words[name], prompt=prompt)
-                told = f"image {i}, prompt {prompt[:80]!r}"
-                jobs.append(Job(told, (len(shown) - 2, len(shown) - 1), text))
+                label = f"image {i}, prompt {prompt[:80]!r}"
+                jobs.append(Job(label, (len(shown) - 2, len(shown) - 1), text))
         found = self._ask(shown, jobs)
         return [math.sqrt(found[2 * i] * found[2 * i + 1]) for i in range(len(images))]
 

@@ -138,8 +138,8 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
         if name != result["score"]:
             low, high = result["intervals"][name]
             lines.append(f"{name}: mean {value:.4f}, 95 % interval {low:.4f} to {high:.4f}")
-    for name, told in result.get("tables", {}).items():
-        for what, value in told.items():
+    for name, values in result.get("tables", {}).items():
+        for what, value in values.items():
             ends = result["table_intervals"][name][what]
             of = f"95 % interval {ends[0]:.4f} to {ends[1]:.4f}" if ends else "of one prompt"
             lines.append(f"{name}, {what}: {value:.4f}, {of}")

@@ -66,11 +66,11 @@ def _text(folder: Path, found: Mapping[str, Any]) -> str:
     from flowrl.evaluation.setting import setting_line
 
     lines = [f"{folder}: {found['images']} images, {found['prompts']} prompts"]
-    for name, told in found.items():
-        if isinstance(told, dict) and name != "setting":
-            rest = {key: value for key, value in told.items() if key != "value"}
+    for name, parts in found.items():
+        if isinstance(parts, dict) and name != "setting":
+            rest = {key: value for key, value in parts.items() if key != "value"}
             more = ", ".join(f"{key} {_short(value)}" for key, value in rest.items())
-            lines.append(f"{name}: {told['value']:.4f} ({more})")
+            lines.append(f"{name}: {parts['value']:.4f} ({more})")
     if "setting" in found:
         lines.append(setting_line(found["setting"]))
     return "\n".join(lines)

@@ -57,7 +57,7 @@ def sample(
         save_film(drawn, out)
     else:
         save_png(labelled_grid(columns, prompts), out)
-    told = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
-    told |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
+    facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
+    facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
     text = f"{len(drawn)} images of {found.what}: {out}"
-    show_or_write(text, told, json, silent=is_stdout(out))
+    show_or_write(text, facts, json, silent=is_stdout(out))

@@ -94,8 +94,8 @@ def train(
         from flowrl.cost.dry_run import dry_run as plan_of
 
         plan = plan_of(chosen)  # nothing is printed of a plan that cannot be trained
-        told = {"config": chosen.to_dict(), "plan": plan.splitlines()}
-        show_or_write(f"{chosen.dump()}\n{plan}", told, json)
+        facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
+        show_or_write(f"{chosen.dump()}\n{plan}", facts, json)
         return
     done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
     _write(done, json)

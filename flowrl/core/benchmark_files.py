@@ -89,14 +89,14 @@ def read_unigenbench(path: str) -> Items:
             )
         try:
             raw = json.loads(row[names["sub"]])
-            points, told = raw["Testpoints"], raw["Testpoint Description"]
+            points, asked = raw["Testpoints"], raw["Testpoint Description"]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{where}: column {names['sub']}: expected JSON with Testpoints and Testpoint "
                 f"Description: {error}"
             ) from error
         record = {"prompt": row[names["prompt"]].strip(), "testpoints": points}
-        yield where, {**record, "descriptions": told, "index": row.get("index", "")}
+        yield where, {**record, "descriptions": asked, "index": row.get("index", "")}
 
 
 def read_geneval2(path: str) -> Items:

@@ -120,9 +120,9 @@ def _files(name: str, repository: str, pattern: str) -> Items:
 
 
 def _unreachable(name: str, error: Exception) -> ConfigError:
-    told = str(error).strip().partition("\n")[0]
+    reason = str(error).strip().partition("\n")[0]
     return ConfigError(
-        f"hub:{name}: the data set cannot be read: {told}. Is the id right, the hub in reach and "
+        f"hub:{name}: the data set cannot be read: {reason}. Is the id right, the hub in reach and "
         f"HF_HUB_OFFLINE unset? {FILE}"
     )
 

@@ -121,17 +121,17 @@ class World(NamedTuple):
             failed = error
         mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
         try:
-            told = self._gather(mine)
+            answers = self._gather(mine)
         except ProcessLost:
             if failed is None:
                 raise
             raise failed from None
         if failed is not None:
             raise failed
-        for rank, answer in enumerate(told):
+        for rank, answer in enumerate(answers):
             if answer is not None:
                 kind: type[FlowRLError] = RewardError if answer[0] else RunError
-                raise kind(f"process {rank} of {len(told)}: {answer[1]}")
+                raise kind(f"process {rank} of {len(answers)}: {answer[1]}")
         return found[0]
 
     def _exchange(self, call: Callable[[], object]) -> None:

@@ -114,7 +114,7 @@ def read_into(targets: Mapping[str, Tensor], files: Sequence[Path]) -> None:
     """Fill tensors, or this process' shares of them, from files of whole tensors or of shares: one
     tensor after the other, only the part that is wanted, in the target's dtype.
 
-    Nothing crosses the wire. Raises ValueError for a tensor that is not there or has another
+    Nothing is sent. Raises ValueError for a tensor that is not there or has another
     shape; OSError, SafetensorError.
     """
     from torch.distributed.checkpoint.api import CheckpointException

@@ -192,11 +192,11 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
     if runtime.text_encoders == "cpu":
         side = {name: n for name, n in side.items() if not name.startswith("text_encoder")}
     others = sum(side.values())
-    told, taken = f"{others:,} numbers x {short} bytes", others * short
+    formula, taken = f"{others:,} numbers x {short} bytes", others * short
     if config.model.fn in VIDEO:
         wide = sum(count for name, count in side.items() if name in WIDE)
         what = "the VAE's and CLIP's" if "image_encoder" in side else "the VAE's"
-        told, taken = f"{told}, {what} x {FLOAT}", taken + wide * (FLOAT - short)
+        formula, taken = f"{formula}, {what} x {FLOAT}", taken + wide * (FLOAT - short)
     width = tuning.network_dtype.itemsize
     there = () if runtime.offload else PHASES  # offloaded ones come and go; see `estimate.phase`
     parts = [
@@ -207,7 +207,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
             f"{counted.tables:,} numbers x {width} bytes",
             counted.tables * width,
         ),
-        MemoryPart("VAE" if runtime.text_encoders == "cpu" else SIDE, told, taken, there),
+        MemoryPart("VAE" if runtime.text_encoders == "cpu" else SIDE, formula, taken, there),
     ]
     average = config.train.ema > 0
     method = method_of(config)

@@ -71,7 +71,7 @@ def _flux(
     return {
         "hidden_states": empty(rows, tokens, PATCH**2 * channels),
         "timestep": empty(rows),
-        "guidance": _told(empty, rows, settings),
+        "guidance": _guidance(empty, rows, settings),
         "encoder_hidden_states": empty(rows, text.tokens, text.width),
         "pooled_projections": empty(rows, text.pooled),
         "txt_ids": empty(text.tokens, 3, dtype=torch.float32),
@@ -79,10 +79,10 @@ def _flux(
     }
 
 
-def _told(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
+def _guidance(empty: Any, rows: int, settings: dict[str, Any]) -> Tensor | None:
     """Return the guidance number of a network that has an input for it."""
-    told = settings.get("guidance_embeds", False)
-    return empty(rows, dtype=torch.float32) if told else None
+    guided = settings.get("guidance_embeds", False)
+    return empty(rows, dtype=torch.float32) if guided else None
 
 
 def _qwen_image(empty: Any, rows: int, latent: Any, text: TextShape, _: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _flux2(
     return {
         "hidden_states": empty(rows, height * width, channels),
         "timestep": empty(rows),
-        "guidance": _told(empty, rows, settings),
+        "guidance": _guidance(empty, rows, settings),
         "encoder_hidden_states": empty(rows, text.tokens, text.width),
         "txt_ids": positions(1, 1, text.tokens, meta),
         "img_ids": positions(height, width, 1, meta),

@@ -103,7 +103,7 @@ def _loaded(
     progress("loading, sampling and scoring two prompts")
     start, began = Section("start"), time.perf_counter()
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             patient = admit(config, model)
     except RewardError as error:
@@ -117,7 +117,7 @@ def _loaded(
     if start.findings:
         return
     # warnings of the run; what is said of prompts has its own place
-    ours = [str(w.message) for w in told if issubclass(w.category, UserWarning)]
+    ours = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     start.lines = [text for text in ours if "flowrl" in text or "prompt" in text]
     try:
         for name in wanted:

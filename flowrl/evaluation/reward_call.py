@@ -13,7 +13,7 @@ from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, as_one_message, told
+from flowrl.core.users_code import FAILURES, as_one_message, describe
 from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.resting_rewards import resting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
@@ -50,7 +50,7 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     except FlowRLError as error:
         raise RewardError(f"{where}: reward {name!r}: {error}") from error
     except FAILURES as error:  # rewards are users' code and servers: they fail in any way
-        raise RewardError(f"{where}: reward {name!r} failed with {told(error)}") from error
+        raise RewardError(f"{where}: reward {name!r} failed with {describe(error)}") from error
     return checked(name, values, batch, where)
 
 

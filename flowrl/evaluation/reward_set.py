@@ -147,17 +147,17 @@ class RewardSet:
         batch: RewardBatch,
         leaf: Tensor,
         tree: Tree,
-        told: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> dict[str, float]:
         """Let the aggregator and the rewards that are trained along take their step -> metrics.
 
-        told: what the credit asked for besides the prompts.
+        extra: what the credit asked for besides the prompts.
         """
         if isinstance(self.aggregate, StatefulAggregator):
             self.aggregate.update(self._scores(values, batch, leaf, tree))
         if self.credit is not None:
             learn: Callable[..., None] = self.credit.update
-            learn = partial(learn, prompts=batch.prompts, **(told or {}))
+            learn = partial(learn, prompts=batch.prompts, **(extra or {}))
             self._remember(learn, self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():

@@ -138,8 +138,8 @@ class QwenEdit(QwenImage):
         latents = self._source_latents(images)
         cond[SOURCE] = latents
         if self.guided:
-            told = self.negative_prompt or ""
-            negative = self._texts([told] * len(prompts), sources) | {SOURCE: latents}
+            avoided = self.negative_prompt or ""
+            negative = self._texts([avoided] * len(prompts), sources) | {SOURCE: latents}
             cond |= {NEGATIVE + name: rows for name, rows in negative.items()}
         return cond
 
@@ -153,10 +153,10 @@ class QwenEdit(QwenImage):
             prompt + "".join(map(_digest, source))
             for prompt, source in zip(prompts, sources, strict=True)
         ]
-        told = dict(zip(keys, zip(prompts, sources, strict=True), strict=True))
-        return self._read.cond(keys, lambda key: self._told(*told[key]), device=self.device)
+        asked = dict(zip(keys, zip(prompts, sources, strict=True), strict=True))
+        return self._read.cond(keys, lambda key: self._read_one(*asked[key]), device=self.device)
 
-    def _told(self, prompt: str, source: Source) -> dict[str, Tensor]:
+    def _read_one(self, prompt: str, source: Source) -> dict[str, Tensor]:
         seen = [self._scaled(image, self.seen_pixels) for image in to_pil(source)]
         embeds, _ = self._pipeline.encode_prompt(
             prompt=[prompt], image=self._shown(seen), device=self.text_device

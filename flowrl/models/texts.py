@@ -123,7 +123,7 @@ class Texts:
         if not any(rests.values()):
             return
         self._readers = ()
-        told = {
+        losses = {
             f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
             if rest
             else f"{reader.name} reads all of it"
@@ -131,7 +131,7 @@ class Texts:
         }
         short = {reader.name for reader, rest in rests.items() if rest and _can_read_more(reader)}
         warnings.warn(
-            f"the prompt {prompt!r} is cut: {'; '.join(sorted(told))}."
+            f"the prompt {prompt!r} is cut: {'; '.join(sorted(losses))}."
             + "".join(f" {name} reads more with a larger max_sequence_length." for name in short)
             + " Other prompts may be cut, too; this is said once",
             stacklevel=6,

@@ -154,11 +154,11 @@ class WanTI2V(WanI2V):
         return self.latents(image[None, None])
 
     def _times(self, time: Tensor, x: Tensor) -> Tensor:
-        told = super()._times(time, x)
+        times = super()._times(time, x)
         moment = torch.arange(x.shape[2], device=x.device).repeat_interleave(
-            told.shape[1] // x.shape[2]
+            times.shape[1] // x.shape[2]
         )
-        return told * (moment > 0)
+        return times * (moment > 0)
 
     def _inputs(self, x: Tensor, cond: Cond) -> dict[str, Any]:
         given = torch.cat([cond["start"].to(x.dtype), x[:, :, 1:]], 2)

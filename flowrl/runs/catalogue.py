@@ -155,14 +155,14 @@ def describe(method: Method, *, cost: bool = False) -> dict[str, Any]:
     With `cost` also what an iteration of each config takes; that loads the config and rehearses
     its plan. Raises ConfigError for a config that cannot be trained.
     """
-    told = method.model_dump(exclude={"variants", "page", "verified"})
+    public = method.model_dump(exclude={"variants", "page", "verified"})
     configs: list[dict[str, Any]] = []
     for name in method.configs:
         tried = method.verified.get(name, Verified()).model_dump()
         configs.append({"config": name, "axes": _axes(name), "verified": tried})
     if cost:
         configs = [{**config, **_cost(str(config["config"]))} for config in configs]
-    return {**told, "meaning": MEANING[method.status], "configs": configs}
+    return {**public, "meaning": MEANING[method.status], "configs": configs}
 
 
 def table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:

@@ -201,23 +201,23 @@ def _lines(
         lines.append({"file": file, "prompt": row, "image": image, "scores": {}})
     # a number each, and what a reward says of it in words
     for name, reward in rewards.items():
-        told: list[dict[str, Any]] = []
-        values = ask(name, _listening(reward, told), batch, "suite")
+        details: list[dict[str, Any]] = []
+        values = ask(name, _listening(reward, details), batch, "suite")
         for place, value in enumerate(values.tolist()):
             lines[place]["scores"][name] = value if value == value else None
-            if told:
-                lines[place].setdefault("told", {})[name] = told[place]
+            if details:
+                lines[place].setdefault("details", {})[name] = details[place]
     return lines
 
 
-def _listening(reward: Any, told: list[dict[str, Any]]) -> Any:
+def _listening(reward: Any, details: list[dict[str, Any]]) -> Any:
     """Return a reward that also keeps the line of each image, where it can explain itself."""
     if not hasattr(reward, "explain"):
         return reward
 
     def explained(batch: RewardBatch) -> Any:
         values, rows = reward.explain(batch)
-        told.extend(rows)
+        details.extend(rows)
         return values
 
     return explained

@@ -109,13 +109,13 @@ def add_tables(
     for name, reward in rewards.items():
         if not hasattr(reward, "tables"):
             continue
-        told: list[list[dict[str, Any]]] = [[] for _ in chosen]
+        details: list[list[dict[str, Any]]] = [[] for _ in chosen]
         for place in np.ndindex(chosen.shape):
-            row = lines[place[0], int(chosen[place])]["told"][name]
+            row = lines[place[0], int(chosen[place])]["details"][name]
             if row["score"] is not None:
-                told[place[0]].append(row)
-        numbers = reward.tables([row for rows in told for row in rows])
-        intervals = resampled(reward.tables, [rows for rows in told if rows])
+                details[place[0]].append(row)
+        numbers = reward.tables([row for rows in details for row in rows])
+        intervals = resampled(reward.tables, [rows for rows in details if rows])
         report.setdefault("tables", {})[name] = numbers
         report.setdefault("table_intervals", {})[name] = {k: intervals.get(k) for k in numbers}
 
@@ -141,6 +141,6 @@ def write_report(out: Path, rewards: Mapping[str, Any], report: Mapping[str, Any
         if hasattr(reward, "explain"):
             rows = []
             for _, line in sorted(lines.items()):
-                row = {k: v for k, v in line["told"][name].items() if k != "score"}
+                row = {k: v for k, v in line["details"][name].items() if k != "score"}
                 rows.append(folder.as_line({**row, "filename": line["file"]}))
             write_text(out / f"{name}.jsonl", "".join(rows))

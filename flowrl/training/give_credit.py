@@ -60,10 +60,10 @@ def give_credit(
         credit = partial(credit, log_prob=whole.log_prob)
     if "prompts" in needs_of(credit):
         credit = partial(credit, prompts=batch.prompts)
-    told = {}
+    extra = {}
     if "state" in needs_of(run.method.credit):
-        told["state"] = state_of(run, rows)[batch.group]
-        credit = partial(credit, **told)
+        extra["state"] = state_of(run, rows)[batch.group]
+        credit = partial(credit, **extra)
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))
     tree = joined(run, whole.tree, rows)
@@ -77,7 +77,7 @@ def give_credit(
     metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
     metrics["prompt_entropy"] = prompt_entropy(advantage, tree.group)
     run.intact = run.intact and not run.reward_set.has_state() and run.sampler is None
-    learned = run.reward_set.update(values, batch, whole.leaf, tree, told)
+    learned = run.reward_set.update(values, batch, whole.leaf, tree, extra)
     remember(run, values, batch, whole.leaf, tree, rows, [*dropped])
     return advantage, metrics | learned
 

@@ -34,13 +34,13 @@ def refill(run: Setup, found: Collected, rows: list[int], places: range) -> Refi
     """
     dropped: list[Visit] = []
     for attempt in range(1, run.config.train.refill + 1):
-        told = run.world.gather(_without_signal(run, found, rows))
-        dull = {place: visit for some in told for place, visit in some.items()}
-        if not dull:
+        shares = run.world.gather(_without_signal(run, found, rows))
+        unsignalled = {place: visit for some in shares for place, visit in some.items()}
+        if not unsignalled:
             break
-        dropped += dull.values()
-        rows = instead(run, rows, sorted(dull), attempt)
-        mine = [place for place in sorted(dull) if place in places]
+        dropped += unsignalled.values()
+        rows = instead(run, rows, sorted(unsignalled), attempt)
+        mine = [place for place in sorted(unsignalled) if place in places]
         found = run.world.together(partial(_drawn_again, run, found, rows, mine, attempt))
     return Refilled(found, rows, dropped)
 

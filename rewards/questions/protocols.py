@@ -1,6 +1,6 @@
 """What each benchmark asks of an image, how answers are read, and what they are worth.
 
-An answer that is none is told in words; it never becomes a number.
+Text that is no answer is reported in words; it never becomes a number.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Dpg:
                 first = second.partition("-")[0].strip()
                 for name in dict.fromkeys((f"1: {first}", f"2: {second}")):
                     counts.setdefault(name, []).append(value)
-        told = {name: _mean(values) for name, values in sorted(counts.items())}
-        return {"dpg": 100 * _mean([row["score"] for row in rows]), **told}
+        table = {name: _mean(values) for name, values in sorted(counts.items())}
+        return {"dpg": 100 * _mean([row["score"] for row in rows]), **table}
 
     def names(self, record: Record) -> list[str]:
         """Return what a result row calls the questions."""
@@ -140,11 +140,11 @@ class UniGenBench:
 
     def check(self, record: Record, where: str) -> None:
         """Refuse a record without questions in the form of the benchmark."""
-        points, told = record.get("testpoints"), record.get("descriptions")
-        if not isinstance(points, list) or not isinstance(told, list) or len(points) != len(told):
+        points, texts = record.get("testpoints"), record.get("descriptions")
+        if not isinstance(points, list) or not isinstance(texts, list) or len(points) != len(texts):
             raise DataError(
                 f'{where}: expected as many "testpoints" as "descriptions" (prompts: '
-                f"unigenbench:FILE.csv), got {points!r:.80} and {told!r:.80}"
+                f"unigenbench:FILE.csv), got {points!r:.80} and {texts!r:.80}"
             )
         odd = [point for point in points if plain(point) not in POINTS]
         if odd or not points:
@@ -154,8 +154,8 @@ class UniGenBench:
         """Put the questions of a record to the judge."""
         lines = []
         pairs = zip(record["testpoints"], record["descriptions"], strict=True)
-        for number, (point, told) in enumerate(pairs, 1):
-            lines.append(f"{number}. {point} ({POINTS[plain(point)]}): {told}")
+        for number, (point, described) in enumerate(pairs, 1):
+            lines.append(f"{number}. {point} ({POINTS[plain(point)]}): {described}")
         return [
             "An image was made from this prompt:\n"
             f"{record['prompt']}\n\nJudge each checkpoint by what can be seen, without guessing:\n"
@@ -192,9 +192,9 @@ class UniGenBench:
         first: dict[str, list[float]] = {}
         for name, values in second.items():
             first.setdefault(name.partition("-")[0].strip(), []).extend(values)
-        told = {f"1: {name}": _mean(values) for name, values in sorted(first.items())}
-        told |= {f"2: {name}": _mean(values) for name, values in sorted(second.items())}
-        return {"unigenbench": _mean([_mean(values) for values in first.values()]), **told}
+        table = {f"1: {name}": _mean(values) for name, values in sorted(first.items())}
+        table |= {f"2: {name}": _mean(values) for name, values in sorted(second.items())}
+        return {"unigenbench": _mean([_mean(values) for values in first.values()]), **table}
 
     def names(self, record: Record) -> list[str]:
         """Name the questions."""

@@ -24,8 +24,7 @@ from .._common.http_client import (
     run,
 )
 from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
-from .options import check, check_seconds, check_urls
-from .wire import (
+from .messages import (
     Hosted,
     check_kind,
     chunks_of,
@@ -37,6 +36,7 @@ from .wire import (
     read_scores,
     refusal,
 )
+from .options import check, check_seconds, check_urls
 
 WHO = "rewards.remote"
 CONNECT = 10.0  # seconds for a connection, and for the answer to a probe

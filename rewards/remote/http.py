@@ -170,9 +170,9 @@ class _Handlers:
             "images": self.limits.images,
             "pixels": self.limits.all_pixels,
         }
-        told = {"rewards": list(self.queue.rewards), "checks": self.checks}
-        told |= {"videos": self.videos, "singly": self.singly}
-        return JSONResponse({"status": "ok", **told, "limits": limits, "flowrl": __version__})
+        facts = {"rewards": list(self.queue.rewards), "checks": self.checks}
+        facts |= {"videos": self.videos, "singly": self.singly}
+        return JSONResponse({"status": "ok", **facts, "limits": limits, "flowrl": __version__})
 
     async def metrics(self, request: Request) -> Response:
         """Answer in Prometheus' text format."""

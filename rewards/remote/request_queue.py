@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, told
+from flowrl.core.users_code import FAILURES, describe
 from flowrl.evaluation.reward_answer import call_reward
 from flowrl.evaluation.reward_call import checked, own_batch
 
@@ -189,7 +189,7 @@ def _for_a_future(raised: BaseException) -> Exception:
     so it becomes a message that names the line."""
     if isinstance(raised, Exception):
         return raised
-    message = RewardError(f"a reward failed with {told(raised)}")
+    message = RewardError(f"a reward failed with {describe(raised)}")
     message.__cause__ = raised
     return message
 

@@ -192,7 +192,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
             pair = [there.get(name, []) for name in (relation.first, relation.second)]
             score = place_score(relation.kind, pair[0], pair[1], image.size)
             lines.append(
-                {"spatial": score, "relation": [*relation], "found": _told(relation, pair)}
+                {"spatial": score, "relation": [*relation], "found": _boxes(relation, pair)}
             )
         return lines
 
@@ -246,10 +246,10 @@ def _classes(relation: Relation | None) -> list[str]:
     return list(dict.fromkeys(relation[1:])) if relation is not None else []
 
 
-def _told(relation: Relation, pair: Sequence[Sequence[Found]]) -> dict[str, list[float]]:
+def _boxes(relation: Relation, pair: Sequence[Sequence[Found]]) -> dict[str, list[float]]:
     """Return the boxes that counted, with their confidences."""
-    told = {}
+    boxes = {}
     for name, found in zip(relation[1:], pair, strict=True):
         if found:
-            told[name] = [*map(float, found[0].box), float(found[0].score)]
-    return told
+            boxes[name] = [*map(float, found[0].box), float(found[0].score)]
+    return boxes

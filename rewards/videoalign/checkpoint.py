@@ -53,9 +53,9 @@ def read_settings(folder: Path) -> Settings:
     """Read `model_config.json`. Raises ModelError for one of another kind of model."""
     file = folder / SETTINGS
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        data, model, lora = (told[f"{key}_config"] for key in ("data", "model", "peft_lora"))
-        norm = told.get("inference_config") or {}
+        options = json.loads(file.read_text(encoding="utf-8"))
+        data, model, lora = (options[f"{key}_config"] for key in ("data", "model", "peft_lora"))
+        norm = options.get("inference_config") or {}
         means = tuple(float(norm.get(f"{name}_mean", 0.0)) for name in DIMENSIONS)
         stds = tuple(float(norm.get(f"{name}_std", 1.0)) for name in DIMENSIONS)
         frames, rank = data.get("num_frames"), float(lora.get("lora_r", 16))

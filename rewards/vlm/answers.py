@@ -53,8 +53,8 @@ def pair_rank(answer: Answer, how: ReadingOptions) -> float | str:
 def think(answer: Answer, how: ReadingOptions) -> float | str:
     """Read the verdict in the last <answer>...</answer> (UnifiedReward-Think); what is thought
     before is not read. **Differs:** theirs reads the first block."""
-    spoken = _plain(answer.text).rpartition("</think>")[2]
-    blocks = re.findall(r"<answer>(.*?)</answer>", spoken, re.DOTALL)
+    final = _plain(answer.text).rpartition("</think>")[2]
+    blocks = re.findall(r"<answer>(.*?)</answer>", final, re.DOTALL)
     sides = {_side(text) for text in _VERDICT.findall(blocks[-1])} if blocks else set()
     return sides.pop() if len(sides) == 1 else "no single verdict in <answer> tags"
 

@@ -37,7 +37,7 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
-from rewards.remote.wire import pack
+from rewards.remote.messages import pack
 
 PATIENCE = 180.0  # seconds: a busy machine takes a minute to start a server
 

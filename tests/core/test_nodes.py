@@ -1,4 +1,4 @@
-"""Two machines: a process on each, which see nothing of each other but the wire."""
+"""Two machines: a process on each, which share nothing but the network."""
 
 from __future__ import annotations
 

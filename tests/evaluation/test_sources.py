@@ -28,9 +28,9 @@ from flowrl.runs.train import train
 from flowrl.training.collect import collect
 from flowrl.training.setup import OverlapWarning
 from flowrl.training.trainer import Trainer
+from rewards.remote.messages import pack
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import join
-from rewards.remote.wire import pack
 
 LEVELS = (51, 102, 153, 204)  # of the sources' red, a fifth of 255 apart
 

@@ -22,9 +22,9 @@ from rewards._common.http_client import RequestFailed
 from rewards._judge.answer import Answer
 from rewards._judge.client import _parse
 from rewards.remote.http import make_app
+from rewards.remote.messages import Hosted, read_health, read_scores, refusal
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
-from rewards.remote.wire import Hosted, read_health, read_scores, refusal
 from rewards.vlm.answers import ReadingOptions
 from rewards.vlm.answers import read as read_answer
 

@@ -34,8 +34,8 @@ from flowrl.core.types import Reward, RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from rewards.remote import remote
+from rewards.remote.messages import chunks_of
 from rewards.remote.read_request import Limits
-from rewards.remote.wire import chunks_of
 from rewards.shapes import shapes
 
 

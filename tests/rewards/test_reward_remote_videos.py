@@ -1,4 +1,4 @@
-"""Videos judged by another process: frames on the wire, who judges what, and what is too much."""
+"""Videos judged by another process: frames in requests, who judges what, and what is too much."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flowrl.core.promises import judges_videos
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.moving.scene import TRAIN, draw
 from rewards.moving_shapes import moving_shapes
+from rewards.remote.messages import chunks_of
 from rewards.remote.read_request import Limits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
 from rewards.remote.server import load_rewards
-from rewards.remote.wire import chunks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -40,10 +40,10 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
         else:
             ready = _by(AutoImageProcessor.from_pretrained(path, **options))
     except Exception as error:
-        told = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise ModelError(
             f"{path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of an image "
-            f"encoder (config.json, safetensors, preprocessor_config.json): {told}"
+            f"encoder (config.json, safetensors, preprocessor_config.json): {reason}"
         ) from error
     network = network.to(device).eval().requires_grad_(False)
 

@@ -49,8 +49,8 @@ def inception(path: str | None, device: torch.device) -> Callable[[Tensor], Seen
         with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
             network = FeatureExtractorInceptionV3("inception-v3-compat", kinds, str(path))
     except Exception as error:
-        told = str(error).partition("\n")[0]
-        raise ModelError(f"{path}: expected the weights of FID's Inception: {told}") from error
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{path}: expected the weights of FID's Inception: {reason}") from error
     network = network.to(device)
 
     @torch.inference_mode()

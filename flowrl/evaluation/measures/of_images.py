@@ -174,5 +174,5 @@ def _mean(each: Sequence[float], what: str) -> dict[str, Any]:
             f"expected several {what} to compare, as a suite with --images 2 keeps them: several "
             "images in one folder"
         )
-    told = summarize(torch.tensor(each), ["all"] * len(each))
-    return {"value": told["mean"], "interval": told["interval"], "prompts": len(each)}
+    summary = summarize(torch.tensor(each), ["all"] * len(each))
+    return {"value": summary["mean"], "interval": summary["interval"], "prompts": len(each)}

@@ -58,6 +58,6 @@ def _read(path: str) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        told = str(error).partition("\n")[0]
-        raise ModelError(f"{path}: expected a file of tensors: {told}") from error
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{path}: expected a file of tensors: {reason}") from error
     return dict(found)

@@ -160,8 +160,8 @@ class _Handlers:
             return Response(status_code=204)
 
         def look() -> dict[str, Any]:
-            told = story(run)
-            return {**told, "name": name, "id": name, "stamp": now, "samples": sample_index(run)}
+            whole = story(run)
+            return {**whole, "name": name, "id": name, "stamp": now, "samples": sample_index(run)}
 
         return JSONResponse(await asyncio.to_thread(look))
 

@@ -99,5 +99,5 @@ def _fits(mine: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 def _as_told(place: Tensor, direction: str) -> Tensor:
     """Say of places [T, 2] which moves are as told [T - 1]."""
-    told = PACE * torch.tensor(DIRECTIONS[direction], device=place.device)
-    return ((place.diff(dim=0) - told).abs() <= SLACK).all(1)
+    wanted = PACE * torch.tensor(DIRECTIONS[direction], device=place.device)
+    return ((place.diff(dim=0) - wanted).abs() <= SLACK).all(1)

@@ -1,5 +1,5 @@
-"""The format on the wire, as a client sees it: requests packed, answers believed only if all is
-right."""
+"""Requests and answers of the HTTP protocol as a client writes and reads them; an answer is
+believed only if all of it is right."""
 
 from __future__ import annotations
 
@@ -204,9 +204,9 @@ def check_kind(batch: RewardBatch, videos: bool) -> None:
 
 def pack_records(reward: str, records: Sequence[Any], places: Sequence[str]) -> bytes:
     """Write the body of a request to check records. Raises DataError for what JSON cannot hold."""
-    told = {"reward": reward, "records": list(records), "places": list(places)}
+    content = {"reward": reward, "records": list(records), "places": list(places)}
     try:
-        return json.dumps(told, allow_nan=False).encode()
+        return json.dumps(content, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise DataError(f"{places[0]} or later: {WHO}: a record cannot be sent: {error}") from error
 

@@ -92,6 +92,7 @@ class Config:
             )
         if not any(call.mix for call in self.rewards.values()):
             found.add(f"{where}: rewards: expected at least one reward whose weight is not 0")
+        # each section was checked by itself; from here on, what two of them must agree on
         if self.eval.weights == "ema" and self.train.ema == 0:
             mend = "set eval.weights to 'current'"
             found.add(f"{where}: eval.weights is 'ema', but train.ema is 0 (off); {mend}")
@@ -248,7 +249,7 @@ def _build(
         if key not in ORDER:
             says = renamed(key) or f"the config {unknown(key, ORDER, 'section')}"
             found.add(f"{source.below(key)}: {says}")
-        elif value is not None:
+        elif value is not None:  # null leaves a section out
             with found.catch():
                 if key == "rewards":
                     built[key] = _rewards(value, source, plugins, need_rewards)

@@ -21,6 +21,7 @@ def make_section(section: type[Section], value: Any, key: str, source: Source) -
     """
     if not isinstance(value, dict):
         raise ConfigError(f"{source.at(key)}: expected keys and values, got {show(value)}")
+    # a section either holds values, or only sections, as `monitors` does
     inner = section.inner()
     if not inner:
         return section(**arguments(value, settable(section, everything=True), key, key, source))
@@ -31,6 +32,7 @@ def make_section(section: type[Section], value: Any, key: str, source: Source) -
             if name not in inner:
                 said = renamed(below) or f"{key} {unknown(name, inner, 'section')}"
                 raise ConfigError(f"{source.at(below)}: {said}")
+            # null is allowed where the annotation says `| None`
             left_out = child is None and hints[name] is not inner[name]
             made = None if left_out else make_section(inner[name], child, below, source)
             built[name] = made

@@ -132,18 +132,22 @@ def call_schema(axis: str) -> Schema:
     A dotted `fn` is of a plugin, or of a function that no bare name finds: its arguments stay open.
     """
     known = functions(axis)
+    # `fn` is a known name, with its first line as help, or any dotted path
     names = [{"const": name, "description": _head(it)} for name, it in known.items()]
     dotted = {"type": "string", "pattern": r"\."}
     fn: Schema = {"description": "the function", "anyOf": [{"oneOf": names}, dotted]}
     cases = []
     for name, function in known.items():
+        # if fn is this name, then these are its arguments
         case: Schema = {"properties": {"fn": {"const": name}}, "required": ["fn"]}
         cases.append({"if": case, "then": _arguments(axis, function)})
     default = AXES[axis].default
     if default:
         fn["default"] = default
+        # without fn the default's arguments are known
         without: Schema = {"not": {"required": ["fn"]}}
         cases.append({"if": without, "then": _arguments(axis, known[default])})
+    # a KL needs its weight; a reward's has a default
     mix = AXES[axis].mix
     required = [*([] if default else ["fn"]), *(["beta"] if mix == "beta" else [])]
     return {"type": "object", "required": required, "properties": {"fn": fn}, "allOf": cases}

@@ -75,12 +75,14 @@ def schema_of(hint: Any) -> Schema:
 
 def words(schema: Schema) -> str:
     """Name a type in the words of someone who writes YAML."""
+    # the most telling part first: alternatives, then listed values
     if "anyOf" in schema:
         return " or ".join(words(branch) for branch in schema["anyOf"])
     if choices(schema):
         return "one of " + ", ".join(map(repr, choices(schema)))
     if schema.get("format") == "path":
         return "a path"
+    # what holds other values names their type, too
     kind = schema.get("type", "")
     if kind == "array":
         return _words_of_list(schema)
@@ -91,6 +93,7 @@ def words(schema: Schema) -> str:
         return f"a mapping{to}" + (f" of {known}" if known else "")
     if schema.get("minLength") == 1:
         return "a text that is not empty"
+    # limits of numbers; MOST only says "finite"
     limits = {sign: schema[name] for name, sign in _LIMITS.items() if name in schema}
     finite = "a finite number" if max(limits.values(), default=0) == MOST else ""
     said = [f"{sign} {_SAID.get(n, n)}" for sign, n in limits.items() if abs(n) != MOST]
@@ -135,8 +138,10 @@ def _strict(hint: Any, *limits: Any) -> Any:
     """Return the annotation that makes pydantic as strict as the head of this file says."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     base = origin or hint
+    # limits in the annotation go along to the type inside
     if origin is Annotated:
         return _strict(args[0], *args[1:], *limits)
+    # YAML 1.1 reads 1e-4 as a text, so a number may come as the text of one
     if base in (int, float):
         reader = BeforeValidator(_whole if base is int else _number)
         return Annotated[hint, Strict(), *limits, reader]
@@ -146,6 +151,7 @@ def _strict(hint: Any, *limits: Any) -> Any:
         return Annotated[hint, BeforeValidator(functools.partial(_one_of, args))]
     if base in (Union, types.UnionType):
         return _strict_union(args, limits)
+    # what holds other values: their types are made strict in turn
     if base in (list, collections.abc.Sequence):
         inner: Any = _strict(args[0]) if args else Any
         return Annotated[list[inner], *limits, BeforeValidator(_list)]
@@ -155,6 +161,7 @@ def _strict(hint: Any, *limits: Any) -> Any:
         return Annotated[row, *limits, BeforeValidator(_list)]
     if base in (dict, collections.abc.Mapping):
         return dict[str, _strict(args[1]) if args else Any]  # type: ignore[misc]
+    # records of options; anything else is taken as it is
     if is_typeddict(hint) or (inspect.isclass(hint) and issubclass(hint, BaseModel)):
         return _strict_options(hint)
     return Any if isinstance(hint, str) or hint is inspect.Parameter.empty else hint

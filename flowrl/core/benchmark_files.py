@@ -37,12 +37,14 @@ def read_dpg(path: str) -> Items:
     record: dict[str, Any] = {}
     began = ""
     for number, (where, row) in enumerate(_rows(path, (*needed, key))):
+        # a new id ends the prompt before it: its record is complete
         if row["item_id"] != record.get("id"):
             if record:
                 yield began, _checked_dpg(record, began)
             record = {"id": row["item_id"], "prompt": row["text"], "questions": []}
             began = where
         try:
+            # ids are numbers; a parent 0 means "depends on nothing" and is dropped below
             parents = [int(part) for part in row["dependency"].split(",") if part.strip()]
             own = int(row["proposition_id"])
         except ValueError:
@@ -54,6 +56,7 @@ def read_dpg(path: str) -> Items:
         question["parents"] = [parent for parent in parents if parent != 0]
         question["first"] = number == 0
         record["questions"].append(question)
+    # the last prompt has no row behind it that would end it
     if record:
         yield began, _checked_dpg(record, began)
 
@@ -79,6 +82,7 @@ def read_unigenbench(path: str) -> Items:
     the published long English file is invalid JSON, which has to be repaired.
     """
     for where, row in _rows(path, ()):
+        # "prompt" and "sub" -> the file's own column names, whichever language they end in
         names = {
             name.partition("_")[0]: name for name in row if name.startswith(("prompt_", "sub"))
         }
@@ -88,6 +92,7 @@ def read_unigenbench(path: str) -> Items:
                 f"{', '.join(row)}"
             )
         try:
+            # the test points are JSON inside one cell
             raw = json.loads(row[names["sub"]])
             points, asked = raw["Testpoints"], raw["Testpoint Description"]
         except (ValueError, KeyError, TypeError) as error:
@@ -116,6 +121,7 @@ def _file(path: str) -> Path:
 def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield ("file, line 3", row) of a CSV, or of a data set of the hub. Raises DataError."""
     if path.startswith(_HUB):
+        # on the hub columns have types: all become texts, as in a CSV
         for where, found in hub_rows(path.removeprefix(_HUB)):
             gone = [name for name in needed if name not in found]
             if gone:
@@ -124,6 +130,7 @@ def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, s
                 )
             yield where, {key: "" if value is None else str(value) for key, value in found.items()}
         return
+    # strict: a broken quote is an error, not a cell that swallows what follows
     file = _file(path)
     reader = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
@@ -131,6 +138,7 @@ def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, s
         raise DataError(f"{file}: expected columns {', '.join(needed)}; {missing} are not there")
     start = 2
     try:
+        # a row may span several lines: it is named by its first one
         for row in reader:
             where, start = f"{file}, line {start}", reader.line_num + 1
             if None in row or None in row.values():

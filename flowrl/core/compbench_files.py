@@ -37,6 +37,7 @@ def read_compbench(path: str) -> Items:
     DataError, with file and line for a bad row.
     """
     if path.startswith("hub:"):
+        # a data set of the hub is one category; its name says which
         name = path.removeprefix("hub:")
         category = _category(name.rpartition("/")[2].partition("@")[0], path)
         if category == "complex":
@@ -47,6 +48,7 @@ def read_compbench(path: str) -> Items:
         for where, item in read_hub(name):
             yield where, {**item, "tag": category, "parts": PARTS[category]}
         return
+    # of a folder all categories that are there, of a file this one
     place = resource(path)
     files = [place / f"{category}_val.txt" for category in PARTS] if place.is_dir() else [place]
     there = [file for file in files if file.is_file()]

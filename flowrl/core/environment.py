@@ -43,6 +43,7 @@ def _commit() -> str | None:
     root = checkout()
     if root is None or not (root / ".git").exists():
         return None
+    # the full hash, never a tag; "-dirty" at its end means uncommitted changes
     command = [
         "git",
         "-C",

@@ -84,6 +84,7 @@ def _column(name: str, row: dict[str, Any]) -> str:
 def _data_set(name: str, path: str, config: str, split: str) -> Any:
     """Open a split of a data set."""
     try:
+        # an optional package, so its absence is explained here
         import datasets
     except ImportError as error:
         raise ConfigError(
@@ -93,6 +94,7 @@ def _data_set(name: str, path: str, config: str, split: str) -> Any:
         found = datasets.load_dataset(path, config or None, split=split or None)
     except Exception as error:  # offline, misspelt, no such split: the library raises all sorts
         raise _unreachable(name, error) from error
+    # no split was named: take "train", or the only one
     if isinstance(found, dict):
         only = "train" if "train" in found else next(iter(found))
         if only != "train" and len(found) > 1:

@@ -116,18 +116,22 @@ class World(NamedTuple):
         found: list[T] = []
         failed: BaseException | None = None
         try:
+            # keep the error for now: the others wait in the gather below
             found.append(work())
         except Exception as error:
             failed = error
+        # all tell each other how it went, as (is it a reward's, its message)
         mine = None if failed is None else (isinstance(failed, RewardError), f"{failed}")
         try:
             answers = self._gather(mine)
         except ProcessLost:
             if failed is None:
                 raise
+            # a process is lost, but the error here says more
             raise failed from None
         if failed is not None:
             raise failed
+        # it went well here, but not elsewhere: stop, too
         for rank, answer in enumerate(answers):
             if answer is not None:
                 kind: type[FlowRLError] = RewardError if answer[0] else RunError

@@ -33,6 +33,7 @@ def read_items(file: Path) -> Iterator[tuple[str, Any]]:
 def text_of(file: Path) -> str:
     """Return the text of a file, without a byte order mark. Raises DataError naming the line."""
     try:
+        # bytes first, so that bad ones can be shown with their line
         data = file.read_bytes()
     except OSError as error:
         raise DataError(
@@ -42,6 +43,7 @@ def text_of(file: Path) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        # Windows programs often save UTF-16; its mark gives it away
         utf16 = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         raise DataError(
             f"{file}, line {line}: expected UTF-8 text, got the byte "
@@ -94,10 +96,12 @@ def _read_csv(text: str, file: str, delimiter: str = ",") -> Iterator[tuple[str,
     column = ""
     start = 1
     try:
+        # a cell may hold line breaks: a row is named by its first line
         for row in reader:
             where, start = f"{file}, line {start}", reader.line_num + 1
             if not any(cell.strip() for cell in row):
                 continue
+            # the first row that is not blank names the columns
             if header is None:
                 header = [cell.strip() for cell in row]
                 column = _column(header, where)
@@ -106,6 +110,7 @@ def _read_csv(text: str, file: str, delimiter: str = ",") -> Iterator[tuple[str,
                     f"{where}: expected {len(header)} columns as in the header, got {len(row)}"
                 )
             else:
+                # the text under "prompt", whatever its column was called
                 record = dict(zip(header, row, strict=True))
                 yield where, {**record, "prompt": record[column].strip()}
     except csv.Error as error:

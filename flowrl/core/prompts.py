@@ -56,15 +56,18 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     """
     made = os.fspath(path)
     if made in MADE:
+        # a list that flowrl makes itself: no file
         records = made_records(made)
         places = [f"{made}, prompt {number}" for number in range(1, len(records) + 1)]
         texts = [record["prompt"] for record in records]
         return PromptSet(texts, records, made.replace("/", "-"), made, places)
+    # a short name such as "drawbench" stands for a format and an address
     known, made = made, PUBLISHED.get(made, made)
     kind, rest = format_of(made)
     file = Path(rest) if kind else _found(made)
     name = known.replace("/", "-") if known in PUBLISHED else file.stem
     records, places = [], []
+    # `where` stays with each record, for messages much later
     for where, item in READERS[kind](rest) if kind else _items(file):
         records.append(_check(item, where))
         places.append(where)
@@ -198,6 +201,7 @@ def _epoch(size: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _check(item: Any, where: str) -> Record:
+    # a bare text is a record with nothing but a prompt
     if isinstance(item, str):
         item = {"prompt": item}
     if not isinstance(item, dict):
@@ -210,6 +214,7 @@ def _check(item: Any, where: str) -> Record:
     prompt = item["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError(f'{where}: expected a text that is not empty as "prompt", got {prompt!r}')
+    # JSON can write half a surrogate pair, which cannot be written as UTF-8 again
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         raise DataError(
             f'{where}: expected Unicode text as "prompt", got half of a surrogate pair in '
@@ -217,6 +222,7 @@ def _check(item: Any, where: str) -> Record:
         )
     if not isinstance(item.get("tag", ""), str):
         raise DataError(f'{where}: expected a text as "tag", got {item["tag"]!r}')
+    # what GenEval's reward will read, checked before anything runs
     for key in ("include", "exclude"):
         _check_objects(item.get(key, []), f"{where}, {key}")
     return item
@@ -230,11 +236,13 @@ def _check_objects(objects: Any, where: str) -> None:
     if not isinstance(objects, list):
         raise DataError(f"{where}: expected a list of objects, got {kind_of(objects)}")
     for number, entry in enumerate(objects, 1):
+        # what object it is, then how many of it, then where it is
         if not isinstance(entry, dict) or not isinstance(entry.get("class"), str):
             raise DataError(
                 f'{where}, entry {number}: expected an object with the text "class", got {entry!r}'
             )
         count = entry.get("count", 1)
+        # True is an int for Python, but no number to whoever wrote the file
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise DataError(
                 f'{where}, entry {number}: expected a whole number >= 1 as "count", got {count!r}'

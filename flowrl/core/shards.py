@@ -122,6 +122,7 @@ def read_into(targets: Mapping[str, Tensor], files: Sequence[Path]) -> None:
 
     if not targets:
         return
+    # headers only: refuse names and shapes before anything is read
     there = kinds(files)
     for name, tensor in targets.items():
         if name not in there or there[name].shape != tuple(tensor.shape):
@@ -130,9 +131,11 @@ def read_into(targets: Mapping[str, Tensor], files: Sequence[Path]) -> None:
     try:
         with warnings.catch_warnings():  # that this is one process, as is meant
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            # detached tensors share memory with the targets, so loading fills these
             held = {name: tensor.detach() for name, tensor in targets.items()}
             load(held, storage_reader=_reader(files), no_dist=True)
     except CheckpointException as error:
+        # torch wraps the failures of all processes; here there is one process
         reason = next(iter(error.failures.values()))[0]
         raise ValueError(f"{files[0].parent}: {reason}") from error
 

@@ -45,6 +45,7 @@ def resource(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not text.strip():
         raise ConfigError("expected the path of a file or folder, got an empty text")
+    # an absolute path can only be there; a relative one is looked for in several places
     places = [Path(text)]
     if not places[0].is_absolute():
         places = [Path.cwd() / text, *(root / text for root in roots())]
@@ -55,6 +56,7 @@ def resource(path: str | os.PathLike[str]) -> Path:
             if not (place.is_file() or place.is_dir()):
                 raise ConfigError(f"{place}: expected a file or a folder, got a pipe or a device")
             return place
+    # nothing found: say where it was looked for, and what has a similar name
     looked = "\n".join(f"  {place}" for place in dict.fromkeys(places))
     several = difflib.get_close_matches(text, _names(), n=3, cutoff=0.6)
     hint = f"\nDid you mean {' or '.join(several)}?" if several else ""

@@ -63,13 +63,16 @@ def append_vote(folder: Path, record: Record) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            # one writer at a time; a line that a crash cut short goes first
             fcntl.flock(handle, fcntl.LOCK_EX)
             size = _whole_lines(handle)
             try:
                 _write(handle, line)
             except OSError:
+                # no half a line stays behind, on a full disk for example
                 os.ftruncate(handle, size)
                 raise
+            # on the disk before the voter is told that it counts
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -104,6 +107,7 @@ def read_votes(folder: Path) -> list[Record]:
         raise RunError(f"cannot read {file}: {error.strerror or error}") from error
     found = []
     for number, line in enumerate(lines, 1):
+        # a write that was cut short; its voter was never told that it counts
         if not line.endswith(b"\n"):
             break
         try:

@@ -139,6 +139,7 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
     """Return [C, h, w], of videos [C, t, h, w], of one latent, as the adapter will have it. Raises
     ModelError for a size that it will refuse."""
     fn, vae = config.model.fn, architecture.part("vae").settings
+    # videos: the VAE keeps the first frame, and joins every `time` frames after it into one
     if fn in VIDEO:
         side, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
         frames = int(config.model.kwargs["frames"])
@@ -148,12 +149,15 @@ def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
             check_size(config.image.height, config.image.width, unit=unit)
         sides = config.image.height // side, config.image.width // side
         return int(vae.get("z_dim", 16)), moments, *sides
+    # images: each level of the VAE but one halves the sides; FLUX.2 also packs 2 x 2 latents
     blocks = vae.get("block_out_channels")
     factor = 2 ** (len(vae["temperal_downsample"]) if blocks is None else len(blocks) - 1)
     factor *= PATCH if fn.startswith("flux2") else 1
+    # an image has to divide into patches, and SD3's table of positions has an end
     settings = architecture.part(NETWORK[fn]).settings
     size, most = (config.image.height, config.image.width), settings.get("pos_embed_max_size")
     check_size(*size, unit=_unit(fn, factor, settings), most=most if fn == "sd3" else None)
+    # FLUX.1 and Qwen-Image pack 2 x 2 latents into channels on the way into the network
     channels = settings["in_channels"]
     channels //= PATCH**2 if fn in (*FLUX, *QWEN) else 1
     return int(channels), size[0] // factor, size[1] // factor

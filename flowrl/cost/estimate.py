@@ -69,10 +69,12 @@ def estimate(config: Config) -> Estimate:
     Raises ConfigError and ModelError as `check_plan` and `kept` do, DataError for a broken prompt
     file.
     """
+    # what can be known without the network's settings: work, latents, stored parts
     forecast = check_plan(config)
     parts, note = kept(config, forecast)
     if note:
         return Estimate(config, forecast, "", None, parts, [], 0, {}, note)
+    # with the settings: peaks, parameters, and FLOPs, from a run of the network on shapes alone
     architecture = architecture_of(config)
     phases = [phase(config, name, forecast, parts) for name in PHASES]
     counted = count_weights(architecture, config.model.fn, tuning_of(config))

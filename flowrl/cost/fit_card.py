@@ -132,6 +132,7 @@ def read(config: Config, key: str) -> Any:
 
 def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
     """Say what brings a phase below the limit; where no batch size does, what else would."""
+    # first what leaves the method as it is: smaller batches
     config = found.config
     ways = [
         f"{what} ({size(then.bytes)})"
@@ -139,6 +140,7 @@ def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
     ]
     if ways:
         return "; " + " or ".join(ways)
+    # else changes of what is trained, together with a batch where one alone is not enough
     there = sorted((p for p in found.parts if worst.name in p.phases), key=lambda p: -p.bytes)
     largest = ", ".join(f"{part.name} {size(part.bytes)}" for part in there[:3])
     others = [
@@ -146,6 +148,7 @@ def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
         for words, changed in _changes(config)
     ]
     known = [(then.bytes, f"{words} ({size(then.bytes)})") for words, then in filter(None, others)]
+    # name all that are enough, or the one that comes nearest
     enough = [text for count, text in known if count <= limit] or [
         f"{text}, which is not enough" for _, text in sorted(known)[:1]
     ]
@@ -193,6 +196,7 @@ def _smaller(
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield changes of what is trained, or of how, in words."""
+    # the words are overrides, to be typed as they stand
     kwargs, prompts = config.model.kwargs, config.train.prompts
     if kwargs.get("t5") and config.model.fn == "sd3":
         yield "model.t5=false", change(config, "model.t5", False)

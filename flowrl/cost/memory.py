@@ -74,17 +74,20 @@ def kept(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart]
     Raises ModelError for a model folder that does not fit the config, ConfigError for a wrong
     `tune`, `lora` or `dtype`.
     """
+    # a model of one's own has no settings to count by
     name, work = config.model.fn, forecast.work
     if name not in NETWORK:
         return [
             _images(config, work)
         ], f"latents and parameters of the model {name} are not counted"
+    # what follows from the settings alone
     architecture, tuning = architecture_of(config), tuning_of(config)
     parts = [
         *_stored(config, forecast, latent_shape(config, architecture)),
         _images(config, work),
     ]
     parts.append(_conditioning(config, work, architecture, tuning.dtype.itemsize))
+    # what needs the shapes of the weights
     if not architecture.known:
         path = config.model.kwargs["path"]
         return parts, f"the weights of {path} are not on this machine: parameters not counted"

@@ -166,10 +166,12 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     """Return the medians over iterations, as the result file has them."""
+    # medians, since other programs disturb single iterations
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     seconds = {name: middle[name] for name in PHASES}
     seconds |= {"other": middle["total"] - sum(seconds.values()), "all": middle["total"]}
     apart = {"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}
+    # each ratio also iteration by iteration, so that a reader sees how far they scatter
     return {
         "clock": "wall" if on_gpu() else "processor",
         "seconds": seconds,
@@ -242,12 +244,14 @@ def wait() -> None:
 
 def table(result: dict[str, Any]) -> str:
     """Say the figures in words."""
+    # seconds and shares by phase
     seconds, shares = result["seconds"], result["shares"]
     clock = "processor's seconds" if result["clock"] == "processor" else "seconds"
     lines = [f"{result['config']}: median of {result['iterations']} iterations, {clock}", ""]
     lines += [f"  {name:<20}{seconds[name]:8.3f} s" for name in seconds]
     lines += ["", "  where the time goes"]
     lines += [f"  {name:<20}{100 * share:8.1f} %" for name, share in shares.items()]
+    # the overhead by what counts as work: with or without rewards and VAE
     lines += [
         "",
         f"  overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone: "

@@ -85,6 +85,7 @@ MISTRAL_24B = PipelinePart(
 def _qwen_image(**more: Any) -> dict[str, PipelinePart]:
     transformer = {"in_channels": 64, "out_channels": 16, "joint_attention_dim": 3584, **more}
     shifts = {
+        # the scheduler's settings: noise levels shift with the number of image tokens
         "use_dynamic_shifting": True,
         "base_shift": 0.5,
         "max_shift": 0.9,
@@ -133,6 +134,7 @@ def _flux2(
 
 def released(flux_vae: PipelinePart) -> dict[str, dict[str, PipelinePart]]:
     """Return the parts of each model by its hub id; Z-Image's VAE is FLUX.1's."""
+    # two sizes of klein; each has the same shapes distilled and as a base model
     four = _flux2(QWEN3_4B, 5, 20, 24, 3 * 2560, guidance=False)
     nine = _flux2(QWEN3_8B, 8, 24, 32, 3 * 4096, guidance=False)
     return {

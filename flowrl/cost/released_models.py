@@ -34,6 +34,7 @@ def _sd3(
         "dual_attention_layers": list(range(dual)),
         "qk_norm": norm,
     }
+    # three text encoders: two CLIPs and T5
     return {
         "transformer": PipelinePart("diffusers", "SD3Transformer2DModel", settings),
         "scheduler": PipelinePart("diffusers", "FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
@@ -57,6 +58,7 @@ def _flux(*, guidance: bool) -> dict[str, PipelinePart]:
         "guidance_embeds": guidance,
         "axes_dims_rope": [16, 56, 56],
     }
+    # dev shifts its noise levels with the number of image tokens, schnell does not
     shifts = {"base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256}
     scheduler = {**shifts, "max_image_seq_len": 4096, "shift": 3.0 if guidance else 1.0}
     return {

@@ -44,6 +44,7 @@ def calls(found: Estimate) -> list[str]:
 
 def memory(found: Estimate) -> list[str]:
     """Say what is kept, part by part, and the peak of each phase."""
+    # a line for each part, and their sum
     width = max(len(part.name) for part in found.parts)
     lines = ["memory     kept, without the rewards' networks"]
     lines += [
@@ -55,6 +56,7 @@ def memory(found: Estimate) -> list[str]:
     )
     if found.note:
         return [*lines, f"           {found.note}"]
+    # phases do not overlap, so a card has to hold the largest of them, not their sum
     lines.append("peak       kept + what comes and goes at the worst moment")
     for phase in found.phases:
         sums = f"{size(phase.kept)} + {size(phase.extra)} for {phase.what}"
@@ -69,9 +71,11 @@ def rewards(found: Estimate) -> list[str]:
     if not networks:
         return []
     width = max(len(network.name) for network in networks)
+    # each network, as if it were alone
     lines = ["rewards    their networks, besides the above"]
     for one in networks:
         lines.append(f"           {one.name:<{width}}  {size(one.bytes):>11}  {one.what}")
+    # some stay on the card all the time, others come one at a time while they score
     stay = sum(one.bytes for one in networks if one.always)
     guests = max((one.bytes for one in networks if not one.always), default=0)
     if found.largest is not None:
@@ -85,6 +89,7 @@ def rewards(found: Estimate) -> list[str]:
 
 def as_json(found: Estimate) -> dict[str, Any]:
     """Return an estimate as plain data; bytes and numbers are whole."""
+    # a model that could not be counted has no parameters to name
     work, counted = found.forecast.work, found.weights
     named = (
         {}

@@ -41,11 +41,13 @@ def check_sync(trainer: Trainer, *, switch: Callable[[str], None] | None = None)
 
     `switch` is torch.cuda.set_sync_debug_mode. Raises RunError with what waited.
     """
+    # any prompts will do: waits do not depend on them
     switch = switch or torch.cuda.set_sync_debug_mode
     rows = batch_for(
         trainer.train_set, seed=trainer.config.seed, iteration=0, count=trainer.config.train.prompts
     )
     model = trainer.model
+    # a first pass counts the calls, so that the second knows which one is the last
     try:
         counter = SyncGuard(model, 0, switch)
         trainer.model = counter

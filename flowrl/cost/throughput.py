@@ -67,6 +67,7 @@ def measure(
     """
     if iterations < 1:
         raise ConfigError(f"performance: expected at least 1 iteration, got {iterations}")
+    # random weights take as long as trained ones, and need no download
     config = stand_in(config)
     model = random_model(config, vae=vae)
     device = next(iter(model.trainable().values())).device
@@ -75,11 +76,13 @@ def measure(
             "--sync-check: needs a CUDA device, which a host can wait for; the model is on the "
             f"{device}"
         )
+    # the first iteration also compiles and allocates, so it does not count
     trainer = Trainer(config, model=model)
     if sync_check:
         check_sync(trainer)
     trainer.step()
     rows = [_iteration(trainer) for _ in range(iterations)]
+    # medians over iterations, since one may be disturbed
     middle = {name: median(row[name] for row in rows) for name in rows[0]}
     return {
         **_setting(config, device, iterations, vae),
@@ -131,6 +134,7 @@ def _iteration(trainer: Trainer) -> dict[str, float]:
 
 
 def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
+    # all that the figures depend on; figures of other settings cannot be compared
     t, tuning = config.train, tuning_of(config)
     return {
         "model": str(config.model.kwargs["path"]),
@@ -200,6 +204,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['tune']}",
         "",
     ]
+    # a line for each phase; a CPU has neither MFU nor a peak
     for name, value in seconds.items():
         share = f"  MFU {mfu[name]:.2f}" if name in mfu else ""
         memory = result["memory"].get(name, {})

@@ -183,6 +183,7 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
     """
     if keep < 1:
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
+    # complete checkpoints that are older than the newest `keep`, and wanted by nobody
     every = numbered(Path(run))
     good = [folder for folder in every if complete(folder)]
     doomed = [
@@ -192,11 +193,13 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
         and int(folder.name) < int(good[-keep].name)
         and int(folder.name) not in besides
     ]
+    # drafts (.tmp-) and replaced folders (.old-) that a killed process could not clean up
     doomed += [
         item
         for item in (Path(run) / "checkpoints").glob("*")
         if re.fullmatch(r"\d+\.(tmp|old)-\d+(-\w+)?", item.name)
     ]
+    # go on after a folder that stays: the run matters more than its disk
     for folder in doomed:
         try:
             discard(folder)

@@ -28,6 +28,7 @@ def verify(folder: str | os.PathLike[str], world: World = ALONE) -> list[str]:
     """
     folder = Path(folder)
     files = _manifest(folder)
+    # hashing takes the time, so the processes share it; sizes are cheap, and all look at them
     mine = [[*files][place] for place in world.share(len(files))]
     for name, entry in files.items():
         file = folder / name
@@ -41,6 +42,7 @@ def verify(folder: str | os.PathLike[str], world: World = ALONE) -> list[str]:
                 raise CheckpointError(f"{file}: altered: its SHA-256 is not the one in {MANIFEST}")
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
+    # whole files of a wrong iteration would still make a wrong resume
     _check_place(folder, files)
     return list(files)
 
@@ -75,6 +77,7 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
     file = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such checkpoint")
+    # read it: one that is missing means an unfinished save, one that cannot be read damage
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         files = {
@@ -88,11 +91,13 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file}: torn or altered: {error}") from error
+    # a newer format may mean other things by the same names
     if version not in (FORMAT, SHARES):
         raise CheckpointError(
             f"{file}: expected format {FORMAT} or {SHARES}, got {version!r}; another version of "
             "flowrl wrote it"
         )
+    # names become paths, so only those that a save can have written are allowed
     strange = [
         name
         for name in files

@@ -88,11 +88,14 @@ def sample(
     them."""
     c = run.config
     plan = run.method.plan(run.iteration)
+    # images that are on disk already: nothing is sampled
     if plan.stored is not None:
         return _stored(run, rows, 0)[0]
+    # noise follows from seed, iteration, place and attempt alone, so a resume draws the same
     places = range(len(rows)) if places is None else places
     again = (attempt,) if attempt else ()
     stream = "scouted" if c.scout.images else "rollout"
+    # some methods sample with the copy `old` of the weights, which follows them slowly
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
     with policy:
         return rollout(

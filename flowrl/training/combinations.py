@@ -12,6 +12,7 @@ from flowrl.training.stored import check_stored
 
 def check_together(config: Config, method: Method, plan: Plan) -> None:
     """Raise ConfigError for a likelihood that does not go with plan, noise or penalty."""
+    # what is trained decides what the plan has to offer: noise that differs, or every step
     trains = method.likelihood.trains
     if config.train.same_noise and trains == "roots":
         raise ConfigError(
@@ -24,6 +25,7 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
             "few-step sampler, and this plan does not keep them; take plan: {fn: few_step, steps: "
             "4}"
         )
+    # the KL compares two policies on the same states, which a likelihood with a judge has not
     if hasattr(method.likelihood, "judge") and method.kl is not None:
         raise ConfigError(
             f"kl: likelihood {config.likelihood.fn} asks other weights about other states than the "
@@ -36,11 +38,13 @@ def check_scout(config: Config, plan: Plan, work: IterationCost) -> None:
     """Raise ConfigError for a scout section that does not go with the method."""
     if not config.scout.images:
         return
+    # looking at more noises than are kept is the point: the best ones go on
     if config.scout.images <= work.roots:
         raise ConfigError(
             f"scout.images={config.scout.images}: it looks at more noises than are kept, which are "
             f"{work.roots} of a prompt; take more, or 0 to switch it off"
         )
+    # there has to be a free choice of initial noises
     reason = ""
     if config.train.same_noise:
         reason = "train.same_noise has one noise for all images of a prompt"

@@ -43,9 +43,11 @@ def give_credit(
     Rewards that are trained along, the aggregator and the sampler then take their step; dropped:
     prompts of this iteration that are not in the forest any more.
     """
+    # images are measured in the process that has them; every process gets the figures
     whole, batch, values, apart = forest.whole, found.batch, found.values, None
     kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
     looks = torch.cat(run.world.gather(looks_of(batch.images, batch.group, kind)))
+    # credit compares images of the whole forest, so every process gets all rewards
     if forest.leaf is not None:
         own = finished_distances(batch.images, batch.group, kind)
         apart = torch.cat(run.world.gather(own))
@@ -55,6 +57,7 @@ def give_credit(
         batch = batch._replace(images=from_bytes(batch.images))
     where = f"iteration {run.iteration}"
     run.reward_set.check_unscored(values, batch.prompts, where)
+    # the credit names in its signature what it wants to know besides the rewards
     credit = run.method.credit
     if "log_prob" in needs_of(credit):
         credit = partial(credit, log_prob=whole.log_prob)
@@ -66,16 +69,19 @@ def give_credit(
         credit = partial(credit, **extra)
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))
+    # rewards [L] become advantages per node [V], by aggregate and credit
     tree = joined(run, whole.tree, rows)
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, tree, credit, distance=apart
     )
+    # figures of finished images alone; previews of an early step would distort them
     finished = leaf_kinds(whole.tree, whole.leaf).cpu() == 0
     total = weighted_sum(values, run.config.reward_weights)[finished]
     nodes = trained_nodes(whole, run.method.likelihood.trains)
     run.histograms = {"reward": histogram(total), "advantage": histogram(advantage[nodes])}
     metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))
     metrics["prompt_entropy"] = prompt_entropy(advantage, tree.group)
+    # rewards and sampler learn now: after an error the iteration would be half done
     run.intact = run.intact and not run.reward_set.has_state() and run.sampler is None
     learned = run.reward_set.update(values, batch, whole.leaf, tree, extra)
     remember(run, values, batch, whole.leaf, tree, rows, [*dropped])

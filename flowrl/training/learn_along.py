@@ -47,6 +47,7 @@ def learn_along(
     metrics: dict[str, float] = {}
     calls = backwards = 0
     for name, role in run.companions.roles.items():
+        # a companion may take several steps for one of the policy, each with noise of its own
         seen: list[Trained] = []
         norms: list[float] = []
         for update in range(role.updates):
@@ -55,9 +56,11 @@ def learn_along(
             parts, norm = _update(run, phase, table, forest, update)
             seen += parts
             norms.append(norm)
+        # its slow copy follows the trained weights, as an EMA does
         if "slow" in role.looks_at:
             done = (run.iteration + 1) * role.updates
             run.weights.lerp(slow(name), role.slow_decay(done), towards=name)
+        # of the metrics only those that its loss returned, under its name
         found = reduce_metrics(seen, norms, run.world)
         own = {key for part in seen for key in part.metrics} | {"grad_norm"}
         metrics |= {f"{name}/{key}": found[key] for key in sorted(own) if key in found}

@@ -38,18 +38,22 @@ def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dic
     have their mean by denoising step. `kl_share` is the KL's part of the sizes of the loss's two
     terms. `grad_norm` is the mean over optimizer steps, `trained` the number of rows.
     """
+    # all rows of all processes: a mean of means would weigh small calls too much
     rows = _all_rows(seen, world)
     if not rows:
         return {"trained": 0.0}
+    # columns that sort the others, or are a part of one, are no metrics themselves
     step, update = rows.pop("step"), rows.pop("update")
     pull = rows.pop(KL_TERM, None)
     out = {name: values.mean().item() for name, values in rows.items()}
     if pull is not None:
         out["kl_share"] = _kl_share(rows["loss"], pull)
+    # before the first update old and new weights are the same, so a ratio other than 1 is a fault
     if "ratio" in rows:
         out["ratio_std"] = _spread(rows["ratio"])
         first = rows["ratio"][update == 0]
         out["on_policy_gap"] = (first - 1).abs().max().item() if len(first) else 0.0
+    # by denoising step: a mean over all would hide one step that is far off
     for k in step.unique().tolist():
         if "ratio" in rows:
             out[f"ratio_std/step{k}"] = _spread(rows["ratio"][step == k])

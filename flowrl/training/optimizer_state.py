@@ -47,6 +47,7 @@ def optimizer_from_tensors(
     weights. Raises CheckpointError if groups, numbers of parameters or shapes differ; the optimizer
     is then unchanged.
     """
+    # the same groups with as many parameters each, or it is another model's state
     saved = json_state["groups"]
     have = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
     if [(sorted(group), group["params"]) for group in saved] != [
@@ -57,6 +58,7 @@ def optimizer_from_tensors(
             f"{[group['params'] for group in saved]} parameters "
             f"with the saved settings, got {[group['params'] for group in have]}"
         )
+    # sort the state by parameter; names are "<index>.<key>", as in "0.exp_avg"
     state: dict[int, dict[str, Any]] = {index: {} for index, _ in _parameters(optimizer)}
     for name, value in {**json_state["scalars"], **tensors}.items():
         index, _, key = name.partition(".")
@@ -65,10 +67,12 @@ def optimizer_from_tensors(
                 f"the optimizer does not fit: it has no parameter for the saved state {name!r}"
             )
         state[int(index)][key] = value
+    # check all shapes before anything is changed
     placed = [
         (parameter, _placed(index, parameter, state[index], optimizer))
         for index, parameter in _parameters(optimizer)
     ]
+    # now change it; JSON turned tuples, such as betas, into lists
     for group, old in zip(optimizer.param_groups, saved, strict=True):
         group.update(
             {k: tuple(v) if isinstance(v, list) else v for k, v in old.items() if k != "params"}
@@ -117,6 +121,7 @@ def _placed(
 def plain_json(state: dict[str, Any]) -> str:
     """Write plain JSON values with text keys; raise CheckpointError that names anything else."""
 
+    # the path goes along, so that the message can say which entry is wrong
     def check(value: Any, where: str) -> None:
         """Raise CheckpointError for what JSON would not give back, at any depth."""
         if isinstance(value, dict):

@@ -14,12 +14,15 @@ from flowrl.training.method import COMPANIONS, Method
 
 def check_processes(config: Config, world: World, *, sharded: bool) -> None:
     """Raise ConfigError unless the prompts of an iteration can be shared out over the processes."""
+    # a prompt's images stay in one process, since they are compared with each other
     prompts = config.train.prompts
     if prompts < world.size:
         raise ConfigError(
             f"train.prompts={prompts}: {world.size} processes need at least one prompt each, since "
             "the images of a prompt stay together; start fewer of them"
         )
+    # under FSDP each network call gathers the weights from all processes, and
+    # one with less to do would make the others wait for ever
     if sharded and prompts % world.size:
         raise ConfigError(
             f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "

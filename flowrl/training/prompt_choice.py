@@ -16,12 +16,14 @@ def sampler_of(config: Config, prompts: PromptSet) -> PromptSampler | None:
     of the config wants to choose prompts, or for a list that the sampler cannot work with."""
     if config.sampler is None:
         return None
+    # only one may choose prompts
     if config.train.balance:
         raise ConfigError(
             f"train.balance={config.train.balance!r} and sampler {config.sampler.fn}: both choose "
             "the prompts of an iteration; leave one out"
         )
     sampler: PromptSampler = config.sampler.make()
+    # a prompt at several places: what works place by place would see only a part of its images
     if sampler.joins and config.train.refill:
         raise ConfigError(
             f"train.refill={config.train.refill}: replaces prompts place by place, and sampler "
@@ -34,6 +36,7 @@ def sampler_of(config: Config, prompts: PromptSet) -> PromptSampler | None:
             f"{config.loss.fn} compares the images of a prompt in one network call, which has "
             "those of one place; take another sampler"
         )
+    # a draw for the first iteration, so that a wrong list is found before the model is loaded
     sampler.start(prompts.texts)
     chosen = sampler(draw_of(config, prompts, 0))
     if len(chosen) != config.train.prompts:
@@ -48,6 +51,7 @@ def check_refill(config: Config, *, sharded: bool, stored: bool) -> None:
     """Raise ConfigError where an iteration cannot have a second draw."""
     if not config.train.refill:
         return
+    # a second draw needs equal work in all processes, something to draw, and images that differ
     if sharded:
         raise ConfigError(
             f"train.refill={config.train.refill}: processes draw different numbers of prompts "

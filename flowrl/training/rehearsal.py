@@ -237,12 +237,14 @@ def _check_noise(config: Config, plan: Plan) -> None:
     name, noise_scales = f"plan {config.plan.fn}", [step.noise_scale for step in steps_of(plan)]
     noisy = [k for k, noise_scale in enumerate(noise_scales) if noise_scale > 0]
     last = len(noise_scales) - 1
+    # without noise there is no probability to raise
     if not noisy:
         raise ConfigError(
             f"{name}: no step has noise, so every std is 0 and nothing can be trained; got "
             "noise_scale "
             f"{config.plan.kwargs.get('noise_scale', 0.0)}, give it one above 0"
         )
+    # some transitions have a largest noise scale
     most = MOST_NOISE_SCALE.get(config.transition.fn, math.inf)
     if max(noise_scales) > most:
         raise ConfigError(
@@ -251,12 +253,14 @@ def _check_noise(config: Config, plan: Plan) -> None:
             f"{noise_scales.index(max(noise_scales))} of {len(noise_scales)} (counted from 0); "
             "lower plan.noise_scale or its growth"
         )
+    # the last step's noise stays in the image, so it is never trained
     if noisy == [last]:
         raise ConfigError(
             f"{name}: the only noise is on step {last}, the last of {len(noise_scales)} (counted "
             "from 0), which is never "
             "trained: its std is 0 (cps) or stays in the image. Put noise on an earlier step"
         )
+    # at a fork the std makes images differ, and a decision's log-probability divides by it
     stds = _stds(config, noise_scales)
     for k in noisy:
         if plan.branch[k] > 1 and not stds[k] > LEAST_STD:

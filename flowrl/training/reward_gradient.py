@@ -22,6 +22,7 @@ SHIPPED = "soft_shapes"
 def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:
     """Raise ConfigError unless every reward that counts has a gradient, and their values reach the
     loss as they are: without a transform, added by weight."""
+    # a reward of weight 0 is only watched, and needs no gradient
     for name, call in config.rewards.items():
         if not config.reward_weights[name]:
             continue
@@ -37,6 +38,7 @@ def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:
                 f"rewards.{name}.transform: loss {config.loss.fn} differentiates the reward "
                 "itself; leave the transform out"
             )
+    # only a weighted sum leaves the rewards' values, and with them the gradient, as they are
     if config.aggregate.fn != "weighted_sum":
         raise ConfigError(
             f"aggregate: {config.aggregate.fn} makes advantages, but loss {config.loss.fn} "

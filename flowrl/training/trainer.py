@@ -87,16 +87,19 @@ class Trainer(Setup):
 
         All processes call it and the first one writes; under FSDP each writes what it holds.
         """
+        # tensors by file: weights, optimizer, copies, trained rewards, companions, sampler
         tensors, state = optimizer_to_tensors(self.optimizer)
         files = {"current": {k: p.detach() for k, p in self.params.items()}, "optimizer": tensors}
         along, about_along = self.companions.files()
         files |= {**self._kept_weights(), **self.reward_set.state_dict(), **along}
         if self.sampler is not None:
             files["sampler"] = self.sampler.state_dict()
+        # what is no tensor goes to state.json
         config = self.config.dump()
         about = {"iteration": self.iteration, "optimizer": state, "config": config}
         about |= {"companions": about_along} if about_along else {}
         about |= {"monitors": self.memory}
+        # of tensors that are spread over processes each one writes its rows, of the rest the first
         if self.sharded:
             shares = {k: rows for k, rows in files.items() if any(map(is_share, rows.values()))}
             rest = {name: rows for name, rows in files.items() if name not in shares}

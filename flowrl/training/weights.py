@@ -139,6 +139,7 @@ class Weights:
             )
 
     def _check(self, name: str, tensors: dict[str, Tensor]) -> None:
+        # three ways not to fit: too few tensors, too many, or ones of other shapes
         missing, extra = self._params.keys() - tensors.keys(), tensors.keys() - self._params.keys()
         shapes = [
             key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from runkit import config_for
 
+from flowrl.config.load import load_config
 from flowrl.runs import evaluate, milestones
+from flowrl.runs.monitors.evaluations import plateau
 from flowrl.runs.open import open_run
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import load, numbered
@@ -41,3 +44,30 @@ def test_an_early_stop_keeps_the_best_checkpoint(
     saved = load(run / best)[0]["current"]
     assert iteration == 1
     assert all(torch.equal(p, saved[name]) for name, p in model.trainable().items())
+
+
+def test_the_stop_of_the_quickstart_is_for_longer_runs() -> None:
+    """Evaluations after 0, 9, ... 45 iterations and a patience of 3: a run of 45 stops early only
+    where the best of 0 or of 9 iterations stays the best. The timed run, whose best was at 27,
+    would have ended after 54, as docs/shapes.md says."""
+    config = load_config("shapes/awm")
+    options = config.monitors.plateau
+    assert options is not None and (options.action, options.patience) == ("stop", 3)
+    assert (config.eval.every, config.train.iterations) == (9, 45)
+    stops = {}
+    for best in range(6):
+        rows = evals({9 * i: 0.9 - 0.1 * abs(i - best) for i in range(6)})
+        ends = [n for n in range(1, 7) if plateau(options, rows[:n]) is not None]
+        stops[9 * best] = 9 * (ends[0] - 1) if ends else None
+    assert stops == {0: 27, 9: 36, 18: 45, 27: None, 36: None, 45: None}
+    # 45 is the last one anyway; the recorded course, and one more evaluation that is no higher
+    file = Path(__file__).resolve().parents[2] / "assets/results/quickstart.json"
+    course = dict(json.loads(file.read_text(encoding="utf-8"))["validation"])
+    assert max(course, key=lambda iteration: course[iteration]) == 27
+    assert plateau(options, evals(course)) is None
+    assert plateau(options, evals({**course, 54: 0.93})) is not None
+
+
+def evals(scores: dict[int, float]) -> list[dict[str, Any]]:
+    """Return evaluations after so many iterations."""
+    return [{"iteration": n, "score": "strict", "strict": s} for n, s in scores.items()]

@@ -68,9 +68,11 @@ def comb_of(name: str, leaf: Tensor, tree: Tree, *, baseline: bool) -> Comb:
     Raises: ConfigError in the name of the credit `name`, saying what is missing.
     """
     above = ancestry(tree)
+    # which chain each node is of [V], and the place [V] of its decision among those of all chains
     chain = torch.unique(above.root, return_inverse=True)[1]
     chains, length = int(chain.max()) + 1, int(above.depth.max())
     owner = torch.where(above.depth > 0, chain * length + above.depth - 1, -1)
+    # in order, the places must be 0, 1, 2, ...: every chain has all its decisions, none forks
     nodes = (tree.std > 0).nonzero()[:, 0]
     order = owner[nodes].argsort()
     if length == 0 or not torch.equal(
@@ -78,12 +80,14 @@ def comb_of(name: str, leaf: Tensor, tree: Tree, *, baseline: bool) -> Comb:
     ):
         found = f"{len(nodes)} draws under {chains} initial noises, at most {length} in a row"
         raise _not_a_comb(name, found, baseline)
+    # a leaf's place in a table [C, w + 1]: column 0 is the root's, column i the i-th decision's
     slot = chain[leaf] * (length + 1) + above.depth[leaf]
     _check_leaves(
         name,
         torch.bincount(slot, minlength=chains * (length + 1)).view(chains, length + 1),
         baseline,
     )
+    # of two leaves in one place the younger node is the finished sample
     youngest = torch.full((chains * (length + 1),), -1, device=leaf.device).scatter_reduce(
         0, slot, leaf, "amax"
     )

@@ -174,6 +174,7 @@ class risk_bundles:  # noqa: N801 - configs name credits in lower case
 
     def _sums(self, reward: Tensor, leaf: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
         """Add up the i-th images of each bundle -> sums [bundles, G], and the sum of each leaf."""
+        # bundles need prompts with equally many images, or the i-th of some would be missing
         group = torch.unique(tree.group[leaf], return_inverse=True)[1]
         counts = torch.bincount(group)
         images = int(counts[0])
@@ -183,9 +184,11 @@ class risk_bundles:  # noqa: N801 - configs name credits in lower case
                 f"needed, got {len(counts)} prompts with {counts.unique().tolist()} images; make "
                 "train.prompts a multiple of credit.size"
             )
+        # place [L]: which of its prompt's images each leaf is, counted from 0
         order = torch.argsort(group, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device) % images
+        # neighbouring prompts are one bundle: their i-th images share a sum
         index = group // self.size * images + place
         sums = torch.zeros(len(counts) // self.size * images, dtype=torch.float64)
         sums = sums.to(reward.device).index_add(0, index, reward.double())

@@ -42,6 +42,8 @@ class Times:
                 "likelihood forward: first and last count the sampler's steps from 0, got "
                 f"first={self.first}, last={self.last}"
             )
+        # `grid` takes the sampler's levels, the other kinds draw their own: an option of the other
+        # side would be ignored in silence
         on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
         beside = (self.low, self.high, self.shift) != (0, 1, 1)
         if beside if self.kind == "grid" else on_grid:

@@ -28,6 +28,7 @@ def unrolled_batch(
     unrolled: Unrolled,
 ) -> Batch:
     """Put latents x [B, *] at sigma [B], which belong to nodes [B], in a batch."""
+    # the loss reads images, not draws: what belongs to a draw is 0, each row is its own state
     zero = torch.zeros_like(sigma)
     row = torch.arange(len(nodes), device=nodes.device)
     return Batch(

@@ -43,8 +43,10 @@ class generated:  # noqa: N801 - configs name likelihoods in lower case
     ) -> Batch:
         """Collect the steps that ended in nodes [B] -> Batch of B; `target` is fresh noise, `query`
         the level to which it will be noised."""
+        # the step is taken again from where it began, the state of the node above
         parent = rollout.tree.parent[nodes]
         start, end = steps_to(rollout, nodes)
+        # where others judge what it generates: a level above its end, and noise to reach it
         level, fresh = self.queries.draw(rollout, nodes, streams)
         zero = torch.zeros_like(level)
         return Batch(

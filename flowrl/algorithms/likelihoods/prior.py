@@ -77,13 +77,16 @@ class prior:  # noqa: N801 - configs name likelihoods in lower case
         """Return the model with this noise, and with the parameters "prior.mean" [*shape], with
         `reads` "prior.text" [*shape, D], and with `learn_spread` "prior.spread" [*shape]. With
         `own` each has a row for each different one of `prompts`."""
+        # only asked for the device, and for the width of the vector in `reads`
         cond = model.encode([""])
         device = next((value.device for value in cond.values()), torch.device("cpu"))
+        # a row for each different prompt, in the order of the list
         self.rows = {text: row for row, text in enumerate(dict.fromkeys(prompts))}
         size = (len(self.rows), *shape) if self.own else shape
         mean = torch.zeros(size)
         if self.start == "noise":
             for text, row in self.rows.items():
+                # drawn by the text, so a prompt's noise does not depend on the other prompts
                 stream = generator(self.seed, "start", text)
                 mean[row] = torch.randn(shape, generator=stream)
         self.parameters = {"prior.mean": nn.Parameter(mean.to(device))}

@@ -113,6 +113,7 @@ class align_prop(_FromRoots):  # noqa: N801
     def _first(self, stream: torch.Generator, steps: int) -> int:
         """Draw K from 1 to steps - 1."""
         if self.draw == "fixed":
+            # always the same K, so one outside the steps cannot be drawn again
             k = int(self.mean * steps)
             if not 1 <= k < steps:
                 raise ConfigError(
@@ -120,6 +121,7 @@ class align_prop(_FromRoots):  # noqa: N801
                     f"K must be from 1 to {steps - 1}"
                 )
             return k
+        # draw until it fits; bounded, so that a mean far outside ends in a message
         for _ in range(1000):
             if self.draw == "uniform":
                 k = int(torch.randint(steps, (1,), generator=stream))

@@ -46,10 +46,12 @@ def distill(
     now, teacher = data.now, data.under["teacher"]
     if now.v is None or teacher.v is None:
         raise ConfigError("distill: the likelihood has no velocity; take likelihood reverse")
+    # mean over the latent's dimensions -> [B]; the teacher has no gradient
     gap = (now.v - teacher.v.detach()).double().square().flatten(1).mean(1)
     metrics = {"velocity_gap": gap.detach()}
     if form == "velocity":
         return gap, metrics
+    # D, the step's length in sigma, is what turns velocities into distances
     if form == "ode":
         return (data.batch.sigma - data.batch.sigma_next).double().square() * gap / 2, metrics
     if not bool((now.std > 0).all()):
@@ -57,5 +59,6 @@ def distill(
             "distill: form kl compares Gaussian steps, and a trained step has no noise; take "
             "likelihood reverse, or form ode"
         )
+    # both steps have the std of the transition, so only their means differ
     far = (now.mean - teacher.mean.detach()).double().square().flatten(1).mean(1)
     return far / (2 * now.std.double().square()), metrics

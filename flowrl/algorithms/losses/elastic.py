@@ -87,9 +87,11 @@ def hybrid_ratio(
             f"{'no' if data.segment is None else 'a'} segment"
         )
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
+    # log-ratio of each step [B]; `joined` gives all steps of an image their mean
     own = data.now.log_prob - data.old_log_prob.detach()
     step, stopped = surrogate(own, a, clip_low, clip_high)
     image, stopped_image = surrogate(joined(own, data.segment)[0], a, image_low, image_high)
+    # the steps' ratios, as other losses report them
     metrics = ratio_metrics(own.detach(), stopped)
     metrics["image_clip_frac"] = stopped_image.to(a.dtype)
     return mix * step + (1 - mix) * image, metrics

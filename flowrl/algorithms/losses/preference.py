@@ -73,9 +73,11 @@ def step_preference(
             "step_preference: compares two draws from one state in one network call; set "
             "segment={fn: siblings}, select={fn: nonzero} and credit={fn: candidate_pairs}"
         )
+    # the pair of each row [B]; clamped ratios have no gradient beyond the end of the range
     index = numbered(data.segment)
     ratio = (data.now.log_prob - data.under["ref"].log_prob.detach()).exp()
     kept = ratio.clamp(1 - clip, 1 + clip)
+    # +1 for w and -1 for l: a pair's sum is ln r_w - ln r_l, and both rows get it
     sign = data.batch.advantage.detach().sign()
     zeros = torch.zeros_like(ratio)
     margin = beta * zeros.index_add(0, index, sign * kept.log())[index]
@@ -113,8 +115,10 @@ def simple_preference(
             "simple_preference: compares two images of a prompt in one network call; set "
             "segment={fn: prompt}, select={fn: nonzero} and credit={fn: best_worst}"
         )
+    # a pair is two images of a prompt at one time, noised alike
     index = numbered(data.segment, data.batch.step)
     _check_alike(data, index)
+    # +1 for w and -1 for l: a pair's sum is l_w - l_l, and both rows get it
     sign = data.batch.advantage.detach().sign()
     zeros = torch.zeros_like(data.now.log_prob)
     inside = beta * zeros.index_add(0, index, sign * data.now.log_prob)[index] - margin

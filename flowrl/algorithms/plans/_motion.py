@@ -47,11 +47,14 @@ def window_start(
             return max(1, math.ceil(every * math.exp(-decay * max(0, at - hold))))
         return every
 
+    # the starts of the first round, and of later ones, which begin at step 0
     ahead, again = range(start, last + 1, stride), range(0, last + 1, stride)
+    # the iteration at which each stay is over; the first one that is not tells the start
     ends = list(accumulate(map(stay, ahead)))
     if iteration < ends[-1]:
         return ahead[bisect_right(ends, iteration)]
     if not roll_back:
         return last
+    # later rounds are all alike: count from the end of the first, modulo their length
     left, ends = iteration - ends[-1], list(accumulate(map(stay, again)))
     return again[bisect_right(ends, left % ends[-1])]

@@ -50,11 +50,13 @@ def rake(
             f"plan rake: needs branch >= 2 and noise, got branch={branch}, "
             f"noise_scale={noise_scale}"
         )
+    # equal strides would pay twice for the same image
     if not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ConfigError(
             f"plan rake: strides must be different whole numbers of at least 1, got {list(strides)}"
         )
     plan = chain(steps, noise_scale, range(low, high))
+    # keep 0: children do not go on, the trunk does; a tail of all steps finishes them
     forks = plan.noise > 0
     return plan._replace(
         branch=torch.where(forks, branch, 1),

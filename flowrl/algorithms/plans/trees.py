@@ -57,10 +57,12 @@ def tree(
         )
     plan = _forked(plan, list(splits), branch)
     if block is not None:
+        # forks keep their noise outside the block: without it siblings are all the same
         k = torch.arange(steps)
         plan = plan._replace(
             noise=torch.where((k % block_every < block) | (plan.branch > 1), plan.noise, 0.0)
         )
+    # what siblings have in common [correlated], and by how much noise is stretched [scaled]
     return plan._replace(
         share=1 / (1 + spread**2) if split_noise == "correlated" else 0.0,
         stretch=spread if split_noise == "scaled" else 1.0,
@@ -122,6 +124,7 @@ def window_tree(
         roll_back=roll_back,
         spare=spare,
     )
+    # where the window forks, counted from its own first step
     places = list(range(size)) if splits is None else list(splits)
     bad = [k for k in places if not 0 <= k < size]
     if bad or not places or len(set(places)) != len(places):
@@ -138,6 +141,7 @@ def window_tree(
     if noise_scale == 0:
         raise ConfigError("plan window_tree: forks need noise, got noise_scale=0")
     first = int(plan.noise.nonzero().min())
+    # 1 at the window's first step, `size` at its last
     depth = torch.arange(steps) - first + 1
     noise = torch.where(plan.noise > 0, noise_scale * (1 + growth * depth / size), 0.0)
     return _forked(plan._replace(noise=noise), [first + k for k in places], branch)

@@ -64,6 +64,7 @@ def sliding_window(
     Raises: ConfigError if the window cannot lie inside the steps.
     """
     check(steps, noise_scale)
+    # the last start that leaves the `spare` cleanest steps alone
     last = steps - spare - size
     if size < 1 or spare < 0 or not 0 <= start <= last:
         raise ConfigError(
@@ -76,6 +77,7 @@ def sliding_window(
             "plan sliding_window: needs stride >= 0, every >= least >= 1 and decay >= 0, got "
             f"stride={stride}, every={every}, {least=}, decay={decay}"
         )
+    # only the start depends on the iteration: an interrupted run needs no memory of it
     first = window_start(
         iteration,
         start=start,
@@ -121,6 +123,7 @@ def flash_window(
     Raises: ConfigError if the window does not fit, or if a window that it may reach leaves one
     point behind it.
     """
+    # behind the window there must be two points, its end and one more, to have a step
     if spare is None:
         spare = next((s for s in range(2, steps) if int((s + 1) * ratio) >= 2), 2)
     window = sliding_window(
@@ -138,9 +141,11 @@ def flash_window(
         flash_places(
             steps, steps - spare - 1, ratio
         )  # the last place that the window will ever reach must work too
+    # the window in steps of the fine grid, then the plan on the coarser one
     last = int(window.noise.nonzero().max()) if noise_scale else start + size - 1
     places = flash_places(steps, last, ratio)
     plan = chain(len(places) - 1, noise_scale, range(last + 1 - size, last + 1))
+    # Euler up to the window's end; the longer steps behind it by the solver of second order
     solver = torch.where(torch.arange(len(places) - 1) > last, 2, 1)
     return plan._replace(sigma_grid=SigmaGrid(steps, places, shift), solver=solver)
 

@@ -108,10 +108,12 @@ def gated(
     check_known("gated: above", above, scores)
     if not softness >= 0:
         raise ConfigError(f"gated: expected softness >= 0, got {softness}")
+    # opened [L]: the product of the gates passed so far, from 0 to 1
     opened: Tensor | float = 1.0
     parts, metrics, last = {}, {}, [name for name in scores.values if name not in above]
     for name in [*above, *last]:
         values = scores.values[name]
+        # a reward of weight 0 may be there as a gate only
         if scores.weights[name]:
             parts[name] = scores.weights[name] * values * opened
         if name in above:

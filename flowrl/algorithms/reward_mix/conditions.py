@@ -33,12 +33,15 @@ def conditional(scores: Scores, credit: Credit, *, by: str, inter: float = 0.5) 
     parts = _parts(scores)
     total, metric = _total(parts), scores.values[by]
     value, gaps = torch.full_like(total, torch.nan), []
+    # prompt by prompt, over the places [n] of its images that have both scores
     for mine in _prompts(scores, ~(total.isnan() | metric.isnan())):
         if len(mine) < 2:
             continue
+        # halves by the watched reward; of an odd number the upper one has one more
         order = mine[torch.argsort(metric[mine], stable=True)]
         low, high = order[: len(order) // 2], order[len(order) // 2 :]
         means = total[low].mean(), total[high].mean()
+        # each side against the other's mean and its own
         for side, own, other in ((low, *means), (high, *means[::-1])):
             value[side] = total[side] - inter * other - (1 - inter) * own
         gaps.append(float(means[1] - means[0]))
@@ -75,8 +78,10 @@ def consistency_bonus(
         )
     correct, confident = scores.values[right], scores.values[sure]
     known, paid = ~(correct.isnan() | confident.isnan()), torch.zeros_like(correct)
+    # among whom "the mean" is meant; images without a score are in no family
     families = [known.nonzero().flatten()] if among == "batch" else _prompts(scores, known)
     for mine in families:
+        # the right ones, and of these the sure ones
         good = mine[(correct[mine] > least) & (correct[mine] >= correct[mine].mean())]
         if len(good):
             sound = good[confident[good] >= confident[good].mean() - margin]

@@ -138,7 +138,7 @@ def sample_ode(
             "the `base` that flowrl.runs.open.load_run returns"
         )
     run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)
-    x = initial_latents(run, 1 if same_noise else group_size)
+    x = initial_latents(run, 1 if same_noise else group_size)  # equal samples are computed once
     steps = len(run.sigmas) - 1
     for k in range(steps):
         with late() if late is not None and k >= round(tuned * steps) else nullcontext():
@@ -191,7 +191,7 @@ def _decide(
 ) -> tuple[Frontier, list[Tensor]]:
     """Draw every live node's children at step k -> the new frontier and the leaves hung under the
     children."""
-    if not live.stored:
+    if not live.stored:  # training starts from the state of a draw, so that must be a node
         live = _kept(run, forest, live, k)._replace(past=None)
     v = velocity(run, live.x, k) if live.v is None else live.v
     trunk = live, v  # a trunk that goes on without noise stays one sample
@@ -199,6 +199,7 @@ def _decide(
     size = len(live.x)
     noise_scale = torch.full((size,), step.noise_scale, device=run.device)
     one = transition(live.x, v, sigma_rows(run, size, k), sigma_rows(run, size, k + 1), noise_scale)
+    # one network call per state [F, *]; its children [F * branch, *] share the Gaussian
     many = Gaussian(
         one.mean.repeat_interleave(step.branch, 0), one.std.repeat_interleave(step.branch)
     )
@@ -209,6 +210,7 @@ def _decide(
     node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, made, many.mean)
     if k + 2 == len(run.sigmas):
         return Frontier(x, node, True), []  # nothing goes on from here, so every child is a leaf
+    # a preview's first velocity is also that of the next step: those that go on keep it
     v_next = velocity(run, x, k + 1) if step.tail else None
     leaves = (
         _tails(run, forest, Frontier(x, node, True, v_next), k + 1, step.tail, run.plan.strides)
@@ -266,7 +268,7 @@ def _start(
             f"micro_batch must be at least 1, got {micro_batch}; leave it out for one batch"
         )
     device = next(iter(cond.values())).device if cond else generators[0].device
-    nothing = torch.zeros(0)
+    nothing = torch.zeros(0)  # no steps: `rollout` puts its own plan here
     plan = Plan(nothing, nothing, nothing, nothing)
     noise_scales = sigmas.float().tolist()
     return Sampling(

@@ -91,10 +91,12 @@ class ForestBuilder:
         With `copies` each row is stored so many times, under parent [F * copies] -> ids [F *
         copies].
         """
+        # clean nodes are numbered apart from the others: they end up behind them
         blocks = self.clean if step == len(self.run.sigmas) - 1 else self.inner
         x = apart(x, copies)
         size = len(x)
         zero = torch.zeros(size, device=x.device)
+        # prompts own equal, consecutive shares of the rows; a node without a draw has zeros
         group = self.group_ids.repeat_interleave(size // len(self.group_ids))
         std, log_prob, noise_scale = made or (zero, zero, zero)
         numbers = (std.float(), log_prob.double(), noise_scale.float())
@@ -102,6 +104,7 @@ class ForestBuilder:
             x.to(self.run.store),
             *([x.float() if mean is None else mean.float()] * self.run.keep_mean),
         )
+        # twin: the first of a row's copies; block: which call of this made the nodes
         ids = torch.arange(blocks.count, blocks.count + size)
         twin = blocks.count + (ids - blocks.count) // copies * copies
         block = torch.full((size,), len(blocks.rows))

@@ -72,6 +72,7 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
 
 def of_prompt(rollout: Rollout, group: int) -> Rollout:
     """Cut one prompt's forest out of a rollout; `merge` of all prompts' gives it back."""
+    # this prompt's nodes [n], and the new number of each old node [V], -1 elsewhere
     node = (rollout.tree.group == group).nonzero().flatten()
     number = torch.full_like(rollout.tree.parent, -1)
     number = number.scatter(0, node, torch.arange(len(node), device=node.device))
@@ -84,6 +85,7 @@ def of_prompt(rollout: Rollout, group: int) -> Rollout:
         return None if values is None else values[node[node < len(values)]]
 
     tree = rollout.tree
+    # the conditioning has a row per prompt, all else one per node
     mine = (rollout.group_ids == group).nonzero().flatten()
     twin = rows(rollout.twin)
     return rollout._replace(

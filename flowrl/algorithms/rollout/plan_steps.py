@@ -61,9 +61,11 @@ def steps_of(plan: Plan) -> list[Step]:
             "a plan needs one entry per step in every field, got lengths "
             f"{[len(c) for c in columns]}"
         )
+    # one copy to the host for each column, so the denoising loop never waits for the device
     solver = [1] * size if plan.solver is None else plan.solver.tolist()
     rows = zip(*(column.tolist() for column in plan[:4]), solver, strict=True)
     steps = [Step(*row) for row in rows]
+    # a plan is data that anybody may have made: what cannot be run is refused here
     for k, step in enumerate(steps):
         if (
             not (math.isfinite(step.noise_scale) and step.noise_scale >= 0)
@@ -136,14 +138,17 @@ def _one(plan: Plan) -> Counts:
     """Count a plan per sample."""
     steps = steps_of(plan)
     end, ends = len(steps), trunk_ends(steps)
+    # live: samples under way; paid: their velocity was computed before, for a preview or baseline
     live, paid = 1, False
     nfe = leaves = decisions = states = edges = 0
     if plan.baseline:
         nfe, leaves, paid = end, 1, True  # its first velocity is the trunk's
+    # a trunk that only carries forks is not run further than the last of them
     for k, step in enumerate(steps[: None if ends is None else ends + 1]):
         nfe += 0 if paid else live
         children, paid = live * step.branch, False
         edges += children
+        # draws of the last step are no decisions: they are not trained
         if k + 1 == end:
             return Counts(nfe, leaves + children, decisions, states, edges)
         if step.noise_scale == 0:
@@ -196,6 +201,7 @@ def _check_rest(plan: Plan) -> None:
         raise ConfigError(
             f"a plan's strides must be whole numbers of at least 1, got {plan.strides}"
         )
+    # strides thin out a tail of all steps; a shorter one spreads its few steps itself
     if plan.strides != (1,) and any(0 < tail < size for tail in plan.tail.tolist()):
         raise ConfigError(
             f"a plan's strides={plan.strides} need tails to the end, got tails {plan.tail.tolist()}"

@@ -61,6 +61,7 @@ def flash_places(steps: int, last: int, ratio: float) -> Tensor:
             "window's last step "
             f"last={last} of steps={steps} and ratio={ratio}"
         )
+    # rounded as the published code does
     points = int(max((steps - last) * ratio, 1))
     if points < 2:
         raise ConfigError(
@@ -70,6 +71,7 @@ def flash_places(steps: int, last: int, ratio: float) -> Tensor:
             f"{steps}; it needs "
             f"last <= {steps - 2 / ratio:g} or ratio >= 2 / {steps - last}"
         )
+    # fine places up to the window's end, then even ones up to the clean image
     first = last + 1
     rest = first + torch.arange(1, points, dtype=torch.float64) * (steps - first) / (
         points - 1

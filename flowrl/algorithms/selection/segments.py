@@ -107,12 +107,15 @@ def _segments(rollout: Rollout, steps: Tensor, sizes: list[int]) -> Tensor:
     nearest = climb(torch.where(mine | (parent < 0), node, parent), depth)[
         parent.clamp_min(0)
     ]  # draw above, or root
+    # which of the trained steps a draw was made at, -1 for all other nodes
     place = torch.full((depth,), -1, device=parent.device)
     place[steps] = torch.arange(len(steps), device=parent.device)
     place = torch.where(mine, place[drawn_at(rollout.tree)], -1)
+    # a draw right below another one; where a draw has two such, the paths part
     below = mine & mine[nearest] & (parent >= 0)
     fork = torch.zeros(count, device=parent.device).index_add(0, nearest, below.float()) > 1
     sizes_of = torch.tensor(sizes, device=parent.device)
+    # a draw points to the one above as long as the segment goes on: who climbs finds the head
     chunk = torch.repeat_interleave(torch.arange(len(sizes), device=parent.device), sizes_of)[
         place
     ]  # -1 is not read

@@ -204,8 +204,10 @@ def chunks(
             '4]}, weighted "none", "l1" or "softmax" and change "sample" or "batch"; got '
             f"{'no' if data.segment is None else 'a'} segment, {weighted=}, {change=}"
         )
+    # from draws to segments: of which segment each draw is [N], of which sample each segment
     ids, index = torch.unique(data.segment[mine], return_inverse=True)
     family = torch.zeros_like(ids).scatter(0, index, roots(ro)[mine])
+    # drawn by odds without replacement: each gets a random time of that rate, the earliest win
     rho = _change_of(ro, mine, change) if weighted != "none" else None
     odds = _odds(rho, index, len(ids), weighted)
     rank, size = rank_within(
@@ -213,6 +215,7 @@ def chunks(
     )  # a race of exponentials
     count = _quota("chunks", size, share, "segments of a sample")
     factor = (rank < count).double()
+    # what is drawn more often than its share counts less, so that the mean is the same
     if corrected:
         if int(size.max()) > MOST:
             raise ConfigError(
@@ -244,6 +247,7 @@ def _behind_last_split(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
     """List the draws behind the last split, those of the last step too -> nodes [N], and for each
     the draw of the split above it [N]."""
     tree, at = rollout.tree, drawn_at(rollout.tree)
+    # draws that have siblings among the trained ones
     split = mine & (
         torch.bincount(tree.parent[mine], minlength=len(mine))[tree.parent.clamp_min(0)] > 1
     )
@@ -252,6 +256,7 @@ def _behind_last_split(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:
             "select width_pruning: no node has more than one draw below it; it needs a plan that "
             "forks"
         )
+    # behind it every path is single: climb until the draw that was made there
     last = at[split].max()
     node = torch.arange(len(mine), device=at.device)
     head = climb(torch.where(at > last, tree.parent, node), len(rollout.sigmas) - 1)

@@ -48,17 +48,20 @@ def evaluate(
     plugin: options.Plugins,
 ) -> None:
     """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
+    # imported when the command runs, so that --help need not load torch
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.held_out import evaluation_table
     from flowrl.evaluation.setting import setting_line
     from flowrl.runs.evaluate import evaluate as evaluated
 
+    # options that are short for --set
     own = {
         "eval.steps": steps,
         "eval.seed": seed,
         "eval.images": images,
         "prompts.test": prompts or None,
     }
+    # a suite keeps its images in a folder, an evaluation keeps none
     if suite is not None:
         where = out or folder_of(suite, name, weights, iteration)
         _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
@@ -133,16 +136,19 @@ def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) ->
     from flowrl.evaluation.held_out import evaluation_table
     from flowrl.evaluation.setting import setting_line
 
+    # the headline has the table; the other rewards a line each
     lines = [what, evaluation_table(result, width=width)]
     for name, value in result["rewards"].items():
         if name != result["score"]:
             low, high = result["intervals"][name]
             lines.append(f"{name}: mean {value:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    # a benchmark's own numbers, with intervals over prompts
     for name, values in result.get("tables", {}).items():
         for what, value in values.items():
             ends = result["table_intervals"][name][what]
             of = f"95 % interval {ends[0]:.4f} to {ends[1]:.4f}" if ends else "of one prompt"
             lines.append(f"{name}, {what}: {value:.4f}, {of}")
+    # the paired difference to another folder, and what makes the numbers doubtful
     if "against" in result:
         found = result["against"]
         low, high = found["interval"]

@@ -62,6 +62,7 @@ def export(
     plugin: options.Plugins,
 ) -> None:
     """Write a run's weights for other programs, with a model card."""
+    # imported when the command runs, so that --help need not load torch
     from flowrl.runs.export.export import export as write_export
     from flowrl.runs.folder import EXPORT
     from flowrl.runs.open import run_of

@@ -123,6 +123,7 @@ def score(
     plugin: options.Plugins,
 ) -> int:
     """Score any images with rewards, or test whether the rewards can be trusted (--selftest)."""
+    # a self-test gives no scores and a scoring tests nothing: each refuses the other's options
     asked = Asked(images, reward, config, changes, prompt, prompts, batch, plugin)
     if selftest:
         if csv or grid or split or sort is not None:
@@ -212,10 +213,12 @@ def _test(asked: Asked, count: int, tolerance: float, skip: list[str], json: Pat
     from flowrl.evaluation.reward_tests.selftest import broken, selftest, table
     from flowrl.evaluation.score_images import bar, make_rewards
 
+    # images to test with: one's own, or rendered scenes
     items, has_prompts = _test_images(asked, count)
     rewards, calls = make_rewards(asked.reward, asked.config, asked.changes, asked.plugin)
     left_out = _skipped(skip, list(rewards))
     rows = []
+    # every reward is asked, also after one was found broken
     for name, reward in rewards.items():
         with bar(None, f"testing {name}") as progress:
             rows += selftest(

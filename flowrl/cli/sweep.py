@@ -60,6 +60,7 @@ def sweep(
     plugin: options.Plugins,
 ) -> None:
     """Find the guidance, steps and LoRA scale that serve a model best, on validation prompts."""
+    # imported when the command runs, so that --help need not load torch
     from flowrl.cli.evaluate import folder_of
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
@@ -69,6 +70,7 @@ def sweep(
     from flowrl.runs.sweep_report import sweep_figure, sweep_table
     from flowrl.runs.target import Target
 
+    # what was left out is not swept: it stays as the config has it
     asked = Asked(
         suite,
         [*numbers(guidance, "--guidance")] or [None],
@@ -81,10 +83,12 @@ def sweep(
         Tools(reference, inception, alexnet, encoder),
         bounds,
     )
+    # the suite's settings first, so that --set can change them
     where = out or Path("sweeps") / folder_of(suite, name, weights, iteration).relative_to("suites")
     own: dict[str, int | str | None] = {"eval.seed": seed, "eval.images": images}
     given = [*overrides_of(suite, choose_prompts(asked, where)), *changes]
 
+    # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
         return target.opened(name, config, weights, iteration, own, [*given, *more], plugin)
 

@@ -69,12 +69,14 @@ def chosen_checkpoint(run: Path, which: Which = None) -> Path:
     """Return a checkpoint of a run: a number, ``last``, or ``best``; by default the best, and the
     last where none was judged. Raises CheckpointError."""
     text = BEST if which is None else str(which)
+    # a number says which one; whether it is whole is found out when it is read
     if text.isdecimal():
         return checkpoint.checkpoint_folder(run, int(text))
     if text not in (BEST, LAST):
         raise CheckpointError(
             f"{run}: expected the number of an iteration, best or last, got {text!r}"
         )
+    # the best needs an evaluation; who asked for none in particular gets the last one instead
     found = best_checkpoint(run) if text == BEST else None
     if found is None and which == BEST:
         raise CheckpointError(

@@ -109,6 +109,7 @@ def rescued(checkpoints: Checkpoints, log: Log) -> Iterator[None]:
     note. A second Ctrl-C becomes Interrupted.
     """
     trainer = checkpoints.trainer
+    # a second Ctrl-C must not wait for a save
     try:
         yield
     except Interrupted:
@@ -116,14 +117,17 @@ def rescued(checkpoints: Checkpoints, log: Log) -> Iterator[None]:
     except KeyboardInterrupt as error:
         where = f"stopped at once in iteration {trainer.iteration}"
         raise Interrupted(f"{where}; {checkpoints.after(error)}") from None
+    # save first, since the message says what there is to go on from
     except Exception as error:
         where, config = f"stopped in iteration {trainer.iteration}", checkpoints.run / CONFIG
         how = checkpoints.after(error)
+        # our own errors say already what is wrong: add where, and how to go on
         if isinstance(error, FlowRLError):
             text = f"{error}\n{where}; settings are in {config}; {how}"
             raise type(error)(text) from error
         if is_out_of_memory(error):
             advice = explain(error, trainer.config, log.current)
             raise RunError(f"{advice}\n{where}; set it in {config}; {how}") from error
+        # anything else is a fault of the program, whose traceback is needed
         error.add_note(f"{where}; {how}")
         raise

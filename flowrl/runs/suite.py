@@ -106,9 +106,11 @@ def setting_of(
 ) -> dict[str, Any]:
     """Return all that a score depends on: two scores are comparable where all but the target is
     equal."""
+    # the best of several images is another score
     best = {}
     if config.eval.best_of > 1:
         best = {"best_of": config.eval.best_of, "best_by": config.eval.best_by or config.headline}
+    # what is drawn (prompts, noise, steps, guidance, size) and what judges it
     return {
         "suite": suite,
         "target": target,

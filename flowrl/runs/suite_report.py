@@ -28,6 +28,7 @@ def scores_of(
     default the config's) those of the images that were chosen. Raises RunError for an image without
     a line."""
     lines, n = folder.read_lines(out), n or config.eval.best_of
+    # a table [P, S n] for each reward; every place has to be there
     found: dict[str, np.ndarray] = {}
     for name in config.rewards:
         values = np.full((len(prompts), config.eval.images * n), np.nan)
@@ -42,6 +43,7 @@ def scores_of(
         found[name] = values
     if n == 1:
         return found
+    # the reward that chooses decides for all: they judge the same images
     chosen = best_of(found[chooser(config.eval.best_by, config.headline, found)], n)
     return {name: np.take_along_axis(values, chosen, 1) for name, values in found.items()}
 
@@ -102,6 +104,7 @@ def add_tables(
     """Add a benchmark's own numbers, ``tables`` {reward: {name: number}}, of rewards that make such
     of the images that count (the chosen ones, where the best of several are), and their 95 %
     intervals over prompts, ``table_intervals``; null where one prompt alone decides a number."""
+    # scores of all images that were drawn, n for each that counts, and which of them count [P, S]
     lines, n = folder.read_lines(out), config.eval.best_of
     every = replace(config.eval, best_of=1, images=n * config.eval.images)
     raw = scores_of(replace(config, eval=every), prompts, out)
@@ -109,11 +112,13 @@ def add_tables(
     for name, reward in rewards.items():
         if not hasattr(reward, "tables"):
             continue
+        # the reward's rows on the images that count, prompt by prompt; unscored ones are left out
         details: list[list[dict[str, Any]]] = [[] for _ in chosen]
         for place in np.ndindex(chosen.shape):
             row = lines[place[0], int(chosen[place])]["details"][name]
             if row["score"] is not None:
                 details[place[0]].append(row)
+        # images of a prompt are alike, so intervals draw whole prompts anew
         numbers = reward.tables([row for rows in details for row in rows])
         intervals = resampled(reward.tables, [rows for rows in details if rows])
         report.setdefault("tables", {})[name] = numbers

@@ -137,11 +137,13 @@ def choose_prompts(asked: Asked, out: Path) -> str:
             f"--suite {asked.suite}: it has no validation prompts; give --prompts FILE with ones "
             "that the test does not use"
         )
+    # a part of them takes each task alike; as a file, since the suite reads one
     if not asked.most:
         return chosen
     records = load_prompts(chosen).records
     places = sorted(grid_prompts(records, min(asked.most, len(records))))
     text = "".join(json.dumps(records[place]) + "\n" for place in places)
+    # scores in `out` belong to the prompts of before
     file = out / PROMPTS
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise RunError(f"{file}: holds other prompts; name another folder with --out")
@@ -156,6 +158,7 @@ def lora_scaled(model: FlowModel, scale: float) -> Iterator[None]:
 
     Raises ConfigError for a model without adapters, unless the scale is 1.
     """
+    # LoRA adds B A x, so a scaled B scales all that it adds
     second = [p for name, p in model.trainable().items() if ".lora_B." in name]
     if scale == 1:
         yield
@@ -164,6 +167,7 @@ def lora_scaled(model: FlowModel, scale: float) -> Iterator[None]:
         raise ConfigError(
             f"--lora-scale {scale:g}: expected a model with LoRA (model.tune=lora), got one without"
         )
+    # the matrices themselves are put back: dividing by the scale would round
     kept = [p.data for p in second]
     try:
         for p in second:

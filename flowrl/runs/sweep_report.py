@@ -13,11 +13,13 @@ from flowrl.runs.report.style import grid_along, styled
 
 def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
     """Return a row per setting, the chosen one marked, and what the columns mean."""
+    # columns: the setting, its score and gap to the chosen one, then what was measured besides
     rows = result["rows"]
     others = [name for name in rows[0]["rewards"] if name != result["score"]]
     measures, mixed = [*rows[0].get("measures", {})], ["mmhm"] if "mmhm" in rows[0] else []
     head = ["", "guidance", "steps", "lora scale", result["score"], "95 % interval"]
     lines = [[*head, "less the chosen", *others, *measures, *mixed]]
+    # "less the chosen" is a paired difference on the same prompts, with its interval
     for row in rows:
         low, high = row["interval"]
         gap = row["less_than_chosen"]
@@ -42,6 +44,7 @@ def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
 def sweep_figure(result: Mapping[str, Any]) -> Figure:
     """Draw the score over guidance with its intervals, a line for each number of steps and LoRA
     scale; over steps where guidance is one."""
+    # the axis across is the one that was swept; each other setting is a line
     rows = result["rows"]
     along = "guidance" if len({row["guidance"] for row in rows}) > 1 else "steps"
     other = "steps" if along == "guidance" else "guidance"
@@ -51,6 +54,7 @@ def sweep_figure(result: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     grid_along(axes)
+    # error bars are drawn from the score, so they are lengths below and above it
     for (value, scale), mine in lines.items():
         mine = sorted(mine, key=lambda row: row[along] or 0)
         scores = [row["score"] for row in mine]

@@ -64,8 +64,10 @@ def train(
     NaN, a full disk, no memory left (see out_of_memory.py), a folder that holds another run or in
     which another process works.
     """
+    # what can fail fails before anything is loaded
     check_trackers(track)
     config = config if rewards is None else with_rewards(config, rewards)
+    # the folder is locked, so that no other process trains in it
     with claimed(config, Path(run) if run is not None else None, resume) as start:
         run = start.run
         trainer, resumed_at = begin(config, start, model=model, quiet=quiet)
@@ -74,9 +76,11 @@ def train(
             trainer.log = log
             log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
+            # Ctrl-C and the signals that end a job are heard between iterations; errors save first
             milestones = Milestones(checkpoints, log, stop, Watch(trainer, run, log))
             with rescued(checkpoints, log):
                 _iterate(milestones, log)
+            # the first process writes the summary, all return it
             here, why = trainer.world, milestones.watch.stopped
             summary = here.together(lambda: _finish(run, config, log, why) if here.main else {})
         return {**here.gather(summary)[0], "run": str(run)}

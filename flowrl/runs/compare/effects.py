@@ -42,11 +42,13 @@ def contrasts(
         return term_row(axes, pairs, levels)
 
     out = []
+    # main effects: a level less the first one, over all levels of the other axes
     for axis, levels in axes.items():
         names = list(levels)
         for i, name in enumerate(names[1:], 1):
             row = at(**{axis: i}) - at(**{axis: 0})
             out.append(Contrast(f"{axis}: {name} - {names[0]}", "main", row))
+    # interactions: what a level of one axis gains at a level of the other, beyond its own gain
     for a, b in pairs:
         for i, j in itertools.product(range(1, len(axes[a])), range(1, len(axes[b]))):
             row = at(**{a: i, b: j}) - at(**{a: 0, b: j}) - at(**{a: i, b: 0}) + at(**{a: 0, b: 0})
@@ -132,11 +134,14 @@ def _effect(
 
 def _fit(matrix: np.ndarray, groups: Sequence[np.ndarray], weights: np.ndarray) -> Result:
     """Say how well the model fits: the F test of what it leaves out, against the seeds' spread."""
+    # groups: per cell the runs' scores [seeds, P]; weights [P] make one number of the prompts
     scores = [group @ weights for group in groups]
     counts = np.array([len(some) for some in scores], float)
     means = np.array([some.mean() for some in scores])
+    # least squares on the cells' means, and what the model leaves of them
     fitted = matrix @ np.linalg.pinv(matrix) @ means
     left, free = float(counts @ (means - fitted) ** 2), len(means) - matrix.shape[1]
+    # the yardstick: how far runs of one cell scatter over seeds
     squares = sum(float(((some - some.mean()) ** 2).sum()) for some in scores)
     pure = int(counts.sum()) - len(means)
     p = None

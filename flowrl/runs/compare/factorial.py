@@ -105,6 +105,7 @@ def _check(design: Design, configs: Sequence[Config]) -> None:
 
 def _opened(what: Experiment, design: Design, names: Sequence[str], config: Config) -> Result:
     """Begin the result, or go on with the one of the same design."""
+    # what the experiment is: base, design, budget, cells
     cells = []
     for name, cell in zip(names, design.cells, strict=True):
         cells.append({"name": name, "levels": design.named(cell)})
@@ -119,11 +120,13 @@ def _opened(what: Experiment, design: Design, names: Sequence[str], config: Conf
     fresh = {"kind": KIND, "format": FORMAT, "score": config.headline}
     fresh |= {"nfe": what.nfe, "counted": what.counted}
     fresh |= {"design": stated, "cells": cells}
+    # as the file will give it back, where tuples are lists: it is compared with one below
     fresh = dict(json.loads(json.dumps(fresh)))
     tags = [str(r.get("tag", "all")) for r in load_prompts(config.prompts.test).records]
     if not what.out.exists():
         what.out.parent.mkdir(parents=True, exist_ok=True)
         return {**fresh, "tags": tags, "environments": [], "runs": []}
+    # a file may only be gone on with by the same experiment; those without a count have calls
     found = {"counted": "calls", **read_factorial(what.out)}
     wrong = different({key: found[key] for key in fresh}, fresh)
     if wrong:

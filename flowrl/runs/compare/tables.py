@@ -95,9 +95,11 @@ def _gain(found: Result | None, result: Result) -> str:
 
 def notes(result: Result) -> list[str]:
     """Say in sentences how the table is to be read, with the numbers of this comparison."""
+    # the numbers that the sentences need
     b, s, base = result["budgets"], result["settings"], result["base"]
     over = [f"{_overshoot(result, budget):.1%} at {LETTERS[budget]}" for budget in BUDGETS]
     score, low, high = map(_number(result), (base["score"], *base["interval"]))
+    # budgets and intervals first, then what only some comparisons have: prices, search, machines
     lines = [
         f"(a) after {b['nfe']:g} network evaluations, (b) after {b['seconds']:g} {clock(result)} "
         "of training (evaluation and checkpoints not counted), each measured at the end of the "
@@ -257,6 +259,7 @@ def terminal(result: Result, *, width: int | None = None) -> str:
 
 def markdown(result: Result, images: Sequence[str] = ()) -> str:
     """Return the whole report as Markdown; `images` are paths as they stand beside it."""
+    # the main table and how to read it, then more detail at each budget
     parts = [
         "# Comparison",
         markdown_table(table(result)),
@@ -269,6 +272,7 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
             f"## Over tasks at {LETTERS[budget]}: interquartile mean, probability of improvement"
         )
         parts += [title, markdown_table(aggregate_table(result, budget))]
+    # pairs only where there are several configs to compare
     for budget in BUDGETS:
         if result["pairs"][budget]["tests"]:
             what = "p after Holm's correction above the diagonal, row minus column below it"

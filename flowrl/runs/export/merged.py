@@ -88,12 +88,14 @@ def _write_part(
 def _write_tensors(
     file: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
 ) -> set[str]:
+    # one file at a time, so that memory holds a shard and not the network
     tensors: dict[str, Tensor] = {}
     with safe_open(file, framework="pt") as stored:
         about = stored.metadata()
         for name in stored.keys():  # noqa: SIM118 - this is no dict
             value = stored.get_tensor(name)
             if name in changes:
+                # packed integers of 4 or 8 bits cannot take an addition
                 if not value.is_floating_point():
                     raise ModelError(
                         f"{file}: {name} is quantised; merge into the same model in 16 or 32 bits "

@@ -23,6 +23,7 @@ def act(trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alar
     At the end of a run nothing is left to do, and where there is nothing to go back to the run goes
     on: both are a warning.
     """
+    # nothing left to act on, or gone back too often: warn or stop instead
     now, memory = trainer.iteration, trainer.memory
     options = trainer.config.monitors.actions
     action, done = trainer.config.monitors.action_of(name), ""
@@ -30,6 +31,7 @@ def act(trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alar
         action = "warn"
     if action == "rollback" and memory.get("rollbacks", 0) >= options.rollbacks:
         action, done = "stop", f" (after {options.rollbacks} rollbacks)"
+    # a rollback repeats its fault unless something changes, so the learning rate falls, too
     if action == "rollback":
         at = go_back(trainer, run, rows)
         action = "warn" if at is None else "rollback"
@@ -39,6 +41,7 @@ def act(trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alar
     if action == "raise_kl":
         memory["kl_factor"] = min(kl_factor(memory) * options.raise_kl, MOST)
     if action == "stop":
+        # kept in checkpoints, so that a resumed run knows that it was stopped
         memory["stopped"] = {"monitor": name, "iteration": now, "why": alarm.what + done}
     return Finding(now, name, alarm.what + done, alarm.advice, action)
 
@@ -50,17 +53,20 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
     The iterations go on counting, so that the next ones draw other prompts and noise; what the
     monitors remember stays.
     """
+    # evaluations by the headline of now: other rewards have other scales
     known = []
     for row in rows:
         if rows[-1].get("score") == row.get("score") and score_of(row) is not None:
             known.append(row)
     known.sort(key=lambda row: (-(score_of(row) or 0.0), row["iteration"]))
+    # from the best one down, until a checkpoint is whole
     for row in known:
         folder = checkpoint.checkpoint_folder(run, row["iteration"])
         try:
             checkpoint.verify(folder)
         except CheckpointError:
             continue
+        # load puts these back, too, but iterations and the monitors' memory go on
         now, memory = trainer.iteration, trainer.memory
         trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
         trainer.iteration, trainer.memory, trainer.intact = now, memory, True

@@ -84,9 +84,11 @@ def image_looks(options: ImagesMonitor, metrics: Metrics, start: Metrics) -> Ala
 def ratio(options: RatioMonitor, metrics: Metrics) -> Alarm | None:
     """Say so if ratios or clipping are far from healthy at some denoising step."""
     said = []
+    # before the first update the ratio has to be 1
     gap = metrics.get("on_policy_gap", 0.0)
     if gap > options.gap:
         said.append(f"on_policy_gap {gap:.3g} is more than {options.gap:g}")
+    # the worst denoising step counts, since a mean over steps would hide it
     for prefix, most in (("ratio_std/step", options.spread), ("clip_frac/step", options.clip)):
         steps = {name: value for name, value in metrics.items() if name.startswith(prefix)}
         worst = max(steps, key=lambda name: steps[name], default=None)

@@ -69,14 +69,17 @@ class Watch:
 
     def evaluated(self, rows: Sequence[Row]) -> None:
         """Look at the evaluations of a run, if the last one is of now and was not looked at."""
+        # no evaluation of this iteration, or one that was looked at already
         memory, now = self.trainer.memory, self.trainer.iteration
         self.rows = rows
         if not rows or rows[-1]["iteration"] != now or memory["judged"] >= now:
             return
         memory["judged"] = now
+        # mean training reward since the last evaluation, which hacking is seen against
         stretch = memory.pop("stretch", [])
         if stretch and now:
             memory["rewards"][str(now)] = sum(stretch) / len(stretch)
+        # only the monitors that the config has
         monitors = self.trainer.config.monitors
         found: dict[str, Alarm | None] = {}
         if monitors.hacking is not None:

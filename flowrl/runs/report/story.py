@@ -41,10 +41,12 @@ def story(run: RunPath) -> dict[str, Any]:
     Without summary.json the first and the last evaluation are compared. Raises RunError if the
     folder is no run or a file in it is damaged.
     """
+    # files of the run; an unfinished one has no summary yet
     folder, metrics = Path(run), read_metrics(run)
     summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
     both = "before" in summary and "after" in summary
     config = _config(folder)
+    # the keys are what the page's scripts ask for
     return {
         "name": folder.resolve().name,
         "facts": _facts(summary, len(metrics), config),
@@ -81,6 +83,7 @@ def _facts(
     summary: Mapping[str, Any], iterations: int, config: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the headline and every plain value of the summary, as texts."""
+    # the headline, before and after training
     facts = {}
     if "before" in summary and "after" in summary:
         before, after = evaluation(summary["before"]), evaluation(summary["after"])
@@ -90,6 +93,7 @@ def _facts(
             facts["95 % interval after"] = f"{after.total.low:.3f} to {after.total.high:.3f}"
     of = config.get("train.iterations")
     facts["iterations logged"] = f"{iterations} of {of}" if of else str(iterations)
+    # and the summary's plain values, under their own names
     for key, value in summary.items():
         if isinstance(value, str | int | float):
             facts[key.replace("_", " ")] = _value(value)
@@ -121,13 +125,16 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what the doctor found before the run, and where its config was another one."""
+    # most runs were never shown to the doctor
     found = read_object(folder, DOCTOR)
     if not found:
         return None
     seen, sections = flat(found.get("settings", {})), found.get("sections", {})
     if not isinstance(sections, dict) or not isinstance(found.get("findings", []), list):
         raise RunError(f"{folder / DOCTOR}: is not what `flowrl doctor --run` writes; make it anew")
+    # settings that were changed since, but for those that do not change the training
     other = [key for key in differences(seen, config) if key.partition(".")[0] not in LOOKS]
+    # sections that were not looked at, and the tables that have a row below their head
     skipped = {}
     for name, section in sections.items():
         if section.get("skipped"):

@@ -52,6 +52,7 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
+    # pages, then what they ask for; all behind the guard
     here = _Handlers(folder, Booth(box), token)
     routes = [
         Route("/", here.guard(here.page("live.html"))),
@@ -96,16 +97,19 @@ class _Handlers:
         from elsewhere could use. A token in the address becomes a cookie: then a redirection."""
         from starlette.responses import RedirectResponse
 
+        # without a token: a foreign site may let its own name point here, but not localhost
         if not self.token:
             name = urlsplit(f"//{request.headers.get('host', '')}").hostname
             if name not in LOOPBACK:
                 raise Refused(403, "expected to be asked as localhost")
             return None
+        # the token leaves the address at once, so that it is in no history and no screenshot
         given = request.query_params.get("token", "")
         if given and self._same(given):
             answer = RedirectResponse(request.url.path, 303)
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
             return answer
+        # programs send it in a header, browsers as the cookie
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         known = bearer.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
         if not self._same(known):

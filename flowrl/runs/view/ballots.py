@@ -80,8 +80,10 @@ class Booth:
         every: int,
     ) -> dict[str, Any]:
         """Take one of the pairs that have the fewest votes, and shuffle its sides."""
+        # nobody has to vote twice on a pair
         if not free:
             return {"ballot": None, "left_over": 0, "of": every}
+        # pairs with the fewest votes come first, in no order that a voter could guess
         fewest = min(total.values())
         pair = self._random.choice([one for one in free if total[one] == fewest])
         sides = [pair.first, pair.second]
@@ -90,6 +92,7 @@ class Booth:
         ballot = Ballot(
             (sides[0], sides[1]), pair.prompt, (whose.get(sides[0], ""), whose.get(sides[1], ""))
         )
+        # the page gets a random key, so that neither side nor name can be read off it
         key = secrets.token_urlsafe(12)
         with self._lock:
             self._ballots[key] = ballot
@@ -110,12 +113,14 @@ class Booth:
         second time a ballot comes it is not counted again. Raises DataError, RunError."""
         if choice not in CHOICES:
             raise DataError(f"expected a choice of {', '.join(CHOICES)}, got {choice!r}")
+        # browsers send again what they got no answer to: the key says that it was counted
         with self._lock:
             if key in self._done:
                 return True
             ballot = self._ballots.get(key)
             if ballot is None:
                 return False
+            # columns as preference data sets have them: 1, 0 or 0.5 for the image on the left
             record = {
                 "prompt": ballot.prompt,
                 "image_0": ballot.pair[0],
@@ -127,6 +132,7 @@ class Booth:
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             append_vote(self.box, record)
+            # remember some keys only; memory stays bounded
             self._done[key] = choice
             while len(self._done) > KEPT:
                 self._done.popitem(last=False)
@@ -142,6 +148,7 @@ class Booth:
 
     def _pairs(self, one: Side, two: Side, runs: Mapping[str, Path]) -> dict[Pair, dict[str, str]]:
         """Return {pair: {file: whose it is}} of two checkpoints, of the prompts that both have."""
+        # two different checkpoints of known runs, sampled from the same noise
         for side in (one, two):
             if side.run not in runs:
                 raise DataError(f"there is no run {side.run!r}; reload the page")
@@ -153,6 +160,7 @@ class Booth:
                 f"{one.text()} and {two.text()} sampled from different noise (samples.seed "
                 f"{noise[0]} and {noise[1]}), so a vote would judge that, too"
             )
+        # files are named after their bytes: equal images have one name, and nothing to choose
         files = [self._files(side, runs[side.run]) for side in (one, two)]
         found: dict[Pair, dict[str, str]] = {}
         for prompt in files[0]:

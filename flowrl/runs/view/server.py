@@ -39,6 +39,7 @@ def serve_view(
     Raises ConfigError for an argument, a missing folder, token or extra, RunError if the address is
     taken.
     """
+    # mend what is wrong before a port is taken
     if not folder.is_dir():
         raise ConfigError(f"view: {folder}: there is no such folder")
     if not 0 <= port <= 65_535:
@@ -46,13 +47,16 @@ def serve_view(
     uvicorn = import_uvicorn()
     family, address = resolve(host, port)
     token = read_token(address[0], token_env)
+    # listen only once the app is there, so that the first request is answered
     with contextlib.closing(bind(family, address)) as listener:
         app = make_app(folder, box, token)
         server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         listener.listen(128)
+        # the token itself is never printed
         note = f"/?token=... (that of {token_env})" if token else ""
         print(
             f"{len(find_runs(folder))} runs at {url(listener)}{note}; votes go to {box}", flush=True
         )
+        # uvicorn would end the process by the signal; here the listener is closed first
         with no_exit_by_signal():
             server.run(sockets=[listener])

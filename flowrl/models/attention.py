@@ -64,9 +64,11 @@ def set_attention(
     is sent to the back end, too.
     """
     if name == AUTO:
+        # training is faster this way: see `attend_in_groups`
         if device.type == "cpu" and dtype == torch.bfloat16:
             _route(network, _in_groups)
         return
+    # tried with small tensors: better refused here than in the first step
     reason = problem(name, dtype=dtype, device=device, trains=trains)
     if reason:
         able = [
@@ -81,6 +83,7 @@ def set_attention(
         )
     with quiet(), attention_backend():  # puts the process's default back
         network.set_attention_backend(name)
+    # the networks that diffusers' setter leaves as they are
     _route(network, partial(_by_back_end, name))
 
 

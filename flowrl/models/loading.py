@@ -159,6 +159,7 @@ def _download(pipeline_class: Any, repo: str, accepted: tuple[str, ...]) -> Path
     """Fetch a pipeline from the Hugging Face hub (or its cache), reading its index before its
     gigabytes."""
     try:
+        # a small file says what it is: a wrong model costs no download
         index = hf_hub_download(repo, "model_index.json")
         _read_index(Path(index).parent, accepted)
         return Path(pipeline_class.download(repo, use_safetensors=True))
@@ -183,6 +184,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
             f"{folder}: expected a diffusers pipeline, but there is no model_index.json in it"
         )
     index = _read_json(file)
+    # the class says whether this adapter knows what the network expects
     found = index.get("_class_name") if isinstance(index, dict) else None
     if found not in expected:
         wanted = " or ".join(map(repr, expected))
@@ -190,6 +192,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
             f"{file}: expected _class_name {wanted}, got {found!r}; this model needs another "
             "adapter"
         )
+    # a list names the library and the class of a part; what is no list is a setting
     broken = [name for name, entry in index.items() if isinstance(entry, list) and len(entry) != 2]
     if broken:
         raise ModelError(
@@ -208,6 +211,7 @@ def _read_json(file: Path) -> Any:
 
 def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -> list[str]:
     """Check the class of every part in the index; return the optional parts that are null there."""
+    # another library would mean code from the model's folder
     for name, entry in index.items():
         if isinstance(entry, list) and entry[0] not in (None, "diffusers", "transformers"):
             raise ModelError(
@@ -217,6 +221,7 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -
             )
     absent = []
     for name, part in parts.items():
+        # a part that is null in the index is [null, null], null, or not there at all
         entry = index.get(name)
         found = entry[1] if isinstance(entry, list) else entry
         if found is None and part.optional:
@@ -261,6 +266,7 @@ def _stored_tensors(folder: Path) -> set[str]:
     names: set[str] = set()
     for file in files:
         try:
+            # large models come in several files; no weight is read
             with safe_open(file, framework="pt") as tensors:
                 names.update(tensors.keys())
         except (

@@ -86,6 +86,7 @@ class PipelineOptions:
 
     @model_validator(mode="after")
     def _check_tuning(self) -> Self:
+        # an option without effect is an error: somebody believes that it has one
         if self.lora is not None and self.tune != "lora":
             raise ValueError(f"lora: has no effect unless tune is 'lora', got tune {self.tune!r}")
         if self.layers is not None and self.tune != "full":

@@ -43,10 +43,12 @@ def load(
     networks as ``network`` is; a folder may also be of a class in ``also_from``. Under FSDP
     networks have no weights yet. Raise ConfigError for options that were not proven with it."""
     runtime = tuning.runtime
+    # neither was tried on tensors that lie in shares on several devices
     if sharded() and (runtime.quantize != "none" or runtime.compile):
         raise ConfigError(
             "runtime: quantize and compile do not go with FSDP; take configs/accelerate/gpus.yaml"
         )
+    # float32: parts that model cards want in it, and with full tuning the networks
     return load_pipeline(
         pipeline_class,
         path,

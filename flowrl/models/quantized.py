@@ -27,6 +27,7 @@ def quantization(
     """
     if name == "none":
         return None
+    # what cannot work is said before the weights are read
     if name == "nf4" and device.type not in NF4_DEVICES:
         raise ModelError(
             f"runtime.quantize: 'nf4' needs a CUDA device, got {device}: diffusers loads "
@@ -39,6 +40,7 @@ def quantization(
             "'flowrl-diffusion[quant]', or leave it"
             " at none"
         )
+    # the networks only: VAE and text encoders stay as they are
     return PipelineQuantizationConfig(
         quant_mapping={part: _nf4(dtype) if name == "nf4" else _int8() for part in networks}
     )

@@ -74,6 +74,7 @@ def read(pipeline_class: Any, options: QwenEditOptions) -> TunedPipeline:
         )
     tuning, path = tuning_of(options, TARGETS), options.path
     loaded = load(pipeline_class, path, EDIT_PARTS, tuning)
+    # other networks of the family have the same class; these settings tell them apart
     config = loaded.pipeline.transformer.config
     other = [name for name in LAYERS if config.get(name, PLAIN[name]) != PLAIN[name]]
     if other:

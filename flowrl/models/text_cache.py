@@ -57,6 +57,7 @@ class TextCache:
         try:
             with safe_open(file, framework="pt") as stored:
                 names = list(stored.keys())
+                # copies: what is read must not depend on the file once it is closed
                 tensors = {name: stored.get_tensor(name).clone() for name in names}
                 expected = (stored.metadata() or {}).get("sha256")
             if _checksum(tensors) == expected:
@@ -64,6 +65,7 @@ class TextCache:
             reason = "its checksum does not fit"
         except Exception as error:  # SafetensorError and OSError alike
             reason = str(error)
+        # a damaged file costs time, not the run
         warnings.warn(
             f"{file} is damaged ({reason}); the prompt {prompt!r} is encoded again", stacklevel=2
         )

@@ -119,9 +119,11 @@ class Texts:
             self.bytes -= _bytes(self._known.pop(next(iter(self._known))))
 
     def _warn_if_cut(self, prompt: str) -> None:
+        # the end of the prompt that each text encoder does not read
         rests = {reader: cut_off(prompt, reader) for reader in self._readers}
         if not any(rests.values()):
             return
+        # said once per run: with no reader left, later calls see nothing
         self._readers = ()
         losses = {
             f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
@@ -129,6 +131,7 @@ class Texts:
             else f"{reader.name} reads all of it"
             for reader, rest in rests.items()
         }
+        # some encoders can be given a longer limit, CLIP cannot
         short = {reader.name for reader, rest in rests.items() if rest and _can_read_more(reader)}
         warnings.warn(
             f"the prompt {prompt!r} is cut: {'; '.join(sorted(losses))}."

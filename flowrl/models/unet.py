@@ -178,6 +178,7 @@ def load_unet(
 
 def _check_unet(pipeline: Any, path: str, addition: str | None) -> None:
     """Raise ModelError for a UNet that takes or gives something else than these adapters do."""
+    # noisy latents in, noise out: all in the VAE's channels
     unet, vae = pipeline.unet.config, pipeline.vae.config
     channels = vae.latent_channels, unet.in_channels, unet.out_channels
     if len(set(channels)) > 1:
@@ -191,6 +192,7 @@ def _check_unet(pipeline: Any, path: str, addition: str | None) -> None:
             f"{path}: the UNet takes guidance as an input (time_cond_proj_dim); this is not "
             "supported"
         )
+    # SD and SDXL differ in what else they are told, such as the size of the image
     if unet.addition_embed_type != addition:
         raise ModelError(
             f"{path}: expected a UNet with addition_embed_type {addition!r}, got "

@@ -47,6 +47,7 @@ class Schedule:
         not rise with t."""
         self._scheduler = scheduler
         self.predicts_noise = scheduler.config.prediction_type == "epsilon"
+        # flow levels of the timesteps [T], in double precision, since some lie close together
         bar = scheduler.alphas_cumprod.double()
         sigma = flow_from_vp(bar, bar.sqrt(), (1 - bar).sqrt())[1]
         gap = float(sigma.diff().min())
@@ -55,8 +56,10 @@ class Schedule:
                 "scheduler: noise must rise with every training timestep, but one step adds only "
                 f"{gap:g}"
             )
+        # the levels, and the middles between them, by which a level finds its timestep again
         self.sigma = sigma.float().to(device)  # [T]
         self._between = ((sigma[1:] + sigma[:-1]) / 2).float().to(device)  # [T-1]
+        # where the last step ends: 0, or the level of timestep 0
         final = scheduler.final_alpha_cumprod.double()[None]
         self.end = (
             flow_from_vp(final, final.sqrt(), (1 - final).sqrt())[1].float().to(device)
@@ -78,6 +81,7 @@ class Schedule:
                 f"steps: expected 1 to {total}, the timesteps that the model was trained on, got "
                 f"{steps}"
             )
+        # diffusers spaces the timesteps; an offset can push the first one out of the table
         scheduler.set_timesteps(steps)
         first = int(scheduler.timesteps[0])
         if first >= total:
@@ -119,6 +123,7 @@ def ddim_scheduler(scheduler: Any, path: str, spacing: str | None) -> DDIMSchedu
 
     Raise ModelError where flowrl cannot follow the settings.
     """
+    # whichever scheduler the folder has, its noise levels are kept and its solver is replaced
     changes: dict[str, Any] = {} if spacing is None else {"timestep_spacing": spacing}
     chosen = set(scheduler.config) - set(scheduler.config.get("_use_default_values", ()))
     if "clip_sample" not in chosen:
@@ -130,6 +135,7 @@ def ddim_scheduler(scheduler: Any, path: str, spacing: str | None) -> DDIMSchedu
         ddim = DDIMScheduler.from_config(scheduler.config, **changes)
     except NotImplementedError as error:
         raise ModelError(f"{where}: {error}") from error
+    # settings under which DDIM is no Euler step on the flow path
     config = ddim.config
     if config.prediction_type not in ("epsilon", "v_prediction"):
         raise ModelError(

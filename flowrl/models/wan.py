@@ -192,6 +192,7 @@ class Wan(FlowMatchingModel[WanOptions]):
             return super().velocity(x, sigma, cond)
         options, sigma = self.options, sigma.to(x.device)
         second = options.guidance if options.guidance_2 is None else options.guidance_2
+        # rows [B] that are clean enough for the second expert, which has guidance of its own
         low = self.time(sigma) < boundary * self._pipeline.scheduler.config.num_train_timesteps
 
         def ask(expert: str, rows: Tensor) -> Tensor:
@@ -251,6 +252,7 @@ def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -
     of a given frame, too, and which moments these are."""
     vae, network, path = pipeline.vae.config, pipeline.transformer.config, options.path
     check_frames(options.frames, int(vae.scale_factor_temporal))
+    # image to video: the noisy latents, those of the given frame, and a mask of the given moments
     wanted = 2 * vae.z_dim + int(vae.scale_factor_temporal) if given else vae.z_dim
     if (network.in_channels, network.out_channels) != (wanted, vae.z_dim):
         raise ModelError(
@@ -264,6 +266,7 @@ def check_pipeline(pipeline: Any, options: WanOptions, *, given: bool = False) -
         name = "flow_shift" if unipc else "shift"
         scheduler = type(scheduler).from_config(scheduler.config, **{name: options.flow_shift})
         pipeline.register_modules(scheduler=scheduler)
+    # other spacings would move the levels away from the grid that is sampled and trained
     config = scheduler.config
     flow = config.prediction_type == "flow_prediction" and config.use_flow_sigmas if unipc else True
     other = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")

@@ -95,6 +95,7 @@ def by_expert(low: Tensor, ask: Ask) -> Tensor:
 def check_experts(pipeline: Any, path: str) -> bool:
     """Say whether a pipeline has two experts. Raise ModelError where network and boundary do not
     fit together."""
+    # two networks need a level at which one takes over from the other
     second, boundary = getattr(pipeline, LOW, None), pipeline.config.boundary_ratio
     if (second is None) != (boundary is None):
         has = "no transformer_2" if second is None else "a transformer_2"
@@ -104,6 +105,7 @@ def check_experts(pipeline: Any, path: str) -> bool:
         )
     if second is None:
         return False
+    # the same latents and texts go to both
     one, two = pipeline.transformer.config, second.config
     for name in ("in_channels", "out_channels", "patch_size", "text_dim"):
         if one[name] != two[name]:

@@ -35,6 +35,7 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     See `WanOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model, or a number of frames that its VAE cannot take.
     """
+    # only Wan 2.1 sees the frame by CLIP, too
     parts = PARTS | {IMAGE_ENCODER: Part(("CLIPVisionModel",), optional=True)}
     tuning, wide = tuning_of(options, TARGETS), (*WIDE, IMAGE_ENCODER)
     loaded = load(
@@ -47,6 +48,7 @@ def wan_i2v(options: WanOptions) -> WanI2V:
         also_from=("WanPipeline",),  # of Wan 2.2 TI2V-5B, which has one file for both
     )
     pipeline = loaded.pipeline
+    # in Wan 2.2 TI2V-5B the frame is the first moment of x; elsewhere it has channels of its own
     held = bool(pipeline.config.expand_timesteps)
     check_pipeline(pipeline, options, given=not held)
     if held:

@@ -145,6 +145,7 @@ def _gaussians(patient: Patient, nodes: Tensor) -> Gaussian:
 def _seeds(patient: Patient, section: Section) -> None:
     """Sample the first prompt again; and draw for other prompts, iterations and seeds."""
     run, ro = patient.trainer, patient.rollout
+    # a run that is repeated, or resumed, must draw the same noise
     again = sample(run, patient.rows[:1])
     before, after = _roots(ro, 0), _roots(again, 0)
     if not torch.equal(before, after):
@@ -154,12 +155,14 @@ def _seeds(patient: Patient, section: Section) -> None:
             f"sampled again with the same seed, initial noise differs by up to {gap:.3g}",
         )
         return
+    # the streams of the next iteration and of the next seed, beside this run's own
     keys = [(run.config.seed + s, "rollout", run.iteration + i, 0) for s, i in ((0, 1), (1, 0))]
     drawn = [torch.randn(8, generator=generator(*key)) for key in keys]
     mine = torch.randn(8, generator=generator(run.config.seed, "rollout", run.iteration, 0))
     same = [
         name for name, row in zip(("iterations", "seeds"), drawn, strict=True) if row.equal(mine)
     ]
+    # and in the rollout itself: between prompts, and within one unless it is meant so
     other = [_roots(ro, int(g)) for g in ro.group_ids[1:]]
     if any(torch.equal(before, rows) for rows in other):
         same.insert(0, "prompts")

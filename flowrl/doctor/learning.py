@@ -103,6 +103,7 @@ def _direction(
 ) -> None:
     """Compare minus the loss's gradient with that of the advantage-weighted log-prob."""
     run = patient.trainer
+    # the gradient of sum A log p: along it, better images become more likely
     for call in _calls(patient, nodes):
         batch = run.method.likelihood.batch(
             local.rollout, local.table.advantage, call.node, local.streams
@@ -111,6 +112,7 @@ def _direction(
             batch = batch._replace(rows=call.rows)
         seen = run.method.likelihood.evaluate(run.model, batch, run.method.transition)
         (batch.advantage.to(seen.log_prob) * seen.log_prob).sum().backward()
+    # the optimizer steps along minus the loss's gradient
     better = _taken(patient)
     down, up = (torch.cat([g.flatten().double() for g in grads]) for grads in (loss, better))
     like = cosine(-down, up)
@@ -163,16 +165,20 @@ def _copies(patient: Patient, section: Section, before: dict[str, dict[str, Tens
     """Hold reference, average and other copies to how they are meant to follow."""
     run, now = patient.trainer, patient.trainer.weights.state_dict()
     iteration, ema = run.iteration, run.config.train.ema
+    # what share of itself each copy keeps in an update: "ref" all; "ema" less at first, as training
+    # has it
     decays = {"ema": min(ema, (1 + iteration) / (10 + iteration)), "ref": 1.0}
     steps = (iteration + 1) * run.config.train.updates
     decays |= {name: decay(steps) for name, decay in run.method.copies.items()}
     for name in [name for name in run.kept if name in before]:
+        # squared distances: from where the copy should be, and of how far the weights have moved
         gap, way = 0.0, 0.0
         for key, p in run.params.items():
             wanted = before[name][key].lerp(p.detach(), 1 - decays[name])
             gap += float((now[name][key] - wanted).double().square().sum())
             way += float((p.detach() - before[name][key]).double().square().sum())
         section.figures[name] = gap**0.5
+        # 1 % of the way, which no rounding explains
         if gap > 1e-4 * way:
             known = {"ref": "weights/reference", "ema": "weights/ema"}
             share = (gap / max(way, 1e-30)) ** 0.5

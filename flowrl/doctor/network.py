@@ -20,6 +20,7 @@ FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are roundin
 def look_at_network(patient: Patient) -> Section:
     """Ask for velocities of the same rows again: as before, with a gradient, and row by row."""
     section, run, ro = Section("network"), patient.trainer, patient.rollout
+    # about `ROWS` nodes that are not clean yet
     inner = (ro.tree.step < len(ro.sigmas) - 1).nonzero().flatten()
     inner = inner[:: -(-len(inner) // ROWS)]  # of all steps
     x, cond = ro.x[inner].float(), cond_of(ro, inner)
@@ -29,11 +30,13 @@ def look_at_network(patient: Patient) -> Section:
         some = {name: value[rows] for name, value in cond.items()}
         return run.model.velocity(x[rows], sigma[rows], some).detach().float()
 
+    # as in sampling, and each row in a call of its own; then as in training
     with torch.no_grad(), times_of(run.model) as sampled:
         first, again = ask(), ask()
         alone = torch.cat([ask(slice(i, i + 1)) for i in range(len(x))])
     with torch.enable_grad(), times_of(run.model) as trained:
         graded = ask()
+    # asked twice it must say the same to the bit; otherwise a few roundings are allowed
     slack = FLOAT if patient.dtype == torch.float32 else SHORT
     gaps = [relative(rows, first) for rows in (again, graded, alone)]
     section.figures = dict(zip(("again", "with_gradient", "alone"), gaps, strict=True))
@@ -50,6 +53,7 @@ def look_at_network(patient: Patient) -> Section:
         section.find(
             "ratio/batch-shape", f"alone, rows differ by {gaps[2]:.2g} from a batch of {len(x)}"
         )
+    # the first is the cause: what follows may only be its consequence
     section.findings = section.findings[:1]
     said = [f"{gap:.1e}" for gap in gaps]
     section.lines.append(

@@ -53,6 +53,7 @@ def reference(
 ) -> Reference:
     """Run diffusers' own pipeline, with a scheduler read anew, from standard normal x [B,C,h,w],
     and from the prompts' sources where it edits."""
+    # a copy, so that the model's own pipeline keeps its scheduler
     pipe = copy.copy(model.pipeline())
     pipe.register_modules(scheduler=_scheduler(model, pipe))
     pipe.set_progress_bar_config(disable=True)
@@ -63,6 +64,7 @@ def reference(
         path.append(as_latents(made["latents"], x.shape).detach().clone())
         return {}
 
+    # the user's own path: nothing but the start and the callback is ours
     with (
         torch.autocast(x.device.type, model.dtype, enabled=model.autocast),
         watched(model.network, x.shape) as seen,
@@ -79,6 +81,7 @@ def reference(
             **_options(model, pipe, len(texts)),
             **(model.pipeline_sources(sources) if sources else {}),
         )
+    # videos are in another field; of a video model that makes images, the one frame
     images = made.images if hasattr(made, "images") else made.frames
     if images.ndim == 5 and model.frames == 1:
         images = images[:, 0]
@@ -146,8 +149,10 @@ def watched(network: torch.nn.Module, shape: Sequence[int] = ()) -> Iterator[See
     seen = Seen([], [], [])
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        # some networks are given the time by name, others as the second argument
         time = named["timestep"] if "timestep" in named else args[1]
         seen.times.append(torch.as_tensor(time).detach().cpu().flatten()[:1].clone())
+        # of the first two calls only, or the velocities of all steps would stay in memory
         if len(seen.out) < 2:  # both branches, where they are two calls
             text = named.get("encoder_hidden_states")
             text = pad_sequence(args[2], batch_first=True) if text is None else text

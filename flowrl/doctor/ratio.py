@@ -60,9 +60,11 @@ def _table(patient: Patient, section: Section, nodes: Tensor) -> None:
 
 def _judge(patient: Patient, section: Section, gap: Tensor, step: Tensor) -> None:
     """Compare training's own gap with the clip range."""
+    # a tenth of the clip range: a smaller gap does not decide what is clipped
     clips = [patient.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
     known = [clip for clip in clips if isinstance(clip, float) and clip > 0]
     limit = min(1e-2, max(1e-5, 0.1 * min(known))) if known else 1e-2
+    # exact, within rounding, or a fault
     worst = float(gap.max())
     verdict = "1 to the bit" if worst == 0 else "1 but for rounding" if worst <= limit else "not 1"
     section.lines.append(
@@ -74,6 +76,7 @@ def _judge(patient: Patient, section: Section, gap: Tensor, step: Tensor) -> Non
         return
     t, k = patient.config.train, int(step[gap.argmax()])
     found = f"|ratio - 1| is up to {worst:.2g} at step {k}, allowed are {limit:.0e}"
+    # short dtypes round differently in batches of another size: the likely cause
     shapes = t.micro_batch != t.rollout_batch and patient.dtype != torch.float32
     section.find("ratio/batch-shape" if shapes else "ratio/off", found)
 

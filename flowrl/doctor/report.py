@@ -12,6 +12,7 @@ from flowrl.doctor.findings import CATALOGUE, Checkup
 def text(checkup: Checkup, width: int | None = None) -> str:
     """Say what was seen, section by section, and the findings last."""
     lines: list[str] = []
+    # what was looked at, with figures
     for section in checkup.sections:
         lines.append(f"{section.name} ({section.seconds:.1f} s)")
         if section.skipped:
@@ -22,6 +23,7 @@ def text(checkup: Checkup, width: int | None = None) -> str:
             drawn = text_table(section.table, width=inner)
             lines += ["", *(f"  {line}".rstrip() for line in drawn.splitlines())]
         lines.append("")
+    # what to change
     findings = checkup.findings
     if not findings:
         return "\n".join([*lines, "nothing to change was found"])
@@ -35,6 +37,7 @@ def text(checkup: Checkup, width: int | None = None) -> str:
 def as_json(checkup: Checkup) -> dict[str, Any]:
     """Return a checkup as plain data; numbers that JSON does not have are null."""
     sections = {}
+    # by name, so that a program finds a figure without counting
     for section in checkup.sections:
         sections[section.name] = {
             "seconds": round(section.seconds, 2),

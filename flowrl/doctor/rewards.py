@@ -143,11 +143,14 @@ def _on_samples(patient: Patient, section: Section, name: str, *, broken: bool) 
     """Compare the spread within groups of the model's own images with what asking twice gives."""
     run, batch = patient.trainer, patient.found.batch
     began = time.perf_counter()
+    # asked again for the same images: the speed, and how much its answer wavers
     values, again = patient.found.values[name], ask(name, run.rewards[name], batch, "doctor")
     speed = len(values) / max(time.perf_counter() - began, 1e-9)
+    # spread [prompts] of finished images: previews are worse by nature
     kind = leaf_kinds(patient.rollout.tree, patient.rollout.leaf).cpu()
     groups = [values[(batch.group.cpu() == g) & (kind == 0)] for g in batch.group.unique().cpu()]
     stds = torch.stack([_std(rows) for rows in groups])
+    # the difference of two answers has twice the variance of one, hence the root of 2
     floor, spread = float(_std(again - values)) / 2**0.5, float(stds.mean())
     weight = run.reward_set.weights[name]
     known = values[values.isfinite()]
@@ -156,6 +159,7 @@ def _on_samples(patient: Patient, section: Section, name: str, *, broken: bool) 
     section.table.append([name, *cells])
     figures = {"mean": mean, "spread": spread, "floor": floor, "images_per_s": speed}
     section.figures.setdefault(name, {})["samples"] = figures
+    # a fault that is known already would only be found once more
     if broken:
         return
     unscored = int(values.isnan().sum())

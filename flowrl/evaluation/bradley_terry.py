@@ -43,18 +43,21 @@ def bradley_terry(
     """
     place = {name: i for i, name in enumerate(names)}
     wins, count = np.zeros((len(names),) * 2), np.zeros(len(names), int)
+    # wins[i, j]: how often i won over j; a tie is half a win for both
     for one, two, label in results:
         i, j = place[one], place[two]
         wins[i, j] += label
         wins[j, i] += 1 - label
         count[[i, j]] += 1
     wins += add * ((wins + wins.T) > 0)
+    # who never met the others, not even by way of third ones, has no place on their scale
     known = _connected(wins + wins.T > 0)
     score, error = np.full(len(names), math.nan), np.full(len(names), math.nan)
     score[0] = error[0] = 0.0
     if len(known) > 1:
         score[known[1:]], error[known[1:]] = _fit(wins[np.ix_(known, known)])
     found = []
+    # 1.96 standard errors to each side: 95 %
     for name, s, e, n in zip(names, score.tolist(), error.tolist(), count.tolist(), strict=True):
         found.append(Strength(name, s, s - 1.959964 * e, s + 1.959964 * e, n))
     return found
@@ -63,6 +66,7 @@ def bradley_terry(
 def _fit(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Maximise the likelihood of wins [K, K] -> strengths and standard errors [K - 1], without the
     first."""
+    # only differences count, so the first score is held at 0 and the others are free
     games = wins + wins.T
 
     def share(free: np.ndarray) -> np.ndarray:
@@ -80,6 +84,7 @@ def _fit(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weight = games * p * (1 - p)
         return (np.diag(weight.sum(1)) - weight)[1:, 1:]
 
+    # convex, with exact derivatives: Newton's method finds its one minimum
     start = np.zeros(len(wins) - 1)
     best = minimize(loss, start, jac=slope, hess=information, method="trust-exact").x
     return best, np.sqrt(np.diag(np.linalg.inv(information(best))))

@@ -35,17 +35,20 @@ def take(
     model: FlowModel, given: Given, *, height: int, width: int, steps: int, seed: int
 ) -> Probe:
     """Follow the first `PROMPTS` of some prompts with Euler steps, from noise of their own."""
+    # a few paths are enough to see a drift
     given = Given(given.texts[:PROMPTS], given.sources[:PROMPTS])
     texts = given.texts
     grid = model.sigmas(steps, height, width)
     cond = conditioning(model, *given)
     device = next(iter(cond.values())).device if cond else torch.device("cpu")
     shape = model.latent_shape(height, width)
+    # noise by place: the same whenever this is asked
     noise = []
     for place in range(len(texts)):
         noise.append(torch.randn(shape, generator=generator(seed, "drift", place)))
     x = torch.stack(noise).to(device)
     probe = Probe(given, [], [], [])
+    # latents are kept with the velocities, so that other weights can be asked at the same points
     for now, later in zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True):
         sigma = torch.full((len(texts),), now, device=device)
         v = model.velocity(x, sigma, cond).float()

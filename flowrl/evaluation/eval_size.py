@@ -13,12 +13,14 @@ def check_size(model: FlowModel, config: Config) -> None:
     height, width = config.eval_size
     if (height, width) == (config.image.height, config.image.width):
         return
+    # learned noise has the shape of the latents that it was learned with
     if hasattr(model, "initial_log_prob"):
         raise ConfigError(
             f"eval.height, eval.width: {height} x {width} is another size than image's, but "
             f"likelihood {config.likelihood.fn} learns noise of one size; leave them out"
         )
     try:
+        # the model itself knows its sizes: ask before anything is trained
         model.latent_shape(height, width)
         model.sigmas(config.eval.steps, height, width)
     except FlowRLError as error:

@@ -33,11 +33,13 @@ def save_film(videos: Tensor, path: str | os.PathLike[str], *, fps: int = FPS) -
     if kind not in KINDS:
         raise ConfigError(f"{path}: expected a film's name to end in {', '.join(KINDS)}")
     pages = _pages(videos, os.fspath(path))
+    # PIL writes moving pictures, but no MP4
     if kind == ".mp4":
         _save_mp4(pages, Path(path), fps)
         return
     images = [Image.fromarray(page) for page in pages]
     options: dict[str, Any] = {"lossless": True} if kind == ".webp" else {"optimize": True}
+    # a draft takes the name when it is whole
     with replacing(path) as draft:
         images[0].save(
             draft,

@@ -31,6 +31,7 @@ def fitting(call: Call, reward: Any, frames: int) -> Any:
             f"{call.key}: {call.fn} judges videos, but the model makes images; take a video model "
             "with model.frames above 1, or a reward that judges images"
         )
+    # what is judged is what the model makes
     if frames == 1 or (videos and not call.frames):
         return reward
     if videos:
@@ -38,6 +39,7 @@ def fitting(call: Call, reward: Any, frames: int) -> Any:
             f"{call.key}.frames: {call.fn} judges whole videos, so that {call.frames!r} has no "
             "effect; leave it out"
         )
+    # images are judged, videos are made: only the user knows how to get from one to the other
     if not call.frames:
         ways = ", ".join(get_args(FrameWay))
         raise ConfigError(

@@ -161,12 +161,15 @@ def load_strip(path: str | os.PathLike[str], count: int, width: int | None = Non
         raise RunError(
             f"{path}: expected a PNG of {count} images, cannot read it: {error}"
         ) from error
+    # images stand one below the other
     if count < 1 or len(pixels) % count:
         raise RunError(
             f"{path}: expected {count} images of one height, got {len(pixels)} rows of pixels"
         )
+    # [count, H, W, 3] bytes -> [count, 3, H, W] in [0, 1]
     rows = torch.from_numpy(pixels).reshape(count, -1, pixels.shape[1], 3)
     images = rows.permute(0, 3, 1, 2).float() / 255
+    # the frames of a video stand side by side
     if width and images.shape[3] > width and not images.shape[3] % width:
         return torch.stack(images.split(width, dim=3), 1)
     return images

@@ -54,6 +54,7 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     records: list[Record] = []
     bad, ties = [], 0
     better: dict[tuple[str, frozenset[str]], str] = {}
+    # pairs come one by one: a data set does not have to fit into memory
     for pair in _pairs_of(source):
         if pair.label == 0.5:
             ties += 1
@@ -66,8 +67,10 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
             bad.append(str(error))
     if not records:
         raise DataError(f"{source}: no pair is left ({ties} ties, {len(bad)} that cannot be used)")
+    # the list is written last, when all of its images are there
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     write_text(out / LIST, "".join(lines))
+    # read back as training reads it
     if not bad:
         check_pairs(load_prompts(out / LIST))
     return Converted(out / LIST, len(records), ties, bad)
@@ -156,6 +159,7 @@ def by_majority(votes: list[Any]) -> list[Record]:
 def _json_pair(item: Any, where: str, folder: Path) -> Found:
     """Read an entry with HPD's keys, or with flowrl's."""
     try:
+        # label 1: the first is better, 0: the second, 0.5: a tie
         prompt = str(item["prompt"])
         if "human_preference" in item:  # HPDv2: [1, 0] prefers the first
             first, second = item["image_path"]
@@ -176,6 +180,7 @@ def _json_pair(item: Any, where: str, folder: Path) -> Found:
 
 def _folder(source: Path) -> Iterator[Found]:
     """Read ``better/NAME.png``, ``worse/NAME.png`` and ``NAME.txt``."""
+    # the same name on both sides makes a pair, whatever the endings are
     better = {file.stem: file for file in sorted((source / "better").glob("*")) if _image(file)}
     worse = {file.stem: file for file in sorted((source / "worse").glob("*")) if _image(file)}
     if not better and not worse:
@@ -184,6 +189,7 @@ def _folder(source: Path) -> Iterator[Found]:
         )
     for name in sorted({*better, *worse}):
         text = source / f"{name}.txt"
+        # all that a pair lacks, in one message
         missing = [
             str(source / side / name)
             for side, names in (("better", better), ("worse", worse))
@@ -203,6 +209,7 @@ def _image(file: Path) -> bool:
 def _parquet(file: Path) -> Iterator[Found]:
     """Read Pick-a-Pic's columns, a few rows at a time."""
     try:
+        # an optional package: only this format needs it
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ConfigError(f"{file}: parquet is read by pyarrow: pip install pyarrow") from error
@@ -213,6 +220,7 @@ def _parquet(file: Path) -> Iterator[Found]:
             f"{file}: expected Pick-a-Pic's columns {', '.join(PICK_A_PIC)}, it lacks "
             f"{', '.join(lacks)}"
         )
+    # the images are in the file, so a batch may be large
     number = 0
     for batch in table.iter_batches(batch_size=64, columns=list(PICK_A_PIC)):
         for row in batch.to_pylist():

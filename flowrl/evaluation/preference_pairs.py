@@ -73,6 +73,7 @@ def check_pairs(prompts: PromptSet) -> None:
         check_images(pair, where)
         if pair.preferred is None:
             continue
+        # the same two images in either order are one pair: all its labels must agree
         key = (record["prompt"], frozenset(path.resolve() for path in pair.images))
         better, earlier = seen.setdefault(key, (pair.preferred.resolve(), where))
         if better != pair.preferred.resolve():

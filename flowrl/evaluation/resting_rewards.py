@@ -72,10 +72,12 @@ def networks_of(owner: Any) -> Iterator[nn.Module]:
     left = [owner]
     while left:
         one = left.pop()
+        # objects may point to each other in circles
         if id(one) in seen:
             continue
         seen.add(id(one))
         if isinstance(one, nn.Module):
+            # its parts move with it, so they are not listed again
             if any(True for _ in one.parameters()):
                 seen |= {id(part) for part in one.modules()}
                 yield one

@@ -71,6 +71,7 @@ def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> No
     missing, broken, not RGB, or of another aspect ratio than `size` (height, width)."""
     decoded, seen = 0, set[Path]()
     for row in range(len(prompts)):
+        # many prompts may edit one image: it is looked at once
         for path in source_paths(prompts, row):
             if path in seen:
                 continue
@@ -80,6 +81,7 @@ def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> No
                     raise DataError(f"{path}: no such file; it is looked for beside the list")
                 file = find_images([path])[0]
                 _check_file(file, size)
+                # headers are cheap; pixels only up to a limit, or a long list would take minutes
                 if decoded < DECODED:
                     decoded += file.size[0] * file.size[1]
                     read_image(file)
@@ -90,8 +92,10 @@ def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> No
 def check_starts(model: FlowModel, prompts: PromptSet) -> None:
     """Raise an error unless a list has sources for a model that starts from images (DataError, with
     file and line), as many for each prompt, and none for another one (ConfigError)."""
+    # None: a model that starts from noise
     most: int | None = getattr(model, "most_sources", None)
     fewest: int = getattr(model, "fewest_sources", 1)
+    # prompts share network calls, so all must have as many sources
     first = len(source_paths(prompts, 0))
     for row in range(len(prompts)):
         count = len(source_paths(prompts, row))

@@ -29,11 +29,13 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
             "vendi and distance compare features: give --encoder PATH, a folder or hub id of an "
             "image encoder of transformers, such as facebook/dinov2-base"
         )
+    # slow to import, and needed by two measures only
     from transformers import AutoImageProcessor, AutoModel
 
     try:
         options: dict[str, Any] = {"trust_remote_code": False}
         network = AutoModel.from_pretrained(path, use_safetensors=True, **options)
+        # how images have to be prepared stands beside the weights, where at all
         bare = Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").exists()
         if bare:
             ready = _plain(network.config.image_size)
@@ -50,6 +52,7 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
     @torch.inference_mode()
     def look(images: Tensor) -> Tensor:
         pixels = ready(images).to(device)
+        # networks with two towers, such as CLIP: the image's side
         if hasattr(network, "get_image_features"):
             said = network.get_image_features(pixels)
             return (said if isinstance(said, Tensor) else said.pooler_output).float().cpu()

@@ -39,15 +39,18 @@ def mmhm(
             f"mmhm: expected measures with one value for each setting and eps > 0, got "
             f"{ {name: len(column) for name, column in values.items()} } and {eps}"
         )
+    # best and worst of each measure: among these settings, or of an earlier comparison
     limits = bounds or bounds_of(values)
     missing = [name for name in values if name not in limits]
     if missing:
         raise DataError(f"mmhm: the bounds have no {', '.join(missing)}, only {', '.join(limits)}")
     columns = []
+    # u [settings] of each measure, 1 the best
     for name, column in values.items():
         shares = [_share(x, limits[name], name in lower) for x in column]
         columns.append(shares if unclipped_bounds else [min(max(u, 0.0), 1.0) for u in shares])
     rows = zip(*columns, strict=True)
+    # harmonic: one bad measure weighs more than several good ones
     return [len(columns) / sum(1 / (eps + u) for u in row) for row in rows]
 
 

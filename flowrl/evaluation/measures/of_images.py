@@ -55,8 +55,10 @@ def check_measures(names: Sequence[str], tools: Tools) -> None:
     for name in names:
         if name not in MEASURES:
             raise ConfigError(f"--measure: flowrl {unknown(name, MEASURES, 'measure')}")
+    # these need an optional package
     if set(names) & {*BY_INCEPTION, "lpips"}:
         metrics_there()
+    # which option each measure looks through
     needed = [("reference", TO_REFERENCE), ("inception", BY_INCEPTION), ("alexnet", ("lpips",))]
     for option, users in [*needed, ("encoder", BY_ENCODER)]:
         asked = [name for name in names if name in users]

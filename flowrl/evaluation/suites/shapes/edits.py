@@ -72,6 +72,7 @@ def _edit(
     last = int(scene.number[0]) - 1
     shape, color = CLASSES[scene.shape[0, last]], [*COLORS][scene.color[0, last]]
     edit = {"kind": kind, "class": shape, "color": color}
+    # arrays [1, objects] of a scene; to leave out the last object, `number` is lowered
     other = Scenes(*(field.copy() for field in scene))
     fewer = other._replace(number=scene.number - 1)
     if kind == "add":
@@ -79,6 +80,7 @@ def _edit(
     if kind == "remove":
         return scene, fewer, _record(edit)
     if kind == "recolor":
+        # no two objects may become alike, or the edit could not be judged
         taken = {
             int(c)
             for s, c in zip(scene.shape[0], scene.color[0], strict=True)
@@ -87,6 +89,7 @@ def _edit(
         free = [c for c in range(len(COLORS)) if c not in taken]
         other.color[0, last] = rng.choice(free)
         return scene, other, _record(edit | {"to": [*COLORS][other.color[0, last]]})
+    # move: a free place in one of four directions, if there is one
     where = _room(rng, scene, last)
     if where is None:
         return None

@@ -57,6 +57,7 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
+        # refuse what cannot be before the network is loaded
         for name, value in {
             "hidden": hidden,
             "d_steps": d_steps,
@@ -74,10 +75,12 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
             raise ConfigError(f"{WHO}: layers: expected at least one block, got none")
         self.top, self.temperature = top, temperature
         self.d_steps, self.policy_every, self.seed, self.rounds = d_steps, policy_every, seed, 0
+        # frozen network: references' features are computed once, and kept
         self.references = References(references, column=column, root=root, who=WHO)
         options: dict[str, Any] = {"size": size, "device": device, "dtype": dtype, "batch": batch}
         self.backbone = Backbone(path, layers=chosen, who=WHO, **options)
         self.library = FeatureCache(self.backbone, megabytes=cache_mb, patches=True, who=WHO)
+        # one head a layer, trained along: betas (0.5, 0.999) as is usual for discriminators
         heads = [make_head(self.backbone.width, hidden, seed + t) for t in range(len(chosen))]
         self.heads = nn.ModuleList(heads).to(self.backbone.device)
         self.optimizer = adam(self._params(), lr, (0.5, 0.999))
@@ -115,6 +118,7 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
         with z above 0 and of images with z below; `real` and `fake`, the mean z. Raises RunError
         if the loss is not finite.
         """
+        # turns: either the heads learn in an iteration, or the policy does
         turn = self.rounds
         if self.policy_every > 1 and self.trains_policy(turn):
             self.rounds += 1
@@ -124,6 +128,7 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
                 f"{WHO}: expected images with one prompt record each, got {len(batch.images)} "
                 f"images and {len(batch.meta)} records"
             )
+        # features of the policy's images once; each step draws other references
         fake = [*self.backbone(to_pil(batch.images))]
         rows = []
         for step in range(self.d_steps):

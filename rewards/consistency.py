@@ -76,6 +76,7 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
         cache: str | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
+        # criteria are asked about a grid of images, not about an edit
         if mode not in ("grid", "edit") or (criteria and mode == "edit"):
             raise ConfigError(
                 f"{WHO}: expected mode grid or edit, and criteria with grid alone, got {mode=}, "
@@ -84,6 +85,7 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
         self.mode, self.criteria = mode, criteria
         self.words = _wordings(wordings)
         self.variants = variants
+        # everything else says how the judge is reached
         self.judge = Judge(
             WHO,
             url=url,

@@ -88,6 +88,7 @@ class edit_verifier:  # noqa: N801 - configs name rewards in lower case
         cache: str | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
+        # refuse what cannot be before the judge is asked
         if protocol not in ("principles", "level"):
             raise ConfigError(f"{WHO}: protocol: expected principles or level, got {protocol!r}")
         if principles not in ("record", "ask", "usual"):
@@ -99,9 +100,11 @@ class edit_verifier:  # noqa: N801 - configs name rewards in lower case
                 f"{WHO}: expected weights keep, follow, quality >= 0, not both of keep and follow "
                 f"0, got {keep, follow, quality}"
             )
+        # what is asked, and how much each answer counts
         self.protocol, self.principles = protocol, principles
         self.weights = dict(zip(KINDS, (keep, follow, quality), strict=True))
         self.words = _wordings(wordings)
+        # everything else says how the judge is reached
         self.judge = Judge(
             WHO,
             url=url,

@@ -72,6 +72,7 @@ class pfc:  # noqa: N801 - configs name rewards in lower case
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each video. Raises DataError for images, a NaN, or videos of too few frames."""
+        # what the world model can watch: finite videos with a whole window
         videos = batch.images
         if videos.dim() != 5 or videos.shape[2] != 3:
             raise DataError(f"{WHO}: expected videos [L, T, 3, H, W], got {list(videos.shape)}")
@@ -85,6 +86,7 @@ class pfc:  # noqa: N801 - configs name rewards in lower case
             raise DataError(f"{WHO}: a video to be scored holds NaN or infinity")
         if not len(videos):
             return torch.zeros(0)
+        # windows of all videos in one batch [L N, context + target, 3, H, W], then scores [L, N]
         starts = range(0, videos.shape[1] - least + 1, self.stride)
         windows = [videos[:, start : start + least] for start in starts]
         flat = torch.stack(windows, dim=1).flatten(0, 1)

@@ -55,6 +55,7 @@ class votes:  # noqa: N801 - configs name rewards in lower case
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Show the images, wait for people, and count."""
+        # the images become files that the voting page can show
         group = batch.group.cpu()
         first, second = some_pairs(group, batch.images, self.pairs, 0)
         names = []
@@ -62,10 +63,12 @@ class votes:  # noqa: N801 - configs name rewards in lower case
             png = io.BytesIO()
             image.save(png, "PNG")
             names.append(keep_image(self.folder, png.getvalue()))
+        # wait for votes on each pair
         asked = []
         for i, j in zip(first.tolist(), second.tolist(), strict=True):
             asked.append(pair_of(batch.prompts[i], names[i], names[j]))
         said = self._asked(asked)
+        # 1 = the first image wins; a pair has its own order of the two
         outcome = torch.full((len(asked),), torch.nan)
         for place, (pair, i) in enumerate(zip(asked, first.tolist(), strict=True)):
             if said[pair]:

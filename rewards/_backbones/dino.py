@@ -65,12 +65,14 @@ class Backbone:
             raise ConfigError(f"{who}: batch: expected at least 1, got {batch}")
         self.device, self.dtype = pick_device(device, who), pick_dtype(dtype, who)
         self.batch = batch
+        # the network, and where its patch tokens begin: after CLS and registers, if it has such
         self.network = _load(path, self.dtype, who).to(self.device)
         config = self.network.config
         self.width: int = config.hidden_size
         self.siglip = config.model_type in SIGLIP
         own = 0 if config.model_type == "dinov2" else getattr(config, "num_register_tokens", 0)
         self.first = 0 if self.siglip else 1 + own
+        # how many patches an image has, of one layer or of several joined
         self.size, self.patches = _grid(size, config, who)
         self.layers = tuple(layers)
         if any(not 0 <= layer < config.num_hidden_layers for layer in self.layers):
@@ -79,6 +81,7 @@ class Backbone:
                 f"{list(layers)}"
             )
         self.patches *= len(self.layers) or 1
+        # pixels are scaled as the network was trained
         mean, std = ((0.5,) * 3,) * 2 if self.siglip else (IMAGENET_MEAN, IMAGENET_STD)
         self._mean = torch.tensor(mean, device=self.device)[:, None, None]
         self._std = torch.tensor(std, device=self.device)[:, None, None]
@@ -117,6 +120,7 @@ def _load(path: str, dtype: torch.dtype, who: str) -> Any:
     """Load a DINO from a folder or hub id. Raises ModelError."""
     from transformers import AutoConfig, AutoModel
 
+    # the config first: it says what kind of network this is, before gigabytes are read
     try:
         config = AutoConfig.from_pretrained(source_of(path), trust_remote_code=False)
     except Exception as error:
@@ -131,6 +135,7 @@ def _load(path: str, dtype: torch.dtype, who: str) -> Any:
             "network"
         )
     expected = f"a {config.model_type}"
+    # of SigLIP the half that sees images
     network = load_network(AutoModel, path, who=who, expected=expected, config=config, dtype=dtype)
     return network.vision_model if config.model_type == "siglip" else network
 

@@ -54,6 +54,7 @@ class LatentJudge(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
         """Score latents [B, *] of noise level sigma [B] -> [B]."""
+        # per tapped layer: scale and shift of image and words, which depend on the noise level
         time = self.clock(1000 * sigma)
         streams: list[list[Tensor]] = [[], []]
         for film, seen in zip(self.films, self.features(x, sigma, embeds, pooled), strict=True):
@@ -61,9 +62,11 @@ class LatentJudge(nn.Module):
             for k, tokens in enumerate(seen):
                 moved = self.norm(tokens.float()) * (1 + parts[2 * k]) + parts[2 * k + 1]
                 streams[k].append(moved)
+        # all layers side by side along the channels, made narrow: [B, N, width], [B, T, width]
         image, words = (
             join(torch.cat(stream, -1)) for join, stream in zip(self.join, streams, strict=True)
         )
+        # learned queries look at both, then at the image alone, and say one number each
         state = self.queries.expand(len(x), -1, -1)
         state = state + self.looks[0](state, torch.cat([image, words], 1))
         state = state + self.looks[1](state, image)
@@ -79,9 +82,11 @@ class LatentJudge(nn.Module):
         (network,) = self.transformer
         found: list[tuple[Tensor, Tensor]] = []
 
+        # a block of SD3 returns words first, image second
         def keep(module: nn.Module, given: Any, out: tuple[Tensor, Tensor]) -> None:
             found.append((out[1], out[0]))
 
+        # hooks, since the network itself returns only its last layer
         hooks = [network.transformer_blocks[k - 1].register_forward_hook(keep) for k in self.taps]
         try:
             kind = next(network.parameters()).dtype

@@ -61,6 +61,7 @@ def read_secret(variable: str, option: str) -> str:
     option: how messages call the argument that names the variable. The name itself is shown only
     if it can be one: users put the secret there by mistake.
     """
+    # users paste the secret itself here: what cannot be a name is not shown
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ConfigError(
             f"{option}: expected the name of an environment variable, got something else"
@@ -72,6 +73,7 @@ def read_secret(variable: str, option: str) -> str:
             "a config must not be able to send any secret anywhere. If you trust this one, name "
             f"the variable in {ALLOWED}"
         )
+    # a header takes printable ASCII alone; say so here, where the value stays hidden
     value = os.environ.get(variable, "").strip()
     if not value or not value.isascii() or not value.isprintable():
         raise ConfigError(

@@ -82,12 +82,14 @@ class Judge:
         written: the whole answer is wanted, not the likeliest first tokens. Raises RunError once
         more than `max_failed` of the questions failed.
         """
+        # equal questions about equal images have one key, and are asked once
         settings = self.written if written else self.likely
         encoded = [encode(image, self.encoding) for image in images]
         keys = [_key(settings, encoded, job) for job in jobs]
         asked = dict(zip(keys, jobs, strict=True))
         found: dict[str, Any] = {}
 
+        # an answer counts once it can be read; only such ones are cached
         def accept(key: str, answer: Answer) -> str:
             value = read(answer)
             if isinstance(value, str):
@@ -97,6 +99,7 @@ class Judge:
                 keep(self.cache, key, answer)
             return ""
 
+        # the cache first, then the server with the rest
         for key in asked if self.cache is not None else ():
             answer = recall(self.cache, key) if self.cache is not None else None
             if answer is not None:
@@ -106,6 +109,7 @@ class Judge:
             if key not in found:
                 left[key] = _question(settings, encoded, job)
         failed = ask_all(self.server, left, accept, len(asked)) if left else {}
+        # some failures are endured, as missing scores; too many have raised RunError before this
         if failed:
             first = next(iter(failed.values()))
             warnings.warn(

@@ -94,11 +94,13 @@ def list_models(server: Server) -> list[str]:
     http = _http(server)
     url = f"{server.base}/models"
 
+    # a short limit: this is asked before a run starts
     async def ask() -> Response:
         """Ask once, for no longer than a probe may take."""
         async with http.open() as client:
             return await exchange(client, "GET", url, timeout=min(server.timeout, PROBE_SECONDS))
 
+    # no address, no answer, or the answer of another server: each has its own mend
     try:
         response = run(ask())
     except RequestFailed as error:
@@ -134,6 +136,7 @@ def ask_all(
     http = _http(server)
     failed: dict[str, str] = {}
 
+    # the share is looked at after each failure, so that a dead server is not asked to the end
     async def ask(client: Any, job: tuple[str, Question]) -> None:
         """Ask one question and note what went wrong; raise RunError once too much did."""
         key, question = job

@@ -71,18 +71,21 @@ class questions:  # noqa: N801 - configs name rewards in lower case
         categories_of_last_image: bool = False,
         extra: dict[str, Any] | None = None,
     ) -> None:
+        # known faults of the published code, each only on request
         slips = Slips(
             skips_first_question,
             zeroes_in_listed_order,
             other_answers_mean_no,
             categories_of_last_image,
         )
+        # the benchmark says what is asked, how answers are read, and what they are worth
         kinds: dict[str, Benchmark] = {
             "dpg": Dpg(slips),
             "unigenbench": UniGenBench(),
             "geneval2": GenEval2(geometric),
         }
         self.benchmark = kinds[protocol]
+        # everything else says how the judge is reached
         self.server = check_server(
             Server(
                 base_url(url, WHO),
@@ -118,11 +121,13 @@ class questions:  # noqa: N801 - configs name rewards in lower case
 
     def explain(self, batch: RewardBatch) -> tuple[Tensor, list[dict[str, Any]]]:
         """Score images -> scores [L], and a row each: prompt, what was asked, the answers."""
+        # every image has a record with its questions
         if len(batch.meta) != len(batch.images):
             raise DataError(f"{WHO}: expected one record per image, got {len(batch.meta)}")
         for place, record in enumerate(batch.meta):
             self.check_record(record, f"{WHO}: image {place}")
         answers = self._answers(batch)
+        # a missing answer makes the image's score NaN: part of the questions is another score
         rows = []
         for record, values in zip(batch.meta, answers, strict=True):
             whole = all(value is not None for value in values)
@@ -130,6 +135,7 @@ class questions:  # noqa: N801 - configs name rewards in lower case
             asked = self.benchmark.names(record)
             row = {"tag": record.get("tag", ""), "prompt": record["prompt"], "asked": asked}
             rows.append({**row, "answers": values, "score": score})
+        # JSON has no NaN, so rows say None
         scores = torch.tensor([row["score"] for row in rows], dtype=torch.float32)
         for row in rows:
             row["score"] = row["score"] if row["score"] == row["score"] else None
@@ -159,6 +165,7 @@ class questions:  # noqa: N801 - configs name rewards in lower case
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
+        # an answer counts once it can be read; only such ones are cached
         def accept(key: str, answer: Answer) -> str:
             job = jobs[key]
             value = self.benchmark.read(answer, records[job.image], job.number)
@@ -169,6 +176,7 @@ class questions:  # noqa: N801 - configs name rewards in lower case
                 keep(self.cache, key, answer)
             return ""
 
+        # the cache first, then the server with the rest
         if self.cache is not None:
             for key in jobs:
                 answer = recall(self.cache, key)
@@ -176,6 +184,7 @@ class questions:  # noqa: N801 - configs name rewards in lower case
                     accept(key, answer)
         left = {key: self._question(images, job) for key, job in jobs.items() if key not in found}
         failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
+        # some failures are endured, as missing scores; too many have raised RunError before this
         if failed:
             first = next(iter(failed.values()))
             warnings.warn(

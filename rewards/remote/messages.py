@@ -158,15 +158,18 @@ class Hosted(NamedTuple):
 def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = False) -> Hosted:
     """Check that a server hosts the reward, for videos or for images, and takes such requests.
     Raises ConfigError; RequestFailed for another server."""
+    # is it a server of rewards at all?
     answer = _object(data)
     hosted, limits = answer.get("rewards"), answer.get("limits", {})
     if not isinstance(hosted, list) or not isinstance(limits, dict):
         raise RequestFailed(f"expected the health of a reward server, got {_start(data)}")
+    # which of its rewards: the one that is named, or the only one
     there = ", ".join(map(str, hosted))
     if reward and reward not in hosted:
         raise ConfigError(f"{WHO}: reward: {url} hosts no {reward!r} (there is: {there})")
     if not reward and len(hosted) != 1:
         raise ConfigError(f"{WHO}: reward: {url} hosts {there}; name one of them")
+    # can it take requests of this size, and the kind of pictures that will be sent?
     most = limits.get("images", chunk)
     if isinstance(most, int) and chunk > most:
         raise ConfigError(

@@ -158,6 +158,7 @@ def _area(pixels: Tensor) -> int:
 
 def _sources(data: dict[str, Any], count: int, limits: Limits) -> list[Source]:
     """Decode what images start from -> [count], or [] where there is nothing."""
+    # sources are sent once each; every image names those that it starts from
     if "source" not in data and "sources" not in data:
         return []
     texts = _list(data.get("sources"), "sources", "texts", str)
@@ -168,11 +169,13 @@ def _sources(data: dict[str, Any], count: int, limits: Limits) -> list[Source]:
             raise RequestRefused(
                 400, "request", f"source: expected places in sources, 0 to {len(texts) - 1}"
             )
+    # one at a time, since they may differ in size; together they have one limit
     files, left = [], limits.all_pixels
     for text in texts:
         one = _images([text], limits._replace(all_pixels=left))
         left -= _area(one)
         files.append(one[0].float() / 255)
+    # images that start from the same sources share one tuple, and its memory
     starts: dict[tuple[int, ...], Source] = {}
     for row in places:
         starts.setdefault(tuple(row), tuple(files[place] for place in row))

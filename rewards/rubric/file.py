@@ -31,6 +31,7 @@ def save_rubric(path: Path, rules: Sequence[Rule], made: dict[str, Any] | None =
 
 def load_rubric(path: Path) -> list[Rule]:
     """Read a rubric. Raises ConfigError for a file that is none, or of another version."""
+    # can it be read, is it a rubric, and one that this release understands?
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -46,6 +47,7 @@ def load_rubric(path: Path) -> list[Rule]:
             f"{WHO}: {path}: expected a rubric of version {VERSION}, got version "
             f"{data.get('version')!r}; learn it again with this release of flowrl"
         )
+    # rules, each once: a repeated one would count twice
     rows = data.get("rules")
     rules = [_rule(row, path) for row in rows] if isinstance(rows, list) else []
     if not rules or len({rule.text for rule in rules}) < len(rules):

@@ -16,19 +16,23 @@ def fit(features: Tensor, strength: float, *, tolerance: float = 1e-12) -> Tenso
     (Beck and Teboulle 2009) and begun anew where the objective would rise.
     """
     f = features.double()
+    # the steepest that the logistic loss can curve; no features, nothing to fit
     curvature = strength / 4 * torch.linalg.matrix_norm(f, 2).square()
     w = torch.zeros(f.shape[1], dtype=torch.float64)
     if not curvature > 0:
         return w
     ahead, pace, last = w, 1.0, objective(w, f, strength)
+    # a gradient step on the logistic loss, then the l1 penalty pulls small weights to 0
     for _ in range(100_000):
         slope = -strength * f.T @ torch.sigmoid(-f @ ahead)
         step = ahead - slope / curvature
         new = step.sign() * (step.abs() - 1 / curvature).clamp_min(0)
         now = objective(new, f, strength)
+        # momentum overshot: go back to the last point and begin anew without it
         if now > last and pace > 1:
             ahead, pace = w, 1.0
             continue
+        # Nesterov's momentum, ever stronger; stop where weights hardly move
         faster = (1 + (1 + 4 * pace**2) ** 0.5) / 2
         ahead = new + (pace - 1) / faster * (new - w)
         moved = (new - w).abs().max()

@@ -71,9 +71,11 @@ def learn(
     known: dict[str, Tensor] = {}
     found: list[Round] = []
     for number in range(rounds):
+        # ask the judge only about rules that are new: gaps [P] of each are kept
         new = [rule for rule in pool if rule not in known]
         known |= dict(zip(new, _gaps(preferences, new, checks).T, strict=True))
         gaps = torch.stack([known[rule] for rule in pool], dim=1)
+        # fit on the pairs with every answer, and keep the rules that weigh most
         whole = ~gaps.isnan().any(dim=1)
         if not bool(whole.any()):
             raise DataError(f"{WHO}: no pair has an answer to every rule")
@@ -82,6 +84,7 @@ def learn(
         kept.sort(key=lambda rule: -abs(rule.weight))
         right = accuracy(weights, gaps[whole])
         found.append(Round(kept, len(pool), right, int((~whole).sum())))
+        # where the fit errs most, new rules may help: propose some, beside those that were kept
         if propose is None or number + 1 == rounds:
             break
         order = (gaps[whole] @ weights).argsort(stable=True)[:hard]

@@ -47,6 +47,7 @@ class rubric:  # noqa: N801 - configs name rewards in lower case
         cache: str | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
+        # the rules, and the judge that checks them on an image
         self.rules = load_rubric(Path(local(file)))
         judge = Judge(
             WHO,

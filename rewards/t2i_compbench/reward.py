@@ -69,6 +69,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 8,
     ) -> None:
+        # refuse what cannot be before any network is loaded
         if detector not in THRESHOLDS:
             raise ConfigError(
                 f"{WHO}: detector: expected one of {', '.join(THRESHOLDS)}, got {detector!r}"
@@ -78,11 +79,13 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
         least = THRESHOLDS[detector] if threshold is None else threshold
         if not 0 <= least < 1:
             raise ConfigError(f"{WHO}: threshold: expected a number in [0, 1), got {threshold}")
+        # networks are loaded when the first record needs them: this only keeps how
         self.limits = Limits(least, least, 100, 1.0)
         self.vqa_path, self.vqa_size, self.clip_path = vqa, vqa_size, clip
         self.kind, self.path = detector, path
         self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
         self.batch = int(positive(batch, "batch", WHO))
+        # known faults of the published code, each only on request
         self.slips = {"listed": first_listed_relation, "top_fails": on_top_of_fails}
         self.unread_is_zero = unread_relation_is_zero
         self.parser: Parser = Spacy(spacy, WHO) if parser == "spacy" else Plain()
@@ -109,12 +112,14 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made. Raises
         DataError."""
+        # the kinds of check that the prompt asks for
         parts = record.get("parts")
         if not isinstance(parts, list) or not parts or not set(parts) <= set(PARTS):
             raise DataError(
                 f'{where}: expected "parts", a list of {", ".join(PARTS)} (prompts: '
                 f"t2i-compbench:FOLDER), got {parts!r:.80}"
             )
+        # each kind needs something of the prompt: phrases, or two objects and their relation
         if "attribute" in parts and not self._phrases(record):
             raise DataError(f"{where}: no noun phrase to ask about in {record['prompt']!r}")
         if "spatial" in parts:
@@ -126,6 +131,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
                 )
             if relation is not None and self.kind == "mask2former":
                 self._check_classes(relation, where)
+        # `probe` loads the networks of these
         self.needed |= set(parts)
 
     def probe(self) -> None:
@@ -142,6 +148,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
     def explain(self, batch: RewardBatch) -> tuple[Tensor, list[dict[str, Any]]]:
         """Judge each image -> its score, and a line: prompt, tag, each part's score, and what was
         asked and found."""
+        # one record per image, which says what to check
         if len(batch.meta) != len(batch.images):
             raise DataError(f"{WHO}: expected one record per image, got {len(batch.meta)}")
         for place, record in enumerate(batch.meta):
@@ -150,6 +157,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
         rows: list[dict[str, Any]] = []
         for record in batch.meta:
             rows.append({"tag": record.get("tag", ""), "prompt": record["prompt"]})
+        # each kind of check has its own network: show it all its images, batch by batch
         judges = {"attribute": self._attributes, "spatial": self._places, "action": self._actions}
         for part, judge in judges.items():
             mine = [i for i, record in enumerate(batch.meta) if part in record["parts"]]
@@ -158,6 +166,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
                 found = judge([images[i] for i in chosen], [batch.meta[i] for i in chosen])
                 for place, line in zip(chosen, found, strict=True):
                     rows[place].update(line)
+        # a prompt with several kinds gets their mean
         for row in rows:
             known = [row[part] for part in PARTS if row.get(part) is not None]
             row["score"] = sum(known) / len(known)

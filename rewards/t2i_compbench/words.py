@@ -104,9 +104,11 @@ class Plain:
         words = _WORD.findall(prompt)
         found: list[str] = []
         mine: list[str] = []
+        # `mine` grows by a word, or is closed as a phrase where a new one starts
         for place, word in enumerate(words):
             low = word.lower()
             rest = words[place + 1 :]
+            # "a red, wooden chair" and "a black and white dog" are one phrase
             joins = word == "," and len(mine) > 1 and _goes_on(rest)
             joins |= low == "and" and _is_color(mine[-1:]) and _is_color(rest[:1])
             if joins:

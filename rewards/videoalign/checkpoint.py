@@ -54,10 +54,12 @@ def read_settings(folder: Path) -> Settings:
     file = folder / SETTINGS
     try:
         options = json.loads(file.read_text(encoding="utf-8"))
+        # three sections of training settings; means and stds make z-scores of raw scores
         data, model, lora = (options[f"{key}_config"] for key in ("data", "model", "peft_lora"))
         norm = options.get("inference_config") or {}
         means = tuple(float(norm.get(f"{name}_mean", 0.0)) for name in DIMENSIONS)
         stds = tuple(float(norm.get(f"{name}_std", 1.0)) for name in DIMENSIONS)
+        # LoRA's scale: alpha / rank, or with rsLoRA alpha / sqrt(rank)
         frames, rank = data.get("num_frames"), float(lora.get("lora_r", 16))
         scale = float(lora.get("lora_alpha", 32)) / rank ** (0.5 if lora.get("use_rslora") else 1)
         settings = Settings(
@@ -75,6 +77,7 @@ def read_settings(folder: Path) -> Settings:
             f"{WHO}: {file}: expected VideoAlign's settings (data_config, model_config, "
             f"peft_lora_config): {type(error).__name__}: {first_line(error)}"
         ) from error
+    # readable, but is it a model that we can build?
     _check(file, data, model, settings)
     return settings
 

@@ -64,16 +64,19 @@ class videoalign:  # noqa: N801 - configs name rewards in lower case
         dtype: str = "float32",
         batch: int = 4,
     ) -> None:
+        # options are checked before files are read
         if not all(map(math.isfinite, (vq, mq, ta))) or not (vq or mq or ta):
             raise ConfigError(f"{WHO}: expected weights vq, mq, ta, not all 0, got {vq, mq, ta}")
         self.weights = (vq, mq, ta)
         self.batch, self.fps = int(positive(batch, "batch", WHO)), positive(fps, "fps", WHO)
         self.device, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        # the folder's settings, and the processor of the model that was tuned
         folder = read_folder(path)
         self.settings = read_settings(folder)
         source = base or self.settings.base
         self.processor, self.marks = load_processor(source, MARKS, WHO)
         config = load_config(source, WHO)
+        # its weights, which also say how many tokens it knows: the marks have to be among them
         state, file = read_state(folder, self.settings, source)
         words, where = words_of(state, f"{WHO}: {file}"), f"{WHO}: {file}"
         check_tokens(words, self.processor, where)
@@ -102,10 +105,12 @@ class videoalign:  # noqa: N801 - configs name rewards in lower case
 
     def _score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return the raw scores of some videos [B, 3]."""
+        # of all frames those that the model would be shown, made as small as it wants them
         chosen = shown_frames(
             videos.shape[1], self.fps, fps=self.settings.fps, frames=self.settings.frames
         )
         frames = fitted(videos[:, chosen], self.settings.pixels)
+        # the question that it was trained with, about each prompt
         texts = []
         for prompt in prompts:
             text = text_of("videoalign", prompt)
@@ -118,6 +123,7 @@ class videoalign:  # noqa: N801 - configs name rewards in lower case
             do_resize=False,
             do_sample_frames=False,
         )
+        # scores [B, 3 marks, outputs]: with 3 outputs each mark has its own
         said: Tensor = self.network(inputs.to(self.device), self.marks)
         return said.diagonal(dim1=1, dim2=2) if self.settings.outputs == 3 else said[:, :, 0]
 

@@ -206,9 +206,11 @@ class vlm:  # noqa: N801 - configs name rewards in lower case
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     def _ask(self, encoded: list[EncodedImage], jobs: dict[str, _Job]) -> dict[str, float]:
+        # the cache first, then the server with the rest
         found = self._kept(jobs)
         left = {k: self._question(encoded, job) for k, job in jobs.items() if k not in found}
 
+        # an answer counts once it can be read; only such ones are cached
         def accept(key: str, answer: Answer) -> str:
             value = read(answer, self.how)
             if isinstance(value, str):
@@ -218,6 +220,7 @@ class vlm:  # noqa: N801 - configs name rewards in lower case
                 keep(self.cache, key, answer)
             return ""
 
+        # some failures are endured, as missing scores; too many have raised RunError before this
         failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
         self.counts["asked"] += len(left)
         self.counts["cached"] += len(jobs) - len(left)

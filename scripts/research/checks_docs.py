@@ -54,7 +54,7 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
 def filled(text: str) -> str:
     """Put the sentence and the table between their marks."""
     found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else None
-    parts = [about(found), table(found)] if found else [ABSENT]
+    parts = [about(found), table(found), looks(found)] if found else [ABSENT]
     return between(text, "trained checks: table", "trained checks: end", parts)
 
 
@@ -86,6 +86,17 @@ def table(result: Result) -> str:
             if task in found["base"]["tasks"]:
                 rows.append([words, *(cell(key, found[key]["tasks"][task]) for key in HEADS)])
     return markdown_table(rows)
+
+
+def looks(result: Result) -> str:
+    """Say whether training found images that the strict verdict misreads."""
+    images, blank, right, flawless = (
+        sum(one[key] for one in result["looks"]) for key in ("images", "blank", "right", "flawless")
+    )
+    return wrapped(
+        f"Of {images:,} images of training prompts after training, without guidance, {blank} are "
+        f"blank; {right:,} are strictly right, and {flawless:,} of these [flawless](#flawless)."
+    )
 
 
 def cell(key: str, one: Result) -> str:

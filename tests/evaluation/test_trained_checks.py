@@ -4,6 +4,7 @@ known."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,9 @@ def test_the_command_by_hand(
     }
     runs = [tmp_path / "good", tmp_path / "idle"]
     monkeypatch.setattr(checks, "LISTS", lists)
-    monkeypatch.setattr(checks, "described", lambda *_: {"config": "shapes-awm", "runs": []})
+    monkeypatch.setattr(sys.modules["base_checks"], "LOOKED_AT", lists["hard"])
+    seeds = [{"seed": 0}, {"seed": 1}]
+    monkeypatch.setattr(checks, "described", lambda *_: {"config": "shapes-awm", "runs": seeds})
     monkeypatch.setattr(checks, "chosen_checkpoint", lambda run: run)
     opened = []
 
@@ -51,11 +54,14 @@ def test_the_command_by_hand(
         return _Better() if "good" in setting.target else Painter()
 
     monkeypatch.setattr(checks.Bench, "model", model)
-    words = [*map(str, runs), "--per-task", "6", "--work", str(tmp_path / "work")]
+    words = [*map(str, runs), "--per-task", "6", "--images", "6", "--work", str(tmp_path / "work")]
     out = tmp_path / "out.json"
     monkeypatch.setattr("sys.argv", ["trained_checks.py", *words, "--out", str(out)])
     checks.main()
-    found = json.loads(out.read_text())["lists"]["hard"]
+    result = json.loads(out.read_text())
+    counts = [tuple(look[k] for k in ("seed", "right", "flawless")) for look in result["looks"]]
+    assert counts == [(0, 6, 6), (1, 4, 4)]
+    found = result["lists"]["hard"]
     assert found["base"]["mean"] == pytest.approx(2 / 3) and found["base"]["images"] == 6
     assert found["rl"]["mean"] == pytest.approx(5 / 6) and found["rl"]["images"] == 12
     for run, base in checks.GAINS:
@@ -110,11 +116,16 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         task = {"mean": 0.0, "interval": [None, None]}
         rows[key] = {"mean": 0.25, "interval": [-0.1, 0.6], "guidance": 2.5, "steps": 20}
         rows[key]["tasks"] = {"five_six": task}
-    result = {"config": "shapes-awm", "runs": [{"seed": 0, "iteration": 36}]}
+    result: dict[str, Any] = {"config": "shapes-awm", "runs": [{"seed": 0, "iteration": 36}]}
+    result["looks"] = [{"images": 700, "blank": 1, "right": 600, "flawless": 599}] * 2
     docs.RESULT.write_text(json.dumps({**result, "lists": dict.fromkeys(docs.LISTS, rows)}))
     text = docs.filled(page)
     assert "`shapes/awm`, training seed 0" in text and "iteration 36" in text
     gains = " | ".join(["+25.0 (-10.0 to +60.0)"] * 3)
     assert f"| harder tier, test list | {' | '.join(['25.0 %'] * 4)} | {gains} |" in text
     assert f"| five and six objects | {' | '.join(['0.0 %'] * 4)} | +0.0 | +0.0 | +0.0 |" in text
+    said = (
+        "Of 1,400 images of training prompts after training, without guidance, 2 are blank; 1,200"
+    )
+    assert said in text.replace("\n", " ") and "1,198 of these [flawless]" in text
     assert "old" not in text and "not measured" not in text

@@ -30,6 +30,7 @@ from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.runs.folder import read_object
 
 BASE, SEED = "assets/shapes-sd3", 260_021
+LOOKED_AT = "assets/shapes/train.jsonl"  # its images are looked at
 LISTS = {"hard": "assets/shapes/hard-test.jsonl", "out of distribution": "assets/shapes/ood.jsonl"}
 SETTINGS = {"base": (1.0, 10), "base_best_guidance": (3.5, 20)}
 
@@ -50,7 +51,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "kind": "flowrl checks of the base model",
         "command": "python scripts/research/demonstration/base_checks.py",
-        "looks": kept_looks(bench, args.images),
+        "looks": kept_looks(bench, BASE, args.images, "looks.json"),
         "lists": {},
         "environment": environment(),
     }
@@ -83,21 +84,20 @@ def row_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**crossed(rates(found), found[0]["tags"]), "images": images, **about}
 
 
-def kept_looks(bench: Bench, least: int) -> dict[str, Any]:
-    """Return what was counted before, or count it."""
-    file = bench.work / "looks.json"
-    if not file.exists():
+def kept_looks(bench: Bench, target: str, least: int, name: str) -> dict[str, Any]:
+    """Return what was counted before, or count it; the file is called `name`."""
+    if not (bench.work / name).exists():
         bench.work.mkdir(parents=True, exist_ok=True)
-        write_json(file, looks(bench, least))
-    return read_object(bench.work, file.name)
+        write_json(bench.work / name, looks(bench, target, least))
+    return read_object(bench.work, name)
 
 
-def looks(bench: Bench, least: int) -> dict[str, Any]:
-    """Count blank images, right ones, and flawless ones, of training prompts."""
-    prompts = "assets/shapes/train.jsonl"
-    records = load_prompts(prompts).records
+def looks(bench: Bench, target: str, least: int) -> dict[str, Any]:
+    """Count blank images, right ones, and flawless ones, of training prompts, without guidance."""
+    # as many images of each prompt
+    records = load_prompts(LOOKED_AT).records
     each = -(-least // len(records))
-    setting = Setting(BASE, prompts, 1.0, 10, each, SEED)
+    setting = Setting(target, LOOKED_AT, 1.0, 10, each, SEED)
     model = bench.model(setting)
     blank, right, flawless = 0, list[bool](), 0
     for number, rows in enumerate(by_task(records).values()):
@@ -110,7 +110,7 @@ def looks(bench: Bench, least: int) -> dict[str, Any]:
             assert verdict.flawless is not None  # asked for
             flawless += int(verdict.flawless.sum())
     return {
-        "prompts": prompts,
+        "prompts": LOOKED_AT,
         "images": len(right),
         "blank": blank,
         "right": sum(right),

@@ -8,6 +8,9 @@ base model are measured beside the runs. Runs are of one config, one per trainin
 at their best checkpoint. Guidance and steps after training are those that the demonstration found
 best on validation prompts. Gains are taken per prompt, then averaged over tasks.
 
+Images of training prompts are looked at as well, as those of the base model are: how many are
+blank, right, and flawless, so that a run which draws what the checker misreads would be seen.
+
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 assets/results/trained-checks.json; `python scripts/research/tables.py` then fills docs/shapes.md.
 """
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from base_checks import BASE, LISTS, row_of, settings
+from base_checks import BASE, LISTS, kept_looks, row_of, settings
 from demonstration_measure import Bench, rates
 
 from flowrl.cli.options import quiet_libraries
@@ -46,6 +49,7 @@ def main() -> None:
     )
     made.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     made.add_argument("--per-task", type=int, default=32, help="images, at least")
+    made.add_argument("--images", type=int, default=2000, help="looked at for blanks, at least")
     made.add_argument("--work", type=Path, default=Path("runs/trained-checks"))
     made.add_argument("--out", type=Path, default=Path("assets/results/trained-checks.json"))
     args = made.parse_args()
@@ -63,6 +67,10 @@ def main() -> None:
     for name, prompts in LISTS.items():
         result["lists"][name] = compared(measured(bench, name, prompts, places, args.per_task))
         print(summary(name, result["lists"][name]), flush=True)
+    result["looks"] = [
+        {"seed": run["seed"], **kept_looks(bench, str(place), args.images, f"looks-{number}.json")}
+        for number, (run, place) in enumerate(zip(result["runs"], places, strict=True))
+    ]
     write_json(args.out, result)
 
 

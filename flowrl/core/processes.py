@@ -116,7 +116,7 @@ class World(NamedTuple):
         found: list[T] = []
         failed: BaseException | None = None
         try:
-            # keep the error for now: the others wait in the gather below
+            # an error waits: who failed must meet the others in the gather below, too
             found.append(work())
         except Exception as error:
             failed = error

@@ -171,7 +171,7 @@ def _copies(patient: Patient, section: Section, before: dict[str, dict[str, Tens
     steps = (iteration + 1) * run.config.train.updates
     decays |= {name: decay(steps) for name, decay in run.method.copies.items()}
     for name in [name for name in run.kept if name in before]:
-        # squared distances: from where the copy should be, and of how far the weights have moved
+        # squared: how far the copy is from where it should be, and how far the weights have moved
         gap, way = 0.0, 0.0
         for key, p in run.params.items():
             wanted = before[name][key].lerp(p.detach(), 1 - decays[name])

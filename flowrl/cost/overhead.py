@@ -42,6 +42,9 @@ class PhaseClock:
         self.name = name
         return self
 
+    def progress(self, done: int, total: int) -> None:
+        """Show nothing."""
+
     def __enter__(self) -> None:
         self._began = now()
 

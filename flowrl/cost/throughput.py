@@ -54,6 +54,9 @@ class PhaseWatch:
         if on_gpu:
             self.memory[name] = max(self.memory.get(name, 0), torch.cuda.max_memory_allocated())
 
+    def progress(self, done: int, total: int) -> None:
+        """Show nothing."""
+
 
 def measure(
     config: Config, *, iterations: int = 2, vae: bool = False, sync_check: bool = False

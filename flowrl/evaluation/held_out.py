@@ -17,7 +17,6 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
 from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.seeds import generator
-from flowrl.core.tables import fixed, text_table
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
 from flowrl.evaluation.best_of import best_rows, chooser
 from flowrl.evaluation.reward_call import ask
@@ -54,9 +53,9 @@ def sample(
     model's own grid.
 
     Each prompt's noise depends on (seed, its place in `texts`) alone, not on `batch`. `progress`
-    gets (done, all). With `tuned` below 1 the last steps are taken inside ``late()``, by the
-    weights from before training; see `sample_ode`. `places` picks some of the texts. An image that
-    is not finite is a RunError, or is yielded as it is with `broken`. `sources` gives what the
+    gets (prompts done, all). With `tuned` below 1 the last steps are taken inside ``late()``, by
+    the weights from before training; see `sample_ode`. `places` picks some of the texts. An image
+    that is not finite is a RunError, or is yielded as it is with `broken`. `sources` gives what the
     texts at some places start from.
     """
     if steps < 1 or images < 1 or batch < 1:
@@ -64,7 +63,7 @@ def sample(
             f"sample: steps, images and batch must be at least 1, got {steps}, {images} and {batch}"
         )
     # whole prompts to a batch
-    share = max(1, batch // images)
+    share = _at_once(images, batch)
     sigmas, shape = model.sigmas(steps, height, width), model.latent_shape(height, width)
     chosen = range(len(texts)) if places is None else places
     for first in range(0, len(chosen), share):
@@ -89,6 +88,11 @@ def sample(
         yield index, pixels
         if progress is not None:
             progress(first + len(rows), len(chosen))
+
+
+def _at_once(images: int, batch: int) -> int:
+    """Return how many prompts are sampled at once."""
+    return max(1, batch // images)
 
 
 def finite_images(images: Tensor) -> Tensor:
@@ -164,7 +168,8 @@ def evaluate_prompts(
     else the headline, puts first.
 
     In a `world` of several processes each takes its share of the prompts, and all return the same
-    report.
+    report. After each batch all have to be done with theirs, and `progress` gets (prompts of this
+    process that are done, all of them), equally often in each.
 
     Returns {"score": headline, headline: overall, "interval": [low, high], "tasks": {tag: {...}},
     ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
@@ -256,9 +261,12 @@ def _scored(
     world: World,
     *,
     images: int,
+    batch: int,
+    progress: Callable[[int, int], None] | None,
     **options: Any,
 ) -> Share:
-    """Sample and score this process' share of the prompts."""
+    """Sample and score this process' share of the prompts, a batch at a time, all processes
+    together."""
     # FSDP calls the network in step: who has less draws the first prompt again
     share = world.share(len(prompts))
     most = -(-len(prompts) // world.size)
@@ -269,29 +277,21 @@ def _scored(
     parts: list[dict[str, Tensor]] = []
     starts = partial(sources_of, prompts, size=(options["height"], options["width"]))
     options |= {"places": places, "broken": True, "sources": starts}
-    for index, pixels in sample(model, prompts.texts, images=images, **options):
+    drawn = sample(model, prompts.texts, images=images, batch=batch, **options)
+
+    def one() -> None:
+        index, pixels = next(drawn, ([], None))
         index = index[: len(share) * images - len(rows)]
-        rows += index
-        if index:
+        rows.extend(index)
+        if index and pixels is not None:
             records = [prompts.records[i] for i in index]
             shown = pixels[: len(index)]
-            broken += (~finite_images(shown)).tolist()
+            broken.extend((~finite_images(shown)).tolist())
             parts.append(score(rewards, shown, records, group=index, sources=starts(index)))
+
+    # as many rounds as the largest share takes
+    for _ in range(-(-most // _at_once(images, batch))):
+        world.together(one)
+        if progress is not None:
+            progress(len(rows) // images, len(share))
     return rows, broken, parts
-
-
-def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
-    """Return an evaluation as a table of `width` columns: each task, the mean over tasks, seen and
-    held-out prompts apart."""
-    # label -> figures
-    name = result["score"]
-    rows = dict(result["tasks"])
-    rows["mean over tasks"] = {**result, "mean": result[name]}
-    rows |= {part: result[part] for part in ("seen", "held_out") if part in result}
-    # a line each
-    lines = [["", name, "95 % interval", "images"]]
-    for label, row in rows.items():
-        low, high = row["interval"]
-        interval = f"{fixed(low)} to {fixed(high)}"
-        lines.append([label, fixed(row["mean"]), interval, f"{row['images']}"])
-    return text_table(lines, width=width)

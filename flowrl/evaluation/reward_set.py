@@ -95,10 +95,19 @@ class RewardSet:
         probe_rewards(self.rewards)
 
     @torch.no_grad()
-    def score(self, batch: RewardBatch, where: str) -> dict[str, Tensor]:
+    def score(
+        self,
+        batch: RewardBatch,
+        where: str,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, Tensor]:
         """Ask every reward about a batch -> {name: [L] float32 on the CPU}, NaN = not scored.
-        Raises RewardError."""
-        return {name: ask(name, reward, batch, where) for name, reward in self.rewards.items()}
+        `progress` gets (rewards that have answered, all). Raises RewardError."""
+        found: dict[str, Tensor] = {}
+        for name, reward in self.rewards.items():
+            found[name] = ask(name, reward, batch, where)
+            progress(len(found), len(self.rewards))
+        return found
 
     def check_unscored(self, values: Mapping[str, Tensor], prompts: list[str], where: str) -> None:
         """Raise RewardError if a reward left more of an iteration's images unscored than

@@ -59,7 +59,8 @@ class RunLogger:
     ) -> None:
         self.folder = Path(folder)
         self.current = ""  # the phase that is running, or that an error has just left
-        self._progress = Progress(total=total, columns=columns, quiet=quiet)
+        begun = resume_from_iteration or 0
+        self._progress = Progress(total=total, columns=columns, quiet=quiet, begun=begun)
         self._seconds: dict[str, float] = {}
         self._started: float | None = None
         self._files = self._open(resume_from_iteration)
@@ -78,6 +79,7 @@ class RunLogger:
         start = time.perf_counter()
         self._started = start if self._started is None else self._started
         self.current = name
+        self._progress.begin(name)
         try:
             yield
             self.current = ""
@@ -86,6 +88,10 @@ class RunLogger:
                 # kernels run on after their call returns; they belong to this phase
                 torch.cuda.synchronize()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def progress(self, done: int, total: int) -> None:
+        """Show in a terminal how much of the running phase is done; a log file hears nothing."""
+        self._progress.within(done, total)
 
     def log(
         self,
@@ -227,6 +233,9 @@ class Silence:
         self.current = name
         yield
         self.current = ""
+
+    def progress(self, done: int, total: int) -> None:
+        """Show nothing."""
 
     def log(
         self,

@@ -101,12 +101,13 @@ class Milestones:
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the held-out prompts, and say how it went. Raises Interrupted where a stop is
         asked for meanwhile."""
-        trainer, log, stop = self.trainer, self.log, self.stop
-        c, asked = trainer.config, stop.asked
+        trainer, log, here = self.trainer, self.log, self.trainer.world
+        c, asked = trainer.config, here.any(self.stop.asked)
 
         def leave_if_stopped(done: int, total: int) -> None:
-            # of several processes none may leave alone
-            if stop.asked and not asked and done < total and trainer.world.alone:
+            log.progress(done, total)
+            # after a signal to one of several processes all leave, after the same batch
+            if here.any(self.stop.asked and not asked and done < total):
                 raise _StopAsked
 
         log.say(f"judging {len(trainer.test_set) * c.eval.images} held-out images ...")

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
+PAUSE = 0.2  # seconds between two looks at a running phase
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "kl": "approx_kl"}
 
 
 class Progress:
-    """Show the metrics of each iteration, its speed, the time left and the seconds of its phases.
+    """Show the metrics of each iteration, its speed, the time left and the seconds of its phases;
+    in a terminal also the phase that is running, and how much of it is done.
 
     Args:
         total: iterations of the whole run, for the time left; None where it ends otherwise.
-        columns: {label: metric} that is shown. quiet: show nothing at all.
+        columns: {label: metric} that is shown. quiet: show nothing at all. begun: iterations that
+        are done already.
     """
 
     def __init__(
-        self, *, total: int | None = None, columns: Mapping[str, str] = COLUMNS, quiet: bool = False
+        self,
+        *,
+        total: int | None = None,
+        columns: Mapping[str, str] = COLUMNS,
+        quiet: bool = False,
+        begun: int = 0,
     ) -> None:
-        self.total, self.columns, self.quiet = total, columns, quiet
+        self.total, self.columns, self.quiet, self.begun = total, columns, quiet, begun
         self._durations: list[float] = []
+        self._phase, self._last, self._looked = "", "", 0.0
         self._bar: Any = None  # the progress, and below it the seconds of each phase
         self._line: Any = None
 
@@ -33,6 +44,28 @@ class Progress:
             self._bar.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
+
+    def begin(self, phase: str) -> None:
+        """Show in a terminal that a phase of the iteration has begun."""
+        self._phase = phase
+        if not self.quiet and sys.stderr.isatty():
+            self._look(phase)
+
+    def within(self, done: int, total: int) -> None:
+        """Show in a terminal how much of the phase is done, a few times a second at most."""
+        if self.quiet or not sys.stderr.isatty() or total < 2:
+            return
+        if time.monotonic() - self._looked >= PAUSE or done == total:
+            self._look(f"{self._phase} {done}/{total}")
+
+    def _look(self, now: str) -> None:
+        """Write the line below the bar: what is being done, and the last iteration's seconds."""
+        if self._bar is None:
+            self._open_bar(self.begun)
+        last = f"  before: {self._last}" if self._last else ""
+        self._bar.refresh()  # its clock
+        self._line.set_description_str(f"{now}{last}")
+        self._looked = time.monotonic()
 
     def show(
         self,
@@ -57,6 +90,7 @@ class Progress:
             self._open_bar(iteration)
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(1)
+        self._last = times
         self._line.set_description_str(times)
 
     def close(self) -> None:
@@ -83,7 +117,7 @@ class Progress:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         both = {"file": sys.stderr, "dynamic_ncols": True}
-        self._bar = tqdm(total=self.total, initial=iteration, unit="it", **both)
+        self._bar = tqdm(total=self.total, initial=iteration, bar_format=BAR, **both)
         self._line = tqdm(total=0, bar_format="{desc}", position=1, leave=False, **both)
 
 

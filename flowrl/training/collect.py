@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
 from flowrl.training.stored import stored_rollout
 
+Step = Callable[[int, int], None]
 Values = dict[str, Tensor]
 """What each reward said of the leaves: {name: [L]}."""
 
@@ -59,8 +61,9 @@ def collect(
     rollouts: list[Rollout] = []
     answers, images = [], ImageBuffer(len(places))
     try:
-        for turn in turns:
-            ro, levels = _sample_turn(run, rows, turn, attempt)
+        for number, turn in enumerate(turns):
+            step = partial(_of_turns, run, number, len(turns))
+            ro, levels = _sample_turn(run, rows, turn, attempt, step)
             with run.phase("decode"):
                 at = len(rollouts) * size
                 if levels is None:
@@ -71,21 +74,34 @@ def collect(
             rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
             same = distinct_leaves(ro)[1]
             there = pool if t.overlap and len(turns) > 1 else None
-            answers.append(_score(run, batch, same, there))
+            answers.append(_score(run, batch, same, there, step))
             del ro, levels, batch
         with run.phase("reward"):
-            values = [answer.result() for answer in answers]
+            values = []
+            for answer in answers:
+                values.append(answer.result())
+                run.progress(len(values), len(answers))
     finally:  # after Ctrl-C nobody waits for a reward that hangs
         pool.shutdown(wait=False, cancel_futures=True)
     return _merged(run, rollouts, images, values, rows)
 
 
+def _of_turns(run: Setup, number: int, turns: int, done: int, total: int) -> None:
+    """Say how much of a phase is done that each of several turns has a part of."""
+    run.progress(number * total + done, turns * total)
+
+
 def sample(
-    run: Setup, rows: list[int], *, places: Sequence[int] | None = None, attempt: int = 0
+    run: Setup,
+    rows: list[int],
+    *,
+    places: Sequence[int] | None = None,
+    attempt: int = 0,
+    progress: Step | None = None,
 ) -> Rollout:
     """Sample the forest of the training prompts `rows`, which stand at `places` in the iteration,
     or from its start on, with the weights that sample: the current ones, or a copy that follows
-    them."""
+    them. `progress` gets (denoising steps that are done, all)."""
     c = run.config
     plan = run.method.plan(run.iteration)
     # images that are on disk already: nothing is sampled
@@ -112,18 +128,19 @@ def sample(
             micro_batch=c.train.rollout_batch,
             keep_mean="old_mean" in run.method.needs & run.method.likelihood.keeps,
             noise=scouted(run, rows, places, attempt) if c.scout.images else None,
+            progress=progress,
         )
 
 
 def _sample_turn(
-    run: Setup, rows: list[int], turn: Sequence[int], attempt: int
+    run: Setup, rows: list[int], turn: Sequence[int], attempt: int, progress: Step
 ) -> tuple[Rollout, Tensor | None]:
     """Sample a turn -> its rollout, and the images [l, 3, H, W] where these are there already."""
     mine = [rows[place] for place in turn]
     with run.phase("rollout"):
         if run.method.plan(run.iteration).stored is not None:
             return _stored(run, mine, turn[0])
-        return sample(run, mine, places=turn, attempt=attempt), None
+        return sample(run, mine, places=turn, attempt=attempt, progress=progress), None
 
 
 def _stored(run: Setup, rows: list[int], first: int) -> tuple[Rollout, Tensor]:
@@ -141,23 +158,24 @@ def _stored(run: Setup, rows: list[int], first: int) -> tuple[Rollout, Tensor]:
 
 
 def _score(
-    run: Setup, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None
+    run: Setup, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None, progress: Step
 ) -> Future[Values]:
     """Ask the rewards about a turn, in the thread of `pool` or at once. Each sees its images as
     floats of its own; equal ones, of one number in `same` [L], are shown once if all judge singly.
+    `progress` hears only what this thread does.
     """
     once = scored_once(run)
 
-    def ask() -> Values:
+    def ask(*told: Step) -> Values:
         seen = first_of(batch, same) if once else batch
-        values = run.reward_set.score(seen, f"iteration {run.iteration}")
+        values = run.reward_set.score(seen, f"iteration {run.iteration}", *told)
         return {name: row[same] for name, row in values.items()} if once else values
 
     if pool is not None:
         return pool.submit(ask)
     done: Future[Values] = Future()
     with run.phase("reward"):
-        done.set_result(ask())
+        done.set_result(ask(progress))
     return done
 
 

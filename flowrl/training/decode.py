@@ -42,6 +42,7 @@ class ImageBuffer:
             room = self._room(levels, len(place) // len(ro.group_ids))
             room[place[mine]] = levels[same[mine] - start]
             del levels
+            run.progress(min(start + size, len(node)), len(node))
         return place
 
     def keep(self, ro: Rollout, levels: Tensor, *, first: int) -> Tensor:

@@ -35,6 +35,17 @@ class LocalData(NamedTuple):
     rows: tuple[int, ...] = ()  # training prompt of each group
 
 
+class _Told:
+    """Tell a run how many of this process' nodes were differentiated, in all optimizer steps."""
+
+    def __init__(self, run: Setup, total: int) -> None:
+        self.run, self.total, self.done = run, total, 0
+
+    def more(self, nodes: int) -> None:
+        self.done += nodes
+        self.run.progress(self.done, self.total)
+
+
 def learn(
     run: Setup,
     ro: Rollout,
@@ -62,13 +73,15 @@ def learn(
     seen: list[Trained] = []
     norms: list[float] = []
     outliers = 0
-    for update, part in enumerate(_updates(run, forest.whole, table)):
+    updates = _updates(run, forest.whole, table)
+    lives = [_live(run, part, table) for part in updates]
+    mines = [forest.own_part(live, ro) for live in lives]
+    told = _Told(run, sum(len(mine.node) for mine in mines))
+    for update, (part, live, mine) in enumerate(zip(updates, lives, mines, strict=True)):
         _set_lr(run, run.iteration * run.config.train.updates + update)
-        live = _live(run, part, table)
         if not len(live.node):
             continue
-        mine = forest.own_part(live, ro)
-        work = partial(_differentiate, run, local, mine, len(part.node), update)
+        work = partial(_differentiate, run, local, mine, len(part.node), update, told)
         parts = run.world.together(work)
         norm, usual = _optimizer_step(run, ro, parts, rows, update)
         norms.append(norm)
@@ -224,14 +237,17 @@ def _live(run: Setup, part: Minibatch, table: NodeTable) -> Minibatch:
 
 
 def _differentiate(
-    run: Setup, local: LocalData, part: Minibatch, total: int, update: int
+    run: Setup, local: LocalData, part: Minibatch, total: int, update: int, told: _Told
 ) -> list[Trained]:
     """Add the gradients of this process' nodes of an optimizer step that has `total` in all."""
     trains = run.method.likelihood.trains
     size = max(1, run.config.train.micro_batch // run.method.rows)
     calls = cut(part, states_of(local.rollout, part.node, trains), size)
     most = max(run.world.gather(len(calls))) if run.sharded else 0
-    parts = [backward(run, local, call, total, update) for call in calls]
+    parts = []
+    for call in calls:
+        parts.append(backward(run, local, call, total, update))
+        told.more(len(call.node))
     for _ in range(len(calls), most):
         node = trained_nodes(local.rollout, trains)[:1]
         spare = NetworkCall(node, state_rows(node))

@@ -98,7 +98,11 @@ def _differentiate(
 ) -> list[Trained]:
     states = states_of(phase.rollout, part.node, run.method.likelihood.trains)
     calls = cut(part, states, run.config.train.micro_batch)
-    return [_backward(run, phase, call, total, update) for call in calls]
+    updates, parts = run.companions.roles[phase.name].updates, []
+    for number, call in enumerate(calls, 1):
+        parts.append(_backward(run, phase, call, total, update))
+        run.progress(update * len(calls) + number, updates * len(calls))
+    return parts
 
 
 def _backward(run: Setup, phase: Phase, call: NetworkCall, total: int, update: int) -> Trained:

@@ -47,9 +47,12 @@ class OverlapWarning(UserWarning):
 
 
 class PhaseTimer(Protocol):
-    """What training wants of a logger: somebody who measures how long each phase takes."""
+    """What training wants of a logger: somebody who measures how long each phase takes, and hears
+    how much of it is done."""
 
     def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+    def progress(self, done: int, total: int) -> None: ...
 
 
 class Setup:
@@ -171,6 +174,12 @@ class Setup:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""
         return self.log.phase(name) if self.log is not None else nullcontext()
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how much of the running phase this process has done, if there is a logger. Of work on
+        an accelerator: how much is under way."""
+        if self.log is not None:
+            self.log.progress(done, total)
 
 
 def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:

@@ -66,6 +66,18 @@ class Both(NamedTuple):
     two: dict[str, list[dict[str, Any]]]
 
 
+def stopped_inside(folder: Path) -> list[str]:
+    """Train with Ctrl-C in the second process only, in its second batch of the first evaluation.
+
+    Of five held-out prompts, one a batch, it has three, the first process two.
+    """
+    words = command(folder, "pressed", "eval.batch=2", f"prompts.test={folder}/five.jsonl")
+    lines = (folder / "test.jsonl").read_text().splitlines(keepends=True)
+    (folder / "five.jsonl").write_text("".join(lines[:5]))
+    reward = f"{{fn: toykit.pressed, rank: 1, call: 2, file: {folder}/was pressed}}"
+    return [*words[:2], f"rewards={{red: {reward}}}", *words[2:]]
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """Do all there is to do, in this process and in one pair of processes."""
@@ -85,6 +97,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     jobs["suite"] = {"argv": suite_command(home, "suite two")}
     jobs["failing"] = {"argv": failing(home, "failed", rank=0)}
     few = (*CHAIN, BLIND, "train.max_unscored=0.24")
+    jobs["stopped"] = {"argv": stopped_inside(home)}
+    again = {"copy": [str(home / "pressed"), str(home / "went on"), ""]}
+    jobs["went on"] = {**again, "argv": resume(home / "went on")}
     jobs["too many unscored"] = {"argv": command(home, "unscored", *few)}
     return Both(home, one, pair(jobs, home))
 
@@ -145,6 +160,22 @@ def test_a_reward_that_fails_in_one_process_stops_all_with_a_checkpoint(
         assert code == 2 and "the server is down" in said and "saved" in said, (code, said)
     assert f"process {rank} of 2" in done[1 - rank][1]
     assert (run / "checkpoints" / "000001" / "manifest.json").exists()
+
+
+@pytest.mark.integration
+def test_a_signal_to_one_process_stops_all_inside_an_evaluation(both: Both) -> None:
+    """With a checkpoint, before the evaluation is done; gone on with, it is made as a whole: the
+    mean of the two tasks that two processes found in the whole run, which has the sixth prompt,
+    too, in one of them."""
+    for answer in both.two["stopped"]:
+        assert answer["code"] == 130 and "Traceback" not in answer["said"], answer
+        said = f"stopped after iteration 0, saved {both.folder}/pressed/checkpoints/000000"
+        assert said in answer["said"], answer
+    assert not (both.folder / "pressed" / "eval.jsonl").exists()
+    assert [answer["code"] for answer in both.two["went on"]] == [0, 0]
+    whole, mine = (read_rows(both.folder / n, "eval.jsonl")[0] for n in ("two", "went on"))
+    assert mine["images"] == 10 and whole["images"] == 12
+    same(mine["tasks"]["even"], whole["tasks"]["even"], "even")
 
 
 @pytest.mark.integration

@@ -20,7 +20,8 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import generator
 from flowrl.core.types import Reward, RewardBatch
-from flowrl.evaluation.held_out import evaluate_prompts, evaluation_table, sample
+from flowrl.evaluation.evaluation_table import evaluation_table
+from flowrl.evaluation.held_out import evaluate_prompts, sample
 from flowrl.evaluation.statistics import Z95, summarize, wilson
 from flowrl.models.toy import LinearFlow
 

@@ -51,10 +51,10 @@ def test_images_are_scored_while_the_next_are_sampled(
     trainer = trainer_for(tmp_path, *FOUR)
     begun, sampled, seen = threading.Event(), collect_file.sample, []
 
-    def sample(run: Any, rows: list[int], *, places: Sequence[int], attempt: int) -> Any:
+    def sample(run: Any, rows: list[int], *, places: Sequence[int], **options: Any) -> Any:
         if places[0]:
             begun.set()
-        return sampled(run, rows, places=places, attempt=attempt)
+        return sampled(run, rows, places=places, **options)
 
     def waiting(batch: RewardBatch) -> Tensor:
         seen.append(begun.wait(20))

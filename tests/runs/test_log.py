@@ -14,11 +14,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from toykit import toy
 
 from flowrl.core.errors import RunError
-from flowrl.runs import log
+from flowrl.runs import log, progress
 from flowrl.runs.folder import read_rows
 from flowrl.runs.log import RunLogger
+from flowrl.runs.train import train
 
 
 def plain(folder: Path, **options: Any) -> RunLogger:
@@ -142,6 +144,73 @@ def test_bar_on_a_terminal(
         logger.log(1, {"loss": 2.5})
     err = capsys.readouterr().err
     assert "2/2" in err and "x 2.5" in err and "hello\n" in err
+
+
+def within(logger: RunLogger, clock: list[float]) -> None:
+    """Run a phase of three steps, a second each, of which the last two come at once."""
+    with logger.phase("rollout"):
+        for done, seconds in ((1, 1.0), (2, 1.0), (3, 0.0)):
+            clock[0] += seconds
+            logger.progress(done, 3)
+
+
+def test_a_running_phase_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name as it begins, then how much is done, beside the last iteration's seconds; what comes
+    within a fifth of a second is shown only if it is the last."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    clock = [10.0]
+    monkeypatch.setattr("flowrl.runs.progress.time.monotonic", lambda: clock[0])
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    with RunLogger(tmp_path, resume_from_iteration=1, tensorboard=False, total=3) as logger:
+        within(logger, clock)
+        before = capsys.readouterr().err
+        logger.log(1, {"reward": 1.0})
+        with logger.phase("reward"):
+            logger.progress(1, 1)
+            logger.progress(1, 9)
+        after = capsys.readouterr().err
+    assert " 1/3 [" in before and "2/3 [" in after
+    for text in ("rollout", "rollout 1/3", "rollout 2/3", "rollout 3/3"):
+        assert text in before, text
+    assert "reward  before: rollout " in after and "reward 1/" not in after
+
+
+@pytest.mark.parametrize(("quiet", "terminal"), [(False, False), (True, False), (True, True)])
+def test_a_running_phase_is_no_line_of_a_log_file(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: bool,
+    terminal: bool,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    with RunLogger(tmp_path, tensorboard=False, quiet=quiet) as logger:
+        within(logger, [0.0])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_says_how_far_its_iterations_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 prompts of 4 images in two turns of 4 steps each; 4 leaves a turn are decoded two at a
+    time; two rewards answer in two turns, one after the other; 24 decisions in calls of 8 states
+    are trained by 2 updates of 12; 6 held-out prompts are judged two at a time."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    more = ("train.parts=2", "train.overlap=false", "train.rollout_batch=2", "eval.batch=4")
+    train(toy(tmp_path, "train.iterations=1", *more), tmp_path / "run")
+    said = capsys.readouterr().err
+    for phase, counts in {
+        "rollout": [f"{k}/8" for k in range(1, 9)],
+        "decode": ["2/4", "4/4"],
+        "reward": [f"{k}/4" for k in range(1, 5)],
+        "train": ["8/24", "12/24", "20/24", "24/24"],
+        "eval": ["2/6", "4/6", "6/6"],
+    }.items():
+        for count in counts:
+            assert f"{phase} {count}" in said, (phase, count)
 
 
 def test_quiet_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Literal
@@ -258,4 +259,21 @@ class one_sided:  # noqa: N801
         self.calls -= 1
         if self.calls < 0 and os.environ.get("RANK") == str(self.rank):
             raise RunError("the server is down")
+        return redness(batch)
+
+
+class pressed:  # noqa: N801
+    """Press Ctrl-C in one process of several, at the given call, unless `file` says that it was;
+    score by red."""
+
+    def __init__(self, *, rank: int, call: int, file: str) -> None:
+        self.rank, self.call, self.file = rank, call, Path(file)
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score by red."""
+        self.call -= 1
+        here = os.environ.get("RANK") == str(self.rank)
+        if here and self.call == 0 and not self.file.exists():
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGINT)
         return redness(batch)

@@ -12,20 +12,38 @@ from tiny import tiny_sd3
 from flowrl.algorithms.plans.windows import fork, random_window
 from flowrl.config.load import load_config
 from flowrl.core.seeds import generator
+from flowrl.core.shipped_files import list_configs
 
 ITERATIONS = range(30)
 
 
-@pytest.mark.parametrize("name", ["flow_grpo_fast", "flow_grpo", "flow_grpo_fork", "guard_window"])
+PINNED = ("shapes/adv_grpo", "shapes/adv_grpo_gated", "shapes/flow_grpo", "shapes/flow_grpo_fast")
+
+
+@pytest.mark.parametrize("name", PINNED)
 def test_recorded_runs_keep_their_windows(name: str) -> None:
     """The shipped results of all seeds were made with the windows of seed 0."""
     for seed in (0, 1, 2):
-        config = load_config(f"shapes/{name}", [f"seed={seed}"])
+        config = load_config(name, [f"seed={seed}"])
         own: Any = {"fork": fork, "random_window": random_window}[config.plan.fn]
         plan = config.call("plan")
         for i in ITERATIONS:
             want = own(i, **{**config.plan.kwargs, "seed": 0})
             assert torch.equal(plan(i).noise, want.noise)
+
+
+def test_only_plans_with_recorded_runs_of_other_seeds_are_pinned() -> None:
+    """Every other shipped plan follows the run, and at the shipped seed 0 it is as before."""
+    pinned = []
+    for name in list_configs():
+        call = load_config(name).plan
+        if call.kwargs.get("seed") is not None:
+            pinned.append(name)
+    assert pinned == [*PINNED]
+    for name in ("dpo_siblings", "gardo", "guard_window", "flash_grpo", "flow_dppo"):
+        plan = load_config(f"shapes/{name}").call("plan")
+        same = load_config(f"shapes/{name}", ["plan.seed=0"]).call("plan")
+        assert all(torch.equal(plan(i).noise, same(i).noise) for i in ITERATIONS)
 
 
 def test_windows_follow_the_run() -> None:

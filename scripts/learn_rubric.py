@@ -68,7 +68,9 @@ def run(given: argparse.Namespace) -> None:
         cache=given.cache,
         extra=None,
     )
+    # does the server have the model? asked before anything else is read
     judge.probe()
+    # pairs, and the rules to begin with, one a line
     preferences = read_pairs(given.pairs, given.size, given.most)
     lines = given.rules.read_text(encoding="utf-8").splitlines()
     rules = [line.strip() for line in lines if line.strip()]
@@ -81,6 +83,7 @@ def run(given: argparse.Namespace) -> None:
         rounds=given.rounds,
         propose=ByJudge(judge),
     )
+    # each round's figures; the file gets the rules of the most accurate one
     for number, one in enumerate(rounds, 1):
         print(
             f"round {number}: {len(one.rules)} of {one.asked} rules kept, "
@@ -94,6 +97,7 @@ def run(given: argparse.Namespace) -> None:
 
 def read_pairs(path: str, size: int, most: int) -> Preferences:
     """Read the first pairs of a list, without ties. Raises DataError."""
+    # ties say nothing of what is better, so they are left out
     prompts = load_prompts(path)
     check_pairs(prompts)
     folder, words = Path(prompts.path).parent, []
@@ -105,6 +109,7 @@ def read_pairs(path: str, size: int, most: int) -> Preferences:
             words.append(record["prompt"])
     if not pairs:
         raise DataError(f"{path}: expected a pair or more, of which one image is preferred")
+    # images [P, 2, 3, H, W]: turn pairs around so that the better one comes first
     images = load_pairs(pairs, size, size).unflatten(0, (len(pairs), 2)).float() / 255
     for row, pair in enumerate(pairs):
         if pair.label == 0:

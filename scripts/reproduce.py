@@ -56,11 +56,13 @@ def train_seed(config: str, overrides: list[str], seed: int, run: Path) -> dict[
 
 def collect(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """Put the seeds' summaries together; the interval is Student's, over seeds."""
+    # Student's interval of the mean gain: seeds are few, so 1.96 would be too narrow
     gains = [s["gain"] for s in summaries]
     half, n = float("nan"), len(gains)
     if n > 1:
         half = float(student.ppf(0.975, n - 1)) * stdev(gains) / n**0.5
     score = summaries[0]["before"]["score"]
+    # where there is one seed, there is no interval
     return {
         "name": summaries[0]["name"],
         "score": score,
@@ -87,18 +89,21 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("assets"))
     args = parser.parse_args()
+    # a run of each seed; one that is there is not trained again
     name = load_config(args.config, args.overrides).name
     folders = [args.runs / f"{name}-seed{seed}" for seed in args.seeds]
     rows = [
         train_seed(args.config, args.overrides, s, run)
         for s, run in zip(args.seeds, folders, strict=True)
     ]
+    # the result file, and the curves of all seeds
     result = collect(rows)
     figures = args.out / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     (args.out / "results").mkdir(parents=True, exist_ok=True)
     write_json(args.out / "results" / f"{name}.json", result)
     compare_curves(folders).savefig(figures / f"{name}-curves.png", dpi=110)
+    # pictures of the first seed: the same prompts and noise before and after
     strips = sample_files(folders[0])
     prompts = json.loads((folders[0] / "samples" / "prompts.json").read_text())["prompts"]
     before, after = (load_strip(strips[k], len(prompts)) for k in (min(strips), max(strips)))

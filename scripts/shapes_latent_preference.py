@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4)
     given = parser.parse_args()
     torch.manual_seed(0)
+    # pairs come from the base model while training: none is read from disk
     source = Pairs(given.prompts, given.images)
     shape: dict[str, Any] = {"taps": [2, 4, 5], "width": 128, "queries": 4}
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)
@@ -62,13 +63,16 @@ def main() -> None:
         good, bad, texts = source.draw(k)
         if not texts:
             continue
+        # new pairs are judged before they are trained on, so the accuracy is of unseen ones
         with torch.no_grad():
             found = source.trainer.model.encode(texts)
         cond = {name: found[name].float() for name in ("embeds", "pooled")}
         rows.append((len(texts), judged(judge, (good, bad), cond)))
         memory = [*memory, ((good, bad), cond)][-given.keep :]
+        # one step on the new pairs, the others on kept ones in turn
         for step in range(given.steps):
             (one, other), words = memory[-1 - (step * 7 + k) % len(memory) if step else -1]
+            # both images of a pair get the same noise at the same level [B]
             sigma, noise = torch.rand(len(one)), torch.randn_like(one)
             better, worse = (
                 judge(interpolate(x, noise, sigma), sigma, **words) for x in (one, other)

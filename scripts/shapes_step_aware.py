@@ -59,6 +59,7 @@ class Pairs:
     @torch.no_grad()
     def draw(self, iteration: int) -> tuple[Tensor, Tensor, list[str]]:
         """Draw the pairs of an iteration -> latents of the better and the worse [P, *], prompts."""
+        # images of prompts, as an iteration of training would sample them
         run = self.trainer
         run.iteration = iteration
         rows = run.rows()
@@ -67,8 +68,10 @@ class Pairs:
         records = [run.train_set.records[rows[g]] for g in group.tolist()]
         words = [record["prompt"] for record in records]
         images = run.model.decode(made.x[made.leaf].float())
+        # the reward says which is better
         judged = RewardBatch(images, words, group, records, torch.zeros(len(words)))
         score = run.rewards["shapes"](judged)
+        # of each prompt the best and the worst; prompts whose images are equal say nothing
         good, bad, texts = [], [], []
         for g in group.unique().tolist():
             mine = (group == g).nonzero().flatten()

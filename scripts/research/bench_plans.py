@@ -56,8 +56,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "overhead",
         "range",
     )
+    # two columns of words, then numbers, which stand on the right
     lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
     for name, row in sorted(results.items(), key=lambda item: overhead(item[1])):
+        # what is inside the calls of network and VAE, and what flowrl adds around them
         shares = row["shares"]
         bare = sum(shares[key] for key in ("network, sampling", "network, training", "VAE"))
         parts = [bare, *(shares[key] for key in AROUND)]

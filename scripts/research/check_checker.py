@@ -66,6 +66,7 @@ def related(a: tuple[float, ...], b: tuple[float, ...], relation: str) -> bool:
 def truth(scenes: Scenes, row: int, record: Record) -> bool:
     """Judge the layout of one scene by GenEval's rules."""
     slots = range(int(scenes.number[row]))
+    # entry by entry: enough objects of the class, all of the colour, all in the relation
     groups: list[list[int]] = []
     for entry in record["include"]:
         mine = [s for s in slots if CLASSES[scenes.shape[row, s]] == entry["class"]][
@@ -77,6 +78,7 @@ def truth(scenes: Scenes, row: int, record: Record) -> bool:
             list(COLORS)[scenes.color[row, s]] != entry["color"] for s in mine
         ):
             return False
+        # a position names an earlier entry, which every object has to be related to
         if "position" in entry:
             relation, reference = entry["position"]
             pairs = [(a, b) for a in mine for b in groups[reference]]
@@ -85,6 +87,7 @@ def truth(scenes: Scenes, row: int, record: Record) -> bool:
             ):
                 return False
         groups.append(mine)
+    # nothing may be there more often than was asked for
     counts = {c: sum(CLASSES[scenes.shape[row, s]] == c for s in slots) for c in CLASSES}
     return all(counts[e["class"]] < e["count"] for e in record["exclude"])
 
@@ -92,6 +95,7 @@ def truth(scenes: Scenes, row: int, record: Record) -> bool:
 def near_miss(record: Record, rng: np.random.Generator) -> Record:
     """Change one word of a record, and its exclusions with it; a changed relation may still be true
     of a scene."""
+    # what to change: the count only where one kind of object is asked for
     new: Record = copy.deepcopy(record)
     entry = new["include"][int(rng.integers(len(new["include"])))]
     what = str(
@@ -112,6 +116,7 @@ def near_miss(record: Record, rng: np.random.Generator) -> Record:
         entry["color"] = str(rng.choice([c for c in COLORS if c != entry["color"]]))
     else:
         entry["position"][0] = str(rng.choice([r for r in RELATIONS if r != entry["position"][0]]))
+    # the exclusions follow from what is wanted now: one more of any class is wrong
     wanted = {c: sum(e["count"] for e in new["include"] if e["class"] == c) for c in CLASSES}
     new["exclude"] = [{"class": c, "count": n + 1} for c, n in wanted.items()]
     return new
@@ -204,11 +209,13 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("assets/results/checker.json"))
     args = parser.parse_args()
+    # images as rendered, and with a model also as its VAE gives them back
     ways: dict[str, tuple[int, Callable[[Tensor], Tensor] | None]] = {
         "rendered": (args.scenes, None)
     }
     if args.model is not None:
         ways["vae_round_trip"] = (args.vae_scenes, round_trip(args.model))
+    # agreement by way and task
     result: dict[str, Any] = {"seed": args.seed}
     for way, (scenes, through) in ways.items():
         result[way] = {"scenes_per_task": scenes}

@@ -75,6 +75,7 @@ class Disk:
     @contextmanager
     def mounted(self) -> Iterator[None]:
         """Let all files be opened through this disk."""
+        # Python's files go through `open`, tensors through safetensors, which opens its own
         opened, saved = builtins.open, vars(checkpoint)["save_file"]
 
         def watched(file: Any, mode: str = "r", *args: Any, **named: Any) -> Any:
@@ -121,11 +122,13 @@ def full(
 
 def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict[str, Any]]:
     """Damage the newest checkpoint of a run that was stopped after three iterations."""
+    # a run that has an iteration left, and another one whose checkpoint is whole but strange
     whole, other = home / "whole", home / "other"
     stopped(config, whole)
     stopped(toy(home, *OFTEN, "seed=9", "model={fn: toykit.linear, channels: 4}"), other)
     newest = checkpoint.numbered(whole)[-1]
     names = sorted(file.name for file in newest.iterdir())
+    # every file of the newest checkpoint in three ways, then whole ones where they do not belong
     ways: dict[str, Callable[[Path], None]] = {}
     for name in names:
         ways[f"torn {name}"] = partial(done_to, cut, name)
@@ -133,12 +136,14 @@ def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict
         ways[f"lost {name}"] = partial(done_to, Path.unlink, name)
     ways[STRANGE[0]] = swap
     ways[STRANGE[1]] = lambda at: exchange(at, checkpoint.numbered(other)[-1])
+    # each time a fresh copy is damaged and gone on with
     for name, way in ways.items():
         run = home / "damaged"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(whole, run)
         way(checkpoint.numbered(run)[-1])
         message = ended(config, run)
+        # right: it ends as the undisturbed run; a strange checkpoint may also be refused
         alike = message is None and contents(run) == wanted
         right = alike or (message is not None and name in STRANGE)
         yield {"fault": name, "where": "newest checkpoint", "message": message, "right": right}
@@ -219,6 +224,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
+        # what every disturbed run has to end as
         config = toy(home, *OFTEN)
         ended(config, home / "undisturbed")
         wanted = contents(home / "undisturbed")
@@ -227,6 +233,7 @@ def main() -> int:
             damaged(config, wanted, home),
             jumps(config, wanted, home),
         ):
+            # paths of this machine say nothing to a reader
             said = row["message"]
             rows.append({**row, "message": said and said.replace(place, "")[:200]})
             print(row, flush=True)

@@ -67,8 +67,10 @@ def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights
     """Train by the processor's clock, and save the averaged weights."""
     params = model.trainable()
     optimizer = torch.optim.AdamW(list(params.values()), lr=asked.lr, weight_decay=0.0)
+    # minutes of this process alone: a busy machine gets about the same training
     began, step = time.process_time(), 0
     while (used := (time.process_time() - began) / (60 * asked.minutes)) < 1:
+        # the rate warms up in 20 steps, stays, and falls to zero over the second half
         optimizer.param_groups[0]["lr"] = asked.lr * min(1, (step + 1) / 20, 2 * (1 - used))
         loss = _loss(config, model, weights, seed=asked.seed, step=step, batch=asked.batch)
         optimizer.zero_grad()
@@ -79,6 +81,7 @@ def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights
         if step % 10 == 0:
             print(f"{step:5d}  {100 * used:3.0f} %  loss {loss.item():.4f}", flush=True)
         step += 1
+    # the averaged student is what is kept
     OUT.parent.mkdir(parents=True, exist_ok=True)
     kept = weights.state_dict()["student"]
     save_file({name: rows.half().contiguous() for name, rows in kept.items()}, OUT)

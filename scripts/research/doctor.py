@@ -79,17 +79,20 @@ def examined_configs() -> list[dict[str, Any]]:
 def faults(folder: Path, only: str) -> Iterator[dict[str, Any]]:
     """Examine the run of doctorkit with one fault after the other."""
     model: Any = sound().call("model")()
+    # faults of the list, and two of the prompts, which need files
     every = dict(FAULTS)
     for change, finding in (("copies", "prompts/duplicates"), ("length", "prompts/cut")):
         every[f"prompts: {change}"] = Fault(finding, (), (prompts_with(folder, change),))
     for name, fault in every.items():
         if only not in name:
             continue
+        # each fault alone: its patch is taken back at the end
         with pytest.MonkeyPatch.context() as monkeypatch:
             if fault.patch is not None:
                 fault.patch(monkeypatch, model)
             found = examine(sound(*fault.overrides), model=model).findings
         ids = [finding.id for finding in found]
+        # it counts as named if the doctor says it first
         yield {
             "fault": name,
             "expected": fault.finding,

@@ -37,6 +37,7 @@ def measured(text: str) -> str:
     if not RESULT.exists():
         return text
     found = json.loads(RESULT.read_text(encoding="utf-8"))
+    # faults that were named first, then configs without a fault, where it should be silent
     seconds = [row["cpu_seconds"] for row in found["shipped"]]
     more = sum(bool(row["also"]) for row in found["results"])
     rows = [
@@ -46,6 +47,7 @@ def measured(text: str) -> str:
         ["processor seconds for a config", f"{min(seconds):.0f} to {max(seconds):.0f}"],
     ]
     tables = [markdown_table([["measured", "result"], *rows], left=1)]
+    # the findings on shipped configs, if there are any
     spoken = [row for row in found["shipped"] if row["findings"]]
     if spoken:
         head = ["config", "findings"]

@@ -103,15 +103,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="words of the claims to try")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "faults.json")
     args = parser.parse_args()
+    # the wanted faults, and what earlier calls found of the others
     faults = yaml.safe_load(FAULTS.read_text(encoding="utf-8"))
     wanted = [f for f in faults if not args.only or any(word in f["claim"] for word in args.only)]
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     found = {row["claim"]: row for row in known.get("results", [])}
+    # imported here once; the tests' processes are forked from this one and share them
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in LIBRARIES:
         import_module(name)
     for name in PIPELINES:
         getattr(import_module("diffusers"), f"{name}Pipeline")
+    # a fault goes into a copy, so that the code here stays as it is
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "flowrl"
         folder.mkdir()
@@ -124,6 +127,7 @@ def main() -> None:
             print(f"{verdict}  {row['claim']}  ({row['by']}, {row['seconds']} s)", flush=True)
             found[row["claim"]] = row
             write(args.out, [found[f["claim"]] for f in faults if f["claim"] in found])
+    # a fault that no test noticed is a gap in the tests
     missed = [f["claim"] for f in wanted if not found[f["claim"]]["caught"]]
     sys.exit(f"missed: {missed}" if missed else 0)
 

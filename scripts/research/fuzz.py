@@ -50,6 +50,7 @@ def fuzz(name: str, count: int, seed: int, home: Path) -> dict[str, Any]:
     began = time.process_time()
     kinds: Counter[str] = Counter()
     slowest = 0.0
+    # a case follows from seed, target and number, so one that was printed can be had again
     for number in range(count):
         rng = random.Random(f"{seed}/{name}/{number}")
         data = target.damage(rng.choice(target.good), rng)
@@ -57,6 +58,7 @@ def fuzz(name: str, count: int, seed: int, home: Path) -> dict[str, Any]:
         verdict: Verdict = judge(target, data, home)
         slowest = max(slowest, time.process_time() - start)
         kinds[verdict.kind] += 1
+        # bad: a traceback, an empty message, a hang, or a wrong answer
         if verdict.bad:
             print(f"{name} {number}: {verdict.kind}: {verdict.text[-600:]}", flush=True)
     seconds = time.process_time() - began

@@ -32,6 +32,7 @@ FALL = 0.05  # of the held-out score
 def main() -> None:
     """Train what is missing, write the result file, print a table."""
     args = parser().parse_args()
+    # both arms from the same seed: one only warns, the other goes back
     seeds = []
     for seed in range(args.seeds):
         for arm in ("unguarded", "rollback"):
@@ -39,6 +40,7 @@ def main() -> None:
             train(config, args.runs / f"{arm}-seed{seed}", resume="auto", quiet=args.quiet)
         folders = [args.runs / f"{arm}-seed{seed}" for arm in ("unguarded", "rollback")]
         seeds.append({"seed": seed, **compared(*folders)})
+    # what was changed goes into the file, so that the command can be had again
     result = {
         "config": "shapes/awm with scripts/research/hacking.yaml",
         "iterations": args.iterations,

@@ -130,17 +130,20 @@ def advantages(arm: Arm, seen: Tensor, draw: torch.Generator) -> Tensor:
 def groups(arm: Arm) -> list[dict[str, float | None]]:
     """Compare advantages with the truth, for each spread of the quality. All spreads are in one
     batch, as prompts of an iteration are."""
+    # the same drawn quality at every spread: [spreads, groups, size]
     draw = torch.Generator().manual_seed(0)
     truth = torch.randn(len(SPREADS), GROUPS, SIZE, generator=draw)
     quality = truth * torch.tensor(SPREADS)[:, None, None]
     found = advantages(arm, quality.flatten(0, 1), draw).view_as(truth)
     rows: list[dict[str, float | None]] = []
+    # the truth as group-wise z-scores is what an advantage should be like
     for spread, a, z in zip(SPREADS, found, truth, strict=True):
         centred = (z - z.mean(1, keepdim=True)) / z.std(1, keepdim=True)
         told = a.abs() > 1e-6
         size = a.square().mean().sqrt().item()
         row: dict[str, float | None] = {"spread": spread, "size": round(size, 3)}
         row["agreement"] = row["wrong_sign"] = None
+        # agreement: the cosine of both; wrong signs only where there is an advantage
         if spread and bool(told.any()):
             both = (a * centred).mean() / (centred.square().mean() * a.square().mean()).sqrt()
             row["agreement"] = round(both.item(), 3)

@@ -90,6 +90,7 @@ def one_run(run: Path, images: int, seed: int) -> dict[str, dict[str, Any]]:
 
 def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
     """Draw the mean over runs side by side; the lines span the runs."""
+    # two panels of shares, one of distances
     page, panels = plt.subplots(
         1, 3, figsize=(12, 3.4), gridspec_kw={"width_ratios": [1.5, 1.5, 0.7]}
     )
@@ -99,6 +100,7 @@ def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
         for at, (name, ink) in enumerate(INK.items()):
             rows = np.array([run[name][key] for run in runs])
             middle = rows.mean(0)
+            # error bars go from the lowest run to the highest
             spread = np.abs(np.stack([rows.min(0), rows.max(0)]) - middle)
             axes.bar(
                 np.arange(6) + (at - 1) * 0.27,
@@ -112,6 +114,7 @@ def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
         axes.set_xticks(range(6), labels)
         axes.set_title({"colours": "colours of shapes", "objects": "shapes on an image"}[key])
     panels[0].legend(frameon=False)
+    # the references are what distances are to, so they have no bar
     for at, name in enumerate(("before", "after")):
         values = [run[name]["frechet"] for run in runs]
         low, high = mean(values) - min(values), max(values) - mean(values)
@@ -135,10 +138,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("assets"))
     args = parser.parse_args()
     name = load_config(args.runs[0] / "config.yaml").name
+    # figures of every run before and after, and of its references
     runs = [one_run(run, args.images, args.seed) for run in args.runs]
     result = {"name": name, "seed": args.seed, "colours": list(COLORS), "runs": runs}
     write_json(args.out / "results" / f"{name}-statistics.json", result)
     figure(runs, args.out / "figures" / f"{name}-statistics.png")
+    # the share of two colours, told on the way
     cool = [list(COLORS).index(colour) for colour in ("blue", "purple")]
     for run in runs:
         for part, row in run.items():

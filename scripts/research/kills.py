@@ -156,17 +156,20 @@ def measure(args: argparse.Namespace, home: Path) -> Iterator[dict[str, Any]]:
     Of each family one config is trained by two processes.
     """
     rng = random.Random(args.seed)
+    # all configs with one process; of each family the first also with two
     chosen = {f: [n for n in configs if n in args.only] for f, configs in FAMILIES.items()}
     every = [(f, n) for f, configs in chosen.items() for n in configs]
     first = [(f, configs[0]) for f, configs in chosen.items() if configs]
     for processes, wanted in ((2, args.pairs), (1, args.kills - args.pairs)):
         names = first if processes == 2 else every
         trials: dict[str, Trial] = {}
+        # each config has its own order of phases, so that all phases are hit
         turns = {name: cycle(rng.sample(NAMES, len(NAMES))) for _, name in names}
         done = 0
         for number, (family, name) in enumerate(cycle(names)):
             if done >= wanted:
                 break
+            # an undisturbed run to compare with, once a config
             if name not in trials:
                 trials[name] = undisturbed(name, processes, home)
             targets = moments(trials[name], rng, turns[name])
@@ -180,9 +183,11 @@ def measure(args: argparse.Namespace, home: Path) -> Iterator[dict[str, Any]]:
 def counted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add up the trials of each config and number of processes."""
     found = []
+    # one row for each config and number of processes
     keys = dict.fromkeys((row["family"], row["config"], row["processes"]) for row in rows)
     for family, config, processes in keys:
         mine = [row for row in rows if (row["config"], row["processes"]) == (config, processes)]
+        # in which phase the kills fell, and how other processes ended
         killed = Counter(phase for row in mine for phase in row["killed"])
         others = Counter(end for row in mine for end in row["others"])
         found.append(

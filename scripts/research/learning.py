@@ -70,10 +70,12 @@ def main() -> None:
     parser.add_argument("--join", nargs="+", type=Path)
     asked = parser.parse_args()
     task = TASKS[asked.task]
+    # seeds may be trained apart; joining them needs no model
     if asked.join:
         runs = [json.loads(file.read_text(encoding="utf-8")) for file in asked.join]
         write_json(Path(f"assets/results/{asked.task}.json"), joined(task, runs))
         return
+    # one seed; edits to draw are made before and after
     trainer = Trainer(load_config(task.config, [f"seed={asked.seed}", *asked.set]))
     if asked.validation:
         task = task._replace(test=trainer.config.prompts.test)
@@ -129,6 +131,7 @@ def gain(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool]]:
     """Make the first test edits -> source, image and verdict of each."""
+    # the first rows of the list, each with the image that it edits
     prompts, config = load_prompts(task.test), trainer.config
     size = (config.image.height, config.image.width)
     given = sources_of(prompts, range(ROWS), size)
@@ -142,6 +145,7 @@ def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool
             sources=lambda rows: [given[row] for row in rows],
         )
     )
+    # the strict reward says which edits are right
     images = torch.cat([part for _, part in found])
     rewards = {task.strict: trainer.rewards[task.strict]}
     verdicts = score(rewards, images, prompts.records[:ROWS], sources=given)[task.strict]

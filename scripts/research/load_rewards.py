@@ -60,6 +60,7 @@ def prepare(
 ) -> tuple[list[bytes], list[dict[str, Any]], float]:
     """Draw `bodies` requests of `images` images -> bodies, right answers, images per second
     without a server."""
+    # scenes that fit their prompts, with noise, so that scores differ
     rng = np.random.default_rng(seed)
     pool = [record for records in all_records().values() for record in records]
     rewards = {name: call.make() for name, call in config.rewards.items()}
@@ -70,6 +71,7 @@ def prepare(
             render(scenes_for(records, rng))
             + torch.from_numpy(rng.normal(0, 0.04, (images, 3, 64, 64))).float()
         )
+        # a request, and the answer that the rewards give in this process
         zero = torch.zeros(images)
         prompts = [record["prompt"] for record in records]
         batch = RewardBatch(round_8bit(noisy), prompts, torch.arange(images), records, zero)
@@ -118,6 +120,7 @@ async def drive(load: Load) -> dict[str, Any]:
 
 async def ask(http: httpx2.AsyncClient, load: Load, place: int) -> str:
     """Send one request -> "", or what is wrong with the answer."""
+    # a server that restarts refuses for a while: try again until patience ends
     headers = {"Content-Type": "application/json", **bearer()}
     end = time.perf_counter() + load.patience
     while True:
@@ -129,6 +132,7 @@ async def ask(http: httpx2.AsyncClient, load: Load, place: int) -> str:
             fault = type(error).__name__
         else:
             fault = f"HTTP {answer.status_code}"
+            # an answer has to be the score itself, to the last bit
             if answer.status_code == 200:
                 same = json.loads(answer.content) == load.wanted[place]
                 return "" if same else "another score than in this process"
@@ -187,10 +191,12 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=2, help="with --trouble")
     parser.add_argument("--out", type=Path, default=Path("assets/results/serve-load.json"))
     args = parser.parse_args()
+    # the machine before the load, and the right answers
     about = machine()
     bodies, wanted, alone = prepare(
         load_config(args.config, args.overrides), images=args.images, bodies=args.bodies, seed=0
     )
+    # a server that is there, or one of our own
     options = ["--batch", str(args.batch), "--max-wait-ms", str(args.max_wait_ms)]
     if args.url:
         result = measure(args.url, args, bodies, wanted)
@@ -205,6 +211,7 @@ def main() -> None:
     result["images_per_s_without_server"] = alone
     write_json(args.out, {"config": args.config, **result, "machine": about})
     print(json.dumps(result, indent=2))
+    # a lost request is an error, however fast the rest was
     if result["lost"]:
         raise SystemExit(f"{result['lost']} requests were lost")
 
@@ -217,8 +224,10 @@ def measure(
     server: Server | None = None,
 ) -> dict[str, Any]:
     """Warm the server up with one round of every body, then drive it."""
+    # one round of every body that is not timed, since first requests are slow
     asyncio.run(drive(Load(url, args.clients, len(bodies), 0, bodies, wanted)))
     load = Load(url, args.clients, args.requests, args.seconds, bodies, wanted)
+    # with trouble: bad clients and restarts while good clients are timed
     more: dict[str, Any] = {}
     if server is not None and args.trouble:
         trouble = Trouble(url, bodies, wanted)

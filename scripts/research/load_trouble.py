@@ -95,12 +95,14 @@ def bearer(token: str | None = None) -> dict[str, str]:
 async def sent(address: Address, parts: list[bytes], pause: float = 0.0) -> tuple[int, bytes]:
     """Send parts with pauses between them -> status and body of the answer; 0 where the line was
     closed without one."""
+    # by hand: an HTTP client would not send what is wrong
     reader, writer = await asyncio.open_connection(*address)
     try:
         for part in parts:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(pause)
+        # head, then as many bytes as it names
         async with asyncio.timeout(PATIENCE):
             head = await reader.readuntil(b"\r\n\r\n")
             lines = head.decode("latin-1").lower().split("\r\n")

@@ -55,6 +55,7 @@ def _rounded(records: Sequence[dict[str, Any]], rng: np.random.Generator) -> Ten
 def make_references(prompts: Path, out: Path, *, each: int, seed: int) -> Path:
     """Render `each` scenes per prompt of a file into `out` -> the new prompt file. Same arguments,
     same bytes."""
+    # a scene has room for so many shapes
     known = load_prompts(prompts)
     for record, where in zip(known.records, known.places, strict=True):
         validate(record, where)
@@ -64,6 +65,7 @@ def make_references(prompts: Path, out: Path, *, each: int, seed: int) -> Path:
             )
     folder = out / known.name
     folder.mkdir(parents=True, exist_ok=True)
+    # each copy has a seed of its own, so more copies leave the first ones as they are
     names: list[list[str]] = [[] for _ in known.records]
     for copy in range(each):
         images = true_scenes(known.records, np.random.default_rng((seed, copy)))
@@ -72,6 +74,7 @@ def make_references(prompts: Path, out: Path, *, each: int, seed: int) -> Path:
             name = f"{known.name}/{index:05d}-{copy}.png"
             Image.fromarray(np.ascontiguousarray(pixels)).save(out / name)
             names[index].append(name)
+    # the prompt file again, with the images of each prompt
     rows = [
         json.dumps({**record, "references": mine})
         for record, mine in zip(known.records, names, strict=True)
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=4, help="images per prompt")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    # refuse before the first file is written
     if args.each < 1:
         parser.error(f"--each: expected at least 1, got {args.each}")
     if len({file.stem for file in args.prompts}) < len(args.prompts):

@@ -165,9 +165,11 @@ def wrapped(text: str, indent: str = "") -> str:
 
 def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
     """Say what one config reached at equal NFE, and how sure that is; "" where it is not in."""
+    # a config that was not compared has no sentence
     config = found(result, name)
     if result is None or config is None:
         return ""
+    # A: equal network evaluations, B: equal seconds
     a, b = config["summary"][A], config["summary"][B]
     base, budget = result["base"], result["budgets"]
     place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
@@ -222,6 +224,7 @@ def claims(result: Result) -> str:
     winner: the rate may have made the difference.
     """
     lines = ["| published | here | difference | p |", "|---|---|---|---|"]
+    # pair by pair: the difference in points, and p
     for claim in CLAIMS:
         differences, chances, unfair = [], [], []
         for label, one, other, budget in claim.pairs:
@@ -230,6 +233,7 @@ def claims(result: Result) -> str:
             differences.append(label + points(tested["difference"][i][j]).replace("-", "−"))
             p = tested["p_holm"][i][j]
             chances.append(f"{p:.2f}" if p >= 0.005 else "<0.01")
+            # a loser with a smaller share of its own learning rate may have lost by that
             loser, winner = (one, other) if tested["difference"][i][j] < 0 else (other, one)
             if rate_share(result, loser) < rate_share(result, winner):
                 unfair.append(loser)

@@ -54,14 +54,17 @@ def main() -> None:
     parser.add_argument("--go-on", action="store_true", help="from the weights that are there")
     asked = parser.parse_args()
     torch.manual_seed(asked.seed)
+    # the prompt lists, and a pipeline with random weights, unless this goes on
     write_lists()
     if not asked.go_on:
         new_pipeline().save_pretrained(OUT, safe_serialization=True)
+    # train through flowrl's own adapter, so that the folder is known to work with it
     model = wan(
         str(OUT), frames=scene.FRAMES, tune="full", device="cpu", max_sequence_length=TOKENS
     )
     losses = train(model, asked)
     model.network.save_pretrained(OUT / "transformer", safe_serialization=True)
+    # how the weights came about: a line for each call
     file = OUT / "training.json"
     before = json.loads(file.read_text(encoding="utf-8")) if asked.go_on else []
     log = [*before, {**vars(asked), "wrong": WRONG, "loss": losses}]
@@ -79,9 +82,11 @@ def write_lists() -> None:
 
 def new_pipeline() -> WanPipeline:
     """Make the pipeline, its network and its text encoder with random weights."""
+    # every word of the prompts is a token
     words = ["a", "moves", *COLORS, *scene.CLASSES, *DIRECTIONS]
     pieces = ["<pad>", "</s>", "<unk>", *(f"▁{word}" for word in words)]
     tokenizer = T5TokenizerFast(vocab=[(piece, -1.0) for piece in pieces], extra_ids=0)
+    # small enough for a CPU: one layer reads the text, three make the video
     sizes = {"d_model": TEXT, "d_kv": 16, "d_ff": TEXT, "num_layers": 1, "num_heads": 2}
     text = UMT5Config(vocab_size=len(pieces), feed_forward_proj="gated-gelu", **sizes)
     network = WanTransformer3DModel(
@@ -96,6 +101,7 @@ def new_pipeline() -> WanPipeline:
         num_layers=3,
         rope_max_seq_len=32,
     )
+    # the scheduler of released Wans, at SHIFT 1, since these videos are small
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction",
         use_flow_sigmas=True,
@@ -160,23 +166,27 @@ def train(model: Any, asked: argparse.Namespace) -> list[float]:
     params = list(model.trainable().values())
     optimizer = torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.99), weight_decay=1e-4)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    # few prompts: encode each once
     cond = {one.prompt: model.encode([one.prompt])["embeds"] for one in EVERY}
     mean, std = torch.tensor(BACKGROUND)[:, None, None], SPREAD / 2
     losses, start = [], time.monotonic()
     total = torch.zeros(())
     for step in range(steps):
         videos, texts = batch_of(batch, generator, anywhere=asked.anywhere)
+        # painted videos [B, T, 3, H, W] as latents [B, 3, T, H, W], scaled like the VAE's
         x0 = ((videos - mean) / std).transpose(1, 2)
         noise = torch.randn(x0.shape, generator=generator)
         sigma = torch.rand(batch, generator=generator).clamp(1e-3, 1 - 1e-6)
         embeds = torch.cat([cond[text] for text in texts])
         v = model.velocity(interpolate(x0, noise, sigma), sigma, {"embeds": embeds})
+        # flow matching: the velocity of the straight path is noise - x0
         loss = (v - (noise - x0)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         rate.step()
+        # a mean of a hundred losses, and the weights now and then
         total += loss.detach() / 100
         if step % 100 == 99:
             losses.append(round(float(total), 4))

@@ -23,6 +23,7 @@ PHASES = ("sampling", "decoding", "training", "between", "all")
 def rows_of(result: dict[str, Any]) -> list[list[str]]:
     """Say what one file holds: a row for each trainer."""
     rows = []
+    # seconds, network calls, rows, memory, and the ratio to the trainer beside
     for name, found in result["trainers"].items():
         calls, seen = sum(found["calls"].values()), sum(found["rows"].values())
         share = result["ratios"].get(name)
@@ -43,6 +44,7 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
 def told(result: dict[str, Any]) -> str:
     """Say what the work was."""
     work = result["work"]
+    # what every work has
     parts = [
         f"{work['prompts']} prompt{'s' * (work['prompts'] > 1)}",
         f"{work['group']} images each",
@@ -50,6 +52,7 @@ def told(result: dict[str, Any]) -> str:
         f"{work['size']} pixels",
         f"guidance {work['guidance']:g}",
     ]
+    # what only some have
     if work["kl"]:
         parts.append(f"KL {work['kl']:g}")
     if work.get("window"):

@@ -67,12 +67,14 @@ def main() -> None:
     args = parser().parse_args()
     ground = GROUNDS[args.ground]
     nfe = args.nfe or ground["nfe"]
+    # one run alone, as `alone` asks a process of its own
     if args.one:
         name, seed = args.one
         write_json(args.out, run(args.ground, name, int(seed), nfe))
         return
     chosen = args.techniques or list(TECHNIQUES)
     folder = args.runs / f"{args.ground}-{nfe}"
+    # seeds outside: after a stop there are whole pairs of the first seeds
     for seed in range(args.seeds):
         for name in arms(chosen):
             file = folder / f"{name}-{seed}.json"
@@ -83,6 +85,7 @@ def main() -> None:
                 alone(args.ground, name, seed, nfe, file)
             else:
                 write_json(file, run(args.ground, name, seed, nfe))
+    # all runs that are there, in one file
     result = collected(folder, args.ground, nfe, chosen, args.seeds)
     out = args.out or ROOT / "assets" / "results" / f"techniques-{args.ground}.json"
     write_json(out, result)
@@ -137,6 +140,7 @@ def run(ground: str, name: str, seed: int, nfe: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home:
         config = config_of(ground, name, seed, Path(home))
         trainer, spent, refilled = Trainer(config), 0.0, 0.0
+        # equal network evaluations, not iterations: techniques that draw again pay for it
         while spent < nfe:
             metrics = trainer.step()
             spent += metrics["nfe"]
@@ -163,16 +167,19 @@ def collected(
     folder: Path, ground: str, nfe: float, chosen: Sequence[str], seeds: int
 ) -> dict[str, Any]:
     """Put all runs of a ground together."""
+    # runs of each technique and of the plain ones that they are held to
     found: dict[str, dict[str, Any]] = {}
     for name in arms(chosen):
         files = [folder / f"{name}-{seed}.json" for seed in range(seeds)]
         found[name] = {"runs": [json.loads(file.read_text()) for file in files]}
+    # paired by seed, since both arms of a seed share noise and prompts
     techniques = {}
     for name in chosen:
         scores = [[one["score"] for one in found[arm]["runs"]] for arm in (name, plain_of(name))]
         changes = [*TECHNIQUES[name].shared, *TECHNIQUES[name].changes]
         about = {"name": TECHNIQUES[name].name, "changes": changes, "plain": plain_of(name)}
         techniques[name] = {**about, **paired(*scores)}
+    # one correction for all that the file claims
     for name, p in zip(techniques, holm([one["p"] for one in techniques.values()]), strict=True):
         techniques[name] |= {"p_holm": p, "verdict": verdict(techniques[name]["mean"], p)}
     return {

@@ -205,6 +205,7 @@ def train(model: Learner, args: argparse.Namespace) -> None:
 @torch.no_grad()
 def measure(model: Learner, args: argparse.Namespace) -> dict[str, float]:
     """Measure on fresh scenes how much the features say: see the table in CARD."""
+    # least squares from CLS to what is on a scene: fitted on one set, read on another
     sets = (
         draw_scenes(base_records(), args.fit, args.seed, 2),
         draw_scenes(benchmark_lists().test, args.probe, args.seed, 3),

@@ -45,6 +45,7 @@ def main() -> None:
     made.add_argument("--work", type=Path, default=Path("runs/base-checks"))
     made.add_argument("--out", type=Path, default=Path("assets/results/base-checks.json"))
     args = made.parse_args()
+    # one thread, so that sums come in the same order everywhere
     torch.set_num_threads(1)
     quiet_libraries()
     bench = Bench(args.work, "shapes/awm", [])
@@ -55,6 +56,7 @@ def main() -> None:
         "lists": {},
         "environment": environment(),
     }
+    # lists that the demonstration does not have, each at several settings
     for name, prompts in LISTS.items():
         rows = {}
         for key, setting in settings(BASE, prompts, args.per_task).items():

@@ -58,14 +58,17 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
+    # what is compared: base model and runs, on two lists
     add("--base", default="assets/shapes-sd3", help="model folder")
     add("--runs", nargs="+", required=True, help="runs of one config, one per training seed")
     add("--test", default=f"{LISTS}/test.jsonl")
     add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
+    # what is searched on validation prompts before the test list is touched
     add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0])
     add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
     add("--step-counts", type=int, nargs="+", default=[10, 20])
+    # sizes and seeds
     add("--per-task", type=int, default=144, help="test images of each task, at least")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_001, help="of the test noise")
@@ -73,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--reward", default="graded_angle", choices=["graded", "graded_angle", "strict"])
     add("--config", default="shapes/awm", help="settings of the model folder")
     add("--set", nargs="*", default=[], help="overrides of the config")
+    # where files go
     add("--work", type=Path, default=Path("runs/demonstration"))
     add("--out", type=Path, default=Path("assets/results/demonstration.json"))
     add("--figures", type=Path, default=Path("assets/figures"))

@@ -184,9 +184,11 @@ def rates(found: Sequence[Mapping[str, Any]]) -> np.ndarray:
 def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     """Put the measurements of one setting, one per training seed, together."""
     first = found[0]
+    # how often two objects stood as asked, the opposite way, or neither, over the seeds
     orders = {task: np.sum([one["word_order"][task] for one in found], 0) for task in ORDER_TASKS}
     named = {task: dict(zip(ORDERS, map(int, some), strict=True)) for task, some in orders.items()}
     return {
+        # outcomes are crossed, seeds x prompts, so the interval has both kinds of chance
         **crossed(rates(found), first["tags"]),
         "seeds": len(found),
         "images": sum(one["images"] for one in found),

@@ -162,12 +162,14 @@ def reset(trainer: Trainer, base: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def pool_of(trainer: Trainer, base: dict[str, Tensor], cost: Cost, seed: int, file: Path) -> Pool:
     """Sample from the base model until the cost of sampling is spent -> the right images."""
+    # a pool that is there was paid for already
     if file.exists():
         kept = load_file(file)
         return Pool(kept["x0"], kept["prompt"].tolist())
     reset(trainer, base)
     model, prompts = trainer.model, load_prompts(f"{LISTS}/train.jsonl")
     tasks, rng = list(by_task(prompts.records).values()), np.random.default_rng(seed)
+    # as many images as the run's sampling would have paid for: STEPS evaluations each
     batches = -(-cost.sampling // STEPS // 128)
     sigmas, shape = model.sigmas(STEPS, 64, 64), model.latent_shape(64, 64)
     latents, places = [], list[int]()
@@ -182,6 +184,7 @@ def pool_of(trainer: Trainer, base: dict[str, Tensor], cost: Cost, seed: int, fi
             generators=[generator(seed, "pool", number, i) for i in range(128)],
             micro_batch=128,
         )
+        # only right images are kept: that is all that the checker does here
         verdict = check(round_8bit(model.decode(x0)), [prompts.records[i] for i in chosen])
         right = verdict.strict.nonzero()[:, 0].tolist()
         latents.append(x0[right].float())
@@ -198,6 +201,7 @@ def fit(trainer: Trainer, pool: Pool, steps: int, seed: int, rate: float) -> Non
     equally often, and one of the sampler's noise levels."""
     model, params = trainer.model, list(trainer.params.values())
     prompts = load_prompts(f"{LISTS}/train.jsonl")
+    # the pool by prompt, and the prompts by task: easy ones fill the pool, but must not the batch
     of: dict[int, list[int]] = {}
     for place, prompt in enumerate(pool.prompt):
         of.setdefault(prompt, []).append(place)
@@ -206,14 +210,17 @@ def fit(trainer: Trainer, pool: Pool, steps: int, seed: int, rate: float) -> Non
     sigmas = model.sigmas(STEPS, 64, 64)[:-1]
     optimizer = torch.optim.AdamW(params, lr=rate, weight_decay=1e-4)
     for step in range(steps):
+        # the rate warms up over 20 steps and falls along a cosine
         for group in optimizer.param_groups:
             falling = 0.5 + 0.5 * math.cos(math.pi * step / steps)
             group["lr"] = rate * min(1.0, (step + 1) / 20) * falling
+        # a batch: each task as often, then a prompt of it, then one of its images
         chosen = [int(rng.choice(known[i % len(known)])) for i in range(ROWS)]
         x0 = pool.x0[[int(rng.choice(of[i])) for i in chosen]]
         sigma = sigmas[torch.randint(len(sigmas), (ROWS,), generator=noise)]
         eps = torch.randn(x0.shape, generator=noise)
         cond = model.encode([prompts.texts[i] for i in chosen])
+        # flow matching: the velocity of the straight path is eps - x0
         v = model.velocity(interpolate(x0, eps, sigma), sigma, cond)
         loss = (v.float() - (eps - x0)).square().mean()
         loss.backward()

@@ -55,6 +55,7 @@ def main() -> None:
     args = made.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
+    # the checkpoints that the runs themselves call best
     places = [chosen_checkpoint(run) for run in args.runs]
     result: dict[str, Any] = {
         "kind": "flowrl checks of trained runs",
@@ -64,9 +65,11 @@ def main() -> None:
         "environment": environment(),
     }
     bench = Bench(args.work, "shapes/awm", [])
+    # list by list: base and runs on the same prompts and noises
     for name, prompts in LISTS.items():
         result["lists"][name] = compared(measured(bench, name, prompts, places, args.per_task))
         print(summary(name, result["lists"][name]), flush=True)
+    # how often images are blank or flawless, run by run
     result["looks"] = [
         {"seed": run["seed"], **kept_looks(bench, str(place), args.images, f"looks-{number}.json")}
         for number, (run, place) in enumerate(zip(result["runs"], places, strict=True))

@@ -35,6 +35,7 @@ def build_text_encoder(
 
     Attention is written out: on a CPU in bfloat16 several times faster than the fused kernel.
     """
+    # untrained, but of the real class, so that pipelines load it as they load CLIP
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,

@@ -103,11 +103,13 @@ class Student:
 
     def step(self, pool: Pool, step: int) -> float:
         """Take one step -> the loss."""
+        # a batch of the pool, noised: tokens [B, N, C], one noise level for each
         args, rng = self.args, torch.Generator().manual_seed(self.args.seed * 1_000_003 + step)
         rows = torch.randint(0, args.pool, (args.batch,), generator=rng)
         x0, sigma = pool.target[rows], _sigma(args.batch, rng)
         noise = torch.randn(x0.shape, generator=rng)
         x = interpolate(x0, noise, sigma)
+        # the source goes in beside the noised target, as in FLUX.1 Kontext
         with torch.autocast("cpu", torch.bfloat16):
             ids = pool.ids[0][rows], pool.ids[1][rows]
             v = self.network(x, pool.source[rows], sigma, ids)
@@ -116,10 +118,12 @@ class Student:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        # Muon for the matrices, AdamW for the rest, by one schedule
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * warm_cosine(step, args.steps, 100)
             optimizer.step()
+        # averaged weights: short memory at first, long later
         decay = min(args.ema, (1 + step) / (10 + step))
         with torch.no_grad():
             ours: list[Tensor] = [*self.average.parameters()]
@@ -137,6 +141,7 @@ def _sigma(count: int, rng: torch.Generator) -> Tensor:
 
 def train(args: argparse.Namespace) -> None:
     """Train for `--until` steps of a schedule of `--steps`, and write the pipeline's folder."""
+    # repeatable on one core
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     F.scaled_dot_product_attention = attention  # type: ignore[assignment]
@@ -147,9 +152,11 @@ def train(args: argparse.Namespace) -> None:
     log: list[dict[str, Any]] = []
     losses: list[float] = []
     for step in range(args.until):
+        # a new pool now and then, so that edits are not learned by heart
         if step % args.fresh == 0:
             pool = Pool(student.network, vae, args.pool, args.seed * 1000 + step // args.fresh)
         losses.append(student.step(pool, step))
+        # judge the averaged weights, and write them
         if (step + 1) % args.every == 0 or step + 1 == args.until:
             mean = round(float(np.mean(losses[-args.every :])), 5)
             minutes = round(time.process_time() / 60, 2)
@@ -166,13 +173,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    # where to, and how long
     add = parser.add_argument
     add("--out", type=Path, default=Path("assets/shapes-kontext"))
     add("--steps", type=int, default=6000, help="of the schedule")
     add("--until", type=int, default=3000, help="steps that are taken")
+    # the network
     add("--width", type=int, default=128)
     add("--double", type=int, default=2, help="blocks with weights of their own for the text")
     add("--single", type=int, default=4)
+    # the training
     add("--batch", type=int, default=64)
     add("--lr", type=float, default=3e-3)
     add("--ema", type=float, default=0.995)

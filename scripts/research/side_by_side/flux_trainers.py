@@ -53,6 +53,7 @@ def dance_grpo(work: Work, folder: Path, place: Path) -> Start:
 
 def mix_grpo(work: Work, folder: Path, place: Path) -> Start:
     """Start fastvideo/train_grpo_flux.py of Tencent-Hunyuan/MixGRPO, with one of its rewards."""
+    # what this trainer is told beside what all three are
     more = {
         "use_group": True,
         "reward_model": "hpsv2",
@@ -125,9 +126,11 @@ def started(
         raise ConfigError(
             f"{program}: expected --dtype bfloat16, --batch 1, --guidance 3.5 and --kl 0"
         )
+    # they read a reward's weights at the start, also where a stand-in scores
     (place / "images").mkdir(exist_ok=True)
     (place / "hps_ckpt").mkdir(exist_ok=True)
     torch.save({"state_dict": {}}, place / "hps_ckpt" / "HPS_v2.1_compressed.pt")
+    # the work in their words; `more` is what only one of them has
     options = OPTIONS | {
         "pretrained_model_name_or_path": work.model,
         "data_json_path": str(embedded(work, place)),
@@ -146,6 +149,7 @@ def started(
     words = [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
     ]
+    # one process that believes to be a cluster of one, at a free port
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         alone["MASTER_PORT"] = str(free.getsockname()[1])
@@ -155,16 +159,19 @@ def started(
 
 def embedded(work: Work, place: Path) -> Path:
     """Encode the prompts in `place` into the files that the programs read -> their list."""
+    # encoded once, not in every call
     listed = place / "embedded" / "videos2caption.json"
     if listed.exists():
         return listed
     kinds = ("prompt_embed", "pooled_prompt_embeds", "text_ids")
     for kind in kinds:
         (listed.parent / kind).mkdir(parents=True)
+    # the text encoders alone
     pipeline = FluxPipeline.from_pretrained(
         work.model, transformer=None, vae=None, torch_dtype=torch.bfloat16
     )
     rows = []
+    # each prompt is three files and a row, as the programs read them
     for number, prompt in enumerate((place / "train.txt").read_text().splitlines()):
         with torch.no_grad():
             found = pipeline.encode_prompt(prompt, prompt, max_sequence_length=work.tokens)
@@ -181,6 +188,7 @@ def flowrl_on_flux(work: Work, place: Path, beside: str, own_batch: int = 0) -> 
     """Start flowrl on the work of the trainer `beside`: one sample in a network call and nothing
     shared between the images of a prompt, as there, or with batches of its own and what they
     share computed once."""
+    # the work in flowrl's words
     batch = own_batch or work.batch
     values: dict[str, Any] = {
         "model.path": work.model,
@@ -201,6 +209,7 @@ def flowrl_on_flux(work: Work, place: Path, beside: str, own_batch: int = 0) -> 
         "train.ema": 0.0,
         "eval.weights": "current",
     }
+    # with batches of its own the images of a prompt share their first steps
     if beside != "branch_grpo":
         values["train.same_noise"] = bool(own_batch)
     overrides = [f"{name}={json.dumps(value)}" for name, value in values.items()]

@@ -55,10 +55,12 @@ NOUNS = ("red circle", "blue square", "green triangle", "yellow star")
 
 def turn(start: Start, python: str, place: Path, options: list[str]) -> dict[str, Any]:
     """Run one program under the watch -> what it saw. Raises RunError if it ended by itself."""
+    # what an earlier turn saw must not be taken for this one's
     out = place / "seen.json"
     out.unlink(missing_ok=True)
     watched = [python, str(HERE / "watch.py"), "--out", str(out), *options]
     log = place / "log.txt"
+    # in its own process, with its own Python: trainers need other versions
     with log.open("w") as file:
         done = subprocess.run(
             [*watched, "--", *start.program],
@@ -93,14 +95,17 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, list[dict[str, An
     """Let the trainers take turns -> what the watch saw, by trainer."""
     seen: dict[str, list[dict[str, Any]]] = {}
     trainer = TRAINERS[args.trainer]
+    # the watch counts calls of the network, so it has to know its class
     options = ["--network", trainer.network, "--updates", str(work.updates), "--warm-up", "1"]
     options += ["--iterations", str(args.iterations)]
+    # in turns: what else the machine does falls on all alike
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)
             write_prompts(place, work.prompts * (args.iterations + 2))
             model = MODELS[work.model](place / "model") if work.model in MODELS else work.model
             here = replace(work, model=str(model))
+            # their program, ours with their batches, and ours with our own
             starts = {
                 args.trainer: (trainer.theirs(here, args.folder.resolve(), place), args.python),
                 "flowrl": (trainer.ours(here, place, args.trainer, 0), sys.executable),
@@ -151,8 +156,10 @@ def table(result: dict[str, Any]) -> str:
     """Say the figures in words."""
     trainers = result["trainers"]
     rows = [["", *trainers]]
+    # seconds by phase
     for phase in (*PHASES, "all"):
         rows.append([f"{phase}, s", *(f"{t['seconds'][phase]:.2f}" for t in trainers.values())])
+    # network calls by kind, and how many rows each has
     for kind in ("sampling", "training", "reference"):
         counts = [f"{t['calls'].get(kind, 0)} x " for t in trainers.values()]
         sizes = [
@@ -160,6 +167,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         cells = [f"{count}{size:g}" for count, size in zip(counts, sizes, strict=True)]
         rows.append([f"calls x rows, {kind}", *cells])
+    # memory, and the times over the trainer's
     rows.append(["peak, MiB", *(f"{t['peak_MiB'] or 0:.0f}" for t in trainers.values())])
     for name, found in result["ratios"].items():
         rows.append([f"{name} / {result['trainer']}", "", f"{found['all']:.3f}"])
@@ -182,6 +190,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    # the trainer's usual work, with what the command line changes
     said = {name: getattr(args, name) for name in vars(SD3_WORK)}
     given = {name: value for name, value in said.items() if value is not None}
     work = replace(TRAINERS[args.trainer].work, **given)
@@ -190,6 +199,7 @@ def main() -> int:
     except FlowRLError as error:
         print(f"side_by_side: {error}", file=sys.stderr)
         return 2
+    # medians of each trainer over the rounds, and their ratios
     trainers = {name: summed_up(rounds) for name, rounds in seen.items()}
     theirs = trainers[args.trainer]
     result = {

@@ -63,6 +63,7 @@ def flow_grpo(work: Work, folder: Path, place: Path) -> Start:
             f"flow_grpo: a batch has to hold whole groups and divide an iteration's images, got "
             f"batch {work.batch}, group {work.group}, {work.images} images"
         )
+    # the work in their words; no evaluation and no checkpoint falls into the measured time
     batches = work.images // work.batch
     values = {
         "pretrained.model": work.model,
@@ -92,9 +93,11 @@ def flow_grpo(work: Work, folder: Path, place: Path) -> Start:
     }
     text = CONFIG.format(base=str(folder / "config" / "base.py"), values=values)
     (place / "work.py").write_text(text, encoding="utf-8")
+    # a free port, for a process group of one
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    # accelerate finds a GPU by itself
     if not torch.cuda.is_available():
         alone["ACCELERATE_USE_CPU"] = "true"
     alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -190,6 +193,7 @@ def flow_factory(work: Work, folder: Path, place: Path) -> Start:
 def flowrl(work: Work, place: Path, beside: str, own_batch: int = 0) -> Start:
     """Start flowrl on the work of the trainer `beside`, with the same rows in a network call or
     with batches of its own."""
+    # the work in flowrl's words
     batch = own_batch or work.batch
     values: dict[str, Any] = {
         "model.path": work.model,

@@ -17,6 +17,7 @@ from pathlib import Path
 from flowrl.config.load import load_config
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
+from flowrl.core.tables import terminal_width
 from flowrl.cost.throughput import measure, table
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
@@ -54,7 +55,7 @@ def main() -> int:
     except FlowRLError as error:
         print(f"performance: {error}", file=sys.stderr)
         return 2
-    print(f"{table(result)}\n{out}")
+    print(f"{table(result, width=terminal_width())}\n{out}")
     return 0
 
 

@@ -29,4 +29,4 @@ def bench(
     chosen = load_config(config, [*overrides, *changes], plugin)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
-    show_or_write(table(result), result, json)
+    show_or_write(lambda width: table(result, width=width), result, json)

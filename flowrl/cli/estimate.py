@@ -9,6 +9,7 @@ import typer
 from flowrl.cli import options
 from flowrl.cli.output import show_or_write, working
 from flowrl.core.errors import ConfigError
+from flowrl.core.tables import terminal_width
 
 CARD = 24.0  # GB, where this machine has no GPU
 
@@ -46,5 +47,5 @@ def estimate(
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
     with working(f"working out what {config} takes"):
         found = estimated(chosen)
-        said = text(found, gigabytes=gigabytes)
+        said = text(found, gigabytes=gigabytes, width=terminal_width())
     show_or_write(said, as_json(found), json)

@@ -232,7 +232,8 @@ def _test(asked: Asked, count: int, tolerance: float, skip: list[str], json: Pat
                 progress=progress,
             )
     checks = [row._asdict() for row in rows]
-    show_or_write(table(rows), {"rewards": calls, "checks": checks}, json)
+    found = {"rewards": calls, "checks": checks}
+    show_or_write(lambda width: table(rows, width=width), found, json)
     return 1 if broken(rows) else 0
 
 

@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
-def near(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" with the known name that is nearest, or nothing."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def near(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
+    """Return "; did you mean 'x'?" with the nearest of the known names, up to `most` of them, or
+    nothing."""
+    found = difflib.get_close_matches(str(name), list(known), n=most, cutoff=cutoff)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def unknown(name: object, known: Iterable[str], kind: str) -> str:

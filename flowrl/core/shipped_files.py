@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 from pathlib import Path
@@ -50,17 +49,15 @@ def resource(path: str | os.PathLike[str]) -> Path:
     if not places[0].is_absolute():
         places = [Path.cwd() / text, *(root / text for root in roots())]
     for place in places:
-        if os.path.exists(
-            place
-        ):  # unlike Path.exists it also says no to a name that the system finds too long
+        # unlike Path.exists this also says no to a name that the system finds too long
+        if os.path.exists(place):
             if not (place.is_file() or place.is_dir()):
                 raise ConfigError(f"{place}: expected a file or a folder, got a pipe or a device")
             return place
     # nothing found: say where it was looked for, and what has a similar name
     looked = "\n".join(f"  {place}" for place in dict.fromkeys(places))
-    several = difflib.get_close_matches(text, _names(), n=3, cutoff=0.6)
-    hint = f"\nDid you mean {' or '.join(several)}?" if several else ""
-    raise ConfigError(f"cannot find {text!r}; looked for\n{looked}{hint}")
+    hint = near(text, _names(), most=3, cutoff=0.6)
+    raise ConfigError(f"cannot find {text!r}{hint}; looked for\n{looked}")
 
 
 def list_configs() -> list[str]:

@@ -33,23 +33,27 @@ def terminal_width() -> int | None:
 def text_table(
     rows: Sequence[Sequence[str]],
     *,
-    left: int = 1,
+    left: int | Collection[int] = 1,
     rules: Collection[int] = (),
     width: int | None = None,
 ) -> str:
     """Align rows of texts, the head first.
 
-    The first `left` columns stand on the left, the others on the right. `rules` are the rows with
+    The first `left` columns, or those so numbered, stand on the left, the others on the right.
+    `rules` are the rows with
     a line below them, beside the head. Without a `width` (a file, a pipe) every row is one line,
     plain and whole. In a terminal of `width` columns a table of figures that is too wide goes on
     below itself, with its first column again; other long cells go on in the next line.
     """
+    texts = range(left) if isinstance(left, int) else left
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if width is None or left > 1:
-        return _drawn(rows, left, rules, width)
+    if width is None or len(texts) > 1:
+        return _drawn(rows, texts, rules, width)
     blocks = _blocks(widths, width)
-    parts = [[[row[i] for i in block] for row in rows] for block in blocks]
-    return "\n\n".join(_drawn(part, left, rules, width) for part in parts)
+    parts = []
+    for block in blocks:
+        parts.append([[row[column] for column in block] for row in rows])
+    return "\n\n".join(_drawn(part, texts, rules, width) for part in parts)
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
@@ -64,7 +68,10 @@ def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _drawn(
-    rows: Sequence[Sequence[str]], left: int, rules: Collection[int], width: int | None
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int],
+    rules: Collection[int],
+    width: int | None,
 ) -> str:
     from rich.box import Box
     from rich.console import Console
@@ -75,7 +82,7 @@ def _drawn(
     bold = "bold" if width is not None else ""
     table = Table(box=Box(_BOX, ascii=True), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for number, name in enumerate(rows[0]):
-        side: JustifyMethod = "left" if number < left else "right"
+        side: JustifyMethod = "left" if number in texts else "right"
         table.add_column(Text(name), justify=side, overflow="fold", header_style=bold)
     for number, row in enumerate(rows[1:], start=1):
         table.add_row(*map(Text, row), end_section=number in rules)
@@ -88,8 +95,10 @@ def _drawn(
 
 def markdown_table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Set rows of texts as a Markdown table: the first `left` columns left, the others right."""
-    escaped = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in escaped]
+    lines = []
+    for row in rows:
+        escaped = [cell.replace("|", "\\|").replace("*", "\\*") for cell in row]
+        lines.append(f"| {' | '.join(escaped)} |")
     rule = "|" + "---|" * left + "---:|" * (len(rows[0]) - left)
     return "\n".join([lines[0], rule, *lines[1:]])
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
+from flowrl.core.tables import text_table
 from flowrl.core.types import Cond, FlowModel
 from flowrl.training.trainer import Trainer
 
@@ -245,29 +246,29 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def table(result: dict[str, Any]) -> str:
-    """Say the figures in words."""
-    # seconds and shares by phase
-    seconds, shares = result["seconds"], result["shares"]
+def table(result: dict[str, Any], *, width: int | None = None) -> str:
+    """Set the figures as tables, with what follows from them; `width` columns, None: any number."""
+    seconds = [[name, f"{value:.3f}"] for name, value in result["seconds"].items()]
+    shares = [[name, f"{share:.1%}"] for name, share in result["shares"].items()]
     clock = "processor's seconds" if result["clock"] == "processor" else "seconds"
     lines = [f"{result['config']}: median of {result['iterations']} iterations, {clock}", ""]
-    lines += [f"  {name:<20}{seconds[name]:8.3f} s" for name in seconds]
-    lines += ["", "  where the time goes"]
-    lines += [f"  {name:<20}{100 * share:8.1f} %" for name, share in shares.items()]
     # the overhead by what counts as work: with or without rewards and VAE
     lines += [
+        text_table([["part", "seconds"], *seconds], width=width),
         "",
-        f"  overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone: "
+        text_table([["where the time goes", "share"], *shares], width=width),
+        "",
+        f"overhead ratio {result['overhead_ratio']:.3f} over the calls of network and VAE alone: "
         f"{result['overhead_ratio_without_rewards']:.3f} without the rewards, "
         f"{result['overhead_ratio_with_vae']:.3f} with the VAE's calls as overhead, "
         f"{result['rollout_ratio']:.3f} of sampling alone",
-        f"  {result['images_per_s']:.1f} images/s   {result['nfe']} NFE   "
+        f"{result['images_per_s']:.1f} images/s   {result['nfe']} NFE   "
         f"{result['decisions']} decisions",
     ]
     if "seconds_without_overlap" in result:
         without = result["seconds_without_overlap"]
         lines.append(
-            f"  without overlap of rewards and sampling {without:.3f} s by the wall: "
+            f"without overlap of rewards and sampling {without:.3f} s by the wall: "
             f"x{without / result['wall_seconds']:.2f}"
         )
     return "\n".join(lines)

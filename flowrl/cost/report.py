@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from flowrl.core.tables import flop, numbers, size
+from flowrl.core.tables import flop, numbers, size, text_table
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
 from flowrl.cost.reward_networks import reward_networks
 from flowrl.training.method import TRAINED_CALLS, method_of
 
+_INDENT = 11  # columns of the word that a line begins with
 
-def text(found: Estimate, *, gigabytes: float) -> str:
-    """Say an estimate in words, with the verdict for a card of so many gigabytes last."""
+
+def text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
+    """Say an estimate in words, with the verdict for a card of so many gigabytes last; tables of
+    `width` columns, None: of any number."""
     config = found.config
     lines = [
         f"{config.name}: {config.model.kwargs.get('path', config.model.fn)}",
         *_parameters(found),
     ]
-    lines += [*found.forecast.work.lines(), *calls(found), *memory(found)]
+    lines += [*found.forecast.work.lines(), *calls(found), *memory(found, width)]
     return "\n".join([*lines, "", *verdict(found, gigabytes=gigabytes)])
 
 
@@ -42,39 +46,34 @@ def calls(found: Estimate) -> list[str]:
     return lines
 
 
-def memory(found: Estimate) -> list[str]:
-    """Say what is kept, part by part, and the peak of each phase."""
-    # a line for each part, and their sum
-    width = max(len(part.name) for part in found.parts)
+def memory(found: Estimate, width: int | None = None) -> list[str]:
+    """Say what is kept, part by part, and the peak of each phase; tables of `width` columns, None:
+    of any number."""
     lines = ["memory     kept, without the rewards' networks"]
-    lines += [
-        f"           {part.name:<{width}}  {size(part.bytes):>11}  {part.what}"
-        for part in found.parts
-    ]
-    lines.append(
-        f"           {'together':<{width}}  {size(sum(part.bytes for part in found.parts)):>11}"
-    )
+    kept = [[part.name, size(part.bytes), part.what] for part in found.parts]
+    kept.append(["together", size(sum(part.bytes for part in found.parts)), ""])
+    lines += _table([["part", "bytes", "what it is"], *kept], width)
     if found.note:
         return [*lines, f"           {found.note}"]
     # phases do not overlap, so a card has to hold the largest of them, not their sum
     lines.append("peak       kept + what comes and goes at the worst moment")
+    peaks = [["phase", "bytes", "of which"]]
     for phase in found.phases:
         sums = f"{size(phase.kept)} + {size(phase.extra)} for {phase.what}"
-        lines.append(f"           {phase.name:<{width}}  {size(phase.bytes):>11}  {sums}")
+        peaks.append([phase.name, size(phase.bytes), sums])
+    lines += _table(peaks, width)
     lines.append(f"           of a micro-batch, {size(found.saved)} wait for the backward pass")
-    return [*lines, *rewards(found)]
+    return [*lines, *rewards(found, width)]
 
 
-def rewards(found: Estimate) -> list[str]:
+def rewards(found: Estimate, width: int | None = None) -> list[str]:
     """Say what the rewards' networks take besides, and the peak with those that stay."""
     networks, unknown = reward_networks(found.config)
     if not networks:
         return []
-    width = max(len(network.name) for network in networks)
-    # each network, as if it were alone
     lines = ["rewards    their networks, besides the above"]
-    for one in networks:
-        lines.append(f"           {one.name:<{width}}  {size(one.bytes):>11}  {one.what}")
+    taken = [[one.name, size(one.bytes), one.what] for one in networks]
+    lines += _table([["reward", "bytes", "what it is"], *taken], width)
     # some stay on the card all the time, others come one at a time while they score
     stay = sum(one.bytes for one in networks if one.always)
     guests = max((one.bytes for one in networks if not one.always), default=0)
@@ -112,6 +111,13 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "peak": {phase.name: phase.bytes for phase in found.phases},
         "note": found.note,
     }
+
+
+def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Draw a table of names, figures and texts below a line's first word."""
+    inner = None if width is None else max(width - _INDENT, 20)
+    drawn = text_table(rows, left=(0, 2), width=inner)
+    return [" " * _INDENT + line for line in drawn.splitlines()]
 
 
 def _parameters(found: Estimate) -> list[str]:

@@ -18,7 +18,7 @@ from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
-from flowrl.core.tables import size
+from flowrl.core.tables import size, text_table
 from flowrl.core.types import RewardBatch
 from flowrl.cost.architecture import tuning_of
 from flowrl.cost.estimate import Estimate, estimate
@@ -199,24 +199,24 @@ def _absent(found: Estimate, *, vae: bool) -> int:
     return gone * tuning_of(found.config).dtype.itemsize
 
 
-def table(result: dict[str, Any]) -> str:
-    """Say the figures in words."""
-    seconds, mfu = result["seconds"], result["mfu"] or {}
+def table(result: dict[str, Any], *, width: int | None = None) -> str:
+    """Set the figures as a table; `width` columns, None: any number."""
+    # a row for each phase; a CPU has neither MFU nor a peak
+    mfu, rows = result["mfu"] or {}, [["phase", "seconds", "MFU", "peak", "estimated"]]
+    for name, value in result["seconds"].items():
+        memory = result["memory"].get(name, {})
+        peak, guess = memory.get("measured"), memory.get("estimate")
+        share = f"{mfu[name]:.2f}" if name in mfu else ""
+        sizes = [size(peak) if peak else "", size(guess) if peak and guess else ""]
+        rows.append([name, f"{value:.3f}", share, *sizes])
     lines = [
         f"{result['model']} (random weights) on {result['device']}, {result['dtype']}, tune "
         f"{result['tune']}",
         "",
+        text_table(rows, width=width),
+        "",
+        f"{result['images_per_s']:.2f} images/s",
     ]
-    # a line for each phase; a CPU has neither MFU nor a peak
-    for name, value in seconds.items():
-        share = f"  MFU {mfu[name]:.2f}" if name in mfu else ""
-        memory = result["memory"].get(name, {})
-        peak = f"  peak {size(memory['measured'])}" if memory.get("measured") else ""
-        guess = (
-            f"  (estimated {size(memory['estimate'])})" if peak and memory.get("estimate") else ""
-        )
-        lines.append(f"  {name:<8}{value:9.3f} s{share}{peak}{guess}")
-    lines += ["", f"  {result['images_per_s']:.2f} images/s"]
-    return "\n".join(
-        lines + ([f"  no MFU: {result['why_no_mfu']}"] if "why_no_mfu" in result else [])
-    )
+    if "why_no_mfu" in result:
+        lines.append(f"no MFU: {result['why_no_mfu']}")
+    return "\n".join(lines)

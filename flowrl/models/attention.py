@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from flowrl.core.errors import ModelError
+from flowrl.core.nearest import near
 from flowrl.models.loading import first_line
 from flowrl.models.terminal import quiet
 
@@ -45,9 +45,8 @@ def unknown_back_end(name: str) -> str:
             f"{name!r} fetches code from the Hugging Face hub and runs it, which flowrl never "
             f"does; install the package and take one of {', '.join(LOCAL)}"
         )
-    near = difflib.get_close_matches(name, LOCAL, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown back end {name!r}{hint} ({AUTO!r}, or one of diffusers: {', '.join(LOCAL)})"
+    known = f"{AUTO!r}, or one of diffusers: {', '.join(LOCAL)}"
+    return f"unknown back end {name!r}{near(name, LOCAL)} ({known})"
 
 
 def set_attention(

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -15,6 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_vali
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import unknown
 from flowrl.models.lora import LoraOptions, Names
 from flowrl.models.runtime import Runtime
 from flowrl.models.texts import MOST_T5_TOKENS
@@ -162,7 +162,8 @@ def _mistakes(error: ValidationError, known: list[str]) -> Iterator[str]:
         where = ".".join(map(str, found["loc"]))
         if found["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             owner, _, name = where.rpartition(".")
-            yield unknown_option(name, nested.get(owner, known), owner or "model")
+            owner = owner or "model"
+            yield f"{owner} {unknown(name, nested.get(owner, known), 'option')}"
         elif found["type"] == "value_error":
             text = str(found["ctx"]["error"])
             yield f"{where}: {text}" if where else text
@@ -170,10 +171,3 @@ def _mistakes(error: ValidationError, known: list[str]) -> Iterator[str]:
             text = EXPECTED.get(found["type"], found["msg"].removeprefix("Input should be "))
             expected = text.format(**found.get("ctx", {}))
             yield f"{where}: expected {expected}, got {found['input']!r}"
-
-
-def unknown_option(name: str, known: Sequence[str], where: str) -> str:
-    """Say that there is no such option, with the nearest name and with all names."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{where}: unknown option {name!r}{hint} (there is: {', '.join(known)})"

@@ -53,7 +53,7 @@ def test_missing_lists_where_it_looked_and_near_names(places: dict[str, Path]) -
         resource("configs/wheel/onee.yaml")
     message = str(caught.value)
     assert all(str(root / "configs/wheel/onee.yaml") in message for root in places.values())
-    assert "Did you mean configs/wheel/one.yaml" in message
+    assert "did you mean 'configs/wheel/one.yaml'" in message
 
 
 @pytest.mark.parametrize("path", ["", "  ", "x" * 5000, "configs/\0.yaml", "/nowhere/at/all"])

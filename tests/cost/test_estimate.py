@@ -95,6 +95,8 @@ def test_networks_of_rewards_are_counted_beside() -> None:
     pick, guest = 4 * counted["pickscore"], {"fn": "pickscore", "device": "cuda:1"}
     found = estimate(config)
     said = "\n".join(memory(found))
+    narrow = memory(found, 70)
+    assert max(map(len, narrow)) <= 70 < max(map(len, memory(found)))
     assert found.largest is not None
     assert f"the worst moment takes {size(found.largest.bytes + pick)}" in said
     calls = {"away": Call.bind("rewards.away", guest)}

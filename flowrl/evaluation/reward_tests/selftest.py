@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
+from flowrl.core.tables import text_table
 from flowrl.core.types import Reward
 from flowrl.evaluation.reward_tests.judges_singly import invariances, nan_images
 from flowrl.evaluation.reward_tests.sees_damage import answers, damages, probes, prompts
@@ -131,20 +132,18 @@ def broken(rows: Sequence[CheckResult]) -> list[CheckResult]:
     return [row for row in rows if row.verdict == "fails" and row.hard]
 
 
-def table(rows: Sequence[CheckResult]) -> str:
-    """Set the checks of all rewards as aligned text, with what follows from them."""
-    # each reward under its name
-    width = max(len(row.check) for row in rows)
+def table(rows: Sequence[CheckResult], *, width: int | None = None) -> str:
+    """Set the checks of all rewards as a table each, with what follows from them; `width` columns,
+    None: any number."""
     lines: list[str] = []
     for name in dict.fromkeys(row.reward for row in rows):
-        lines += ["", name]
-        for row in rows:
-            if row.reward == name:
-                lines.append(f"  {row.check:<{width}}  {row.verdict or '-':<7}  {row.found}")
-    lines.append("")
+        mine = [row for row in rows if row.reward == name]
+        cells = [[row.check, row.verdict or "-", row.found] for row in mine]
+        head = [name, "verdict", "found"]
+        lines += [text_table([head, *cells], left=3, width=width), ""]
     # what fails
     failed = [row for row in rows if row.verdict == "fails"]
     for row in failed:
         taste = "ranked the wrong way round; if that is not meant, look into it"
         lines.append(f"{row.reward}: {row.check}: {'broken' if row.hard else taste}")
-    return "\n".join(lines[1:] if failed else [*lines[1:], "nothing fails"])
+    return "\n".join(lines if failed else [*lines, "nothing fails"])

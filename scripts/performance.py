@@ -43,6 +43,7 @@ def main() -> int:
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
     )
     args = parser.parse_args()
+    # what cannot be measured is a message and exit code 2, not a traceback
     try:
         result = measure(
             load_config(args.config, args.overrides),

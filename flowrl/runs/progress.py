@@ -82,10 +82,12 @@ class Progress:
         text = "  ".join(self._parts(iteration, values, timing["images_per_s"]))
         phases = [name for name in timing if name != "images_per_s"]
         times = " ".join(f"{name} {timing[name]:.2f}s" for name in phases)
+        # a log file gets a line for each iteration
         if not sys.stderr.isatty():
             of = f"/{self.total}" if self.total else ""
             self.say(f"iteration {iteration + 1}{of}  {text}  [{times}]")
             return
+        # a terminal gets a bar: metrics on it, the phases' seconds below it
         if self._bar is None:
             self._open_bar(iteration)
         self._bar.set_postfix_str(text, refresh=False)

@@ -89,7 +89,6 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         on_failure: Literal["wait", "drop_group", "stop"] = "stop",
         wait_s: float = 600.0,
     ) -> None:
-        # the arguments
         check("workers", workers >= 1, "at least 1", workers)
         check("chunk", chunk >= 1, "at least 1", chunk)
         check("retries", retries >= 0, "at least 0", retries)
@@ -151,6 +150,7 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         answers: list[Tensor | str] = [""] * len(chunks)
 
         async def ask(client: Any, number: int) -> None:
+            # packed in a thread, so that other answers are heard meanwhile
             rows = chunks[number]
             body = await asyncio.to_thread(pack, batch, rows, self.reward)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from docskit import PAGES, ROOT
 
@@ -74,6 +75,24 @@ def test_what_costs_no_training_stands_beside_the_families() -> None:
     for config in families["configs"]:
         mean = config["summary"]["nfe"]["mean"]
         assert base["score"] < mean < shares["guided"] < shares["best-of-8"], config["name"]
+    # what the sentences below the table say
+    page, named = " ".join(PAGES["docs/compare.md"].split()), families["configs"]
+    first = {b: max(named, key=lambda one: one["summary"][b]["mean"]) for b in ("nfe", "seconds")}
+    assert [one["name"] for one in first.values()] == ["shapes-diffusion-dpo", "shapes-draft"]
+    pairs = families["pairs"]["nfe"]
+    differ = [pair for pair, p in _pairs(pairs) if p < 0.05]
+    assert [set(pair) for pair in differ] == [{"shapes-diffusion-dpo", "shapes-branch-grpo"}]
+    often = sorted(run["at"]["nfe"]["iteration"] for one in named for run in one["seeds"])
+    assert f"40,000 evaluations are {often[0]} to {often[-1]} iterations" in page
+
+
+def _pairs(pairs: dict[str, Any]) -> list[tuple[tuple[str, str], float]]:
+    """Return each pair of a comparison once, with p after Holm's correction."""
+    names, found = pairs["names"], []
+    for i, one in enumerate(names):
+        for j in range(i):
+            found.append(((one, names[j]), pairs["p_holm"][i][j]))
+    return found
 
 
 def test_the_checks_of_the_base_model_are_as_measured() -> None:
@@ -120,6 +139,15 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     often = sorted(run["iterations"] for run in runs)
     assert f"{often[0]} to {often[-1]} iterations" in page
     assert min(effect["p_holm"] for effect in found["effects"]) > 0.05
+    mains = [one for one in found["effects"] if one["kind"] == "main"]
+    mains.sort(key=lambda one: -abs(one["estimate"]))
+    noise, start = mains[:2]
+    assert (noise["name"], start["name"]) == ("noise: 0.8 - 0.4", "start: shared - own")
+    more, shared = (f"{100 * one['estimate']:+.1f}" for one in (noise, start))
+    assert f"more noise ({more} points) and a shared start ({shared}), have p = .06" in page
+    assert {round(noise["p"], 2), round(start["p"], 2)} == {0.06}
+    wide = sorted(100 * (one["interval"][1] - one["interval"][0]) for one in mains)
+    assert (round(wide[0]), round(2 * wide[-1]) / 2) == (3, 4.5)  # "3 to 4.5 points wide"
     spread = max(run["last_quarter"]["ratio_std"] for run in runs)
     assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
     assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))

@@ -1,0 +1,138 @@
+"""What README and docs/shapes.md say in sentences of the demonstration and of what stands beside it
+is what the result files hold. Their tables are held by test_tables.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from docskit import PAGES, ROOT
+
+README, SHAPES = (" ".join(PAGES[name].split()) for name in ("README.md", "docs/shapes.md"))
+EARLIER = {"guided": 79.9, "trained": 81.3}
+"""Percent in demonstration.json of commit 7ec7e76: base_best_guidance; rl, of an earlier config."""
+
+
+def result(name: str) -> dict[str, Any]:
+    """Read a result file."""
+    file = ROOT / f"assets/results/{name}.json"
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def points(entry: dict[str, Any]) -> str:
+    """Write a gain and its interval in points."""
+    low, high = (100 * value for value in entry["interval"])
+    return f"{100 * entry['mean']:.1f} points ({low:.1f} to {high:.1f})"
+
+
+def test_gains_of_the_readme() -> None:
+    found = result("demonstration")
+    assert f"{points(found['rl_minus_base_best_guidance'])} above the base model at its" in README
+    over = 100 * found["rl_best_guidance_minus_base_best_guidance"]["mean"]
+    assert f"at equal NFE, it is {over:.1f} above" in README
+    costs = {key: found[key]["cost_per_picture"]["network_calls"] for key in NFE}
+    assert costs == NFE  # "a quarter of the NFE", "at equal NFE", "at eight times the NFE"
+    earlier = 100 * found["rl"]["mean"] - EARLIER["guided"]
+    assert f"{earlier:.1f} above it with the guidance that an earlier search had" in README
+    assert f"Beside {EARLIER['guided']} the gain of the first column" in SHAPES
+    assert f"is {earlier:.1f} points, not" in SHAPES
+    assert f"had {EARLIER['trained']} % there" in SHAPES
+    wrong = {task: 1 - one["mean"] for task, one in found["rl"]["tasks"].items()}
+    assert 0.23 < wrong["two_object"] < 0.27  # "a quarter of the pairs without colours stay wrong"
+    assert 0.18 < wrong["counting"] < 0.22  # "every fifth count", in shapes.md
+    assert f"Pairs without colours ({100 - 100 * wrong['two_object']:.0f} % right)" in SHAPES
+
+
+NFE = {
+    "base": 10,
+    "base_best_guidance": 40,
+    "base_best_of_8": 80,
+    "rl": 10,
+    "rl_best_guidance": 40,
+}
+
+
+def test_held_out_combinations_guidance_and_variety() -> None:
+    found = result("demonstration")
+    rates = {key: found[key]["combinations"] for key in ("base", "rl")}
+    for task, after in rates["rl"]["held_out"].items():
+        assert after > rates["base"]["held_out"][task], task  # "all tasks gain also"
+    for task, said in (
+        ("counting", "counts {} to {} % there and {} to {} % on trained ones"),
+        ("color_attr", "two colours {} to {} % and {} to {} %"),
+    ):
+        ends = [100 * rates[k][w][task] for w in ("held_out", "trained") for k in ("base", "rl")]
+        assert said.format(*(f"{end:.0f}" for end in ends)) in SHAPES
+    adds = 100 * (found["rl_best_guidance"]["mean"] - found["rl"]["mean"])
+    assert f"it still adds {adds:.0f} points, at four times the NFE" in SHAPES
+    kept = {
+        key: {what: 100 * found[key]["diversity"][what] / number for what, number in base.items()}
+        for base in [found["base"]["diversity"]]
+        for key in NFE
+    }
+    plain, base, after = (kept[key] for key in ("rl", "base_best_guidance", "rl_best_guidance"))
+    assert f"Places keep {plain['places']:.0f} % of their spread" in SHAPES
+    assert f"colours of single shapes {plain['colors']:.0f} % of their number" in SHAPES
+    assert f"{base['places']:.0f} and {base['colors']:.0f} % in the base model" in SHAPES
+    assert f"{after['places']:.0f} and {after['colors']:.0f} % after training" in SHAPES
+
+
+def test_the_timed_run() -> None:
+    found = result("quickstart")
+    assert f"Training takes {found['minutes']:.0f} minutes on two cores" in README
+    seconds = found["iteration_seconds"]["median"]
+    assert f"trained for {found['minutes']:.1f} minutes, {seconds:.0f} seconds an iter" in SHAPES
+    assert f"the run ended at {100 * found['test']['mean']:.1f} % of the test prompts" in SHAPES
+    scores = dict(found["validation"])
+    best = max(scores, key=lambda iteration: scores[iteration])
+    assert f"in the timed run that of iteration {best} of {max(scores)}" in SHAPES
+
+
+def test_fine_tuning_s_search_and_interval() -> None:
+    found = result("fine-tuning")
+    ends = sorted(100 * row["validation"] for row in found["search"])
+    assert len(ends) == 4 and "the best of four on validation prompts" in SHAPES
+    assert f"{ends[0]:.0f} to {ends[-1]:.0f} % there" in SHAPES
+    low, high = found["fine_tuned_minus_base"]["interval"]
+    assert f"({-100 * low:.1f} below to {100 * high:.1f} above)" in SHAPES
+
+
+def test_edits_before_after_and_without_training() -> None:
+    found, alone = result("edits"), result("edits-alternatives")
+    rates = {
+        key: [[100 * row[when][key] for row in found["seeds"]] for when in ("before", "after")]
+        for key in ("strict", "edit")
+    }
+    before, after = rates["strict"]
+    said = f"from {before[0]:.1f} % to {after[0]:.1f}, {after[1]:.1f} and {after[2]:.1f} %"
+    low, high = (100 * value for value in found["strict"]["interval"])
+    mean = f"{100 * found['strict']['mean']:.1f} points (95 % over seeds {low:.1f} to {high:.1f})"
+    assert f"{said}, by {mean}" in SHAPES
+    ends = [f"{value / 100:.2f}" for value in (rates["edit"][0][0], *rates["edit"][1])]
+    assert "from {} to {}, {} and {}, by".format(*ends) in SHAPES
+    # without training: none of nine is better on validation edits than the plain one
+    tried = alone["tried"]
+    assert tried[0]["steps"] == 5 and tried[0]["guidance"] == 1 and len(tried) == 9
+    assert max(row["strict"] for row in tried) == tried[0]["strict"]
+    few, ten, best = (alone[key] for key in ("best_settings", "base", "best_of_8"))
+    shares = f"{100 * few['strict']:.1f} % of the test edits (10 steps {100 * ten['strict']:.1f} %"
+    assert shares in SHAPES and best["nfe"] == 8 * ten["nfe"]
+    low, high = (100 * value for value in best["interval"])
+    assert f"has {100 * best['strict']:.1f} % ({low:.1f} to {high:.1f}), at eight" in SHAPES
+
+
+def test_the_judge_and_the_noisy_control() -> None:
+    for name, label in (("assets/shapes-sd3", "base model"), ("runs/shapes-awm-seed1", "seed 1")):
+        one = result("judge")["targets"][name]
+        low, high = (100 * value for value in one["interval"])
+        ends = [f"{100 * one[key]:.1f} %" for key in ("judge", "checker")]
+        row = f"{100 * one['agreement']:.1f} % | {low:.1f} to {high:.1f} | {' | '.join(ends)} |"
+        assert f"| {label} | {row}" in SHAPES
+    counted = {}
+    for row in result("word-order-noisy")["counted"]:
+        counted[row["task"], row["guidance"]] = f"{row['asked']} : {row['opposite']}"
+    plain, guided = (counted["position", guidance] for guidance in (1.0, 2.5))
+    assert f"{plain} without guidance and {guided} with 2.5" in SHAPES
+    true, before = result("shapes-base-true-captions"), result("shapes-adv-grpo")["before"]
+    assert f"reached {100 * true['strict']:.1f} %" in SHAPES
+    assert f"lowered it to {100 * before:.1f} %" in SHAPES

@@ -1,5 +1,4 @@
-"""Time an iteration of the shapes configs of chains and trees against the calls of network and VAE
-inside it.
+"""Time an iteration of shapes configs against the calls of network and VAE inside it.
 
     python scripts/research/bench_plans.py
     python scripts/research/bench_plans.py --only shapes/flow_grpo shapes/branch_grpo
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.load import load_config
+from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.tables import fixed
 from flowrl.cost.overhead import bench
@@ -30,13 +30,13 @@ AROUND = ("rewards", "around sampling", "around decoding", "around training")
 MARK = re.compile(r"<!-- bench: plans -->\n(?:\|.*\n)*")
 
 
-def measure(name: str, iterations: int) -> dict[str, Any]:
-    """Time one config."""
+def measure(name: str, iterations: int, here: dict[str, Any]) -> dict[str, Any]:
+    """Time one config, in the environment `here`."""
     config = load_config(name, ["train.threads=1"])
     found = bench(config, iterations=iterations)
     ratio = found["overhead_ratio_without_rewards"]
     print(f"{name}: {found['rollout_ratio']:.3f} {ratio:.3f}", flush=True)
-    return {"plan": config.plan.fn, **found}
+    return {"plan": config.plan.fn, **found, "environment": here}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -100,8 +100,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="the others stay")
     args = parser.parse_args()
     found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    here = environment()  # before the file is written, which changes the checkout
     for name in args.only or sorted(found):
-        found[name] = measure(name, args.iterations)
+        found[name] = measure(name, args.iterations, here)
         write_json(args.out, dict(sorted(found.items())))
 
 

@@ -3,6 +3,7 @@ disturbed.
 
     python scripts/research/kills.py        # 108 kills, writes assets/results/kills.json
     python scripts/research/kills.py --kills 4 --only rwr --out FILE
+    python scripts/research/kills.py --kills 14 --pairs 4 --only tdm_r1 knapsack --add
 
 Each run trains the axes of a shipped config on the toy field of the tests, in a fork of this
 process, or in two that share their work. It is killed up to three times, each time at a random
@@ -11,7 +12,8 @@ kill every checkpoint in the folder is read. The last time it is left alone; the
 does not hold a time must be that of the undisturbed run, byte for byte. Phases take turns, so that
 short ones are hit as well.
 
-A row of the result counts the kills of a config by the phase in which they came. The command fails
+A row of the result counts the kills of a config by the phase in which they came. `--add` keeps what
+the file holds and adds its own kills, with commit and machine under `added`. The command fails
 if a checkpoint could not be read, or a run ended in another way.
 """
 
@@ -57,10 +59,18 @@ FAMILIES = {
     "initial noise": ("find_own", "zo_rank_sgd"),
     "credit that remembers": ("ddpo",),
     "reward trained along": ("learned",),
+    "models trained along": ("tdm_r1",),
+    "choice of prompts": ("difficulty_bandit", "prompt_replay", "knapsack"),
 }
-"""Family -> its configs of configs/shapes; `learned` is the toy's own method with a reward that
-learns."""
-LEARNED = ("rewards={red: {fn: toykit.apprentice}, strict: {fn: toykit.reddish, weight: 0}}",)
+"""Family -> its configs of configs/shapes, or the toy's own method with what `OWN` says."""
+OWN: dict[str, tuple[str, ...]] = {
+    "learned": ("rewards={red: {fn: toykit.apprentice}, strict: {fn: toykit.reddish, weight: 0}}",),
+    # samplers remember what each prompt's images were worth
+    **{
+        name: (*REWARDS, "train.prompts=4", f"sampler={{fn: {name}}}")
+        for name in FAMILIES["choice of prompts"]
+    },
+}
 MOST = 3  # kills of one run
 
 
@@ -76,8 +86,8 @@ class Trial(NamedTuple):
 
 def config_of(name: str, folder: Path) -> Config:
     """Return the toy config with the axes of a shipped one."""
-    if name == "learned":
-        return toy(folder, *OFTEN, *LEARNED)
+    if name in OWN:
+        return toy(folder, *OFTEN, *OWN[name])
     return toy(folder, *OFTEN, *REWARDS, *axes(f"shapes/{name}"))
 
 
@@ -216,21 +226,22 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=24, help="kills of runs of two processes")
     parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="CONFIG")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--add", action="store_true", help="to the kills that the file holds")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "results" / "kills.json")
     args = parser.parse_args()
     # a fork says what it has to say in a file of its own
     warnings.simplefilter("ignore")
     warm_up()
     began, about, rows = time.monotonic(), environment(), []
+    before = json.loads(args.out.read_text()) if args.add else None
     with tempfile.TemporaryDirectory() as home:
         for row in measure(args, Path(home)):
             rows.append(row)
             print(json.dumps(row), flush=True)
             # after every trial, so that a run of this script that was cut off is not lost
             seconds = round(time.monotonic() - began, 1)
-            write_json(
-                args.out, {**summed(rows), "seconds": seconds, "seed": args.seed, "machine": about}
-            )
+            found = {**summed(rows), "seconds": seconds, "seed": args.seed, "machine": about}
+            write_json(args.out, found if before is None else together(before, found))
     if any(row["wrong"] or row["differ"] for row in rows):
         sys.exit(f"a run came out wrong: see {args.out}")
 
@@ -250,6 +261,20 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "runs_that_differ": sum(bool(row["differ"]) for row in rows),
         "configs": configs,
     }
+
+
+def together(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Add the kills of one result to those of another, which keeps its own seed and machine."""
+    out = {**before, "configs": [*before["configs"], *found["configs"]]}
+    for name in ("kills", "runs", "checkpoints_unreadable", "runs_that_differ"):
+        out[name] = before[name] + found[name]
+    for name in ("by_phase", "by_processes"):
+        more = {str(key): count for key, count in found[name].items()}
+        out[name] = {key: count + more[key] for key, count in before[name].items()}
+    about = {name: found[name] for name in ("kills", "seconds", "seed", "machine")}
+    names = list(dict.fromkeys(row["config"] for row in found["configs"]))
+    out["added"] = [*before.get("added", []), {"configs": names, **about}]
+    return out
 
 
 if __name__ == "__main__":

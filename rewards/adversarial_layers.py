@@ -135,12 +135,16 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
             files = self.references.draw(batch.meta, self.seed, "reference", turn, step)
             rows.append(self._step([*self.library(files)], fake))
         self.rounds += 1
-        return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        means = {}
+        for name in rows[0]:
+            means[name] = sum(row[name] for row in rows) / len(rows)
+        return means
 
     @torch.enable_grad()
     def _step(self, real: list[Features], fake: list[Features]) -> dict[str, float]:
         """Make one step of Adam on features of real and generated images."""
-        real_z, fake_z = (torch.cat([self.logit(part) for part in parts]) for parts in (real, fake))
+        real_z = torch.cat([self.logit(part) for part in real])
+        fake_z = torch.cat([self.logit(part) for part in fake])
         loss = hinge(real_z, fake_z)
         if not math.isfinite(loss.item()):
             raise RunError(

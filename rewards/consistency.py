@@ -139,8 +139,11 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
         found = self._ask(cells, jobs)
         scores = []
         for plan in plans:
-            rows = [[_mean([found[j] for j in one]) for one in texts] for texts in plan.values()]
-            scores.append(_mean([_mean(row) for row in rows]))
+            dimensions = []
+            for asked in plan.values():
+                values = [_mean([*map(found.__getitem__, places)]) for places in asked]
+                dimensions.append(_mean(values))
+            scores.append(_mean(dimensions))
         return scores
 
     def _texts(self, prompt: str, record: Mapping[str, Any]) -> dict[str, list[str]]:

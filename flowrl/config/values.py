@@ -253,7 +253,10 @@ def _path(loc: tuple[int | str, ...], value: Any) -> tuple[int | str, ...]:
 def _branch(schema: Schema, *names: str) -> Schema:
     """Return the member of a union that has one of these keys, or the schema itself."""
     branches = schema.get("anyOf", [schema])
-    return next((b for b in branches if any(name in b for name in names)), schema)
+    for branch in branches:
+        if any(name in branch for name in names):
+            return branch
+    return schema
 
 
 def _inside(schema: Schema, step: int | str) -> Schema:

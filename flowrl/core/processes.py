@@ -81,7 +81,9 @@ class World(NamedTuple):
 
     def totals(self, rows: Sequence[Sequence[int]], columns: int) -> list[int]:
         """Add up columns of whole numbers, over rows and over all processes."""
-        mine = [sum(row[column] for row in rows) for column in range(columns)]
+        mine = []
+        for column in range(columns):
+            mine.append(sum(row[column] for row in rows))
         return [sum(column) for column in zip(*self.gather(mine), strict=True)]
 
     def any(self, flag: bool) -> bool:

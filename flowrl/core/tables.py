@@ -52,8 +52,15 @@ def text_table(
     blocks = _blocks(widths, width)
     parts = []
     for block in blocks:
-        parts.append([[row[column] for column in block] for row in rows])
-    return "\n\n".join(_drawn(part, texts, rules, width) for part in parts)
+        parts.append(_drawn(_narrowed(rows, block), texts, rules, width))
+    return "\n\n".join(parts)
+
+
+def _narrowed(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[list[str]]:
+    out = []
+    for row in rows:
+        out.append([row[column] for column in columns])
+    return out
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:

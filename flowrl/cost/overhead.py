@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.columns import medians
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import text_table
@@ -171,7 +172,7 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
 def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     """Return the medians over iterations, as the result file has them."""
     # medians, since other programs disturb single iterations
-    middle = {name: median(row[name] for row in rows) for name in rows[0]}
+    middle = medians(rows)
     seconds = {name: middle[name] for name in PHASES}
     seconds |= {"other": middle["total"] - sum(seconds.values()), "all": middle["total"]}
     apart = {"seconds_without_overlap": middle["apart"]} if "apart" in middle else {}

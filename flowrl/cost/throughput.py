@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
+from flowrl.core.columns import medians
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size, text_table
@@ -86,7 +86,7 @@ def measure(
     trainer.step()
     rows = [_iteration(trainer) for _ in range(iterations)]
     # medians over iterations, since one may be disturbed
-    middle = {name: median(row[name] for row in rows) for name in rows[0]}
+    middle = medians(rows)
     return {
         **_setting(config, device, iterations, vae),
         "seconds": {name: middle[name] for name in (*PHASES, "total")},

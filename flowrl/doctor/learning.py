@@ -114,7 +114,8 @@ def _direction(
         (batch.advantage.to(seen.log_prob) * seen.log_prob).sum().backward()
     # the optimizer steps along minus the loss's gradient
     better = _taken(patient)
-    down, up = (torch.cat([g.flatten().double() for g in grads]) for grads in (loss, better))
+    down = torch.cat([g.flatten().double() for g in loss])
+    up = torch.cat([g.flatten().double() for g in better])
     like = cosine(-down, up)
     section.figures["cosine"] = like
     section.lines.append(f"cosine between the step and the ascent of A log p: {like:.3f}")

@@ -86,8 +86,9 @@ def reference(
     if images.ndim == 5 and model.frames == 1:
         images = images[:, 0]
     if isinstance(model, ZImage) and model.guided:  # the prompts come first in its batch
-        turned = [[torch.cat(t.chunk(2)[::-1]) for t in found] for found in (seen.texts, seen.out)]
-        seen = Seen(seen.times, *turned)
+        read = [torch.cat(t.chunk(2)[::-1]) for t in seen.texts]
+        out = [torch.cat(t.chunk(2)[::-1]) for t in seen.out]
+        seen = Seen(seen.times, read, out)
     return Reference(path, images, _sigmas(model, pipe.scheduler), seen)
 
 

@@ -92,7 +92,8 @@ def _tested(
         section.lines.append(f"{name}: not tested on damaged videos: the self-test has images only")
         return []
     records = [image.record for image in images]
-    texts, places = [record["prompt"] for record in records], [image.name for image in images]
+    texts = [record["prompt"] for record in records]
+    places = [image.name for image in images]
     try:
         check_records(PromptSet(texts, records, "", "", places), {name: reward})
         return selftest(name, reward, images, batch=len(images))

@@ -57,7 +57,10 @@ def _lengths(patient: Patient, section: Section) -> None:
         return
     trainer = patient.trainer
     texts = [*trainer.train_set.texts, *trainer.test_set.texts][:READ]
-    cut = [text for text in texts if all(cut_off(text, reader) for reader in readers)]
+    cut = []
+    for text in texts:
+        if all(cut_off(text, reader) for reader in readers):
+            cut.append(text)
     limits = ", ".join(f"{reader.name} reads {reader.limit} tokens" for reader in readers)
     section.figures = {"prompts": len(texts), "cut": len(cut)}
     section.lines.append(f"{len(cut)} of {len(texts)} prompts are too long; {limits}")

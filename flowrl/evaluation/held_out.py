@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.core.abilities import conditioning
+from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
@@ -224,8 +225,7 @@ def _joined(shares: list[Share]) -> tuple[list[int], Tensor, dict[str, Tensor]]:
     rows = [row for index, _, _ in shares for row in index]
     broken = [one for _, found, _ in shares for one in found]
     parts = [part for _, _, scored in shares for part in scored]
-    scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return rows, torch.tensor(broken), scores
+    return rows, torch.tensor(broken), concatenated(parts)
 
 
 def _whole_report(

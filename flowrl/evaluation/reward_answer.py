@@ -29,7 +29,10 @@ def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
         return reward(batch)
     # the keys of the records that it takes
     keys = dict.fromkeys(key for record in batch.meta for key in record)
-    record = {key: [row.get(key) for row in batch.meta] for key in keys if key != "prompt"}
+    record: dict[str, Any] = {}
+    for key in keys:
+        if key != "prompt":
+            record[key] = [row.get(key) for row in batch.meta]
     if batch.source:
         record["source"] = list(batch.source)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -234,6 +234,10 @@ def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -
     return absent
 
 
+def _has(folder: Path, files: Iterable[str]) -> bool:
+    return all((folder / file).is_file() for file in files)
+
+
 def _check_part(folder: Path, kind: str) -> set[str]:
     """Check that one part's files are there and readable; return the names of its stored
     tensors."""
@@ -241,7 +245,7 @@ def _check_part(folder: Path, kind: str) -> set[str]:
         raise ModelError(f"{folder}: missing, although model_index.json names a {kind} there")
     if "Tokenizer" in kind or "Processor" in kind:
         # transformers makes up a vocabulary of three tokens when the files are gone, and goes on.
-        if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
+        if not any(_has(folder, files) for files in _TOKENIZER_FILES):
             wanted = ", or ".join(" with ".join(files) for files in _TOKENIZER_FILES)
             raise ModelError(f"{folder}: no tokenizer files; expected {wanted}")
         for file in sorted(folder.glob("*.json")):

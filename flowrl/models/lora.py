@@ -97,7 +97,8 @@ def _of_linear_layers(network: nn.Module, targets: Sequence[str]) -> Sequence[st
     """
     found = set(find_layers(network, targets, "lora.targets"))
     modules = dict(network.named_modules())
-    named = {name for name in modules if any(f".{name}".endswith(f".{t}") for t in targets)}
+    ends = tuple(f".{target}" for target in targets)
+    named = {name for name in modules if f".{name}".endswith(ends)}
     linear = [name for name, module in modules.items() if module in found]
     return targets if named == set(linear) else linear
 

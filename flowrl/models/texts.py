@@ -176,7 +176,10 @@ def halves(cond: Cond) -> tuple[Cond, Cond]:
 
 
 def _stack(texts: list[dict[str, Tensor]], device: torch.device) -> Cond:
-    return {name: torch.stack([text[name] for text in texts]).to(device) for name in texts[0]}
+    out = {}
+    for name in texts[0]:
+        out[name] = torch.stack([text[name] for text in texts]).to(device)
+    return out
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

@@ -153,7 +153,7 @@ def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {int(key): [_verdict(one) for one in row] for key, row in found.items()}
+        return {int(key): [*map(_verdict, row)] for key, row in found.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         expected = '{"20": [true, false, null, ...], ...}'
         raise RunError(f"{path}: expected {expected}, {type(error).__name__}: {error}") from error

@@ -15,7 +15,6 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
-from flowrl.core.locks import FolderLock, lock, try_lock
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
@@ -36,6 +35,7 @@ from flowrl.runs.folder import (
     read_rows,
     write_evals,
 )
+from flowrl.runs.locks import FolderLock, lock, try_lock
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 

@@ -164,7 +164,11 @@ def _draw(
 def _unscored(out: Path, prompts: int, images: int) -> list[int]:
     """Return the prompts of which an image has no line."""
     known = folder.read_lines(out)
-    return [p for p in range(prompts) if any((p, i) not in known for i in range(images))]
+    missing = []
+    for prompt in range(prompts):
+        if any((prompt, image) not in known for image in range(images)):
+            missing.append(prompt)
+    return missing
 
 
 def _score(

@@ -222,7 +222,9 @@ def _measured(where: Path, asked: Asked) -> dict[str, Any]:
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return every number of the settings by its name: means of rewards, and measures."""
-    columns = {name: [float(row["rewards"][name]) for row in rows] for name in rows[0]["rewards"]}
+    columns = {}
+    for name in rows[0]["rewards"]:
+        columns[name] = [float(row["rewards"][name]) for row in rows]
     for name in rows[0].get("measures", {}):
         columns[name] = [float(row["measures"][name]["value"]) for row in rows]
     return columns

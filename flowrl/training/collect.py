@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
+from flowrl.core.columns import concatenated
 from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
@@ -202,5 +203,5 @@ def _merged(
     batch = reward_batch(run, ro, images.of(order), rows)
     if len(values) == 1:
         return Collected(ro, batch, values[0])
-    joined = {name: torch.cat([row[name] for row in values]) for name in values[0]}
-    return Collected(ro, batch, {name: row[order.cpu()] for name, row in joined.items()})
+    scores = {name: row[order.cpu()] for name, row in concatenated(values).items()}
+    return Collected(ro, batch, scores)

@@ -93,7 +93,8 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
         return batch
     place = torch.arange(len(same))
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
-    prompts, meta = ([column[i] for i in rows.tolist()] for column in (batch.prompts, batch.meta))
+    prompts = [batch.prompts[i] for i in rows.tolist()]
+    meta = [batch.meta[i] for i in rows.tolist()]
     group = batch.group[rows.to(batch.group.device)]
     sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
     seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)

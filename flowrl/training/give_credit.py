@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
@@ -114,9 +115,8 @@ def _by_label(credit: Callable[..., Tensor], labels: Tensor) -> Callable[..., Te
 
 def _gathered(run: Setup, values: Values, leaf: Tensor) -> Values:
     """Join the values of all processes, in the order of the whole forest's leaves [L]."""
-    answers = run.world.gather(values)
-    joined = {name: torch.cat([answer[name] for answer in answers]) for name in values}
-    return {name: row[leaf] for name, row in joined.items()}
+    answers = concatenated(run.world.gather(values))
+    return {name: answers[name][leaf] for name in values}
 
 
 def _all_images(run: Setup, batch: RewardBatch, leaf: Tensor) -> Tensor:

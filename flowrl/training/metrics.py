@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.core.columns import concatenated
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]
@@ -90,4 +91,4 @@ def _all_rows(seen: list[Trained], world: World) -> Rows:
 
 
 def _joined(parts: list[Rows]) -> Rows:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    return concatenated(parts) if parts else {}

@@ -92,15 +92,19 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]
     )
 
 
+def _group_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    for group in optimizer.param_groups:
+        if any(each is parameter for each in group["params"]):
+            return group
+    raise KeyError("the optimizer has no such parameter")
+
+
 def _placed(
     index: int, parameter: Tensor, values: dict[str, Any], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    group = next(
-        group for group in optimizer.param_groups if any(p is parameter for p in group["params"])
-    )
-    on_device = bool(
-        group.get("fused") or group.get("capturable")
-    )  # otherwise torch keeps `step` on the CPU
+    group = _group_of(parameter, optimizer)
+    # otherwise torch keeps `step` on the CPU
+    on_device = bool(group.get("fused") or group.get("capturable"))
     out: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Tensor):

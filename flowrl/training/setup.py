@@ -201,7 +201,7 @@ def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
 def _starts(prompts: PromptSet) -> list[tuple[Path, ...]]:
     """Return the files that each prompt starts from; [] where one has none."""
     rows = range(len(prompts))
-    files = [tuple(path.resolve() for path in source_paths(prompts, row)) for row in rows]
+    files = [tuple(map(Path.resolve, source_paths(prompts, row))) for row in rows]
     return files if all(files) else []
 
 

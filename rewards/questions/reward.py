@@ -158,7 +158,7 @@ class questions:  # noqa: N801 - configs name rewards in lower case
                 jobs.setdefault(keys[-1], _Job(image, number, text))
             places.append(keys)
         found = self._ask(jobs, images, batch.meta)
-        return [[found.get(key) for key in keys] for keys in places]
+        return [[*map(found.get, keys)] for keys in places]
 
     def _ask(
         self, jobs: dict[str, _Job], images: list[EncodedImage], records: Sequence[dict[str, Any]]

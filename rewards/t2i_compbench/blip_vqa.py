@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +81,7 @@ class BlipVqa:
                 asked = torch.tensor([ids[place] for place in mine], device=self.device)
                 share[mine] = self._ask(seen[[rows[place] for place in mine]], asked).float().cpu()
         answers = iter(share.tolist())
-        return [[next(answers) for _ in asked] for asked in questions]
+        return [[*itertools.islice(answers, len(asked))] for asked in questions]
 
     def _ask(self, seen: Tensor, ids: Tensor) -> Tensor:
         """Ask a question [B, T] of each row of image features [B, S, C] -> [B]."""

@@ -163,7 +163,8 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
             mine = [i for i, record in enumerate(batch.meta) if part in record["parts"]]
             for start in range(0, len(mine), self.batch):
                 chosen = mine[start : start + self.batch]
-                found = judge([images[i] for i in chosen], [batch.meta[i] for i in chosen])
+                records = [batch.meta[i] for i in chosen]
+                found = judge([images[i] for i in chosen], records)
                 for place, line in zip(chosen, found, strict=True):
                     rows[place].update(line)
         # a prompt with several kinds gets their mean
@@ -178,7 +179,8 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
     ) -> list[dict[str, Any]]:
         """Ask about every noun phrase; the image's score is the product of the answers."""
         asked = [self._phrases(record) for record in records]
-        answers = self.blip(images, [[f"{phrase}?" for phrase in mine] for mine in asked])
+        questions = [[*map("{}?".format, mine)] for mine in asked]
+        answers = self.blip(images, questions)
         lines = []
         for mine, values in zip(asked, answers, strict=True):
             product = float(torch.tensor(values, dtype=torch.float64).prod())

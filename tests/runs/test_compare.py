@@ -25,7 +25,6 @@ from comparekit import (
 )
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
-from flowrl.core.locks import lock
 from flowrl.evaluation.crossed import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
@@ -34,6 +33,7 @@ from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.result_file import read
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import read_rows
+from flowrl.runs.locks import lock
 from flowrl.runs.open import open_run
 from flowrl.runs.stop import Interrupted
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout, Tree
 
@@ -41,13 +42,13 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
         moved([part.tree.parent for part in parts])[order],
         *(torch.cat(rows)[order] for rows in columns),
     )
-    log_prob, noise_scale = (
-        torch.cat(rows)[order] for rows in zip(*(part[2:4] for part in parts), strict=True)
-    )
+    log_prob = torch.cat([part.log_prob for part in parts])[order]
+    noise_scale = torch.cat([part.noise_scale for part in parts])[order]
     x = _joined([part.x for part in parts], starts, place)
-    leaf, block = moved([part.leaf for part in parts]), _cat([part.block for part in parts])[order]
+    leaf = moved([part.leaf for part in parts])
+    block = _cat([part.block for part in parts])[order]
     seen = torch.argsort(block[leaf], stable=True)
-    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in first.cond}
+    cond = concatenated([part.cond for part in parts])
     ids = torch.cat([part.group_ids for part in parts])
     means = [part.mean for part in parts]
     mean = None if first.mean is None else _joined([*map(_known, means)], starts, place)

@@ -119,9 +119,10 @@ def _train_choices(tag: str, known: set[tuple[Any, ...]]) -> list[tuple[Any, ...
     # colours that are free for each class
     out = []
     for a, b in shuffled(itertools.combinations(_COLORED, 2), "train color_attr"):
-        free = {name: tuple(c for c in COLORS if (name, c) not in known) for name in (a, b)}
-        first = pick([*free[a]], "first", a, b)
-        second = pick([color for color in free[b] if color != first], "second", a, b)
+        free = [color for color in COLORS if (a, color) not in known]
+        first = pick(free, "first", a, b)
+        free = [color for color in COLORS if (b, color) not in known and color != first]
+        second = pick(free, "second", a, b)
         out.append((a, first, b, second))
     return out
 

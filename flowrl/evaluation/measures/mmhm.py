@@ -49,9 +49,11 @@ def mmhm(
     for name, column in values.items():
         shares = [_share(x, limits[name], name in lower) for x in column]
         columns.append(shares if unclipped_bounds else [min(max(u, 0.0), 1.0) for u in shares])
-    rows = zip(*columns, strict=True)
     # harmonic: one bad measure weighs more than several good ones
-    return [len(columns) / sum(1 / (eps + u) for u in row) for row in rows]
+    means = []
+    for row in zip(*columns, strict=True):
+        means.append(len(columns) / sum(1 / (eps + u) for u in row))
+    return means
 
 
 def _share(value: float, bounds: tuple[float, float], lower: bool) -> float:

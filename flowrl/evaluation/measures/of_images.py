@@ -137,7 +137,8 @@ def _inception(
 
 def _seen(look: Callable[[Tensor], Seen], files: Sequence[ImageFile], size: int) -> Seen:
     parts = [look(part) for part in batches(files, size)]
-    return Seen(torch.cat([p.features for p in parts]), torch.cat([p.logits for p in parts]))
+    features = torch.cat([part.features for part in parts])
+    return Seen(features, torch.cat([part.logits for part in parts]))
 
 
 def _varied(

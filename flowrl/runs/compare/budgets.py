@@ -167,7 +167,8 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     at = dict.fromkeys(("nfe", "seconds"))
     for row in reversed(curve):
         at |= dict.fromkeys(row["budget"], row)
-    curve = [{key: row[key] for key in row if key != "outcomes"} for row in curve]
+    for place, row in enumerate(curve):
+        curve[place] = {key: row[key] for key in row if key != "outcomes"}
     quarter = metrics[len(metrics) - math.ceil(len(metrics) / 4) :]
     return {
         "name": config.name,

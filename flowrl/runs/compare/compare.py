@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
-from flowrl.core.locks import lock
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
 from flowrl.runs.compare.one_run import draw, evaluated, spend
 from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.folder import read_object
+from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer

@@ -138,7 +138,8 @@ def _allowed(axes: Mapping[str, Any], exclude: Any, path: Path) -> list[Levels]:
     every = list(itertools.product(*(range(size) for size in sizes)))
     kept = []
     for cell in every:
-        if not any(all(cell[i] == v for i, v in places.items()) for places in banned):
+        levels = set(enumerate(cell))
+        if not any(places.items() <= levels for places in banned):
             kept.append(cell)
     return kept
 

@@ -83,7 +83,9 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
     tags = base["tags"] if prompts else list(base["tasks"])
     values = _per_prompt if prompts else _per_task
-    groups = {name: np.array([values(row, tags) for row in some]) for name, some in rows.items()}
+    groups = {}
+    for name, some in rows.items():
+        groups[name] = np.array([values(row, tags) for row in some])
     return ErrorModel(groups, np.array(values(base, tags)), list(tags), prompts)
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.files import write_json, write_text
-from flowrl.core.locks import lock
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.budgets import RESULT, Budgets, different
@@ -20,6 +19,7 @@ from flowrl.runs.compare.effects import Result, analysed, effect_rows
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import setting
+from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import check_plan
 

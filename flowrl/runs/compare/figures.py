@@ -213,9 +213,9 @@ def training_figure(result: Result) -> Figure:
     )
     # a column for each metric, a row for each config
     for column, (key, (title, log)) in enumerate(TRACES.items()):
-        traces = {
-            config["name"]: [_trace(run, key) for run in config["seeds"]] for config in configs
-        }
+        traces = {}
+        for config in configs:
+            traces[config["name"]] = [_trace(run, key) for run in config["seeds"]]
         first: Axes | None = None
         for row, config in enumerate(configs):
             axes = figure.add_subplot(grid[row, column], sharex=first, sharey=first)

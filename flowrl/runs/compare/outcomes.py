@@ -12,9 +12,14 @@ from collections.abc import Sequence
 def packed(outcomes: Sequence[Sequence[float]]) -> str:
     """Write scores, one list per prompt, as a text."""
     flat = {value for some in outcomes for value in some}
-    if flat <= {0.0, 1.0}:
-        return " ".join("".join(f"{value:.0f}" for value in some) for some in outcomes)
-    return " ".join(",".join(f"{value:.6g}" for value in some) + "," for some in outcomes)
+    short = flat <= {0.0, 1.0}
+    words = []
+    for some in outcomes:
+        if short:
+            words.append("".join(f"{value:.0f}" for value in some))
+        else:
+            words.append(",".join(f"{value:.6g}" for value in some) + ",")
+    return " ".join(words)
 
 
 def unpacked(text: str) -> list[list[float]]:

@@ -85,9 +85,9 @@ def legend(figure: Figure, entries: Sequence[Any]) -> None:
 def names(result: Result) -> dict[str, str]:
     """Return the configs' short names, with the number of runs that failed."""
     short = labels([config["name"] for config in result["configs"]])
-    failed = {
-        c["name"]: sum(run["failed"] is not None for run in c["seeds"]) for c in result["configs"]
-    }
+    failed = {}
+    for config in result["configs"]:
+        failed[config["name"]] = sum(run["failed"] is not None for run in config["seeds"])
     return {
         name: text + (f" ({failed[name]} failed)" if failed[name] else "")
         for name, text in short.items()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
+from flowrl.core.columns import medians
 from flowrl.core.errors import RunError
 from flowrl.core.files import write_json
 from flowrl.cost.overhead import PhaseClock, without_overlap
@@ -57,8 +57,7 @@ def measured(trainer: Trainer) -> Prices:
     """
     trainer.step()
     rows = [_iteration(trainer) for _ in range(ITERATIONS)]
-    middle = {name: median(row[name] for row in rows) for name in Prices._fields}
-    return Prices(**middle)
+    return Prices(**medians(rows))
 
 
 def _iteration(trainer: Trainer) -> dict[str, float]:

@@ -145,7 +145,10 @@ def pairs(names: Sequence[str], model: ErrorModel) -> Result:
         middle = sorted(known)[len(known) // 2]
         least = detectable(LEVEL / len(known), middle.freedom) * math.sqrt(middle.variance)
     means = [model.score(name)[0] for name in names]
-    better = [[improvement(by_task(model, a), by_task(model, b)) for b in names] for a in names]
+    tasks = {name: by_task(model, name) for name in names}
+    better = []
+    for one in names:
+        better.append([improvement(tasks[one], tasks[other]) for other in names])
     return {
         "error": "seeds and prompts" if model.prompts else "seeds",
         "names": names,

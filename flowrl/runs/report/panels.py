@@ -107,9 +107,8 @@ def _line(name: str, line: Series) -> dict[str, Any]:
 
 
 def _measured(panel: Panel) -> bool:
-    lines = [line for line in panel["lines"] if any(value is not None for value in line["y"])]
-    panel["lines"] = lines
-    return bool(lines)
+    panel["lines"] = [line for line in panel["lines"] if {*line["y"]} - {None}]
+    return bool(panel["lines"])
 
 
 def _steps(metrics: Rows, name: str) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
     strips = [tiles(files[iteration], len(prompts)) for iteration in order]
     judged = read_verdicts(run)
     right = [_fits(judged.get(iteration, []), len(prompts)) for iteration in order]
-    images = [[_url(data) for data in strip] for strip in _compressed(strips, budget)]
+    images = [[*map(_url, strip)] for strip in _compressed(strips, budget)]
     return {"prompts": prompts, "iterations": order, "images": images, "right": right}
 
 
@@ -89,7 +90,8 @@ def _compressed(strips: list[list[Image.Image]], budget: int) -> list[list[bytes
     """Write images as WebP, together within the budget if a quality or size can make them so."""
     found: list[list[bytes]] = []
     for side, quality in [*((PIXELS, q) for q in QUALITIES), (PIXELS // 2, 35), (64, 35)]:
-        found = [[_webp(image, side, quality) for image in strip] for strip in strips]
+        compress = partial(_webp, side=side, quality=quality)
+        found = [[*map(compress, strip)] for strip in strips]
         if sum(len(data) for strip in found for data in strip) <= budget:
             break
     return found

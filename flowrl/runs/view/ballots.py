@@ -4,10 +4,11 @@ sides shuffled."""
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import secrets
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,8 +60,7 @@ class Booth:
         said = _by_voter(read_votes(self.box))
         asked = [pair for question in votes.questions(self.box) for pair in question.pairs]
         free = [pair for pair in asked if pair not in said.get(voter, set())]
-        total = {pair: sum(pair in pairs for pairs in said.values()) for pair in free}
-        return self._hand_out(free, total, {}, len(asked))
+        return self._hand_out(free, said, {}, len(asked))
 
     def next_compared(
         self, voter: str, one: Side, two: Side, runs: Mapping[str, Path]
@@ -69,13 +69,12 @@ class Booth:
         names = self._pairs(one, two, runs)
         said = _by_voter(read_votes(self.box))
         free = [pair for pair in names if pair not in said.get(voter, set())]
-        total = {pair: sum(pair in pairs for pairs in said.values()) for pair in free}
-        return self._hand_out(free, total, names, len(names))
+        return self._hand_out(free, said, names, len(names))
 
     def _hand_out(
         self,
         free: Sequence[Pair],
-        total: Mapping[Pair, int],
+        said: Mapping[str, set[Pair]],
         names: Mapping[Pair, dict[str, str]],
         every: int,
     ) -> dict[str, Any]:
@@ -84,7 +83,8 @@ class Booth:
         if not free:
             return {"ballot": None, "left_over": 0, "of": every}
         # pairs with the fewest votes come first, in no order that a voter could guess
-        fewest = min(total.values())
+        total = Counter(itertools.chain.from_iterable(said.values()))
+        fewest = min(total[one] for one in free)
         pair = self._random.choice([one for one in free if total[one] == fewest])
         sides = [pair.first, pair.second]
         self._random.shuffle(sides)

@@ -225,7 +225,8 @@ def _credit(
     for entry in record.get("exclude", []):
         extra += max(0.0, float(found[CLASSES.index(entry["class"])]) - entry["count"] + 1)
     kept = float(np.exp(-extra / 2))
-    lenient, angle = ([*credits, *(place[way] for place in places)] for way in (0, 1))
+    lenient = [*credits, *(place[0] for place in places)]
+    angle = [*credits, *(place[1] for place in places)]
     return float(np.mean(lenient)) * kept, float(np.mean(angle)) * kept
 
 

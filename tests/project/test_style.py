@@ -1,0 +1,39 @@
+"""Rules of style that no linter holds: one comprehension a line."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+from docskit import ROOT
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FILES = sorted(path for room in ("flowrl", "rewards") for path in (ROOT / room).rglob("*.py"))
+
+
+def crowded(source: str) -> list[int]:
+    """Return the lines on which more than one comprehension has its first `for`."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, COMPREHENSIONS)]
+    lines = Counter(node.generators[0].target.lineno for node in nodes)
+    return sorted(line for line, count in lines.items() if count > 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("a = [x for x in y]\nb = {x for x in y}", []),
+        ("a = [[x for x in y] for y in z]", [1]),
+        ("a = any(x for x in y) or all(x for x in y)", [1]),
+        ("a = [\n    [x for x in y]\n    for y in z\n]", []),
+        ("a = {x: y for x, y in z if x for y in x}", []),
+    ],
+)
+def test_what_is_crowded(source: str, lines: list[int]) -> None:
+    """Counted by eye."""
+    assert crowded(source) == lines
+
+
+def test_at_most_one_comprehension_a_line() -> None:
+    found = {str(path.relative_to(ROOT)): crowded(path.read_text()) for path in FILES}
+    assert len(FILES) > 300 and {name: lines for name, lines in found.items() if lines} == {}

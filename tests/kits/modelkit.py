@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.core.types import FlowModel
 
@@ -48,3 +50,37 @@ def edit(file: str, **changes: Any) -> Callable[[Path], None]:
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return apply
+
+
+@contextmanager
+def counted(model: Any, kinds: set[str]) -> Iterator[dict[str, int]]:
+    """Count how often each block of the network starts to compute."""
+    calls: dict[str, int] = {}
+    hooks = []
+
+    def count(name: str) -> Any:
+        return lambda *_: calls.update({name: calls[name] + 1})
+
+    for name, module in model.network.named_modules():
+        if type(module).__name__ in kinds:
+            calls[name] = 0
+            hooks.append(module.register_forward_pre_hook(count(name)))
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+class Kernels(TorchDispatchMode):
+    """Note which kernels torch runs for attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in str(func) or "softmax" in str(func):
+            self.seen.add(str(func).split(".")[1])
+        return func(*args, **(kwargs or {}))
+
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"

@@ -8,29 +8,12 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import ADAPTERS, PROMPTS, Folders, velocity, with_lora
-from modelkit import gradients, perturb
+from modelkit import FLASH, Kernels, gradients, perturb
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.core.errors import ModelError
 from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups
-
-
-class Kernels(TorchDispatchMode):
-    """Note which kernels torch runs for attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "scaled_dot_product" in str(func) or "softmax" in str(func):
-            self.seen.add(str(func).split(".")[1])
-        return func(*args, **(kwargs or {}))
-
-
-FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def kernels(model: Any) -> tuple[Tensor, dict[str, Tensor], set[str]]:

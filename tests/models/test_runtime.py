@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from diffusers import (
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
 )
-from modelkit import gradients, noise, perturb
+from modelkit import counted, gradients, noise, perturb
 from torch import nn
 
 from flowrl.config.load import load_config
@@ -53,24 +51,6 @@ def test_a_config_sets_the_options_and_defaults_change_nothing() -> None:
 
 
 # ---------------------------------------------------------------------------------- checkpointing
-
-
-@contextmanager
-def counted(model: Any, kinds: set[str]) -> Iterator[dict[str, int]]:
-    """Count how often each block of the network starts to compute."""
-    calls: dict[str, int] = {}
-    hooks = []
-
-    def count(name: str) -> Any:
-        return lambda *_: calls.update({name: calls[name] + 1})
-
-    for name, module in model.network.named_modules():
-        if type(module).__name__ in kinds:
-            calls[name] = 0
-            hooks.append(module.register_forward_pre_hook(count(name)))
-    yield calls
-    for hook in hooks:
-        hook.remove()
 
 
 @pytest.mark.parametrize("tune", ["lora", "full"])

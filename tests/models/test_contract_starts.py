@@ -1,0 +1,196 @@
+"""The contract battery for models whose prompts start from images and for Wan's two experts: what
+the other files of the battery hold for all that start from noise alone. Parity under guidance is in
+test_flux_kontext.py, test_references.py, test_wan_experts.py and test_wan_ti2v.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapterkit import PROMPTS
+from modelkit import FLASH, Kernels, counted, gradients, noise, perturb
+from rolloutkit import decisions, score_draws
+from startkit import (
+    STARTS,
+    VIDEOS,
+    Starts,
+    encoded,
+    sampled_from,
+    size_of,
+    sources,
+    velocity_of,
+)
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
+from trainkit import trainer_for, weights_of
+from wankit import drawn, ours, theirs
+
+from flowrl.algorithms.transitions import cps, flow_sde
+
+# of the last block of Qwen-Image, whose text goes nowhere; and of its text before attention
+IDLE = ("attn.add_q", "attn.norm_added_q", "attn.to_add_out", "txt_mlp", "txt_mod")
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    return Starts(tmp_path_factory.mktemp("starts"))
+
+
+# ------------------------------------------------------------------------------------------ parity
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_without_guidance_videos_and_times_are_the_pipelines(starts: Starts, name: str) -> None:
+    """Latents to 5e-5 in float32, with weights that training has moved; the times that reach the
+    networks to the bit."""
+    model, size = starts.load(name), size_of(name)
+    perturb(model, 0.05)
+    told: list[Tensor] = []
+    for network in getattr(model.network, "both", (model.network,)):
+        network.register_forward_pre_hook(
+            lambda _, __, named: told.append(named["timestep"]), with_kwargs=True
+        )
+    cond = encoded(name, model, 1)
+    found = ours(model, cond, 1, size)
+    mine = [*told]
+    told.clear()
+    given = sources(name, 2)[0]
+    image = {"image": to_pil_image(given[0])} if given else {}
+    expected = theirs(model, drawn(model, 1, size), PROMPTS[:1], size=size, **image)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    assert len(mine) == len(told) > 0
+    for one, other in zip(mine, told, strict=True):
+        assert torch.equal(one.double(), other.double())
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_a_video_alone_is_that_of_a_batch(starts: Starts, name: str) -> None:
+    model = starts.load(name, guidance=3.0)
+    perturb(model, 0.05)
+    x, cond = noise(model, 2, *size_of(name)), encoded(name, model)
+    sigma = torch.tensor([0.95, 0.3])  # on both sides of the boundary
+    with torch.no_grad():
+        v = model.velocity(x, sigma, cond)
+        for i in range(2):
+            row = {key: rows[i : i + 1] for key, rows in cond.items()}
+            alone = model.velocity(x[i : i + 1], sigma[i : i + 1], row)
+            torch.testing.assert_close(alone, v[i : i + 1], rtol=1e-4, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------------- on policy
+
+
+@pytest.mark.parametrize("transition", [flow_sde, cps])
+@pytest.mark.parametrize("name", VIDEOS)
+def test_the_ratio_is_1_before_the_first_update(starts: Starts, name: str, transition: Any) -> None:
+    """Calls of four, as in the rollout: to the bit. Of another size, or with rows from both sides
+    of the boundary: to rounding."""
+    model = starts.load(name, guidance=3.0)
+    perturb(model, 0.05)
+    ro = sampled_from(name, model, transition)
+    zero, nodes = torch.zeros(len(ro.x)), (ro.tree.std > 0).nonzero().flatten()
+    mixed = nodes[torch.arange(len(nodes)).view(-1, 4).T.flatten()]
+    for some, size, limit in ((nodes, 4, 0.0), (nodes, 3, 1e-4), (mixed, 4, 1e-4)):
+        for part in some.split(size):
+            batch = decisions(ro, zero, nodes=part)
+            log_prob = score_draws(model, batch, transition).log_prob
+            assert log_prob.requires_grad
+            gap = float(((log_prob - batch.old_log_prob).exp() - 1).detach().abs().max())
+            assert gap <= limit, (size, gap)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_an_update_moves_all_that_is_trained(starts: Starts, tmp_path: Path, name: str) -> None:
+    """Through the whole loop, from a list whose records name files."""
+    model, (height, width) = starts.load(name, guidance=3.0), size_of(name)
+    perturb(model)
+    lists = _lists(tmp_path, name) if STARTS[name].sources else ()
+    frames = [f"rewards.{r}.frames=mean" for r in ("red", "strict") if name in VIDEOS]
+    small = (f"image={{height: {height}, width: {width}}}", "train.updates=1")
+    trainer = trainer_for(tmp_path, *small, *lists, *frames, model=model)
+    before = weights_of(trainer)
+    metrics = trainer.step()
+    assert metrics["on_policy_gap"] < 1e-4 and metrics["grad_norm"] > 0
+    after = weights_of(trainer)
+    still = {key for key, value in before.items() if torch.equal(value, after[key])}
+    assert all(any(part in key for part in IDLE) for key in still), still
+
+
+def _lists(folder: Path, name: str) -> tuple[str, ...]:
+    rows = []
+    for i, images in enumerate(sources(name, 2)):
+        files = [f"{i}-{j}.png" for j in range(len(images))]
+        for file, image in zip(files, images, strict=True):
+            to_pil_image(image).save(folder / file)
+        rows.append(f'{{"prompt": "{PROMPTS[i]}", "source": {files}}}\n'.replace("'", '"'))
+    (folder / "edits.jsonl").write_text("".join(rows))
+    return tuple(f"prompts.{use}={folder}/edits.jsonl" for use in ("train", "test"))
+
+
+# --------------------------------------------------------------------------- how a network runs
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_checkpointing_computes_blocks_again_and_changes_no_gradient(
+    starts: Starts, name: str
+) -> None:
+    found, calls = [], []
+    for on in (False, True):
+        model = starts.load(name, runtime={"checkpointing": on})
+        perturb(model, 0.05)
+        with counted(model, set(STARTS[name].blocks)) as seen:
+            found.append(gradients(model, velocity_of(name, model).square().sum()))
+        calls.append(set(seen.values()))
+    assert calls == [{1}, {2}]
+    for key, grad in found[0].items():
+        assert torch.equal(grad, found[1][key]), key
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_back_end_reaches_every_attention(starts: Starts, name: str) -> None:
+    """By torch's names of the kernels."""
+    model = starts.load(name, runtime={"attention": "_native_math", "checkpointing": True})
+    plain = starts.load(name)
+    velocities = []
+    for one in (plain, model):
+        perturb(one, 0.05)
+        encoded(name, one)  # whose encoders attend, too
+        cond, x = encoded(name, one), noise(one, 2, *size_of(name))
+        sigma = one.sigmas(4, *size_of(name))[1].expand(2)
+        with Kernels() as noted:
+            v = one.velocity(x, sigma, cond)
+            gradients(one, v.square().sum())
+        velocities.append(v.detach())
+        fused = {kernel for kernel in noted.seen if "flash" in kernel}
+        assert fused == ({FLASH, f"{FLASH}_backward"} if one is plain else set())
+    torch.testing.assert_close(*velocities, rtol=0, atol=1e-5 * float(velocities[0].abs().max()))
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_side_parts_are_on_the_device_only_while_they_work(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """cpu:0 is the device and cpu where parts wait; every part that came is away again, the network
+    back, and the conditioning is the same."""
+    plain, model = starts.load(name), starts.load(name, device="cpu:0", runtime={"offload": True})
+    expected = encoded(name, plain)
+    parts = {id(part): key for key, part in model.pipeline().components.items()}
+    parts[id(model.network)] = "network"
+    place, move = dict[str, str](), nn.Module.to
+
+    def to(self: nn.Module, *args: Any, **options: Any) -> nn.Module:
+        if id(self) in parts and args:
+            place[parts[id(self)]] = str(args[0])
+        return move(self, *args, **options)
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    found = encoded(name, model)
+    x0 = noise(model, 1, *size_of(name))
+    torch.testing.assert_close(model.decode(x0), plain.decode(x0), rtol=0, atol=1e-5)
+    side = {"text_encoder", "text_encoder_2", "vae", "image_encoder"}
+    here = {key for key, part in model.pipeline().components.items() if part is not None}
+    assert place == dict.fromkeys(side & here, "cpu") | {"network": "cpu:0"}
+    for key, rows in expected.items():
+        torch.testing.assert_close(found[key], rows, rtol=0, atol=1e-5)

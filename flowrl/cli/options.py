@@ -93,7 +93,8 @@ Profile = Annotated[
     typer.Option(
         metavar="CARD",
         help="settings for a card of 24gb, 48gb or 80gb: checkpointing, offload, smaller batches, "
-        "and nf4 under LoRA where the network takes more than half of it; overrides stand above it",
+        "and nf4 under LoRA where the network takes more than half of it; where that is not enough "
+        "LoRA of rank 16 and 8-bit AdamW; overrides stand above it",
     ),
 ]
 Json = Annotated[
@@ -103,7 +104,8 @@ Json = Annotated[
 
 
 def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
-    """Load a config with the settings of a profile under what was given. Raise ConfigError."""
+    """Load a config with the settings of a profile under what was given, and say on stderr which
+    these are. Raise ConfigError."""
     from flowrl.config.load import load_config
 
     chosen = load_config(config, given, plugins)
@@ -114,4 +116,5 @@ def fitted(config: str, given: list[str], plugins: list[str], profile: str | Non
     changes = profile_overrides(chosen, profile)
     found = load_config(config, [*changes, *given], plugins)
     more = what_fits(found, profile)
+    typer.echo(f"--profile {profile} sets {' '.join([*changes, *more])}", err=True)
     return load_config(config, [*changes, *more, *given], plugins) if more else found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.architecture import architecture_of, tuning_of
-from flowrl.cost.estimate import ENCODERS_ALONE, estimate
-from flowrl.cost.fit_card import change, limit_of
+from flowrl.cost.estimate import ENCODERS_ALONE, Phase, estimate
+from flowrl.cost.fit_card import RANK, change, limit_of
 from flowrl.cost.memory import count_weights
 
 
@@ -56,20 +57,54 @@ def profile_overrides(config: Config, name: str) -> list[str]:
 
 
 def what_fits(config: Config, name: str) -> list[str]:
-    """Return overrides that bring a config with a profile's settings below its card, and leave the
-    training as it is: text encoders that are too large even alone work on the CPU, and one state is
-    trained at a time. Each only where it is what is too large."""
+    """Return overrides that bring a config with a profile's settings below its card.
+
+    First what leaves the training as it is: text encoders that are too large even alone work on the
+    CPU, and one state is trained at a time, each only where it is what is too large. If that is not
+    enough, LoRA gets a smaller rank, at the same alpha / rank, and then AdamW moments of 8 bits,
+    too: these train otherwise, and are there only if the config fits with them.
+    """
     limit, found = limit_of(PROFILES[name].gigabytes), []
     largest = estimate(config).largest
     if largest is not None and largest.bytes > limit and largest.what == ENCODERS_ALONE:
         found.append("model.runtime.text_encoders=cpu")
         config = change(config, "model.runtime.text_encoders", "cpu")
         largest = estimate(config).largest
-    if largest is not None and largest.bytes > limit and largest.name == "training":
-        smaller = estimate(change(config, "train.micro_batch", 1)).largest
-        if smaller is not None and smaller.bytes <= limit:
-            found.append("train.micro_batch=1")
+    if largest is None or largest.bytes <= limit:
+        return found
+    said: list[str] = []
+    for words, changed in (([], config), *_trained_less(config)):
+        said += words
+        largest = estimate(changed).largest if words else largest
+        if (batch := _one_state(changed, largest, limit)) is not None:
+            return [*found, *said, *batch]
     return found
+
+
+def _trained_less(config: Config) -> Iterator[tuple[list[str], Config]]:
+    """Yield overrides that train less under LoRA, each on top of those before, and the config with
+    them all."""
+    if config.model.kwargs["tune"] != "lora":
+        return
+    lora = tuning_of(config).lora
+    if lora.rank > RANK:
+        alpha = lora.alpha * RANK / lora.rank
+        for key, value in (("rank", RANK), ("alpha", alpha)):
+            config = change(
+                config, "model.lora", {**(config.model.kwargs["lora"] or {}), key: value}
+            )
+        yield [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], config
+    if config.optimizer.fn == "adamw":
+        yield ["optimizer.fn=adamw8bit"], change(config, "optimizer.fn", "adamw8bit")
+
+
+def _one_state(config: Config, largest: Phase | None, limit: int) -> list[str] | None:
+    """Return [] for a config that fits, what makes it fit if it is training one state at a time, or
+    None."""
+    if largest is not None and largest.bytes > limit and largest.name == "training":
+        largest = estimate(change(config, "train.micro_batch", 1)).largest
+        return None if largest is None or largest.bytes > limit else ["train.micro_batch=1"]
+    return None if largest is None or largest.bytes > limit else []
 
 
 def _place(config: Config, key: str) -> tuple[object, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from measured import between
 
 from flowrl.cli.options import fitted
+from flowrl.config.load import load_config
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
@@ -28,29 +29,26 @@ RESULT, PAGE = ROOT / "assets" / "results" / "profiles.json", ROOT / "docs" / "m
 FAST = ("sd3", "flux", "flux_kontext", "qwen_image", "z_image", "flux2_klein", "flux2", "wan")
 VIDEO = ("wan/flow_grpo_fast_ti2v", "wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
 CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, "qwen_edit_plus/flow_grpo_fast")
-RANK = "model.lora.rank=16"
-SMALLER = (  # what trains less, for the smallest card
-    ("flux2/flow_grpo_fast", [RANK]),
-    ("wan/flow_grpo_fast_22", [RANK, "optimizer.fn=adamw8bit"]),
-)
 Row = dict[str, Any]
 
 
-def row(name: str, profile: str, given: list[str]) -> Row:
-    """Estimate a config under a profile and further overrides."""
-    config = fitted(name, given, [], profile)
+def row(name: str, profile: str) -> Row:
+    """Estimate a config under a profile; `less`: what the profile trains less, if anything."""
+    config, plain = fitted(name, [], [], profile), load_config(name)
     largest = estimate(config).largest
     assert largest is not None  # all are released models
-    runtime = config.model.kwargs["runtime"]
+    runtime, rank = config.model.kwargs["runtime"], config.model.kwargs["lora"]["rank"]
+    less = [f"rank {rank}"] * (rank != plain.model.kwargs["lora"]["rank"])
+    less += ["8-bit AdamW"] * (config.optimizer.fn != plain.optimizer.fn)
     return {
         "config": name,
         "profile": profile,
-        "given": given,
         "gib": largest.bytes / GIB,
         "phase": largest.name,
         "fits": largest.bytes <= limit_of(PROFILES[profile].gigabytes),
         "quantize": runtime.get("quantize", "none"),
         "text_encoders": runtime.get("text_encoders", "device"),
+        **({"less": less} if less else {}),
     }
 
 
@@ -59,9 +57,8 @@ def main() -> None:
     rows: list[Row] = []
     if RESULT.exists():
         rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-    there = [(one["config"], one["profile"], one["given"]) for one in rows]
-    wanted = [(name, profile, list[str]()) for name in CONFIGS for profile in PROFILES]
-    wanted += [(name, "24gb", given) for name, given in SMALLER]
+    there = [(one["config"], one["profile"]) for one in rows]
+    wanted = [(name, profile) for name in CONFIGS for profile in PROFILES]
     about = {"command": "python scripts/research/profile_estimates.py"}
     for one in wanted:
         if one not in there:
@@ -78,7 +75,7 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
 def filled(text: str) -> str:
     """Put a row for each config between the marks."""
     rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-    plain = {(one["config"], one["profile"]): one for one in rows if not one["given"]}
+    plain = {(one["config"], one["profile"]): one for one in rows}
     table = [["config", *(f"`{profile}`" for profile in PROFILES)]]
     for name in CONFIGS:
         table.append([f"`{name}`", *(told(plain[name, profile]) for profile in PROFILES)])
@@ -88,7 +85,7 @@ def filled(text: str) -> str:
 def told(one: Row) -> str:
     """Say a peak, and what the profile did for it."""
     words = [f"{one['gib']:.1f}"]
-    words += [one["quantize"]] * (one["quantize"] != "none")
+    words += [one["quantize"]] * (one["quantize"] != "none") + one.get("less", [])
     return ", ".join(words) + ("" if one["fits"] else ": does not fit")
 
 

@@ -18,6 +18,7 @@ from flowrl.cost.profiles import profile_overrides
 
 LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
 NF4 = "model.runtime.quantize=nf4"
+SMALLER, EIGHT = ["model.lora.rank=16", "model.lora.alpha=32"], "optimizer.fn=adamw8bit"
 
 
 def test_what_is_set() -> None:
@@ -103,6 +104,47 @@ def test_text_encoders_beyond_the_card_work_on_the_cpu(
     monkeypatch.setattr(profiles, "estimate", by_hand)
     config = load_config("flux2/flow_grpo_fast", ["model.runtime={offload: true}"])
     assert profiles.what_fits(config, "24gb") == changed
+
+
+@pytest.mark.parametrize(
+    ("rank", "sizes", "changed"),
+    [
+        # GiB that are kept beside what is trained, that a rank of 64 takes, and AdamW's moments
+        (64, (18, 8, 2), SMALLER),  # 28; 18 + 2 + .5
+        (64, (20, 8, 8), [*SMALLER, EIGHT]),  # 36; 20 + 2 + 2 is 24; 20 + 2 + .5
+        (16, (20, 8, 8), [EIGHT]),  # 20 + 2 + 2; 20 + 2 + .5
+        (64, (23, 8, 8), []),  # 25.5 at the least: nothing is changed in vain
+        (64, (18, 2, 2), []),  # 22
+    ],
+)
+def test_less_is_trained_only_where_it_fits_so(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+    sizes: tuple[float, float, float],
+    changed: list[str],
+) -> None:
+    """An estimate by hand of 23 GiB that are free; alpha / rank stays 2, as the config has it."""
+    kept, adapters, moments = sizes
+
+    def by_hand(config: Config) -> Any:
+        share = config.model.kwargs["lora"]["rank"] / 64
+        bits = 1 if config.optimizer.fn == "adamw" else 1 / 4
+        size = int((kept + share * (adapters + bits * moments)) * 2**30)
+        return SimpleNamespace(largest=SimpleNamespace(name="decode", bytes=size, what=""))
+
+    monkeypatch.setattr(profiles, "estimate", by_hand)
+    given = [f"model.lora={{rank: {rank}, alpha: {2 * rank}}}"]
+    config = load_config("z_image/flow_grpo_fast", given)
+    assert profiles.what_fits(config, "24gb") == changed
+    if rank == 64:
+        found = fitted("z_image/flow_grpo_fast", [], [], "24gb")
+        lora = found.model.kwargs["lora"]
+        assert lora["alpha"] / lora["rank"] == 2 and lora["rank"] == (16 if changed else 64)
+        assert (found.optimizer.fn == "adamw8bit") == (EIGHT in changed)
+        said = capsys.readouterr().err
+        assert said.startswith("--profile 24gb sets model.runtime.checkpointing=true ")
+        assert all(text in said for text in changed)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -128,6 +128,15 @@ def test_the_source_decides_and_rows_are_their_own(folder: Path) -> None:
     assert torch.equal(*without)
 
 
+def test_the_grid_has_the_published_numbers(folder: Path) -> None:
+    """1024 pixels, ten steps, FLUX.1's shifts: the reference's digits; the source's tokens do not
+    count."""
+    found = load(folder, tune="none").sigmas(10, 1024, 1024)
+    expected = [1, 0.966014, 0.926647, 0.880513, 0.825702, 0.759511, 0.677987, 0.575103]
+    expected_ = torch.tensor([*expected, 0.4412, 0.259758, 0])
+    torch.testing.assert_close(found, expected_, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"true_cfg_scale": 3.0}, {"dtype": "bfloat16"}])
 def test_the_ratio_is_1_before_the_first_update(folder: Path, options: dict[str, Any]) -> None:
     """In calls as in the rollout to the bit; in others to rounding. A group shares its source."""

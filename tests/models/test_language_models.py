@@ -20,13 +20,27 @@ from flowrl.models.flux2_klein import flux2_klein
 
 # Read from the installed schedulers with the released constants, to the digits that are printed
 GRIDS: list[tuple[str, int, int, list[float]]] = [
-    ("qwen_image", 512, 10, [1, 0.92897, 0.851485, 0.766624, 0.673281, 0.570117, 0.455497]),
-    ("qwen_image", 1024, 10, [1, 0.936978, 0.866951, 0.788682, 0.700624, 0.600818, 0.486747]),
+    (
+        "qwen_image",
+        512,
+        10,
+        [1, 0.92897, 0.851485, 0.766624, 0.673281, 0.570117, 0.455497] + [0.3274, 0.1833, 0.02, 0],
+    ),
+    (
+        "qwen_image",
+        1024,
+        10,
+        [1, 0.936978, 0.866951, 0.788682, 0.700624, 0.600818, 0.486747]
+        + [0.355115, 0.20153, 0.02, 0],
+    ),
     ("z_image turbo", 512, 8, [1, 0.954545, 0.9, 0.833333, 0.75, 0.642857, 0.5, 0.3, 0]),
     ("z_image", 512, 10, [1, 0.981818, 0.96, 0.933333, 0.9, 0.857143, 0.8, 0.72, 0.6, 0.4, 0]),
-    ("flux2", 512, 8, [1, 0.981072, 0.956922, 0.925043, 0.881018, 0.81627, 0.711667, 0.514045]),
+    ("flux2", 512, 8, [1, 0.981072, 0.956922, 0.925043, 0.881018, 0.81627, 0.711667, 0.514045, 0]),
     ("flux2_klein", 1024, 4, [1, 0.967384, 0.908144, 0.7672, 0]),
 ]
+
+# the last sigmas before 0, whose shift depends on the number of steps, too
+ENDS = [(10, [0.8036, 0.704736, 0.514751]), (50, [0.133719])]
 
 
 @pytest.mark.parametrize(("name", "size", "steps", "expected"), GRIDS)
@@ -37,6 +51,13 @@ def test_the_grid_has_the_published_numbers(
     assert found.shape == (steps + 1,) and float(found[-1]) == 0
     expected_ = torch.tensor(expected)
     torch.testing.assert_close(found[: len(expected)], expected_, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "expected"), ENDS)
+def test_the_end_of_a_grid_of_flux2(folders: Folders, steps: int, expected: list[float]) -> None:
+    """At 1024 pixels, to the digits of the reference."""
+    found = folders.load("flux2", tune="none").sigmas(steps, 1024, 1024)[-1 - len(expected) : -1]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["qwen_image", "z_image turbo", "flux2", "flux2_klein"])

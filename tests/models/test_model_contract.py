@@ -207,19 +207,16 @@ TIMES: list[tuple[str, dict[str, Any]]] = [
     ("flux", {"dtype": "float16", "tune": "none"}),
     ("sd15", {}),
     ("sd15 zero", {}),
-    ("wan", {}),
-    ("wan ti2v", {}),
     ("wan euler", {"dtype": "bfloat16"}),
-    ("qwen_image", {}),
-    ("z_image", {}),
-    ("flux2", {}),
     ("flux2", {"dtype": "bfloat16"}),
 ]
+PLAIN = ("sdxl", "wan", "wan ti2v", "qwen_image", "z_image", "flux2", "flux2_klein")
+TIMES += [(name, {}) for name in PLAIN]
 EMBEDDERS = {
-    "sd15": "time_proj",
+    **dict.fromkeys(UNETS, "time_proj"),
     "wan": "condition_embedder.timesteps_proj",
     "z_image": "t_embedder",
-    "flux2": "time_guidance_embed.timestep_embedder",
+    **dict.fromkeys(("flux2", "flux2_klein"), "time_guidance_embed.timestep_embedder"),
 }
 
 

@@ -20,7 +20,14 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed
 from flowrl.models.loading import locate
 from flowrl.runs.catalogue import AXES, Method, load_methods
-from flowrl.runs.export.usage import EDITS, LORA_FILE, CardFacts, local, shown, usage
+from flowrl.runs.export.usage import (
+    CardFacts,
+    files_of,
+    local,
+    shown,
+    task_of,
+    usage,
+)
 from flowrl.runs.folder import (
     ENVIRONMENT,
     EVALS,
@@ -36,12 +43,6 @@ from flowrl.runs.folder import (
 CARD = "README.md"
 TEMPLATES = Path(__file__).with_name("templates")
 VERSIONS = ("flowrl", "python", "torch", "diffusers", "transformers", "peft")
-READERS = {
-    "lora": "LoRA for diffusers: `load_lora_weights`; rank and alpha are in its metadata",
-    "peft": "LoRA for peft: `PeftModel.from_pretrained`",
-    "kohya": "LoRA for ComfyUI and kohya's sd-scripts",
-    "merged": "the whole pipeline, the training merged in: `from_pretrained`; add no LoRA to it",
-}
 Table = list[list[str]]
 
 
@@ -68,7 +69,7 @@ def card(facts: CardFacts, *, grid: bool) -> str:
         base=facts.base,
         quantize=_quantized(c),
         grid=GRID if grid else "",
-        files=_files(facts),
+        files=files_of(facts),
         usage=usage(facts),
         # the run
         iteration=facts.iteration,
@@ -103,7 +104,7 @@ def _template() -> jinja2.Template:
 def _front_matter(facts: CardFacts) -> str:
     """Return what a hub reads of the model, as YAML."""
     found = _method(facts.config)
-    kind = "image-to-image" if facts.config.model.fn in EDITS else "text-to-image"
+    kind = task_of(facts)
     about: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": kind}
     if facts.base:
         relation = "finetune" if facts.formats == ["merged"] else "adapter"
@@ -121,16 +122,6 @@ def _quantized(config: Config) -> str:
     """Return how the base model was quantised in training, "" if it was not."""
     how = (config.model.kwargs.get("runtime") or {}).get("quantize", "none")
     return "" if how == "none" else str(how)
-
-
-def _files(facts: CardFacts) -> Table:
-    names = {
-        "lora": f"`{LORA_FILE}`",
-        "peft": "`adapter_config.json`, `adapter_model.safetensors`",
-        "kohya": f"`{facts.kohya}`",
-        "merged": "`model_index.json` and the folders",
-    }
-    return [[names[name], READERS[name]] for name in facts.formats]
 
 
 # ------------------------------------------------------------------------------------- the training

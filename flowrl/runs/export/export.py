@@ -166,6 +166,7 @@ def _facts(
         lora=trained.lora,
         base=trained.base,
         kohya=_kohya_file(trained),
+        second=trained.second is not None,
     )
 
 

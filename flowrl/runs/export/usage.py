@@ -15,6 +15,7 @@ from flowrl.runs.folder import read_prompts
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
 SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert
+VIDEOS = ("wan", "wan_i2v")
 # flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
 # out
 CALL = {
@@ -34,14 +35,23 @@ OWN_CALL = {
     "qwen_image": QWEN_CALL,
     # whose pipelines cut no prompt
     **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
+    **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
 }
-EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus")  # models whose images start from one
+# models whose images or videos start from one
+EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
+FPS = 8  # of the film that the code writes
 NEUTRAL: dict[str, Any] = {
     "true_cfg_scale": 1.0,
     "negative_prompt": "",
     "guidance_rescale": 0.0,
     "cfg_normalization": 0.0,
     "crop": (0, 0),
+}
+READERS = {
+    "lora": "LoRA for diffusers: `load_lora_weights`; rank and alpha are in its metadata",
+    "peft": "LoRA for peft: `PeftModel.from_pretrained`",
+    "kohya": "LoRA for ComfyUI and kohya's sd-scripts",
+    "merged": "the whole pipeline, the training merged in: `from_pretrained`; add no LoRA to it",
 }
 
 
@@ -60,6 +70,7 @@ class CardFacts(NamedTuple):
     lora: Mapping[str, Any]  # r, lora_alpha, target_modules; empty for full tuning
     base: str  # hub id, "" for a local folder
     kohya: str  # name of the kohya file
+    second: bool = False  # there is LoRA of Wan 2.2's other expert, too
 
 
 def shown(value: Any) -> Any:
@@ -92,13 +103,33 @@ def usage(facts: CardFacts) -> str:
     return f"{where}\n\n```python\n{code}\n```{_caveat(facts)}"
 
 
+def files_of(facts: CardFacts) -> list[list[str]]:
+    """Return the files of each format and what reads them, as rows of a table."""
+    names = {
+        "lora": f"`{LORA_FILE}`" + facts.second * f", `{SECOND_LORA_FILE}`",
+        "peft": "`adapter_config.json`, `adapter_model.safetensors`",
+        "kohya": f"`{facts.kohya}`",
+        "merged": "`model_index.json` and the folders",
+    }
+    return [[names[name], READERS[name]] for name in facts.formats]
+
+
+def task_of(facts: CardFacts) -> str:
+    """Return what a hub calls the model's task: "text-to-image", "image-to-video" and so on."""
+    start = "image" if facts.config.model.fn in EDITS else "text"
+    return f"{start}-to-{'video' if _films(facts) else 'image'}"
+
+
 def _imports(facts: CardFacts) -> list[str]:
     names = [type(facts.pipeline).__name__]
     if facts.network == "unet":
         names.append("DDIMScheduler")
+    if facts.config.model.fn in VIDEOS:
+        names.append(type(facts.pipeline.scheduler).__name__)
     lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
-    if facts.config.model.fn in EDITS:
-        lines.append("from diffusers.utils import load_image")
+    tools = ["export_to_gif"] * _films(facts) + ["load_image"] * (facts.config.model.fn in EDITS)
+    if tools:
+        lines.append(f"from diffusers.utils import {', '.join(tools)}")
     if facts.formats[0] == "peft":
         lines.append("from peft import PeftModel")
     return lines
@@ -119,6 +150,9 @@ def _load(facts: CardFacts) -> list[str]:
         lines.append(
             f"pipeline.load_lora_weights({_quoted(facts.folder)}, weight_name={_quoted(file)})"
         )
+        if facts.second:
+            where = f"weight_name={_quoted(SECOND_LORA_FILE)}, load_into_transformer_2=True"
+            lines.append(f"pipeline.load_lora_weights({_quoted(facts.folder)}, {where})")
     return lines
 
 
@@ -131,18 +165,49 @@ def _draw(facts: CardFacts) -> list[str]:
         lines.append(
             f"pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, {options})"
         )
+    if facts.config.model.fn in VIDEOS:
+        lines += _euler(facts.pipeline.scheduler)
     lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
     text = _quoted(_prompt(facts))
     edits = facts.config.model.fn in EDITS
     start = ['image=load_image("source.png")', f"prompt={text}"] if edits else [text]
     call = [*start, *_arguments(facts)]
+    if facts.config.model.fn in VIDEOS:
+        call.append('output_type="pil"')
+    if _films(facts):
+        return [
+            *lines,
+            "video = pipeline(",
+            *(f"    {text}," for text in call),
+            ").frames[0]",
+            f'export_to_gif(video, "video.gif", fps={FPS})',
+        ]
+    made = "frames[0][0]" if facts.config.model.fn in VIDEOS else "images[0]"
     return [
         *lines,
         "image = pipeline(",
         *(f"    {text}," for text in call),
-        ").images[0]",
+        f").{made}",
         'image.save("image.png")',
     ]
+
+
+def _films(facts: CardFacts) -> bool:
+    """Say whether the model makes videos, of several frames."""
+    return facts.config.model.fn in VIDEOS and facts.config.model.kwargs["frames"] > 1
+
+
+def _euler(scheduler: Any) -> list[str]:
+    """Return the lines that give a pipeline of Wan the run's shift, and Euler's steps, which runs
+    take, in place of UniPC's of second order."""
+    kind, given = type(scheduler).__name__, scheduler.config
+    if kind == "UniPCMultistepScheduler":
+        every = f"list(range({given.num_train_timesteps}))"
+        how = f"flow_shift={given.flow_shift}, solver_order=1, disable_corrector={every}"
+    else:
+        how = f"shift={given.shift}"
+    config = "pipeline.scheduler.config"
+    return [f"pipeline.scheduler = {kind}.from_config({config}, {how})"]
 
 
 def _caveat(facts: CardFacts) -> str:
@@ -159,6 +224,10 @@ def _options(facts: CardFacts) -> list[str]:
     """Return what `from_pretrained` has to be told besides the folder."""
     dtype = facts.config.model.kwargs.get("dtype", "auto")
     options = [f"torch_dtype=torch.{dtype}"] if dtype in ("bfloat16", "float16") else []
+    if options and facts.config.model.fn in VIDEOS:  # parts that stay in float32
+        named = [n for n in ("vae", "image_encoder") if facts.pipeline.components.get(n)]
+        wide = "".join(f'"{name}": torch.float32, ' for name in named)
+        options = [f'torch_dtype={{{wide}"default": torch.{dtype}}}']
     # parts that the run left out
     parts = facts.pipeline.components
     for name in ("text_encoder_3", "tokenizer_3"):

@@ -1,0 +1,139 @@
+"""What the card of an exported video model says: its code, run, and its task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from modelkit import perturb
+from PIL import Image
+from tinywan import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
+from toykit import toy
+
+from flowrl.models.wan import first_order
+from flowrl.runs.export.export import FORMATS, trained_part
+from flowrl.runs.export.usage import CardFacts, task_of, usage
+
+
+class Film(NamedTuple):
+    """A tiny pipeline, the config's `model`, and what the code must call the pipeline with."""
+
+    make: Callable[[Path], Any]
+    chosen: str
+    call: dict[str, Any]
+    tag: str
+    side: int = 32
+
+
+TEXT = "fn: wan, max_sequence_length: 64"
+FILMS = {
+    "text": Film(
+        tiny_wan,
+        f"{TEXT}, frames: 5, guidance: 3.0, flow_shift: 7.0",
+        {"num_frames": 5, "guidance_scale": 3.0, "max_sequence_length": 64},
+        "text-to-video",
+    ),
+    "an image": Film(
+        tiny_wan,
+        f"{TEXT}, frames: 1",
+        {"num_frames": 1, "guidance_scale": 1.0, "max_sequence_length": 64},
+        "text-to-image",
+    ),
+    "experts": Film(
+        tiny_wan22,
+        f"{TEXT}, frames: 5, guidance: 4.0, guidance_2: 2.0",
+        {
+            "num_frames": 5,
+            "guidance_scale": 4.0,
+            "guidance_scale_2": 2.0,
+            "max_sequence_length": 64,
+        },
+        "text-to-video",
+    ),
+    "from an image": Film(
+        lambda folder: tiny_i2v(folder, experts=False),
+        "fn: wan_i2v, frames: 5",
+        {"num_frames": 5, "guidance_scale": 1.0, "max_sequence_length": 512},
+        "image-to-video",
+    ),
+    "a held image": Film(
+        tiny_ti2v,
+        "fn: wan_i2v, frames: 5, guidance: 2.0",
+        {"num_frames": 5, "guidance_scale": 2.0, "max_sequence_length": 512},
+        "image-to-video",
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+@pytest.mark.parametrize("name", FILMS)
+def test_the_code_makes_the_run_s_video(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Run as it stands in the card, and beside the trained pipeline, by Euler's steps: frame by
+    frame. So both experts' LoRA, the shift and the source are in it."""
+    film = FILMS[name]
+    film.make(tmp_path / "base")
+    image = f"image={{height: {film.side}, width: {film.side}}}"
+    model_ = f"model={{{film.chosen}, path: {tmp_path}/base}}"
+    config = toy(tmp_path, model_, image)
+    model = config.call("model")()
+    perturb(model, 0.02)
+    trained = trained_part(model, name="toy")
+    (tmp_path / "out").mkdir()
+    FORMATS[form](trained, tmp_path / "out")
+    facts = CardFacts(
+        config=config,
+        run=tmp_path,
+        iteration=4,
+        weights="current",
+        folder="out",
+        formats=[form],
+        pipeline=trained.pipeline,
+        network=trained.network,
+        numbers=1,
+        lora=trained.lora,
+        base="",
+        kohya="toy-kohya.safetensors",
+        second=trained.second is not None,
+    )
+    levels = torch.randint(0, 256, (film.side, film.side, 3), generator=torch.Generator())
+    source = Image.fromarray(levels.byte().numpy())
+    source.save(tmp_path / "source.png")
+    monkeypatch.chdir(tmp_path)
+
+    # the card's own code
+    (code,) = re.findall(r"```python\n(.*?)```", usage(facts), re.DOTALL)
+    made: dict[str, Any] = {}
+    for start in ("\nvideo =", "\nimage ="):
+        code = code.replace(start, f"\ntorch.manual_seed(3){start}")
+    exec(compile(code, "README.md", "exec"), made)
+
+    # by hand
+    pipeline = model.pipeline()
+    pipeline.register_modules(scheduler=first_order(pipeline.scheduler))
+    torch.manual_seed(3)
+    start_: dict[str, Any] = {"image": source} if film.tag == "image-to-video" else {}
+    frames = pipeline(
+        **start_,
+        prompt="a red circle and a blue square",
+        height=film.side,
+        width=film.side,
+        num_inference_steps=config.eval.steps,
+        output_type="pil",
+        **film.call,
+    ).frames[0]
+    found = made["video"] if len(frames) > 1 else [made["image"]]
+    assert len(found) == len(frames) == film.call["num_frames"]
+    for one, other in zip(found, frames, strict=True):
+        gap = np.asarray(one).astype(int) - np.asarray(other).astype(int)
+        assert np.abs(gap).max() <= 1 and np.asarray(other).std() > 1
+    with Image.open("video.gif" if len(frames) > 1 else "image.png") as film_:
+        assert film_.size == (film.side, film.side)
+    assert task_of(facts) == film.tag

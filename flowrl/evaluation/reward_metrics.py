@@ -66,7 +66,7 @@ def reward_metrics(
     ``preview/reward``. distance: the finished images' `distances` [G]; kind: the leaves' kinds [L],
     as `leaf_kinds` gives them.
     """
-    total, kind = weighted_sum(values, weights), kind.cpu()
+    total, kind = total_reward(values, weights), kind.cpu()
     done = kind == 0
     metrics = {f"reward/{name}": row[done].nanmean().item() for name, row in values.items()}
     metrics["reward"] = total[done].nanmean().item()
@@ -88,7 +88,7 @@ def finished_distances(images: Tensor, group: Tensor, kind: Tensor) -> Tensor:
     return distances(images[done.to(images.device)], group[done.to(group.device)])
 
 
-def weighted_sum(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+def total_reward(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Add rewards {name: [L]} by weight; one of weight 0 is left out, so that NaN
     in it does no harm."""
     total = torch.zeros_like(next(iter(values.values())))

@@ -23,7 +23,7 @@ from flowrl.evaluation.reward_metrics import (
     reward_metrics,
     shares,
     spread_of,
-    weighted_sum,
+    total_reward,
 )
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
@@ -140,7 +140,7 @@ class RewardSet:
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         self.gate = mixed.gate
-        self.variance = spread_of(weighted_sum(scores.values, self.weights), leaf, tree)
+        self.variance = spread_of(total_reward(scores.values, self.weights), leaf, tree)
         # figures of the raw rewards, and the aggregator's own
         kind = leaf_kinds(tree, leaf)
         if distance is None:
@@ -180,7 +180,7 @@ class RewardSet:
     ) -> Tensor:
         """Return the weighted sum [L] of the rewards after their transforms, NaN = not scored."""
         scores = self._scores(values, batch, leaf, tree)
-        return weighted_sum(scores.values, self.weights)
+        return total_reward(scores.values, self.weights)
 
     def has_state(self) -> bool:
         """Say whether `update` changes anything."""

@@ -22,7 +22,7 @@ from flowrl.evaluation.reward_metrics import (
     finished_distances,
     histogram,
     prompt_entropy,
-    weighted_sum,
+    total_reward,
 )
 from flowrl.training.collect import Collected, Values
 from flowrl.training.prompt_visits import joined, remember
@@ -77,7 +77,7 @@ def give_credit(
     )
     # figures of finished images alone; previews of an early step would distort them
     finished = leaf_kinds(whole.tree, whole.leaf).cpu() == 0
-    total = weighted_sum(values, run.config.reward_weights)[finished]
+    total = total_reward(values, run.config.reward_weights)[finished]
     nodes = trained_nodes(whole, run.method.likelihood.trains)
     run.histograms = {"reward": histogram(total), "advantage": histogram(advantage[nodes])}
     metrics |= dict(zip(LOOKS, looks.mean(0).tolist(), strict=True))

@@ -11,7 +11,7 @@ from flowrl.algorithms.plans.solvers import ode
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
-from flowrl.evaluation.reward_metrics import weighted_sum
+from flowrl.evaluation.reward_metrics import total_reward
 from flowrl.evaluation.sources import encode
 from flowrl.training.decode import ImageBuffer
 from flowrl.training.reward_batch import prompted
@@ -45,7 +45,7 @@ def scouted(run: Setup, rows: list[int], places: Sequence[int], attempt: int) ->
     group = made.tree.group[made.leaf]
     batch = prompted(run, from_bytes(images.of(place)), group, [rows[g] for g in group.tolist()])
     values = run.reward_set.score(batch, f"iteration {run.iteration}, scouting")
-    total = weighted_sum(values, c.reward_weights).cpu().reshape(len(rows), -1)
+    total = total_reward(values, c.reward_weights).cpu().reshape(len(rows), -1)
     # the noises of those that are kept
     noise = made.x[made.tree.parent < 0].reshape(len(rows), c.scout.images, *made.x.shape[1:])
     kept = []

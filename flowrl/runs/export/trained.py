@@ -19,7 +19,7 @@ ADAPTER = "default"  # the name that peft gives the adapter
 
 
 @runtime_checkable
-class PipelineModel(FlowModel, Protocol):
+class HasPipeline(FlowModel, Protocol):
     """A FlowModel around a diffusers pipeline."""
 
     def pipeline(self) -> Any:
@@ -54,7 +54,7 @@ def trained_part(
 ) -> TrainedPart:
     """Find what is trained in a model around a diffusers pipeline. Raise ModelError if there is
     none, or nothing is."""
-    if not isinstance(model, PipelineModel):
+    if not isinstance(model, HasPipeline):
         raise ModelError(
             f"export: expected a model around a diffusers pipeline, got a {type(model).__name__}; "
             "its weights are in the checkpoint's safetensors files"

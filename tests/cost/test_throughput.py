@@ -13,6 +13,7 @@ import torch
 from estimatekit import model_config
 from scriptkit import script_module
 from tiny import tiny_flux, tiny_sd3
+from tinylm import tiny_qwen_image
 from tinywan import tiny_wan
 from torch import Tensor
 
@@ -29,6 +30,10 @@ from flowrl.training.trainer import Trainer
 TINY: dict[str, tuple[Callable[[Path], Path], str]] = {
     "sd3": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
     "flux": (tiny_flux, "fn: flux, tune: full, dtype: bfloat16, max_sequence_length: 16"),
+    "qwen_image": (
+        tiny_qwen_image,
+        "fn: qwen_image, guidance: 2.0, lora: {rank: 3}, max_sequence_length: 16",
+    ),
     "wan": (tiny_wan, "fn: wan, frames: 5, lora: {rank: 3}, max_sequence_length: 16"),
 }
 

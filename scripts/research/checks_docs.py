@@ -70,7 +70,8 @@ def about(result: Result) -> str:
         f"{seeds}, opened at its best checkpoint by validation, iteration {iterations}; all start "
         f"from one noise. Guidance is {base['guidance']:g} in the base model and "
         f"{after['guidance']:g} after training, with {after['steps']} steps; without it there are "
-        f"{rows['rl']['steps']}. Gains are in points, with 95 % intervals over {over} "
+        f"{rows['rl']['steps']}. The base model is judged again beside the runs, since processors "
+        f"differ in rounding. Gains are in points, with 95 % intervals over {over} "
         "(`scripts/research/demonstration/trained_checks.py`, "
         "`assets/results/trained-checks.json`)."
     )
@@ -95,7 +96,8 @@ def looks(result: Result) -> str:
     )
     return wrapped(
         f"Of {images:,} images of training prompts after training, without guidance, {blank} are "
-        f"blank; {right:,} are strictly right, and {flawless:,} of these [flawless](#flawless)."
+        f"blank; {right:,} are strictly right, and {flawless:,} of these, "
+        f"{100 * flawless / right:.1f} %, [flawless](#flawless)."
     )
 
 

@@ -127,5 +127,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = (
         "Of 1,400 images of training prompts after training, without guidance, 2 are blank; 1,200"
     )
-    assert said in text.replace("\n", " ") and "1,198 of these [flawless]" in text
+    assert said in text.replace("\n", " ") and "1,198 of these, 99.8 %, [flawless]" in text
     assert "old" not in text and "not measured" not in text

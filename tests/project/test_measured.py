@@ -174,6 +174,22 @@ def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> No
             # the same weights and noise: at most rounding on another processor lies between
             assert abs(one["mean"] - row["mean"]) < 0.02, (name, key)
         assert found["lists"][name]["rl"]["images"] == len(found["runs"]) * rows["base"]["images"]
+    # README: from where to where, and the gain over guidance, which one interval proves
+    readme, over = " ".join(PAGES["README.md"].split()), list[str]()
+    for name, said in (("hard", "a harder tier goes"), ("out of distribution", "distribution")):
+        rows = found["lists"][name]
+        ends = [f"{100 * rows[key]['mean']:.1f}" for key in ("base", "rl")]
+        assert f"{said} from {' to '.join(ends)} %" in readme
+        over.append(f"{100 * rows['rl_minus_base_best_guidance']['mean']:.1f}")
+    assert f"three seeds, {' and '.join(over)} points above" in readme and len(found["runs"]) == 3
+    low = [
+        found["lists"][name]["rl_minus_base_best_guidance"]["interval"][0] for name in base["lists"]
+    ]
+    assert low[0] > 0 > low[1]
+    # what looks right to the strict verdict is no more often flawed after training
+    looks, before = found["looks"], base["looks"]
+    right, flawless = (sum(one[key] for one in looks) for key in ("right", "flawless"))
+    assert flawless / right > before["flawless"] / before["right"] - 0.002
 
 
 def test_the_smallest_cards_are_as_estimated() -> None:

@@ -65,7 +65,7 @@ def told(result: dict[str, Any]) -> str:
     text = (
         f"`{result['trainer']}` at {result['commit'][:8]} on {work['model']}: {', '.join(parts)}, "
         f"{work['dtype']}; "
-        f"{result['rounds']} rounds, the {result['clock']}'s seconds."
+        f"{result['rounds']} round{'s' * (result['rounds'] > 1)}, the {result['clock']}'s seconds."
     )
     return textwrap.fill(text, 100)
 

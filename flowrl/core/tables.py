@@ -40,10 +40,10 @@ def text_table(
     """Align rows of texts, the head first.
 
     The first `left` columns, or those so numbered, stand on the left, the others on the right.
-    `rules` are the rows with
-    a line below them, beside the head. Without a `width` (a file, a pipe) every row is one line,
-    plain and whole. In a terminal of `width` columns a table of figures that is too wide goes on
-    below itself, with its first column again; other long cells go on in the next line.
+    `rules` are the rows with a line below them, beside the head. Without a `width` (a file, a pipe)
+    every row is one line, plain and whole. In a terminal of `width` columns a table of figures that
+    is too wide goes on below itself, with its first column again; other long cells go on in the
+    next line.
     """
     texts = range(left) if isinstance(left, int) else left
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -32,9 +32,9 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
 
     Checkpointing computes anew outside of the call, by the same back end; one model's back end is
     not the next one's. In the UNets noise is divided by the signal left, and so is the kernels'
-    rounding, which without AVX-512 differs more (measured 1.1e-4 of the largest velocity).
+    rounding, which differs more on some processors (measured 1.1e-4 of the largest velocity).
     """
-    rough = fn in ("sd15", "sdxl") and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    rough = fn in ("sd15", "sdxl")
     share = 5e-4 if rough else 1e-5
     v, grads, seen = kernels(with_lora(folders, fn))
     assert {FLASH, f"{FLASH}_backward"} <= seen and not any("softmax" in name for name in seen)

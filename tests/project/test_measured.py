@@ -86,6 +86,29 @@ def test_what_costs_no_training_stands_beside_the_families() -> None:
     assert f"40,000 evaluations are {often[0]} to {often[-1]} iterations" in page
 
 
+def test_methods_at_their_own_rates_are_as_measured() -> None:
+    """compare.md says which learn, between which gains, and which do not; guidance and best of
+    eight stand beside them."""
+    file = ROOT / "assets/results/compare-own-rates.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    base = found["base"]
+    assert _base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
+    shares = _alone("compare-own-rates", 260012, 136)
+    ends = {one["name"]: one["summary"]["nfe"] for one in found["configs"]}
+    assert max(end["mean"] for end in ends.values()) < shares["guided"] < shares["best-of-8"]
+    learnt = [name for name, end in ends.items() if end["gain"][1] > 0]
+    names = ("crd", "flow-dppo", "pepg", "refl", "pref-grpo")
+    assert set(learnt) == {f"shapes-{name}" for name in names}
+    gains = [100 * ends[name]["gain"][0] for name in learnt]
+    said = f"by {min(gains):.0f} to {max(gains):.0f} points, after "
+    often = [ends[name]["iteration"] for name in learnt]
+    page = " ".join(PAGES["docs/compare.md"].split())
+    assert f"{said}{min(often):.0f} to {max(often):.0f} iterations" in page
+    assert all(ends[f"shapes-{name}"]["gain"][2] > 0 for name in ("ddpo", "find"))
+    fall = ends["shapes-rwr"]
+    assert fall["gain"][2] < 0 and f"to {100 * fall['mean']:.1f} %, at the rate" in page
+
+
 def _pairs(pairs: dict[str, Any]) -> list[tuple[tuple[str, str], float]]:
     """Return each pair of a comparison once, with p after Holm's correction."""
     names, found = pairs["names"], []

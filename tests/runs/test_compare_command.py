@@ -60,7 +60,7 @@ class Meter:
         )
         patch.setattr(LinearFlow, "decode", lambda s, x0: self.took(5 * len(x0), decode(s, x0)))
         patch.setattr(
-            RewardSet, "score", lambda s, b, w: self.took(2 * len(b.images), score(s, b, w))
+            RewardSet, "score", lambda s, b, *w: self.took(2 * len(b.images), score(s, b, *w))
         )
 
     def took(self, seconds: float, result: Any) -> Any:

@@ -57,6 +57,7 @@ def _with_sources(inputs: Callable[..., dict[str, Any]]) -> Callable[..., dict[s
         settings: dict[str, Any],
         source: tuple[int, int],
     ) -> dict[str, Any]:
+        """Return the inputs with the height of both."""
         channels, height, width = latent
         return inputs(empty, rows, (channels, height + source[0], width), text, settings)
 

@@ -150,6 +150,7 @@ def watched(network: torch.nn.Module, shape: Sequence[int] = ()) -> Iterator[See
     seen = Seen([], [], [])
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        """Keep the time that a call was given, and what it returned."""
         # some networks are given the time by name, others as the second argument
         time = named["timestep"] if "timestep" in named else args[1]
         seen.times.append(torch.as_tensor(time).detach().cpu().flatten()[:1].clone())

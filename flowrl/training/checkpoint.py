@@ -105,6 +105,7 @@ def save_shares(
         sealed = world.gather(world.together(lambda: entries(mine)))
 
         def finish() -> None:
+            """Seal the draft, and give it its name."""
             for name in shares:
                 shutil.rmtree(draft / f"{name}.parts", ignore_errors=True)
             files: Entries = {}

@@ -150,7 +150,7 @@ class remote:  # noqa: N801 - configs name rewards in lower case
         answers: list[Tensor | str] = [""] * len(chunks)
 
         async def ask(client: Any, number: int) -> None:
-            # packed in a thread, so that other answers are heard meanwhile
+            """Keep the answer to a chunk, which a thread packs, so that others are heard."""
             rows = chunks[number]
             body = await asyncio.to_thread(pack, batch, rows, self.reward)
             try:

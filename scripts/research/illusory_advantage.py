@@ -59,6 +59,7 @@ def rates(tie: float) -> Callable[[Tensor, torch.Generator], Tensor]:
     """Return win rates of noisy scores: the noise is the image's own, the same in every pair."""
 
     def reward(seen: Tensor, draw: torch.Generator) -> Tensor:
+        """Return the win rates of scores, in the shape of what is seen."""
         group, (first, second) = pairs(seen)
         flat = scores(seen, draw).flatten()
         won = verdict(flat[first], flat[second], tie)
@@ -72,6 +73,7 @@ def judged(tie: float, knock_out: bool = False) -> Callable[[Tensor, torch.Gener
     tournament."""
 
     def reward(seen: Tensor, draw: torch.Generator) -> Tensor:
+        """Return the win rates, or the tournament's places, in the shape of what is seen."""
         flat = seen.flatten()
 
         def ask(first: Tensor, second: Tensor) -> Tensor:

@@ -25,11 +25,13 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.cli.main import main
+from flowrl.config.load import Config
 from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
 from flowrl.runs.export.export import FORMATS, TrainedPart, trained_part
+from flowrl.runs.export.usage import CardFacts
 from flowrl.runs.train import train
 
 LORA: dict[str, Any] = {"rank": 4, "alpha": 14.0}  # the update is scaled by 3.5
@@ -154,3 +156,24 @@ def exported_run(home: Path) -> ExportedRun:
     with contextlib.redirect_stdout(said):
         assert main([*argv, *(word for name in FORMATS for word in ("--format", name))]) == 0
     return ExportedRun(home / "run", out, said.getvalue())
+
+
+def exported_facts(config: Config, trained: TrainedPart, form: str, home: Path) -> CardFacts:
+    """Export to the folder "out" -> what its card tells."""
+    (home / "out").mkdir()
+    FORMATS[form](trained, home / "out")
+    return CardFacts(
+        config=config,
+        run=home,
+        iteration=4,
+        weights="current",
+        folder="out",
+        formats=[form],
+        pipeline=trained.pipeline,
+        network=trained.network,
+        numbers=1,
+        lora=trained.lora,
+        base="",
+        kohya="toy-kohya.safetensors",
+        second=trained.second is not None,
+    )

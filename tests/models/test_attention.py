@@ -35,7 +35,7 @@ def test_a_back_end_reaches_every_attention(folders: Folders, fn: str) -> None:
     rounding, which differs more on some processors (measured 1.1e-4 of the largest velocity).
     """
     rough = fn in ("sd15", "sdxl")
-    share = 5e-4 if rough else 1e-5
+    share = 2e-4 if rough else 1e-5
     v, grads, seen = kernels(with_lora(folders, fn))
     assert {FLASH, f"{FLASH}_backward"} <= seen and not any("softmax" in name for name in seen)
     for checkpointing in (False, True):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from docskit import PAGES, ROOT
+from scriptkit import script_module
 
 
 def test_what_fine_tuning_gains_is_as_measured() -> None:
@@ -125,15 +126,7 @@ def test_the_checks_of_the_base_model_are_as_measured() -> None:
     for name, label in (("hard", "harder tier, test list"), ("out of distribution",) * 2):
         ends = [f"{100 * found['lists'][name][key]['mean']:.1f} %" for key in settings]
         assert f"| {label} | {' | '.join(ends)} |" in page
-    tasks = {
-        "same_class": "two of one class",
-        "three_kinds": "three kinds of objects",
-        "group_position": "a group in a relation",
-        "five_six": "five and six objects",
-        "phrasing": "other wordings",
-        "combination": "held-out coloured shapes in new places",
-        "crossing": "two tasks in one prompt",
-    }
+    tasks = script_module("checks_docs").TASKS
     rates = {key: dict[str, float]() for key in settings}
     for rows in found["lists"].values():
         for key in settings:

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from exportkit import KINDS, ExportedRun, assert_code_draws
+from exportkit import KINDS, ExportedRun, assert_code_draws, exported_facts
 from huggingface_hub import ModelCard
 from modelkit import edit, perturb
 from tiny import tiny_flux
 from torchvision.transforms.functional import to_pil_image
 from toykit import toy
 
-from flowrl.config.load import Config
-from flowrl.runs.export.export import FORMATS, TrainedPart, export, trained_part
-from flowrl.runs.export.usage import CardFacts, shown, usage
+from flowrl.runs.export.export import export, trained_part
+from flowrl.runs.export.usage import shown, usage
 from flowrl.runs.open import open_run
 
 pytestmark = pytest.mark.integration
@@ -132,26 +131,6 @@ def test_the_code_for_each_pipeline_and_format(
     monkeypatch.chdir(tmp_path)
     options = {"num_inference_steps": config.eval.steps, **options}
     assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
-
-
-def exported_facts(config: Config, trained: TrainedPart, form: str, home: Path) -> CardFacts:
-    """Export to the folder "out" -> what its card tells."""
-    (home / "out").mkdir()
-    FORMATS[form](trained, home / "out")
-    return CardFacts(
-        config=config,
-        run=home,
-        iteration=4,
-        weights="current",
-        folder="out",
-        formats=[form],
-        pipeline=trained.pipeline,
-        network=trained.network,
-        numbers=1,
-        lora=trained.lora,
-        base="",
-        kohya="toy-kohya.safetensors",
-    )
 
 
 def test_the_code_for_an_edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from exportkit import exported_facts
 from modelkit import perturb
 from PIL import Image
 from tinywan import tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from toykit import toy
 
 from flowrl.models.wan import first_order
-from flowrl.runs.export.export import FORMATS, trained_part
-from flowrl.runs.export.usage import CardFacts, task_of, usage
+from flowrl.runs.export.export import trained_part
+from flowrl.runs.export.usage import task_of, usage
 
 
 class Film(NamedTuple):
@@ -86,23 +87,7 @@ def test_the_code_makes_the_run_s_video(
     model = config.call("model")()
     perturb(model, 0.02)
     trained = trained_part(model, name="toy")
-    (tmp_path / "out").mkdir()
-    FORMATS[form](trained, tmp_path / "out")
-    facts = CardFacts(
-        config=config,
-        run=tmp_path,
-        iteration=4,
-        weights="current",
-        folder="out",
-        formats=[form],
-        pipeline=trained.pipeline,
-        network=trained.network,
-        numbers=1,
-        lora=trained.lora,
-        base="",
-        kohya="toy-kohya.safetensors",
-        second=trained.second is not None,
-    )
+    facts = exported_facts(config, trained, form, tmp_path)
     levels = torch.randint(0, 256, (film.side, film.side, 3), generator=torch.Generator())
     source = Image.fromarray(levels.byte().numpy())
     source.save(tmp_path / "source.png")

@@ -3,8 +3,8 @@ distribution, and whether images are blank or crisp.
 
     python scripts/research/demonstration/base_checks.py
 
-The lists are judged without guidance in 10 steps, and with the guidance and steps that were best on
-validation prompts. Blank and flawless images are counted on the training prompts, since the base
+The lists are judged without guidance in 10 steps, with the guidance and steps that were best on
+validation prompts, and by the best of eight images that the reward chooses. Blank and flawless images are counted on the training prompts, since the base
 model trains on none of the lists. Writes assets/results/base-checks.json.
 """
 
@@ -33,6 +33,7 @@ BASE, SEED = "assets/shapes-sd3", 260_021
 LOOKED_AT = "assets/shapes/train.jsonl"  # its images are looked at
 LISTS = {"hard": "assets/shapes/hard-test.jsonl", "out of distribution": "assets/shapes/ood.jsonl"}
 SETTINGS = {"base": (1.0, 10), "base_best_guidance": (3.5, 20)}
+BEST_OF = 8
 
 
 def main() -> None:
@@ -58,8 +59,10 @@ def main() -> None:
     }
     # lists that the demonstration does not have, each at several settings
     for name, prompts in LISTS.items():
+        asked = settings(BASE, prompts, args.per_task)
+        asked[f"base_best_of_{BEST_OF}"] = asked["base"]._replace(best_of=BEST_OF)
         rows = {}
-        for key, setting in settings(BASE, prompts, args.per_task).items():
+        for key, setting in asked.items():
             found = bench.measure(f"{name}-{key}".replace(" ", "-"), setting)
             rows[key] = row_of([found])
             print(f"{name}, {key}: {rows[key]['mean']:.3f}", flush=True)
@@ -81,7 +84,7 @@ def row_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put measurements of one setting, one per training seed, together: mean, interval, tasks, and
     what was measured."""
     setting = found[0]["setting"]
-    about = {key: setting[key] for key in ("guidance", "steps", "prompts")}
+    about = {key: setting[key] for key in ("guidance", "steps", "best_of", "prompts")}
     images = sum(one["images"] for one in found)
     return {**crossed(rates(found), found[0]["tags"]), "images": images, **about}
 

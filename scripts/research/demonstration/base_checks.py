@@ -4,8 +4,9 @@ distribution, and whether images are blank or crisp.
     python scripts/research/demonstration/base_checks.py
 
 The lists are judged without guidance in 10 steps, with the guidance and steps that were best on
-validation prompts, and by the best of eight images that the reward chooses. Blank and flawless images are counted on the training prompts, since the base
-model trains on none of the lists. Writes assets/results/base-checks.json.
+validation prompts, and by the best of eight images that the reward chooses. Blank and flawless
+images are counted on the training prompts, since the base model trains on none of the lists. Writes
+assets/results/base-checks.json.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Fine-tune the base model on its own right images, at the cost of a run of `shapes/awm`.
 
     python scripts/research/demonstration/fine_tuning.py --seeds 0 1 2
+    python scripts/research/demonstration/fine_tuning.py --seeds 0 1 2 --guidance 3.5 --steps 20 \\
+        --work runs/fine-tuning-guided --out assets/results/fine-tuning-guided.json
 
 The simple alternative to reinforcement learning: sample once from the base model, keep the images
 that the checker calls right, and train on them as on data. The cost is that of the runs beside it,
 counted in network evaluations (a trained row counts 3): as many for sampling, with 10 steps an
 image, and as many for training. Tasks and prompts come equally often. AdamW, a rate that falls to
-zero along a cosine.
+zero along a cosine. With `--guidance` the images are sampled with it, at two evaluations a step, so
+that there are fewer, and the model learns to draw without guidance what it draws with it.
 
 The rate is chosen on the validation prompts with the first seed; then each seed samples images of
 its own, and is judged on the test prompts from the noise of demonstration.py. Models and
@@ -38,11 +41,12 @@ from flowrl.core.noise_path import interpolate
 from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import generator
+from flowrl.core.types import FlowModel
 from flowrl.evaluation.crossed import crossed
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.training.trainer import Trainer
 
-STEPS = 10  # of sampling, as in the evaluation
+STEPS = 10  # of the evaluation, and of sampling if nothing else is asked for
 ROWS = 96  # of a training step
 LISTS = "assets/shapes"
 
@@ -61,6 +65,19 @@ class Cost(NamedTuple):
     training: int
 
 
+class Sampler(NamedTuple):
+    """How the images to train on are sampled."""
+
+    model: FlowModel  # the base model, with the guidance
+    guidance: float
+    steps: int
+
+    @property
+    def evaluations(self) -> int:
+        """Network evaluations of an image."""
+        return self.steps * (1 if self.guidance == 1 else 2)
+
+
 def main() -> None:
     """Search the rate, fine-tune with every seed, measure, write the result file."""
     args = parser().parse_args()
@@ -69,10 +86,12 @@ def main() -> None:
     trainer = Trainer(load_config(args.config, args.set))
     base = {name: p.detach().clone() for name, p in trainer.params.items()}
     cost, bench = cost_of(trainer), Bench(args.work, args.config, [])
+    guided = load_config(args.config, [*args.set, f"model.guidance={args.guidance}"])
+    sampler = Sampler(guided.call("model")(), args.guidance, args.steps)
     # the rate, by validation prompts
     search = []
     for rate in args.rates:
-        model = tuned(trainer, base, cost, args.seeds[0], rate, args.work)
+        model = tuned(trainer, base, cost, sampler, args.seeds[0], rate, args.work)
         setting = setting_of(model, f"{LISTS}/validation.jsonl", 96, 260_002)
         found = bench.measure(f"search-{rate:g}", setting)
         mean = crossed(rates([found]), found["tags"])["mean"]
@@ -82,7 +101,7 @@ def main() -> None:
     # every seed on the test prompts
     some = []
     for seed in args.seeds:
-        model = tuned(trainer, base, cost, seed, best, args.work)
+        model = tuned(trainer, base, cost, sampler, seed, best, args.work)
         setting = setting_of(model, f"{LISTS}/test.jsonl", 144, 260_001)
         some.append(bench.measure(f"test-{seed}", setting))
     # beside the base model, from the same noises
@@ -92,6 +111,7 @@ def main() -> None:
         "kind": "flowrl fine-tuning on right images",
         "command": shlex.join(["python", *sys.argv]),
         "cost": {**cost._asdict(), "of": args.config, "changes": args.set},
+        "sampled_with": {"guidance": args.guidance, "steps": args.steps},
         "search": search,
         "base": entry([before]),
         "fine_tuned": entry(some, lr=best),
@@ -112,6 +132,8 @@ def parser() -> argparse.ArgumentParser:
     add("--set", nargs="*", default=[], help="overrides of the config")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--rates", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4])
+    add("--guidance", type=float, default=1.0, help="of the images to train on")
+    add("--steps", type=int, default=STEPS, help="of the images to train on")
     add("--work", type=Path, default=Path("runs/fine-tuning"))
     add("--out", type=Path, default=Path("assets/results/fine-tuning.json"))
     add("--threads", type=int, default=1)
@@ -134,13 +156,19 @@ def setting_of(target: Path, prompts: str, per_task: int, seed: int) -> Setting:
 
 
 def tuned(
-    trainer: Trainer, base: dict[str, Tensor], cost: Cost, seed: int, rate: float, work: Path
+    trainer: Trainer,
+    base: dict[str, Tensor],
+    cost: Cost,
+    sampler: Sampler,
+    seed: int,
+    rate: float,
+    work: Path,
 ) -> Path:
     """Fine-tune the base model with a seed and a rate -> the folder of the pipeline."""
     folder = work / f"seed{seed}-{rate:g}"
     if folder.exists():
         return folder
-    pool = pool_of(trainer, base, cost, seed, work / f"pool-{seed}.safetensors")
+    pool = pool_of(cost.sampling, sampler, seed, work / f"pool-{seed}.safetensors")
     reset(trainer, base)
     fit(trainer, pool, cost.training // 3 // ROWS, seed, rate)
     draft = folder.with_name(f"{folder.name}.draft")
@@ -160,18 +188,17 @@ def reset(trainer: Trainer, base: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def pool_of(trainer: Trainer, base: dict[str, Tensor], cost: Cost, seed: int, file: Path) -> Pool:
-    """Sample from the base model until the cost of sampling is spent -> the right images."""
+def pool_of(evaluations: int, sampler: Sampler, seed: int, file: Path) -> Pool:
+    """Sample from the base model until the network evaluations are spent -> the right images."""
     # a pool that is there was paid for already
     if file.exists():
         kept = load_file(file)
         return Pool(kept["x0"], kept["prompt"].tolist())
-    reset(trainer, base)
-    model, prompts = trainer.model, load_prompts(f"{LISTS}/train.jsonl")
+    model, prompts = sampler.model, load_prompts(f"{LISTS}/train.jsonl")
     tasks, rng = list(by_task(prompts.records).values()), np.random.default_rng(seed)
-    # as many images as the run's sampling would have paid for: STEPS evaluations each
-    batches = -(-cost.sampling // STEPS // 128)
-    sigmas, shape = model.sigmas(STEPS, 64, 64), model.latent_shape(64, 64)
+    # as many images as the run's sampling would have paid for
+    batches = -(-evaluations // sampler.evaluations // 128)
+    sigmas, shape = model.sigmas(sampler.steps, 64, 64), model.latent_shape(64, 64)
     latents, places = [], list[int]()
     for number in range(batches):
         chosen = [int(rng.choice(tasks[i % len(tasks)])) for i in range(128)]

@@ -122,6 +122,20 @@ def change(config: Config, key: str, value: Any) -> Config:
     return replace(config, model=replace(config.model, kwargs={**config.model.kwargs, name: value}))
 
 
+def smaller_rank(config: Config) -> tuple[list[str], Config] | None:
+    """Return overrides for LoRA of rank `RANK`, and the config with them; None where the rank is
+    that already, or no LoRA is trained. alpha / rank, which scales the update, stays as it is."""
+    if config.model.kwargs.get("tune") != "lora":
+        return None
+    lora = tuning_of(config).lora
+    if lora.rank <= RANK:
+        return None
+    alpha = lora.alpha * RANK / lora.rank
+    given = config.model.kwargs["lora"] or {}
+    changed = change(config, "model.lora", {**given, "rank": RANK, "alpha": alpha})
+    return [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], changed
+
+
 def read(config: Config, key: str) -> Any:
     """Return the value of "train.x", "eval.x" or "model.x"."""
     section, name = key.split(".")
@@ -207,8 +221,9 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         and (kwargs.get("runtime") or {}).get("quantize", "none") == "none"
     ):
         yield "model.runtime.quantize=nf4", change(config, "model.runtime.quantize", "nf4")
-    if kwargs.get("tune") == "lora" and tuning_of(config).lora.rank > RANK:
-        yield f"model.lora.rank={RANK}", change(config, "model.lora.rank", RANK)
+    if smaller := smaller_rank(config):
+        overrides, changed = smaller
+        yield " ".join(overrides), changed
     if config.optimizer.fn == "adamw":
         yield "optimizer.fn=adamw8bit", change(config, "optimizer.fn", "adamw8bit")
     if prompts > 1:

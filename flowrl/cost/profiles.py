@@ -9,7 +9,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.architecture import architecture_of, tuning_of
 from flowrl.cost.estimate import ENCODERS_ALONE, Phase, estimate
-from flowrl.cost.fit_card import RANK, change, limit_of
+from flowrl.cost.fit_card import change, limit_of, smaller_rank
 from flowrl.cost.memory import count_weights
 
 
@@ -86,14 +86,9 @@ def _trained_less(config: Config) -> Iterator[tuple[list[str], Config]]:
     them all."""
     if config.model.kwargs["tune"] != "lora":
         return
-    lora = tuning_of(config).lora
-    if lora.rank > RANK:
-        alpha = lora.alpha * RANK / lora.rank
-        for key, value in (("rank", RANK), ("alpha", alpha)):
-            config = change(
-                config, "model.lora", {**(config.model.kwargs["lora"] or {}), key: value}
-            )
-        yield [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], config
+    if smaller := smaller_rank(config):
+        config = smaller[1]
+        yield smaller
     if config.optimizer.fn == "adamw":
         yield ["optimizer.fn=adamw8bit"], change(config, "optimizer.fn", "adamw8bit")
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from estimatekit import made, phases
+import pytest
+from estimatekit import made, model_config, phases
+from tiny import tiny_sd3
 
 from flowrl.config.load import Config
 from flowrl.core.tables import size
+from flowrl.cost.architecture import tuning_of
 from flowrl.cost.estimate import Estimate, estimate, phase
 from flowrl.cost.fit_card import GIB, RESERVE, change, remedies, verdict
 from flowrl.training.rehearsal import check_plan
@@ -75,15 +78,30 @@ def test_where_no_batch_is_small_enough(tmp_path: Path) -> None:
     assert said(found, name, 1000)[0].endswith("), which is not enough")
 
 
-def test_a_smaller_rank_is_proposed_where_adapters_are_large(tmp_path: Path) -> None:
-    """Rank 64 has four times the trained weights of rank 16, and so their moments."""
-    config = change(made(tmp_path, "sd3, LoRA, guidance"), "model.lora.rank", 64)
+@pytest.mark.parametrize(
+    ("given", "alpha"),
+    [("{rank: 64, alpha: 128}", "32"), ("{rank: 64}", "16"), ("{rank: 48, alpha: 20}", "6.66667")],
+)
+def test_a_smaller_rank_is_proposed_where_adapters_are_large(
+    tmp_path: Path, given: str, alpha: str
+) -> None:
+    """Rank 64 has four times the trained weights of rank 16, and so their moments. What is proposed
+    is typed as it stands, and keeps alpha / rank; alpha is 64 by default."""
+    model = f"{{fn: sd3, guidance: 2.0, lora: {given}, path: {tmp_path}/weights, device: cpu}}"
+    tiny_sd3(tmp_path / "weights")
+    config = model_config(tmp_path, model)
     name = "optimizer step"
-    less = needs(config, name, "model.lora.rank", 16)
+    less = needs(config, name, "model.lora", {"rank": 16})
     found = estimate(config)
     assert less < phases(found)[name].bytes
     limit = (less + phases(found)[name].bytes) / 2
     head = said(found, name, limit)[0]
-    assert f"model.lora.rank=16 ({size(less)})" in head
-    smaller = estimate(change(config, "model.lora.rank", 16))
-    assert "model.lora.rank" not in said(smaller, name, 1000)[0]
+    hint = f"model.lora.rank=16 model.lora.alpha={alpha}"
+    assert f"{hint} ({size(less)})" in head
+    typed = model_config(tmp_path, model, *hint.split())
+    before, after = (tuning_of(one).lora for one in (config, typed))
+    assert after.rank == 16
+    assert after.alpha / after.rank == pytest.approx(before.alpha / before.rank, rel=1e-5)
+    assert needs(config, name, "model.lora", typed.model.kwargs["lora"]) == less
+    # nothing smaller is proposed then
+    assert "model.lora.rank" not in said(estimate(typed), name, 1000)[0]

@@ -178,7 +178,7 @@ def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | N
     if config.model.fn == "flux_kontext":
         return latent[1], latent[2]
     if config.model.fn.startswith("flux2"):
-        count = _references(config.prompts.train)
+        count = references(config.prompts.train)
         return (count * latent[1], latent[2]) if count else None
     if config.model.fn not in QWEN[1:]:
         return None
@@ -187,7 +187,7 @@ def source_shape(config: Config, latent: tuple[int, ...]) -> tuple[int, int] | N
     return height // factor, width // factor
 
 
-def _references(path: str) -> int:
+def references(path: str) -> int:
     """Return how many images the first prompt of a list starts from; 0 where no file is there."""
     if Path(path).suffix not in ENDINGS:
         return 0

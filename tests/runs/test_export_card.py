@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from exportkit import KINDS, ExportedRun, assert_code_draws, exported_facts
 from huggingface_hub import ModelCard
-from modelkit import edit, perturb
-from tiny import tiny_flux
-from torchvision.transforms.functional import to_pil_image
+from modelkit import perturb
 from toykit import toy
 
 from flowrl.runs.export.export import export, trained_part
@@ -130,23 +127,6 @@ def test_the_code_for_each_pipeline_and_format(
     facts = exported_facts(config, trained, form, tmp_path)
     monkeypatch.chdir(tmp_path)
     options = {"num_inference_steps": config.eval.steps, **options}
-    assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
-
-
-def test_the_code_for_an_edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It loads a source and leaves its size alone, as the run did."""
-    base = tiny_flux(tmp_path / "base")
-    edit("model_index.json", _class_name="FluxKontextPipeline")(base)
-    chosen = f"fn: flux_kontext, path: {base}, guidance: 2.0, max_sequence_length: 8"
-    config = toy(tmp_path, f"model={{{chosen}}}", "image={height: 32, width: 32}")
-    model = config.call("model")()
-    perturb(model, 0.02)
-    facts = exported_facts(config, trained_part(model, name="toy"), "lora", tmp_path)
-    source = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(1)) / 255
-    to_pil_image((source * 255).round().byte()).save(tmp_path / "source.png")
-    monkeypatch.chdir(tmp_path)
-    options = {"num_inference_steps": config.eval.steps, "guidance_scale": 2.0}
-    options |= {"max_sequence_length": 8, **model.pipeline_sources([(source,)])}
     assert_code_draws(usage(facts), model, "a red circle and a blue square", options)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
+from flowrl.runs.export.starts import start_argument, start_count, start_note
 from flowrl.runs.folder import read_prompts
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
@@ -37,8 +38,6 @@ OWN_CALL = {
     **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
     **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
 }
-# models whose images or videos start from one
-EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
 FPS = 8  # of the film that the code writes
 NEUTRAL: dict[str, Any] = {
     "true_cfg_scale": 1.0,
@@ -72,6 +71,11 @@ class CardFacts(NamedTuple):
     kohya: str  # name of the kohya file
     second: bool = False  # there is LoRA of Wan 2.2's other expert, too
 
+    @property
+    def starts(self) -> int:
+        """Return how many images each prompt starts from."""
+        return start_count(self.config, self.run)
+
 
 def shown(value: Any) -> Any:
     """Return a value of a config with file names in place of paths of a machine, and without
@@ -100,7 +104,9 @@ def usage(facts: CardFacts) -> str:
     if not facts.base and facts.formats[0] != "merged":
         where += " The base model was a local folder: name yours, or its hub id."
     code = "\n".join([*_imports(facts), "", *_load(facts), *_draw(facts)])
-    return f"{where}\n\n```python\n{code}\n```{_caveat(facts)}"
+    return (
+        f"{where}\n\n```python\n{code}\n```{start_note(facts.config, facts.starts)}{_caveat(facts)}"
+    )
 
 
 def files_of(facts: CardFacts) -> list[list[str]]:
@@ -116,7 +122,7 @@ def files_of(facts: CardFacts) -> list[list[str]]:
 
 def task_of(facts: CardFacts) -> str:
     """Return what a hub calls the model's task: "text-to-image", "image-to-video" and so on."""
-    start = "image" if facts.config.model.fn in EDITS else "text"
+    start = "image" if facts.starts else "text"
     return f"{start}-to-{'video' if _films(facts) else 'image'}"
 
 
@@ -127,7 +133,7 @@ def _imports(facts: CardFacts) -> list[str]:
     if facts.config.model.fn in VIDEOS:
         names.append(type(facts.pipeline.scheduler).__name__)
     lines = ["import torch", f"from diffusers import {', '.join(sorted(names))}"]
-    tools = ["export_to_gif"] * _films(facts) + ["load_image"] * (facts.config.model.fn in EDITS)
+    tools = ["export_to_gif"] * _films(facts) + ["load_image"] * bool(facts.starts)
     if tools:
         lines.append(f"from diffusers.utils import {', '.join(tools)}")
     if facts.formats[0] == "peft":
@@ -169,9 +175,9 @@ def _draw(facts: CardFacts) -> list[str]:
         lines += _euler(facts.pipeline.scheduler)
     lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
     text = _quoted(_prompt(facts))
-    edits = facts.config.model.fn in EDITS
-    start = ['image=load_image("source.png")', f"prompt={text}"] if edits else [text]
-    call = [*start, *_arguments(facts)]
+    # by name: the first argument of some pipelines is the image
+    start = [start_argument(facts.starts)] if facts.starts else []
+    call = [*start, f"prompt={text}", *_arguments(facts)]
     if facts.config.model.fn in VIDEOS:
         call.append('output_type="pil"')
     if _films(facts):

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from diffusers import UniPCMultistepScheduler
 
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs, resource
+from flowrl.cost.released_wan import released
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
@@ -256,3 +258,20 @@ def test_the_window_of_mix_grpo() -> None:
         all(steps == list(range(steps[0], steps[0] + 4)) for steps in plans)
         and max(map(max, plans)) == 14
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary", "first"),
+    [("wan/flow_grpo_fast_22", 0.875, 4), ("wan/flow_grpo_fast_i2v_22", 0.9, 3)],
+)
+def test_only_the_first_expert_learns(name: str, boundary: float, first: int) -> None:
+    """Wan 2.2: by the released schedulers the noisy steps lie above the boundary, as the heads of
+    the configs say."""
+    config = load_config(name)
+    scheduler = UniPCMultistepScheduler(
+        **released()[config.model.kwargs["path"]]["scheduler"].settings
+    )
+    scheduler.set_timesteps(config.plan.kwargs["steps"])
+    assert int((scheduler.timesteps >= 1000 * boundary).sum()) == first
+    noisy = {int(step) for i in range(50) for step in config.call("plan")(i).noise.nonzero()}
+    assert noisy and max(noisy) < first

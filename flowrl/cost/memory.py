@@ -219,12 +219,7 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
     base = base or config.eval.tuned < 1
     copies = [
         ("gradients", FLOAT, True, _LEARNING),
-        (
-            "AdamW's moments",
-            2 * moment_bytes(config),
-            True,
-            PHASES,
-        ),  # they stay from the first step on
+        ("AdamW's moments", 2 * moment_bytes(config), True, PHASES),  # from the first step on
         ("averaged weights (EMA)", FLOAT, average, PHASES),
         ("base weights (KL, eval.tuned)", FLOAT, base, PHASES),
         ("weights that sample (old)", FLOAT, config.old is not None, PHASES),

@@ -73,7 +73,16 @@ class Setup:
         self.intact = True
         self.world, self.sharded = world().in_groups(context_of(config)), sharded()
         check_processes(config, self.world, sharded=self.sharded)
-        # prompts and functions
+        self._take_prompts()
+        frames = frames_of(config, model)
+        self._take_rewards(frames)
+        bare = config.call("model")() if model is None else model
+        self._take_model(bare, frames)
+        self._take_weights()
+
+    def _take_prompts(self) -> None:
+        """Read the prompts, bind the method's functions, and check that they fit together."""
+        config = self.config
         self.train_set = load_prompts(config.prompts.train)
         self.test_set = load_prompts(config.prompts.test)
         groups_of(self.train_set, config.train.balance)  # or says which record lacks the key
@@ -93,28 +102,33 @@ class Setup:
         self.teachers: Teachers | None = None
         if "teacher" in self.method.needs:
             self.teachers = Teachers(config, self.train_set)
-        # rewards
-        frames = frames_of(config, model)
-        self.reward_set = RewardSet(
-            config, self.train_set.records, self.method.credit, frames=frames
-        )
+
+    def _take_rewards(self, frames: int) -> None:
+        """Make the rewards, and show them an image like those to come; a video has `frames`."""
+        config, credit = self.config, self.method.credit
+        self.reward_set = RewardSet(config, self.train_set.records, credit, frames=frames)
         self.rewards = self.reward_set.rewards
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)
         check_headline(config, self.rewards)
-        if "sigma_rewards" in needs_of(self.method.credit):
+        if "sigma_rewards" in needs_of(credit):
             check_sees_sigma(config, self.rewards)
         for prompts in (self.train_set, self.test_set):
             check_records(prompts, self.rewards)
         self.reward_set.probe()
-        # model and what is trained of it
-        bare = config.call("model")() if model is None else model
-        self.model = extended(bare, self.method, config)
-        check_encodes(self.model, plan)
+
+    def _take_model(self, bare: FlowModel, frames: int) -> None:
+        """Add to the model what the method trains beside it, and check that it can do the work."""
+        self.model = extended(bare, self.method, self.config)
+        check_encodes(self.model, self.method.plan(0))
         check_frames(bare, frames)
-        check_size(self.model, config)
+        check_size(self.model, self.config)
         for prompts in (self.train_set, self.test_set):
             check_starts(self.model, prompts)
+
+    def _take_weights(self) -> None:
+        """Name what is trained, keep the copies that the method looks at, make the optimizer."""
+        config = self.config
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
@@ -194,7 +208,7 @@ def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
             f"prompts, {lines}. Scores on these do not say how the model does on new prompts; "
             "take them out of one list",
             OverlapWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules of style that no linter holds: one comprehension a line."""
+"""Rules of style that no linter holds: one comprehension a line, functions of at most 50 lines."""
 
 from __future__ import annotations
 
@@ -37,3 +37,30 @@ def test_what_is_crowded(source: str, lines: list[int]) -> None:
 def test_at_most_one_comprehension_a_line() -> None:
     found = {str(path.relative_to(ROOT)): crowded(path.read_text()) for path in FILES}
     assert len(FILES) > 300 and {name: lines for name, lines in found.items() if lines} == {}
+
+
+def bodies(source: str) -> dict[str, int]:
+    """Return how many lines the body of each function has, without its docstring."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+            last = node.body[-1].end_lineno
+            assert last is not None
+            found[node.name] = last - first.lineno + 1
+    return found
+
+
+def test_how_long_a_body_is() -> None:
+    """Counted by eye."""
+    source = (
+        'def a(\n    b,\n):\n    """Of\n    two."""\n    c = [\n        b,\n    ]\n    return c\n'
+    )
+    assert bodies(source) == {"a": 4}
+    assert bodies('def a():\n    """One."""\n') == {"a": 1}
+
+
+def test_no_function_is_long() -> None:
+    found = {str(path.relative_to(ROOT)): bodies(path.read_text()) for path in FILES}
+    long = {f"{p}: {n}": k for p, names in found.items() for n, k in names.items() if k > 50}
+    assert long == {}

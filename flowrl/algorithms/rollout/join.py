@@ -30,12 +30,8 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
 
     def moved(ids: list[Tensor]) -> Tensor:
-        return torch.cat(
-            [
-                torch.where(n < 0, -1, place[n.clamp_min(0) + at])
-                for n, at in zip(ids, starts, strict=False)
-            ]
-        )
+        pairs = zip(ids, starts, strict=False)
+        return torch.cat([torch.where(n < 0, -1, place[n.clamp_min(0) + at]) for n, at in pairs])
 
     columns = zip(*(part.tree[1:] for part in parts), strict=True)
     tree = Tree(

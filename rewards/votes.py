@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from flowrl.core.votes import Pair, ask, keep_image, opinions, pair_of, read_votes, withdraw
+from flowrl.core.votes import VotePair, ask, keep_image, opinions, pair_of, read_votes, withdraw
 
 from ._common.pairs import some_pairs, win_rates
 from ._common.scorer import to_pil
@@ -76,7 +76,7 @@ class votes:  # noqa: N801 - configs name rewards in lower case
                 outcome[place] = mean if pair.first == names[i] else 1 - mean
         return win_rates(outcome, first, second, len(group))
 
-    def _asked(self, asked: Sequence[Pair]) -> dict[Pair, list[float]]:
+    def _asked(self, asked: Sequence[VotePair]) -> dict[VotePair, list[float]]:
         """Put pairs before people where votes are missing -> what was said of each."""
         # two images of the same bytes need no vote: neither can be better
         wanted = [pair for pair in asked if pair.first != pair.second]
@@ -90,7 +90,7 @@ class votes:  # noqa: N801 - configs name rewards in lower case
         same = {pair: [0.5] for pair in asked if pair.first == pair.second}
         return {pair: given.get(pair, []) for pair in asked} | same
 
-    def _wait(self, wanted: Sequence[Pair]) -> None:
+    def _wait(self, wanted: Sequence[VotePair]) -> None:
         """Wait until every pair has its votes, or nobody comes any more."""
         end = time.monotonic() + self.patience
         _log.warning(
@@ -104,6 +104,6 @@ class votes:  # noqa: N801 - configs name rewards in lower case
         if missing:
             _log.warning("votes: %d votes did not come; they are missing, not 0", missing)
 
-    def _missing(self, wanted: Sequence[Pair]) -> int:
+    def _missing(self, wanted: Sequence[VotePair]) -> int:
         given = opinions(read_votes(self.folder))
         return sum(max(0, self.each - len(given.get(pair, []))) for pair in wanted)

@@ -14,7 +14,7 @@ from flowrl.core.errors import ConfigError
 COUNT, TOLERANCE = 64, 1e-4  # of the self-test
 
 
-class Asked(NamedTuple):
+class ScoringJob(NamedTuple):
     """Which images, which rewards, and how many images at once."""
 
     images: list[Path]
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     plugin: list[str]
 
 
-class Files(NamedTuple):
+class ScoreFiles(NamedTuple):
     """Where scores go beside the table, and in what order."""
 
     json: Path | None
@@ -124,7 +124,7 @@ def score(
 ) -> int:
     """Score any images with rewards, or test whether the rewards can be trusted (--selftest)."""
     # a self-test gives no scores and a scoring tests nothing: each refuses the other's options
-    asked = Asked(images, reward, config, changes, prompt, prompts, batch, plugin)
+    asked = ScoringJob(images, reward, config, changes, prompt, prompts, batch, plugin)
     if selftest:
         if csv or grid or split or sort is not None:
             raise ConfigError(
@@ -142,10 +142,10 @@ def score(
             "score: expected images or folders; --count, --tolerance and --skip belong to "
             "--selftest"
         )
-    return _score(asked, split, Files(json, csv, grid, sort))
+    return _score(asked, split, ScoreFiles(json, csv, grid, sort))
 
 
-def _score(asked: Asked, split: bool, files: Files) -> int:
+def _score(asked: ScoringJob, split: bool, files: ScoreFiles) -> int:
     """Score images and write what is asked for -> 0."""
     from flowrl.core.files import is_stdout
     from flowrl.core.prompts import check_records
@@ -197,7 +197,9 @@ def _some(names: list[str], total: int) -> str:
     return f"{len(names)} of {total} ({', '.join(names[:3])}{more})"
 
 
-def _save(files: Files, card: dict[str, Any], items: Any, scored: Any, names: list[str]) -> None:
+def _save(
+    files: ScoreFiles, card: dict[str, Any], items: Any, scored: Any, names: list[str]
+) -> None:
     from flowrl.evaluation.image_grids import save_png
     from flowrl.evaluation.scorecard import best_and_worst, write_csv
 
@@ -208,7 +210,9 @@ def _save(files: Files, card: dict[str, Any], items: Any, scored: Any, names: li
         save_png(best_and_worst(items, scored, chosen), files.grid)
 
 
-def _test(asked: Asked, count: int, tolerance: float, skip: list[str], json: Path | None) -> int:
+def _test(
+    asked: ScoringJob, count: int, tolerance: float, skip: list[str], json: Path | None
+) -> int:
     """Test every reward -> 1 if one is broken, else 0."""
     from flowrl.evaluation.reward_tests.selftest import broken, selftest, table
     from flowrl.evaluation.score_images import bar, make_rewards
@@ -237,7 +241,7 @@ def _test(asked: Asked, count: int, tolerance: float, skip: list[str], json: Pat
     return 1 if broken(rows) else 0
 
 
-def _test_images(asked: Asked, count: int) -> tuple[Any, bool]:
+def _test_images(asked: ScoringJob, count: int) -> tuple[Any, bool]:
     """Take up to `count` images, evenly spread over those that were named, or rendered scenes ->
     (images, whether they have prompts)."""
     from flowrl.evaluation.image_files import find_images, match_prompts

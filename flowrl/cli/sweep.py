@@ -65,13 +65,13 @@ def sweep(
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
     from flowrl.runs.report.style import save_figure
-    from flowrl.runs.sweep import Asked, choose_prompts
+    from flowrl.runs.sweep import SweepRequest, choose_prompts
     from flowrl.runs.sweep import sweep as swept
     from flowrl.runs.sweep_report import sweep_figure, sweep_table
     from flowrl.runs.target import Target
 
     # what was left out is not swept: it stays as the config has it
-    asked = Asked(
+    asked = SweepRequest(
         suite,
         [*numbers(guidance, "--guidance")] or [None],
         [int(n) for n in numbers(steps, "--steps")] or [None],

@@ -23,7 +23,7 @@ VOTES, QUESTIONS, IMAGES = "votes.jsonl", "questions", "images"
 Record = dict[str, Any]
 
 
-class Pair(NamedTuple):
+class VotePair(NamedTuple):
     """Two images of a prompt, as files seen from the folder, the smaller name first."""
 
     prompt: str
@@ -31,11 +31,11 @@ class Pair(NamedTuple):
     second: str
 
 
-class Question(NamedTuple):
+class VoteQuestion(NamedTuple):
     """Pairs that somebody waits for."""
 
     key: str
-    pairs: list[Pair]
+    pairs: list[VotePair]
 
 
 def keep_image(folder: Path, png: bytes) -> str:
@@ -47,9 +47,9 @@ def keep_image(folder: Path, png: bytes) -> str:
     return name
 
 
-def pair_of(prompt: str, one: str, two: str) -> Pair:
+def pair_of(prompt: str, one: str, two: str) -> VotePair:
     """Return the pair of two images, whichever is named first."""
-    return Pair(prompt, *sorted((one, two)))
+    return VotePair(prompt, *sorted((one, two)))
 
 
 def append_vote(folder: Path, record: Record) -> None:
@@ -128,7 +128,7 @@ def _checked(record: Any) -> Record:
 
 def counted(votes: Iterable[Record]) -> list[Record]:
     """Keep the last vote of each voter on each pair."""
-    last: dict[tuple[str, Pair], Record] = {}
+    last: dict[tuple[str, VotePair], Record] = {}
     for vote in votes:
         key = (vote["voter"], pair_of(vote["prompt"], vote["image_0"], vote["image_1"]))
         last.pop(key, None)
@@ -136,10 +136,10 @@ def counted(votes: Iterable[Record]) -> list[Record]:
     return list(last.values())
 
 
-def opinions(votes: Iterable[Record]) -> dict[Pair, list[float]]:
+def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
     """Return what each voter said of each pair: 1 where its first image is preferred, 0 where the
     second is, 0.5 for a tie."""
-    found: dict[Pair, list[float]] = {}
+    found: dict[VotePair, list[float]] = {}
     for vote in counted(votes):
         pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
         label = float(vote["label_0"])
@@ -147,20 +147,20 @@ def opinions(votes: Iterable[Record]) -> dict[Pair, list[float]]:
     return found
 
 
-def ask(folder: Path, pairs: Sequence[Pair]) -> Question:
+def ask(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
     """Put pairs before people; the same ones again are the same question."""
     text = json.dumps([list(pair) for pair in pairs])
     key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     write_json(folder / QUESTIONS / f"{key}.json", {"pairs": [list(pair) for pair in pairs]})
-    return Question(key, list(pairs))
+    return VoteQuestion(key, list(pairs))
 
 
-def withdraw(folder: Path, question: Question) -> None:
+def withdraw(folder: Path, question: VoteQuestion) -> None:
     """Take a question back; votes on it stay."""
     delete(folder / QUESTIONS / f"{question.key}.json")
 
 
-def questions(folder: Path) -> list[Question]:
+def questions(folder: Path) -> list[VoteQuestion]:
     """Return what waits for people. A file that is no question is left out: its writer may be half
     done."""
     found = []
@@ -171,7 +171,7 @@ def questions(folder: Path) -> list[Question]:
         except (OSError, ValueError, TypeError, KeyError):
             continue
         if all(_inside(name) for pair in pairs for name in (pair.first, pair.second)):
-            found.append(Question(file.stem, pairs))
+            found.append(VoteQuestion(file.stem, pairs))
     return found
 
 

@@ -20,13 +20,13 @@ from flowrl.core.tables import size
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, card_size, verdict
 from flowrl.cost.report import memory
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.training.rehearsal import check_plan
 
 
-def look_at_environment(config: Config) -> Section:
+def look_at_environment(config: Config) -> ReportSection:
     """Compare the installed packages with what flowrl needs."""
-    section, here = Section("environment"), environment()
+    section, here = ReportSection("environment"), environment()
     section.figures = here
     gpus = ", ".join(here["gpus"]) or "no GPU"
     versions = f"flowrl {here['flowrl']}, torch {here['torch']}, diffusers {here['diffusers']}"
@@ -56,9 +56,9 @@ def _requirements() -> list[str]:
         return []
 
 
-def look_at_batch(config: Config) -> Section:
+def look_at_batch(config: Config) -> ReportSection:
     """Say the arithmetic of an iteration, and find numbers that do not fit together."""
-    section, t = Section("batch"), config.train
+    section, t = ReportSection("batch"), config.train
     try:
         work = check_plan(config).work
     except (ConfigError, DataError) as error:
@@ -91,10 +91,10 @@ def look_at_batch(config: Config) -> Section:
     return section
 
 
-def look_at_memory(config: Config, card: float | None = None) -> Section:
+def look_at_memory(config: Config, card: float | None = None) -> ReportSection:
     """Estimate the memory, compare it with `card` gigabytes or what this machine has, and the
     checkpoints with the disk."""
-    section = Section("memory")
+    section = ReportSection("memory")
     try:
         found = estimate(config)
     except (ConfigError, DataError, ModelError) as error:
@@ -127,9 +127,9 @@ def _ram() -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
 
 
-def look_at_prompts(config: Config) -> Section:
+def look_at_prompts(config: Config) -> ReportSection:
     """Find duplicates, and held-out prompts that are trained on."""
-    section, lists = Section("prompts"), dict[str, PromptSet]()
+    section, lists = ReportSection("prompts"), dict[str, PromptSet]()
     for key in ("train", "test"):
         try:
             lists[key] = load_prompts(getattr(config.prompts, key))

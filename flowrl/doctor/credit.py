@@ -13,16 +13,16 @@ from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 
 LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a little, as in RWR
 ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
 
 
-def look_at_credit(patient: Patient) -> Section:
+def look_at_credit(patient: Patient) -> ReportSection:
     """Give made-up rewards, and look whose advantages move when some of them change."""
-    section, ro = Section("credit"), patient.rollout
+    section, ro = ReportSection("credit"), patient.rollout
     _look_at_words(patient, section)
     reward = made_up(patient)
     base = credit(patient, reward)
@@ -93,7 +93,7 @@ def _experienced(patient: Patient, fn: Any) -> Any:
     return full
 
 
-def _look_at_words(patient: Patient, section: Section) -> None:
+def _look_at_words(patient: Patient, section: ReportSection) -> None:
     """Every image must have been shown to the rewards with the prompt that it was sampled with."""
     batch, ro = patient.found.batch, patient.rollout
     group = ro.tree.group[ro.leaf].tolist()

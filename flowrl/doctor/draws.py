@@ -13,7 +13,7 @@ from flowrl.algorithms.transitions import euler
 from flowrl.core.noise_path import per_sample
 from flowrl.core.seeds import generator
 from flowrl.core.types import Gaussian, Plan, Rollout
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 from flowrl.training.collect import sample
 
@@ -23,9 +23,9 @@ SIGMAS = 6.0  # standard errors between the draws' own std and the one that they
 HEAD = ["step", "sigma", "next", "scale", "std", "draws", "log-prob", "expected", "z^2"]
 
 
-def look_at_draws(patient: Patient) -> Section:
+def look_at_draws(patient: Patient) -> ReportSection:
     """Hold grid, transition, stds, log-probs and seeds to their definitions."""
-    section = Section("noise")
+    section = ReportSection("noise")
     plan = patient.trainer.method.plan(patient.trainer.iteration)
     sigmas = patient.rollout.sigmas.cpu()
     section.figures["sigmas"] = sigmas.tolist()
@@ -41,7 +41,7 @@ def look_at_draws(patient: Patient) -> Section:
     return section
 
 
-def _transition_at_zero(patient: Patient, section: Section, sigmas: Tensor) -> None:
+def _transition_at_zero(patient: Patient, section: ReportSection, sigmas: Tensor) -> None:
     rows = len(sigmas) - 1
     x, v = torch.randn(2, rows, 8, generator=generator(0, "doctor")).unbind(0)
     here, there = sigmas[:-1], sigmas[1:]
@@ -56,7 +56,7 @@ def _transition_at_zero(patient: Patient, section: Section, sigmas: Tensor) -> N
         )
 
 
-def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> list[float]:
+def _stds(patient: Patient, section: ReportSection, plan: Plan, sigmas: Tensor) -> list[float]:
     """Ask the transition for each step's std -> [S]."""
     scales = torch.tensor([step.noise_scale for step in steps_of(plan)])
     x = torch.zeros(len(scales), 1)
@@ -88,7 +88,7 @@ def _stds(patient: Patient, section: Section, plan: Plan, sigmas: Tensor) -> lis
     return stds
 
 
-def _scores(patient: Patient, section: Section, stds: list[float]) -> None:
+def _scores(patient: Patient, section: ReportSection, stds: list[float]) -> None:
     """Hold the draws, and what they were scored with, to a Gaussian of torch.distributions."""
     ro, section.table = patient.rollout, [HEAD]
     nodes = decision_nodes(ro)
@@ -142,7 +142,7 @@ def _gaussians(patient: Patient, nodes: Tensor) -> Gaussian:
     return Gaussian(torch.cat(means), torch.cat(stds))
 
 
-def _seeds(patient: Patient, section: Section) -> None:
+def _seeds(patient: Patient, section: ReportSection) -> None:
     """Sample the first prompt again; and draw for other prompts, iterations and seeds."""
     run, ro = patient.trainer, patient.rollout
     # a run that is repeated, or resumed, must draw the same noise

@@ -22,7 +22,7 @@ from flowrl.doctor.before import (
 )
 from flowrl.doctor.credit import look_at_credit
 from flowrl.doctor.draws import look_at_draws
-from flowrl.doctor.findings import CATALOGUE, Checkup, Section
+from flowrl.doctor.findings import CATALOGUE, Checkup, ReportSection
 from flowrl.doctor.learning import look_at_gradient, look_at_update
 from flowrl.doctor.network import look_at_network
 from flowrl.doctor.parity import look_at_parity
@@ -33,7 +33,7 @@ from flowrl.doctor.texts import look_at_texts
 from flowrl.doctor.timing import look_at_time
 
 BEFORE = ("environment", "batch", "memory", "prompts")
-LOADED: dict[str, Callable[[Patient], Section]] = {
+LOADED: dict[str, Callable[[Patient], ReportSection]] = {
     "texts": look_at_texts,
     "network": look_at_network,
     "parity": look_at_parity,
@@ -73,7 +73,7 @@ def examine(
             if name not in there:
                 raise ConfigError(f"doctor {unknown(name, there, kind)}")
     wanted = [name for name in SECTIONS if not only or name in only]
-    free: dict[str, Callable[[], Section]] = {
+    free: dict[str, Callable[[], ReportSection]] = {
         "environment": partial(look_at_environment, config),
         "batch": partial(look_at_batch, config),
         "memory": partial(look_at_memory, config, card),
@@ -96,12 +96,12 @@ def _loaded(
     config: Config,
     model: FlowModel | None,
     wanted: Sequence[str],
-    sections: list[Section],
+    sections: list[ReportSection],
     progress: Callable[[str], object],
 ) -> None:
     """Load, sample and score; then look at it."""
     progress("loading, sampling and scoring two prompts")
-    start, began = Section("start"), time.perf_counter()
+    start, began = ReportSection("start"), time.perf_counter()
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -129,17 +129,17 @@ def _loaded(
         patient.heal()
 
 
-def _timed(name: str, look: Callable[[], Section]) -> Section:
+def _timed(name: str, look: Callable[[], ReportSection]) -> ReportSection:
     """Look, and take the time; an error of a run that shows here is a finding."""
     began = time.perf_counter()
     try:
         with torch.enable_grad():
             section = look()
     except FlowRLError as error:
-        section = Section(name)
+        section = ReportSection(name)
         section.find("start/fails", f"{name}: {error}")
     except torch.OutOfMemoryError as error:
-        section = Section(name)
+        section = ReportSection(name)
         section.find("memory/card", f"{name}: {error}")
     section.seconds = time.perf_counter() - began
     return section

@@ -232,7 +232,7 @@ CATALOGUE: dict[str, Advice] = {
 """Name of a finding -> what it means and what to change."""
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One thing that should be changed before training."""
 
     id: str  # of `CATALOGUE`
@@ -241,31 +241,31 @@ class Finding(NamedTuple):
 
 
 @dataclass
-class Section:
+class ReportSection:
     """What one part of the preflight saw."""
 
     name: str
     lines: list[str] = field(default_factory=list)
     table: list[list[str]] = field(default_factory=list)  # head first
     figures: dict[str, Any] = field(default_factory=dict)  # plain data, for JSON
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[DoctorFinding] = field(default_factory=list)
     seconds: float = 0.0
     skipped: str = ""  # why nothing was looked at
 
     def find(self, name: str, found: str) -> None:
         """Add a finding of the catalogue, with its numbers in words."""
-        self.findings.append(Finding(name, found, CATALOGUE[name].change))
+        self.findings.append(DoctorFinding(name, found, CATALOGUE[name].change))
 
 
 class Checkup(NamedTuple):
     """The whole preflight."""
 
     config: str
-    sections: list[Section]
+    sections: list[ReportSection]
     known: tuple[str, ...] = ()  # findings that were asked to be left out
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DoctorFinding]:
         """Return what should be changed, causes before what follows from them."""
         every = [finding for section in self.sections for finding in section.findings]
         return [finding for finding in every if finding.id not in self.known]

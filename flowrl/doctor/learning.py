@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.core.seeds import NodeStreams
 from flowrl.doctor.credit import cosine, credit, made_up
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 from flowrl.training.learn import LocalData, backward, learn, node_table
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut
@@ -18,9 +18,9 @@ OUTLIER = 1000.0  # times the median of the steps' gradient norms
 Gradient = list[Tensor]
 
 
-def look_at_gradient(patient: Patient) -> Section:
+def look_at_gradient(patient: Patient) -> ReportSection:
     """Differentiate by denoising step; see whether the sum makes better images more likely."""
-    section, run, ro = Section("gradient"), patient.trainer, patient.rollout
+    section, run, ro = ReportSection("gradient"), patient.trainer, patient.rollout
     advantage = credit(patient, made_up(patient))
     nodes = trained_nodes(ro, run.method.likelihood.trains)
     if "old" in run.method.snapshots and "old" not in run.method.copies:
@@ -82,7 +82,7 @@ def _taken(patient: Patient) -> Gradient:
     return grads
 
 
-def _judge_norms(section: Section, norms: dict[str, float]) -> None:
+def _judge_norms(section: ReportSection, norms: dict[str, float]) -> None:
     values = torch.tensor(list(norms.values()))
     broken = [name for name, norm in norms.items() if not norm < float("inf")]
     if broken:
@@ -99,7 +99,7 @@ def _judge_norms(section: Section, norms: dict[str, float]) -> None:
 
 
 def _direction(
-    patient: Patient, section: Section, local: LocalData, nodes: Tensor, loss: Gradient
+    patient: Patient, section: ReportSection, local: LocalData, nodes: Tensor, loss: Gradient
 ) -> None:
     """Compare minus the loss's gradient with that of the advantage-weighted log-prob."""
     run = patient.trainer
@@ -126,9 +126,9 @@ def _direction(
         )
 
 
-def look_at_update(patient: Patient) -> Section:
+def look_at_update(patient: Patient) -> ReportSection:
     """Make one iteration's optimizer steps, and look at what moved; the weights are put back."""
-    section, run = Section("update"), patient.trainer
+    section, run = ReportSection("update"), patient.trainer
     if patient.has("gradient/zero", "gradient/broken"):
         section.skipped = "there is no gradient to follow"
         return section
@@ -162,7 +162,7 @@ def look_at_update(patient: Patient) -> Section:
     return section
 
 
-def _copies(patient: Patient, section: Section, before: dict[str, dict[str, Tensor]]) -> None:
+def _copies(patient: Patient, section: ReportSection, before: dict[str, dict[str, Tensor]]) -> None:
     """Hold reference, average and other copies to how they are meant to follow."""
     run, now = patient.trainer, patient.trainer.weights.state_dict()
     iteration, ema = run.iteration, run.config.train.ema

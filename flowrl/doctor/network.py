@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 
 ROWS = 8
 FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
 
 
-def look_at_network(patient: Patient) -> Section:
+def look_at_network(patient: Patient) -> ReportSection:
     """Ask for velocities of the same rows again: as before, with a gradient, and row by row."""
-    section, run, ro = Section("network"), patient.trainer, patient.rollout
+    section, run, ro = ReportSection("network"), patient.trainer, patient.rollout
     # about `ROWS` nodes that are not clean yet
     inner = (ro.tree.step < len(ro.sigmas) - 1).nonzero().flatten()
     inner = inner[:: -(-len(inner) // ROWS)]  # of all steps

@@ -14,10 +14,10 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.doctor.patient import Patient
-from flowrl.doctor.pipeline_run import Reference, Seen, reference, watched
+from flowrl.doctor.pipeline_run import PipelineTrace, Reference, reference, watched
 from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel
 from flowrl.models.unet import UNetModel
@@ -32,16 +32,16 @@ class Sides(NamedTuple):
 
     model: Any
     sigmas: Tensor  # [S+1]
-    seen: Seen
+    seen: PipelineTrace
     theirs: Reference
     x: Tensor  # [B, C, h, w]  where both start
     v: Tensor  # [B, C, h, w]  the first velocity
     v_ref: Tensor  # likewise, of the pipeline
 
 
-def look_at_parity(patient: Patient) -> Section:
+def look_at_parity(patient: Patient) -> ReportSection:
     """Sample the prompts by the engine and by diffusers' own pipeline, from the same noise."""
-    section, model = Section("parity"), patient.model
+    section, model = ReportSection("parity"), patient.model
     if not isinstance(model, PipelineModel):
         section.skipped = f"{patient.config.model.fn} is no pipeline of diffusers"
         return section
@@ -99,7 +99,7 @@ def _streams(count: int) -> list[torch.Generator]:
     return [generator(0, "parity", place) for place in range(count)]
 
 
-def _compare(section: Section, two: Sides, end: Tensor) -> None:
+def _compare(section: ReportSection, two: Sides, end: Tensor) -> None:
     """Find the first thing that differs; decoding is judged by itself."""
     theirs, vp = two.theirs, isinstance(two.model, UNetModel)
     short = int(two.model.dtype != torch.float32)
@@ -171,7 +171,7 @@ def _filled(*texts: Tensor) -> list[Tensor]:
 # ------------------------------------------------------------------------------------------ causes
 
 
-def _grid(section: Section, two: Sides) -> None:
+def _grid(section: ReportSection, two: Sides) -> None:
     ours, other = two.sigmas.cpu().double(), two.theirs.sigmas.double()
     inner = (other > 0) & (other < 1) & (ours > 0) & (ours < 1)
     odds = (ours / (1 - ours))[inner] / (other / (1 - other))[inner]
@@ -188,7 +188,7 @@ def _grid(section: Section, two: Sides) -> None:
         section.find("parity/grid", found)
 
 
-def _time(section: Section, two: Sides) -> None:
+def _time(section: ReportSection, two: Sides) -> None:
     ours, other = _times(two)
     worst = int((ours - other).abs().argmax())
     found = f"step {worst}: {float(ours[worst]):.6g}, in the pipeline {float(other[worst]):.6g}"
@@ -196,7 +196,7 @@ def _time(section: Section, two: Sides) -> None:
     section.find("parity/time-rounding" if rounded else "parity/time", found)
 
 
-def _text(section: Section, two: Sides) -> None:
+def _text(section: ReportSection, two: Sides) -> None:
     shapes = [list(side.texts[0].shape) for side in (two.seen, two.theirs.seen)]
     gap = section.figures["text"]
     section.find(
@@ -205,7 +205,7 @@ def _text(section: Section, two: Sides) -> None:
     )
 
 
-def _velocity(section: Section, two: Sides) -> None:
+def _velocity(section: ReportSection, two: Sides) -> None:
     """Tell a flipped sign and wrong guidance from other differences."""
     if _cosine(two.v, two.v_ref) < -0.99:
         section.find("parity/sign", "the first velocity is minus the pipeline's")
@@ -239,7 +239,7 @@ def _guidance(two: Sides) -> float | None:
     return float(asked + (gap * spread).sum() / spread.square().sum() / b)
 
 
-def _latents(section: Section, two: Sides) -> None:
+def _latents(section: ReportSection, two: Sides) -> None:
     section.find("parity/latents", f"the last latents differ by {section.figures['latents']:.2g}")
 
 

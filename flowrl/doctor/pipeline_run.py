@@ -25,7 +25,7 @@ from flowrl.models.z_image import ZImage
 SAME = ("true_cfg_scale", "max_sequence_length", "guidance_rescale", "cfg_normalization")
 
 
-class Seen(NamedTuple):
+class PipelineTrace(NamedTuple):
     """What the network was asked and what it said: of every call the time, of the first two the
     rest."""
 
@@ -40,7 +40,7 @@ class Reference(NamedTuple):
     path: list[Tensor]  # latents [B, C, h, w] after each step, in its own coordinates
     images: Tensor  # [B, 3, H, W], or videos [B, T, 3, H, W], in [0, 1]
     sigmas: Tensor  # [S+1] on the flow path
-    seen: Seen
+    seen: PipelineTrace
 
 
 def reference(
@@ -88,7 +88,7 @@ def reference(
     if isinstance(model, ZImage) and model.guided:  # the prompts come first in its batch
         read = [torch.cat(t.chunk(2)[::-1]) for t in seen.texts]
         out = [torch.cat(t.chunk(2)[::-1]) for t in seen.out]
-        seen = Seen(seen.times, read, out)
+        seen = PipelineTrace(seen.times, read, out)
     return Reference(path, images, _sigmas(model, pipe.scheduler), seen)
 
 
@@ -145,9 +145,9 @@ def _sigmas(model: Any, scheduler: Any) -> Tensor:
 
 
 @contextmanager
-def watched(network: torch.nn.Module, shape: Sequence[int] = ()) -> Iterator[Seen]:
+def watched(network: torch.nn.Module, shape: Sequence[int] = ()) -> Iterator[PipelineTrace]:
     """Note what a network is asked and says while the block runs, by the shape of its latents."""
-    seen = Seen([], [], [])
+    seen = PipelineTrace([], [], [])
 
     def note(_: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
         """Keep the time that a call was given, and what it returned."""

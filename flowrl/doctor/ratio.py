@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import trained_nodes
-from flowrl.doctor.findings import CATALOGUE, Section
+from flowrl.doctor.findings import CATALOGUE, ReportSection
 from flowrl.doctor.patient import Patient
 from flowrl.doctor.replay import replayed
 from flowrl.models.adapter import PipelineModel
@@ -14,10 +14,10 @@ from flowrl.models.adapter import PipelineModel
 MOST = 12  # nodes that are replayed in other shapes than training's own
 
 
-def look_at_ratio(patient: Patient) -> Section:
+def look_at_ratio(patient: Patient) -> ReportSection:
     """Replay the draws in several batch shapes and dtypes. Where the network has a fault that
     explains it, a ratio that is off is no finding of its own."""
-    section, run = Section("ratio"), patient.trainer
+    section, run = ReportSection("ratio"), patient.trainer
     likelihood = run.method.likelihood
     nodes = trained_nodes(patient.rollout, likelihood.trains)
     if "reward" in run.method.needs:
@@ -31,7 +31,7 @@ def look_at_ratio(patient: Patient) -> Section:
     return section
 
 
-def _table(patient: Patient, section: Section, nodes: Tensor) -> None:
+def _table(patient: Patient, section: ReportSection, nodes: Tensor) -> None:
     """Set |ratio - 1| by step, for training's own calls, other shapes and the other dtype."""
     t, ro, run = patient.config.train, patient.rollout, patient.trainer
     own = max(1, t.micro_batch // run.method.rows)
@@ -58,7 +58,7 @@ def _table(patient: Patient, section: Section, nodes: Tensor) -> None:
     section.figures["ratio"] = {name: float(gap.max()) for name, gap in columns.items()}
 
 
-def _judge(patient: Patient, section: Section, gap: Tensor, step: Tensor) -> None:
+def _judge(patient: Patient, section: ReportSection, gap: Tensor, step: Tensor) -> None:
     """Compare training's own gap with the clip range."""
     # a tenth of the clip range: a smaller gap does not decide what is clipped
     clips = [patient.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
@@ -81,7 +81,7 @@ def _judge(patient: Patient, section: Section, gap: Tensor, step: Tensor) -> Non
     section.find("ratio/batch-shape" if shapes else "ratio/off", found)
 
 
-def _evaluated_twice(patient: Patient, section: Section, nodes: Tensor) -> None:
+def _evaluated_twice(patient: Patient, section: ReportSection, nodes: Tensor) -> None:
     """Compare two evaluations under the same weights, where the rollout keeps no log-prob."""
     own = max(1, patient.config.train.micro_batch // patient.trainer.method.rows)
     few = _spread_over(nodes, MOST)

@@ -16,7 +16,7 @@ from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.promises import asks_people, ignores_quality, sees_latents
 from flowrl.core.prompts import PromptSet, check_records
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.reward_tests.selftest import rendered, selftest
@@ -29,9 +29,9 @@ COMPANY = ("repeat", "order", "batch size")
 HEAD = ["reward", "weight", "mean", "std in groups", "asked twice", "images/s"]
 
 
-def look_at_rewards(patient: Patient) -> Section:
+def look_at_rewards(patient: Patient) -> ReportSection:
     """Test each reward on good and damaged images, and on the images that the model makes now."""
-    section, run = Section("rewards"), patient.trainer
+    section, run = ReportSection("rewards"), patient.trainer
     section.table = [HEAD]
     images = _good_images(patient)
     minds_prompt = False
@@ -85,7 +85,7 @@ def _turns(group: Tensor) -> list[int]:
 
 
 def _tested(
-    section: Section, name: str, reward: Any, images: Sequence[PromptedImage]
+    section: ReportSection, name: str, reward: Any, images: Sequence[PromptedImage]
 ) -> list[CheckResult]:
     """Run the self-test of `flowrl score`; what it refuses is no fault of the run."""
     if not images:
@@ -111,7 +111,9 @@ def _minds_prompt(rows: dict[str, CheckResult]) -> bool:
     return row.verdict != "skipped" and row.figures.get("tied") != row.figures.get("pairs")
 
 
-def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, silent: bool) -> bool:
+def _judge(
+    section: ReportSection, name: str, rows: dict[str, CheckResult], *, silent: bool
+) -> bool:
     """Turn checks of the self-test into findings -> whether there is one."""
     section.figures[name] = {check: row._asdict() for check, row in rows.items()}
     before, answers = len(section.findings), rows.get("answers")
@@ -140,7 +142,7 @@ def _judge(section: Section, name: str, rows: dict[str, CheckResult], *, silent:
     return len(section.findings) > before
 
 
-def _on_samples(patient: Patient, section: Section, name: str, *, broken: bool) -> None:
+def _on_samples(patient: Patient, section: ReportSection, name: str, *, broken: bool) -> None:
     """Compare the spread within groups of the model's own images with what asking twice gives."""
     run, batch = patient.trainer, patient.found.batch
     began = time.perf_counter()

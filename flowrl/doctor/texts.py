@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.doctor.patient import Patient
 from flowrl.models.adapter import PipelineModel
@@ -13,9 +13,9 @@ from flowrl.models.texts import Reader, cut_off, readers_of
 READ = 4000  # prompts whose length is looked at
 
 
-def look_at_texts(patient: Patient) -> Section:
+def look_at_texts(patient: Patient) -> ReportSection:
     """Encode prompts together and alone; count those that are cut."""
-    section = Section("texts")
+    section = ReportSection("texts")
     texts = list(dict.fromkeys(patient.texts))
     groups = [patient.texts.index(text) for text in texts]
     with torch.no_grad():
@@ -37,7 +37,7 @@ def look_at_texts(patient: Patient) -> Section:
     return section
 
 
-def _sampled(patient: Patient, section: Section) -> None:
+def _sampled(patient: Patient, section: ReportSection) -> None:
     """The rollout's conditioning has to be that of its prompts."""
     ro = patient.rollout
     for place, group in enumerate(ro.group_ids.tolist()):
@@ -50,7 +50,7 @@ def _sampled(patient: Patient, section: Section) -> None:
                 )
 
 
-def _lengths(patient: Patient, section: Section) -> None:
+def _lengths(patient: Patient, section: ReportSection) -> None:
     """Count the prompts that are longer than every text encoder reads."""
     readers = _readers(patient)
     if not readers:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from flowrl.cost.overhead import PHASES
-from flowrl.doctor.findings import Section
+from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
 
 
-def look_at_time(patient: Patient) -> Section:
+def look_at_time(patient: Patient) -> ReportSection:
     """Scale the seconds of two prompts to those of an iteration. The first calls are slow, so this
     is an upper estimate."""
-    section, t = Section("time"), patient.config.train
+    section, t = ReportSection("time"), patient.config.train
     factor = t.prompts / len(patient.rows)
     seconds = {name: patient.clock.seconds[name] * factor for name in PHASES}
     whole = sum(seconds.values())

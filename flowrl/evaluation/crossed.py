@@ -25,7 +25,7 @@ import numpy as np
 from scipy import stats
 
 
-class Part(NamedTuple):
+class MeanSquare(NamedTuple):
     """A mean square, divided by what it is averaged over, and its degrees of freedom."""
 
     variance: float
@@ -62,7 +62,7 @@ def weights_of(tags: Sequence[str], only: str | None = None) -> np.ndarray:
     return out
 
 
-def seed_part(groups: Sequence[np.ndarray], weights: np.ndarray, share: float) -> Part:
+def seed_part(groups: Sequence[np.ndarray], weights: np.ndarray, share: float) -> MeanSquare:
     """Return the part of the seeds, their variance pooled over groups of values [S, P].
 
     `share` is what the variance counts: 1 / S for a mean of S seeds, the sum of both for a
@@ -70,10 +70,10 @@ def seed_part(groups: Sequence[np.ndarray], weights: np.ndarray, share: float) -
     """
     freedom = sum(len(group) - 1 for group in groups)
     squares = sum(float(((g @ weights - (g @ weights).mean()) ** 2).sum()) for g in groups)
-    return Part(squares / freedom * share if freedom else 0.0, freedom)
+    return MeanSquare(squares / freedom * share if freedom else 0.0, freedom)
 
 
-def prompt_part(values: np.ndarray, weights: np.ndarray, tags: Sequence[str]) -> Part:
+def prompt_part(values: np.ndarray, weights: np.ndarray, tags: Sequence[str]) -> MeanSquare:
     """Return the part of the prompts from one value per prompt [P], stratified by task."""
     named, variance, freedom = np.array(tags), 0.0, 0
     for task in dict.fromkeys(tags):
@@ -82,12 +82,12 @@ def prompt_part(values: np.ndarray, weights: np.ndarray, tags: Sequence[str]) ->
         if n > 1 and weights[mine].any():
             variance += float(weights[mine][0] ** 2 * n * values[mine].var(ddof=1))
             freedom += n - 1
-    return Part(variance, freedom)
+    return MeanSquare(variance, freedom)
 
 
 def rest_part(
     groups: Sequence[np.ndarray], weights: np.ndarray, tags: Sequence[str], share: float
-) -> Part:
+) -> MeanSquare:
     """Return the part of what neither seed nor prompt explains, pooled over groups [S, P]; `share`
     as for the seeds."""
     named, variance, freedom = np.array(tags), 0.0, 0
@@ -105,10 +105,10 @@ def rest_part(
             squares += float((left**2).sum())
         variance += float(weights[mine][0] ** 2 * n * squares / free) * share
         freedom += free
-    return Part(variance, freedom)
+    return MeanSquare(variance, freedom)
 
 
-def combined(seed: Part, prompt: Part, rest: Part) -> Error:
+def combined(seed: MeanSquare, prompt: MeanSquare, rest: MeanSquare) -> Error:
     """Put the parts together: their variances with signs, Satterthwaite's freedom."""
     variance = seed.variance + prompt.variance - rest.variance
     floor = max(seed, prompt)

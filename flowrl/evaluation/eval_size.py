@@ -7,7 +7,7 @@ from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.types import FlowModel
 
 
-def check_size(model: FlowModel, config: Config) -> None:
+def check_eval_size(model: FlowModel, config: Config) -> None:
     """Raise ConfigError if the images that are evaluated have another size than those that are
     trained on, and the model cannot make both."""
     height, width = config.eval_size

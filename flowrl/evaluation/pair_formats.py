@@ -13,14 +13,20 @@ from flowrl.core.files import write_text
 from flowrl.core.prompts import Record, load_prompts
 from flowrl.core.votes import opinions
 from flowrl.evaluation.image_files import ENDINGS
-from flowrl.evaluation.preference_pairs import IMAGES, LABEL, Pair, check_images, check_pairs
+from flowrl.evaluation.preference_pairs import (
+    IMAGES,
+    LABEL,
+    PreferencePair,
+    check_pair_images,
+    check_pairs,
+)
 
 PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0")
 LIST = "pairs.jsonl"
 _MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 
 
-class Found(NamedTuple):
+class SourcePair(NamedTuple):
     """A pair as a source has it. Images are files, or the bytes of one."""
 
     prompt: str
@@ -76,13 +82,13 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     return Converted(out / LIST, len(records), ties, bad)
 
 
-def _kept(pair: Found, out: Path, better: dict[tuple[str, frozenset[str]], str]) -> Record:
+def _kept(pair: SourcePair, out: Path, better: dict[tuple[str, frozenset[str]], str]) -> Record:
     """Copy the images of a pair under names made of their contents -> its record. Raises DataError
     for what cannot be learnt."""
     if not pair.prompt.strip():
         raise DataError(f"{pair.where}: the prompt is empty")
     names = [_stored(image, out, pair.where) for image in pair.images]
-    check_images(Pair((out / names[0], out / names[1]), pair.label), pair.where)
+    check_pair_images(PreferencePair((out / names[0], out / names[1]), pair.label), pair.where)
     key, preferred = (pair.prompt, frozenset(names)), names[int(pair.label == 0)]
     if better.setdefault(key, preferred) != preferred:
         raise DataError(f"{pair.where}: the same pair was labelled the other way round before")
@@ -104,7 +110,7 @@ def _stored(image: Path | bytes, out: Path, where: str) -> str:
     return name
 
 
-def _pairs_of(source: Path) -> Iterator[Found]:
+def _pairs_of(source: Path) -> Iterator[SourcePair]:
     """Read a source in whichever format it is."""
     if not source.exists():
         raise ConfigError(f"{source}: there is no such file or folder")
@@ -156,7 +162,7 @@ def by_majority(votes: list[Any]) -> list[Record]:
     return found
 
 
-def _json_pair(item: Any, where: str, folder: Path) -> Found:
+def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
     """Read an entry with HPD's keys, or with flowrl's."""
     try:
         # label 1: the first is better, 0: the second, 0.5: a tie
@@ -175,10 +181,10 @@ def _json_pair(item: Any, where: str, folder: Path) -> Found:
             f"prompt, path1 and path2 (HPDv3), or prompt, {', '.join(IMAGES)} and {LABEL}; "
             f"{type(error).__name__}: {error}"
         ) from error
-    return Found(prompt, (folder / str(first), folder / str(second)), label, where)
+    return SourcePair(prompt, (folder / str(first), folder / str(second)), label, where)
 
 
-def _folder(source: Path) -> Iterator[Found]:
+def _folder(source: Path) -> Iterator[SourcePair]:
     """Read ``better/NAME.png``, ``worse/NAME.png`` and ``NAME.txt``."""
     # the same name on both sides makes a pair, whatever the endings are
     better = {file.stem: file for file in sorted((source / "better").glob("*")) if _image(file)}
@@ -199,14 +205,14 @@ def _folder(source: Path) -> Iterator[Found]:
         if missing:
             raise DataError(f"{source}: of the pair {name!r} there is no {', '.join(missing)}")
         prompt = text.read_text(encoding="utf-8").strip()
-        yield Found(prompt, (better[name], worse[name]), 1.0, f"{source}, {name}")
+        yield SourcePair(prompt, (better[name], worse[name]), 1.0, f"{source}, {name}")
 
 
 def _image(file: Path) -> bool:
     return file.suffix.lower() in ENDINGS
 
 
-def _parquet(file: Path) -> Iterator[Found]:
+def _parquet(file: Path) -> Iterator[SourcePair]:
     """Read Pick-a-Pic's columns, a few rows at a time."""
     try:
         # an optional package: only this format needs it
@@ -229,7 +235,7 @@ def _parquet(file: Path) -> Iterator[Found]:
             images = tuple(row[name] for name in PICK_A_PIC[1:3])
             if not all(isinstance(image, bytes) for image in images):
                 raise DataError(f"{where}: expected the bytes of two JPEG files in jpg_0 and jpg_1")
-            yield Found(str(row["caption"]), images, _tie_or(row["label_0"], where), where)
+            yield SourcePair(str(row["caption"]), images, _tie_or(row["label_0"], where), where)
 
 
 def _tie_or(label: Any, where: str) -> float:

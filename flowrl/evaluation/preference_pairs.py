@@ -22,7 +22,7 @@ IMAGES = ("image_0", "image_1")
 LABEL = "label_0"
 
 
-class Pair(NamedTuple):
+class PreferencePair(NamedTuple):
     """Two images of a prompt, and how much the first is preferred."""
 
     images: tuple[Path, Path]
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
         return None if self.label == 0.5 else self.images[int(self.label == 0)]
 
 
-def pair_of(record: Record, where: str, folder: Path) -> Pair:
+def pair_of(record: Record, where: str, folder: Path) -> PreferencePair:
     """Read a record; its paths start at `folder`. Raises DataError for what is missing."""
     names = [record.get(key) for key in IMAGES]
     if not all(isinstance(name, str) and name for name in names):
@@ -43,7 +43,7 @@ def pair_of(record: Record, where: str, folder: Path) -> Pair:
             f"{names[0]!r} and {names[1]!r}; `flowrl pairs` writes such a list"
         )
     first, second = (folder / str(name) for name in names)
-    return Pair((first, second), label_of(record, where))
+    return PreferencePair((first, second), label_of(record, where))
 
 
 def label_of(record: Record, where: str) -> float:
@@ -70,7 +70,7 @@ def check_pairs(prompts: PromptSet) -> None:
     seen: dict[tuple[str, frozenset[Path]], tuple[Path, str]] = {}
     for record, where in zip(prompts.records, prompts.places, strict=True):
         pair = pair_of(record, where, folder)
-        check_images(pair, where)
+        check_pair_images(pair, where)
         if pair.preferred is None:
             continue
         # the same two images in either order are one pair: all its labels must agree
@@ -85,7 +85,7 @@ def check_pairs(prompts: PromptSet) -> None:
         raise DataError(f"{prompts.path}: every pair is a tie ({LABEL} 0.5), so none can be learnt")
 
 
-def check_images(pair: Pair, where: str) -> None:
+def check_pair_images(pair: PreferencePair, where: str) -> None:
     """Raise DataError unless both images of a pair are there, can be read, and differ."""
     for key, path in zip(IMAGES, pair.images, strict=True):
         try:
@@ -103,7 +103,7 @@ def check_images(pair: Pair, where: str) -> None:
         )
 
 
-def load_pairs(pairs: Sequence[Pair], height: int, width: int) -> Tensor:
+def load_pairs(pairs: Sequence[PreferencePair], height: int, width: int) -> Tensor:
     """Read the images of pairs, pair after pair -> uint8 [2 N, 3, height, width].
 
     Each is scaled until it covers the size, and the middle of it is taken: Diffusion-DPO's

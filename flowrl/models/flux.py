@@ -16,7 +16,7 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
 from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
-from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, Part
+from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, T5Tokens, options_of
 from flowrl.models.pipeline import TunedPipeline, load
@@ -26,13 +26,13 @@ GUIDANCE = 3.5  # FluxPipeline's default
 PATCH = 2  # a token is a square of 2 x 2 latents
 IMAGE_INPUT = ("image_encoder", "feature_extractor")  # of IP-Adapters, unused from text to image
 PARTS = {
-    "transformer": Part(("FluxTransformer2DModel",)),
-    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
-    "vae": Part(("AutoencoderKL",)),
-    "text_encoder": Part(("CLIPTextModel",)),
-    "text_encoder_2": Part(("T5EncoderModel",)),
-    "tokenizer": Part(CLIP_TOKENIZER),
-    "tokenizer_2": Part(T5_TOKENIZER),
+    "transformer": PipelinePart(("FluxTransformer2DModel",)),
+    "scheduler": PipelinePart(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": PipelinePart(("AutoencoderKL",)),
+    "text_encoder": PipelinePart(("CLIPTextModel",)),
+    "text_encoder_2": PipelinePart(("T5EncoderModel",)),
+    "tokenizer": PipelinePart(CLIP_TOKENIZER),
+    "tokenizer_2": PipelinePart(T5_TOKENIZER),
 }
 
 

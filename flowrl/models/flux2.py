@@ -17,7 +17,7 @@ from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
 from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
-from flowrl.models.loading import Part
+from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
@@ -28,13 +28,13 @@ from flowrl.models.tuning import tuning_of
 PATCH = 2  # a token is a square of 2 x 2 latents of the VAE
 APART = 10  # between the times of the image, of its first reference, of the next
 NETWORK_PARTS = {
-    "transformer": Part(("Flux2Transformer2DModel",)),
-    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
-    "vae": Part(("AutoencoderKLFlux2",)),
+    "transformer": PipelinePart(("Flux2Transformer2DModel",)),
+    "scheduler": PipelinePart(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": PipelinePart(("AutoencoderKLFlux2",)),
 }
 PARTS = NETWORK_PARTS | {
-    "text_encoder": Part(("Mistral3ForConditionalGeneration",)),
-    "tokenizer": Part(("PixtralProcessor",)),
+    "text_encoder": PipelinePart(("Mistral3ForConditionalGeneration",)),
+    "tokenizer": PipelinePart(("PixtralProcessor",)),
 }
 # attention of the double blocks; the single blocks fuse theirs with the MLP
 TARGETS = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")

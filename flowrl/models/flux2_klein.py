@@ -8,15 +8,15 @@ from pydantic.dataclasses import dataclass
 from flowrl.core.errors import ConfigError
 from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flux2 import NETWORK_PARTS, TARGETS, Flux2Network, Tokens, check_tokens
-from flowrl.models.loading import QWEN_TOKENIZER, Part
+from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.tuning import tuning_of
 
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = NETWORK_PARTS | {
-    "text_encoder": Part(("Qwen3ForCausalLM",)),
-    "tokenizer": Part(QWEN_TOKENIZER),
+    "text_encoder": PipelinePart(("Qwen3ForCausalLM",)),
+    "tokenizer": PipelinePart(QWEN_TOKENIZER),
 }
 
 

@@ -28,7 +28,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 
 
-class Part(NamedTuple):
+class PipelinePart(NamedTuple):
     """What a pipeline may hold under one name."""
 
     classes: tuple[str, ...]  # accepted class names
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
 def load_pipeline(
     pipeline_class: Any,
     path: str,
-    parts: dict[str, Part],
+    parts: dict[str, PipelinePart],
     *,
     dtype: torch.dtype,
     dtypes: dict[str, torch.dtype],
@@ -209,7 +209,7 @@ def _read_json(file: Path) -> Any:
         raise ModelError(f"{file}: not valid JSON: {error}; copy the file again") from error
 
 
-def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, Part]) -> list[str]:
+def _absent_parts(folder: Path, index: dict[str, Any], parts: dict[str, PipelinePart]) -> list[str]:
     """Check the class of every part in the index; return the optional parts that are null there."""
     # another library would mean code from the model's folder
     for name, entry in index.items():

@@ -16,7 +16,7 @@ from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
 from flowrl.models.context import context_size, share_context
 from flowrl.models.hollow import fill
-from flowrl.models.loading import Loaded, Part, load_pipeline
+from flowrl.models.loading import Loaded, PipelinePart, load_pipeline
 from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.quantized import quantization
 from flowrl.models.runtime import set_up
@@ -29,7 +29,7 @@ from flowrl.models.tuning import Tuning, trained, tune_network
 def load(
     pipeline_class: Any,
     path: str,
-    parts: dict[str, Part],
+    parts: dict[str, PipelinePart],
     tuning: Tuning,
     *,
     network: str = "transformer",

@@ -19,7 +19,7 @@ from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.models.flux import PATCH, pack
-from flowrl.models.loading import Part
+from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.qwen_image import (
@@ -34,7 +34,7 @@ from flowrl.models.references import SOURCE, stacked, to_pil
 from flowrl.models.texts import NEGATIVE, Texts
 from flowrl.models.tuning import tuning_of
 
-EDIT_PARTS = PARTS | {"processor": Part(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}
+EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}
 LAYERS = ("use_additional_t_cond", "use_layer3d_rope", "guidance_embeds")  # of other networks
 WHOLE = 1024 * 1024  # pixels that the pipelines scale a source to
 Pixels = Annotated[int, Field(ge=32 * 32)]

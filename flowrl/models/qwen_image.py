@@ -16,18 +16,18 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
 from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
 from flowrl.models.flux import PATCH, pack, unpack
-from flowrl.models.loading import QWEN_TOKENIZER, Part
+from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.tuning import tuning_of
 
 PARTS = {
-    "transformer": Part(("QwenImageTransformer2DModel",)),
-    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
-    "vae": Part(("AutoencoderKLQwenImage",)),
-    "text_encoder": Part(("Qwen2_5_VLForConditionalGeneration",)),
-    "tokenizer": Part(QWEN_TOKENIZER),
+    "transformer": PipelinePart(("QwenImageTransformer2DModel",)),
+    "scheduler": PipelinePart(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": PipelinePart(("AutoencoderKLQwenImage",)),
+    "text_encoder": PipelinePart(("Qwen2_5_VLForConditionalGeneration",)),
+    "tokenizer": PipelinePart(QWEN_TOKENIZER),
 }
 # attention and both MLPs of a block, as X-GenGroup/Flow-Factory trains it
 TARGETS = (

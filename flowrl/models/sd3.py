@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
-from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, Part
+from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import (
     STRICT,
@@ -23,15 +23,15 @@ from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.tuning import tuning_of
 
 PARTS = {
-    "transformer": Part(("SD3Transformer2DModel",)),
-    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
-    "vae": Part(("AutoencoderKL",)),
-    "text_encoder": Part(("CLIPTextModelWithProjection",)),
-    "text_encoder_2": Part(("CLIPTextModelWithProjection",)),
-    "text_encoder_3": Part(("T5EncoderModel",), optional=True),
-    "tokenizer": Part(CLIP_TOKENIZER),
-    "tokenizer_2": Part(CLIP_TOKENIZER),
-    "tokenizer_3": Part(T5_TOKENIZER, optional=True),
+    "transformer": PipelinePart(("SD3Transformer2DModel",)),
+    "scheduler": PipelinePart(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": PipelinePart(("AutoencoderKL",)),
+    "text_encoder": PipelinePart(("CLIPTextModelWithProjection",)),
+    "text_encoder_2": PipelinePart(("CLIPTextModelWithProjection",)),
+    "text_encoder_3": PipelinePart(("T5EncoderModel",), optional=True),
+    "tokenizer": PipelinePart(CLIP_TOKENIZER),
+    "tokenizer_2": PipelinePart(CLIP_TOKENIZER),
+    "tokenizer_3": PipelinePart(T5_TOKENIZER, optional=True),
 }
 
 

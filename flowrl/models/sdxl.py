@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.loading import CLIP_TOKENIZER, Loaded, Part
+from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.pipeline import TunedPipeline
@@ -22,8 +22,8 @@ from flowrl.models.tuning import tuning_of
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {
-    "text_encoder_2": Part(("CLIPTextModelWithProjection",)),
-    "tokenizer_2": Part(CLIP_TOKENIZER),
+    "text_encoder_2": PipelinePart(("CLIPTextModelWithProjection",)),
+    "tokenizer_2": PipelinePart(CLIP_TOKENIZER),
 }
 # height and width in pixels
 Size = Annotated[

@@ -16,18 +16,18 @@ from flowrl.core.errors import ModelError
 from flowrl.core.noise_path import vp_from_flow
 from flowrl.core.types import Cond
 from flowrl.models.adapter import PipelineModel, check_size, guided
-from flowrl.models.loading import CLIP_TOKENIZER, Loaded, Part
+from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions
 from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.tuning import Tuning
 from flowrl.models.vp import SCHEDULERS, Schedule, ddim_scheduler
 
 PARTS = {
-    "unet": Part(("UNet2DConditionModel",)),
-    "scheduler": Part(SCHEDULERS),
-    "vae": Part(("AutoencoderKL",)),
-    "text_encoder": Part(("CLIPTextModel",)),
-    "tokenizer": Part(CLIP_TOKENIZER),
+    "unet": PipelinePart(("UNet2DConditionModel",)),
+    "scheduler": PipelinePart(SCHEDULERS),
+    "vae": PipelinePart(("AutoencoderKL",)),
+    "text_encoder": PipelinePart(("CLIPTextModel",)),
+    "tokenizer": PipelinePart(CLIP_TOKENIZER),
 }
 
 
@@ -158,7 +158,7 @@ class UNetModel(PipelineModel[Options]):
 def load_unet(
     pipeline_class: Any,
     options: UNetOptions,
-    parts: dict[str, Part],
+    parts: dict[str, PipelinePart],
     *,
     tuning: Tuning,
     addition: str | None,

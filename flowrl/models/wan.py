@@ -17,7 +17,7 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size, guided
 from flowrl.models.context import context_size
 from flowrl.models.flow_matching import FlowMatchingModel
-from flowrl.models.loading import T5_TOKENIZER, Loaded, Part
+from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
     STRICT,
     DecodeBatch,
@@ -31,12 +31,12 @@ from flowrl.models.tuning import Tuning, tuning_of
 from flowrl.models.wan_experts import LOW, Experts, by_expert, check_experts
 
 PARTS = {
-    "transformer": Part(("WanTransformer3DModel",)),
-    "transformer_2": Part(("WanTransformer3DModel",), optional=True),
-    "scheduler": Part(("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")),
-    "vae": Part(("AutoencoderKLWan",)),
-    "text_encoder": Part(("UMT5EncoderModel",)),
-    "tokenizer": Part(T5_TOKENIZER),
+    "transformer": PipelinePart(("WanTransformer3DModel",)),
+    "transformer_2": PipelinePart(("WanTransformer3DModel",), optional=True),
+    "scheduler": PipelinePart(("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")),
+    "vae": PipelinePart(("AutoencoderKLWan",)),
+    "text_encoder": PipelinePart(("UMT5EncoderModel",)),
+    "tokenizer": PipelinePart(T5_TOKENIZER),
 }
 WIDE = ("vae",)  # parts that stay in float32, as in the model cards
 TARGETS = (  # of LoRA: both attentions, to the video and to the text, and the feed-forward

@@ -14,7 +14,7 @@ from torchvision.transforms.functional import to_pil_image
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
-from flowrl.models.loading import Part
+from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of
 from flowrl.models.pipeline import load
 from flowrl.models.texts import NEGATIVE
@@ -36,7 +36,7 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     wrong model, or a number of frames that its VAE cannot take.
     """
     # only Wan 2.1 sees the frame by CLIP, too
-    parts = PARTS | {IMAGE_ENCODER: Part(("CLIPVisionModel",), optional=True)}
+    parts = PARTS | {IMAGE_ENCODER: PipelinePart(("CLIPVisionModel",), optional=True)}
     tuning, wide = tuning_of(options, TARGETS), (*WIDE, IMAGE_ENCODER)
     loaded = load(
         WanImageToVideoPipeline,

@@ -17,7 +17,7 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size
 from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
-from flowrl.models.loading import QWEN_TOKENIZER, Part
+from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
 from flowrl.models.tuning import tuning_of
@@ -25,11 +25,11 @@ from flowrl.models.tuning import tuning_of
 PATCH = 2  # a token is a square of 2 x 2 latents
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = {
-    "transformer": Part(("ZImageTransformer2DModel",)),
-    "scheduler": Part(("FlowMatchEulerDiscreteScheduler",)),
-    "vae": Part(("AutoencoderKL",)),
-    "text_encoder": Part(("Qwen3ForCausalLM", "Qwen3Model")),
-    "tokenizer": Part(QWEN_TOKENIZER),
+    "transformer": PipelinePart(("ZImageTransformer2DModel",)),
+    "scheduler": PipelinePart(("FlowMatchEulerDiscreteScheduler",)),
+    "vae": PipelinePart(("AutoencoderKL",)),
+    "text_encoder": PipelinePart(("Qwen3ForCausalLM", "Qwen3Model")),
+    "tokenizer": PipelinePart(QWEN_TOKENIZER),
 }
 # as X-GenGroup/Flow-Factory trains it
 TARGETS = (

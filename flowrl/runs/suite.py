@@ -16,7 +16,7 @@ from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_
 from flowrl.core.types import FlowModel, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
-from flowrl.evaluation.eval_size import check_size
+from flowrl.evaluation.eval_size import check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
@@ -65,7 +65,7 @@ def run_suite(
     rewards = rewards_of(config.rewards, frames_of(config, model))
     check_records(prompts, rewards)
     check_sources(prompts, config.eval_size)
-    check_size(model, config)
+    check_eval_size(model, config)
     check_starts(model, prompts)
     probe_rewards(rewards)
     chooser(config.eval.best_by, config.headline, rewards)

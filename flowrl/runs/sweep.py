@@ -32,7 +32,7 @@ Open = Callable[[list[str]], Target]
 """Load the target with overrides."""
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """One setting; None = as the target has it."""
 
     guidance: float | None
@@ -48,7 +48,7 @@ class Point(NamedTuple):
         return "_".join(parts) or "as-it-is"
 
 
-class Asked(NamedTuple):
+class SweepRequest(NamedTuple):
     """What is swept, on what, and by which number the setting is chosen."""
 
     suite: str
@@ -63,7 +63,9 @@ class Asked(NamedTuple):
     bounds: Path | None = None  # an earlier sweep.json, whose bounds MMHM takes
 
 
-def sweep(open_target: Open, asked: Asked, out: Path, *, progress: Any = None) -> dict[str, Any]:
+def sweep(
+    open_target: Open, asked: SweepRequest, out: Path, *, progress: Any = None
+) -> dict[str, Any]:
     """Run a suite under every combination, each in a folder of `out`, and choose one.
 
     What is there already is kept, so a sweep that was stopped goes on, and values can be added. A
@@ -124,7 +126,7 @@ def sweep(open_target: Open, asked: Asked, out: Path, *, progress: Any = None) -
     return result
 
 
-def choose_prompts(asked: Asked, out: Path) -> str:
+def choose_prompts(asked: SweepRequest, out: Path) -> str:
     """Return the prompts to sweep on: a list, or a file in `out` with some of them.
 
     Raises ConfigError for a suite without validation prompts: settings that were chosen on the test
@@ -178,17 +180,21 @@ def lora_scaled(model: FlowModel, scale: float) -> Iterator[None]:
             p.data = data
 
 
-def _points(asked: Asked) -> list[Point]:
+def _points(asked: SweepRequest) -> list[SweepPoint]:
     """Return all combinations, one guidance after the other. Raises ConfigError for a value that
     stands twice."""
     axes = {"guidance": asked.guidance, "steps": asked.steps, "lora-scale": asked.lora_scale}
     for name, values in axes.items():
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"--{name}: expected values that differ, got {list(values)}")
-    return [Point(*values) for values in product(asked.guidance, asked.steps, asked.lora_scale)]
+    return [
+        SweepPoint(*values) for values in product(asked.guidance, asked.steps, asked.lora_scale)
+    ]
 
 
-def _row(point: Point, where: Path, report: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _row(
+    point: SweepPoint, where: Path, report: Mapping[str, Any], asked: SweepRequest
+) -> dict[str, Any]:
     """Put a setting's numbers together; measures are kept beside its images."""
     setting, name = report["setting"], report["score"]
     row: dict[str, Any] = {
@@ -207,7 +213,7 @@ def _row(point: Point, where: Path, report: Mapping[str, Any], asked: Asked) -> 
     return row
 
 
-def _measured(where: Path, asked: Asked) -> dict[str, Any]:
+def _measured(where: Path, asked: SweepRequest) -> dict[str, Any]:
     """Measure a setting's images, or read what was measured with the same tools."""
     file = where / "measures.json"
     tools = {key: str(value) for key, value in asked.tools._asdict().items()}

@@ -25,7 +25,7 @@ from flowrl.core.errors import CheckpointError
 from flowrl.core.files import replacing
 from flowrl.core.processes import ALONE, World
 from flowrl.core.shards import write_shares
-from flowrl.training.checkpoint_files import Files, Like
+from flowrl.training.checkpoint_files import CheckpointTensors, Like
 from flowrl.training.checkpoint_manifest import (
     FORMAT,
     MANIFEST,
@@ -38,7 +38,12 @@ from flowrl.training.checkpoint_manifest import (
 )
 from flowrl.training.optimizer_state import Tensors, plain_json
 
-__all__ = ["MANIFEST", "STATE", "Files", "verify"]  # of other files, beside what is here
+__all__ = [
+    "MANIFEST",
+    "STATE",
+    "CheckpointTensors",
+    "verify",
+]  # of other files, beside what is here
 
 
 def checkpoint_folder(run: str | os.PathLike[str], iteration: int) -> Path:
@@ -146,7 +151,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, 
 
 def opened(
     folder: str | os.PathLike[str], *, like: Like | None = None, world: World = ALONE
-) -> tuple[Files, dict[str, Any]]:
+) -> tuple[CheckpointTensors, dict[str, Any]]:
     """Return what `load` does, but tensors are read when they are asked for, one file at a time.
 
     Where `like` names a parameter that is shared out, only this process' share is read, to the
@@ -160,7 +165,7 @@ def opened(
         raise CheckpointError(
             f"{folder}: cannot be read although its manifest fits: {error}"
         ) from error
-    return Files(folder, [name for name in names if name != STATE], like), state
+    return CheckpointTensors(folder, [name for name in names if name != STATE], like), state
 
 
 def latest(run: str | os.PathLike[str]) -> Path | None:

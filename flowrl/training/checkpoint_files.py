@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 _SHARES = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 
 
-class Files(Mapping[str, Tensors]):
+class CheckpointTensors(Mapping[str, Tensors]):
     """Tensors by file, {"current": {name: tensor}, ...}; what one holds is read anew each time."""
 
     def __init__(self, folder: Path, names: Sequence[str], like: Like | None = None) -> None:

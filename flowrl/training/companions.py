@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.training.checkpoint_files import Files
+from flowrl.training.checkpoint_files import CheckpointTensors
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.optimizer_state import (
     Tensors,
@@ -37,7 +37,7 @@ class Companions:
             files[PREFIX + name], state[name] = optimizer_to_tensors(optimizer)
         return files, state
 
-    def load(self, files: Files, state: dict[str, Any]) -> None:
+    def load(self, files: CheckpointTensors, state: dict[str, Any]) -> None:
         """Take the optimizers' files out of a checkpoint's, and put them back."""
         for name, optimizer in self.optimizers.items():
             optimizer_from_tensors(optimizer, files.pop(PREFIX + name), state[name])

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from flowrl.algorithms.nodes import Trains
-from flowrl.algorithms.rollout.plan_steps import Counts, counts, roots_for
+from flowrl.algorithms.rollout.plan_steps import PlanCounts, counts, roots_for
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
@@ -128,7 +128,9 @@ def _check_numbers(numbers: dict[str, int], images: int, steps: int) -> None:
         raise ConfigError(f"plan: {steps:,} steps; expected at most {MOST_STEPS:,}")
 
 
-def _trained(trains: Trains, one: Counts, times: int, images: int, rows: int) -> tuple[int, int]:
+def _trained(
+    trains: Trains, one: PlanCounts, times: int, images: int, rows: int
+) -> tuple[int, int]:
     """Count what is trained, and the rows of the network that takes; images: or their steps."""
     if trains == "draws":
         return times * one.decisions, times * one.states

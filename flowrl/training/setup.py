@@ -17,7 +17,7 @@ from flowrl.core.processes import sharded, world
 from flowrl.core.prompt_overlap import overlap, undeclared
 from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.eval_size import check_size
+from flowrl.evaluation.eval_size import check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
@@ -121,8 +121,8 @@ class Setup:
         """Add to the model what the method trains beside it, and check that it can do the work."""
         self.model = extended(bare, self.method, self.config)
         check_encodes(self.model, self.method.plan(0))
-        check_frames(bare, frames)
-        check_size(self.model, self.config)
+        check_model_frames(bare, frames)
+        check_eval_size(self.model, self.config)
         for prompts in (self.train_set, self.test_set):
             check_starts(self.model, prompts)
 
@@ -234,7 +234,7 @@ def extended(model: FlowModel, method: Method, config: Config) -> FlowModel:
     return method.likelihood.extend(model, shape, texts)
 
 
-def check_frames(model: FlowModel, frames: int) -> None:
+def check_model_frames(model: FlowModel, frames: int) -> None:
     """Raise ConfigError if a model makes other videos than its rewards were made for."""
     made = int(getattr(model, "frames", 1))
     if made != frames:

@@ -12,7 +12,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import FlowModel, Plan, Rollout, Tree
-from flowrl.evaluation.preference_pairs import Pair, load_pairs, pair_of
+from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs, pair_of
 from flowrl.evaluation.sources import encode
 
 
@@ -97,6 +97,6 @@ def stored_rollout(
     return made, levels
 
 
-def _pairs(prompts: PromptSet, rows: list[int]) -> list[Pair]:
+def _pairs(prompts: PromptSet, rows: list[int]) -> list[PreferencePair]:
     folder = Path(prompts.path).parent
     return [pair_of(prompts.records[row], prompts.places[row], folder) for row in rows]

@@ -135,7 +135,7 @@ class Trainer(Setup):
         """Say whether all that this process holds of the trained weights are numbers."""
         return all(bool(here(p.detach()).isfinite().all()) for p in self.params.values())
 
-    def _put(self, files: checkpoint.Files, state: Any, folder: Path) -> None:
+    def _put(self, files: checkpoint.CheckpointTensors, state: Any, folder: Path) -> None:
         """Take over what a checkpoint holds."""
         iteration = state["iteration"]
         if type(iteration) is not int or iteration < 0:
@@ -185,7 +185,7 @@ class Trainer(Setup):
         if state is not None and self.sampler is not None:
             self.sampler.load_state_dict(state)
 
-    def _load_copies(self, files: checkpoint.Files, folder: Path) -> None:
+    def _load_copies(self, files: checkpoint.CheckpointTensors, folder: Path) -> None:
         wanted = sorted(self._kept_weights())
         if sorted(files) != wanted:
             raise CheckpointError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.processes import shared_as, whole
-from flowrl.training.checkpoint_files import Files
+from flowrl.training.checkpoint_files import CheckpointTensors
 
 
 class Weights:
@@ -169,7 +169,7 @@ def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], whe
         p.copy_(shared_as(tensors[name], p))
 
 
-def put_saved(params: Mapping[str, nn.Parameter], files: Files, name: str) -> None:
+def put_saved(params: Mapping[str, nn.Parameter], files: CheckpointTensors, name: str) -> None:
     """Read the tensors of a checkpoint's file into the parameters of the same names, one after the
     other. Raises CheckpointError if names or shapes differ."""
     _check_fit(params, files.shapes(name), files.folder)

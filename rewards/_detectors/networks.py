@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ModelError
 from flowrl.core.prompt_lists.coco import COCO_NAMES
-from flowrl.evaluation.suites.geneval.objects import Found, Objects
+from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 
 from .._common.scorer import first_line
 from .._common.weights import load_network, source_of
@@ -121,7 +121,7 @@ def instances(
     for i in confidence.argsort(descending=True).tolist():
         if confidence[i] > floor and bool(inside[i].any()):
             mask = inside[i].cpu().numpy()
-            one = Found(box_of(mask), float(confidence[i]), mask)
+            one = DetectedObject(box_of(mask), float(confidence[i]), mask)
             out.setdefault(names[int(chosen[i])], []).append(one)
     return out
 
@@ -180,7 +180,7 @@ class ZeroShot:
         for (place, name), one in zip(rows, found, strict=True):
             objects = []
             for box, score in zip(one["boxes"].tolist(), one["scores"].tolist(), strict=True):
-                objects.append(Found(_inside(box, images[place]), score))
+                objects.append(DetectedObject(_inside(box, images[place]), score))
             if objects:
                 out[place][name] = sorted(objects, key=lambda o: -o.score)
         return out

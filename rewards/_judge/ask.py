@@ -15,7 +15,7 @@ from flowrl.core.errors import RunError
 
 from .answer import Answer
 from .cache import keep, recall
-from .client import Question, Server, ask_all, base_url, list_models
+from .client import JudgeQuestion, Server, ask_all, base_url, list_models
 from .images import EncodedImage, encode
 from .options import check_server, request_settings
 
@@ -124,7 +124,7 @@ def _key(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) ->
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def _question(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> Question:
+def _question(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> JudgeQuestion:
     def body() -> dict[str, Any]:
         content: list[dict[str, Any]] = []
         for i in job.shown:
@@ -132,4 +132,4 @@ def _question(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Jo
         content.append({"type": "text", "text": job.text})
         return {**settings, "messages": [{"role": "user", "content": content}]}
 
-    return Question(job.name, body)
+    return JudgeQuestion(job.name, body)

@@ -46,7 +46,7 @@ class Server(NamedTuple):
     who: str = WHO  # which reward asks, for messages
 
 
-class Question(NamedTuple):
+class JudgeQuestion(NamedTuple):
     """One question: how messages call it, and the request, built only when its turn comes."""
 
     name: str
@@ -121,7 +121,7 @@ def list_models(server: Server) -> list[str]:
 
 def ask_all(
     server: Server,
-    questions: Mapping[str, Question],
+    questions: Mapping[str, JudgeQuestion],
     accept: Callable[[str, Answer], str],
     total: int,
 ) -> dict[str, str]:
@@ -137,7 +137,7 @@ def ask_all(
     failed: dict[str, str] = {}
 
     # the share is looked at after each failure, so that a dead server is not asked to the end
-    async def ask(client: Any, job: tuple[str, Question]) -> None:
+    async def ask(client: Any, job: tuple[str, JudgeQuestion]) -> None:
         """Ask one question and note what went wrong; raise RunError once too much did."""
         key, question = job
         answer = await _ask_until_answered(server, http, client, question.body())

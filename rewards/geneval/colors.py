@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowrl.core.prompt_lists.coco import COLORS
-from flowrl.evaluation.suites.geneval.objects import Found
+from flowrl.evaluation.suites.geneval.objects import DetectedObject
 
 from .._backbones.clip import Towers
 from .._common.scorer import in_batches
@@ -33,7 +33,7 @@ class ClipColors:
         self.towers, self.batch = towers, batch
         self._known: dict[str, Tensor] = {}
 
-    def __call__(self, image: Image.Image, name: str, found: list[Found]) -> list[str]:
+    def __call__(self, image: Image.Image, name: str, found: list[DetectedObject]) -> list[str]:
         """Return the colour of each object of a class on an RGB image."""
         crops = [crop(image, one) for one in found]
         seen = normalize(in_batches(self.towers.see, crops, size=self.batch), dim=-1)
@@ -50,7 +50,7 @@ class ClipColors:
         return self._known[name]
 
 
-def crop(image: Image.Image, found: Found) -> Image.Image:
+def crop(image: Image.Image, found: DetectedObject) -> Image.Image:
     """Cut an object out by its box; what its mask leaves out is painted grey."""
     shown = image
     if found.mask is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.credit import credit
-from flowrl.evaluation.suites.geneval.objects import Found, Limits, Objects, kept
+from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
 from flowrl.evaluation.suites.geneval.result_file import result_row
 from flowrl.evaluation.suites.geneval.rules import judge, validate
 
@@ -30,12 +30,12 @@ CLIP["open_clip"] = "timm/vit_large_patch14_clip_224.openai"
 
 
 LIMITS = {
-    "mask2former": Limits(),
+    "mask2former": DetectionLimits(),
     # GenEval says nothing of these; the limits are ours
-    "owl": Limits(0.2, 0.2, 16, 0.5),
-    "grounding_dino": Limits(0.35, 0.35, 16, 0.5),
+    "owl": DetectionLimits(0.2, 0.2, 16, 0.5),
+    "grounding_dino": DetectionLimits(0.35, 0.35, 16, 0.5),
     # every readable shape, whatever its confidence
-    "shapes": Limits(0.0, 0.0, 16, 1.0),
+    "shapes": DetectionLimits(0.0, 0.0, 16, 1.0),
 }
 MODES = ("strict", "graded", "exact")
 
@@ -148,7 +148,7 @@ class geneval:  # noqa: N801 - configs name rewards in lower case
     def _row(self, image: Image.Image, record: dict[str, Any], found: Objects) -> dict[str, Any]:
         """Judge one image -> its line."""
 
-        def colors(name: str, objects: list[Found]) -> list[str]:
+        def colors(name: str, objects: list[DetectedObject]) -> list[str]:
             if self.colors is None:
                 return [one.color or "" for one in objects]
             key = (name, len(objects))
@@ -174,7 +174,7 @@ class _Last:
     found: ClassVar[list[Objects]] = []
 
 
-def _key(limits: Limits, images: Sequence[Image.Image], batch: RewardBatch) -> bytes:
+def _key(limits: DetectionLimits, images: Sequence[Image.Image], batch: RewardBatch) -> bytes:
     """Return a digest of all that detections depend on, but for the detector."""
     digest = hashlib.blake2b(f"{limits}{batch.meta}".encode())
     for image in images:
@@ -188,10 +188,10 @@ def _classes(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(entry["class"] for entry in entries))
 
 
-def _limits(own: Limits, given: Sequence[float | None]) -> Limits:
+def _limits(own: DetectionLimits, given: Sequence[float | None]) -> DetectionLimits:
     """Put given limits in the place of a detector's own. Raises ConfigError."""
     threshold, counting, most, overlap = given
-    limits = Limits(
+    limits = DetectionLimits(
         own.threshold if threshold is None else threshold,
         own.counting if counting is None else counting,
         own.most if most is None else int(most),

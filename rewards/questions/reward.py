@@ -18,7 +18,7 @@ from flowrl.core.types import RewardBatch
 from .._common.scorer import to_pil
 from .._judge.answer import Answer
 from .._judge.cache import keep, recall
-from .._judge.client import Question, Server, ask_all, base_url, list_models
+from .._judge.client import JudgeQuestion, Server, ask_all, base_url, list_models
 from .._judge.images import EncodedImage, encode
 from .._judge.options import check_server, request_settings
 from .protocols import Benchmark, Dpg, GenEval2, Slips, UniGenBench
@@ -196,10 +196,10 @@ class questions:  # noqa: N801 - configs name rewards in lower case
         asked = [self.settings, text, number, image.digest]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
-    def _question(self, images: list[EncodedImage], job: _Job) -> Question:
+    def _question(self, images: list[EncodedImage], job: _Job) -> JudgeQuestion:
         def body() -> dict[str, Any]:
             shown = {"type": "image_url", "image_url": {"url": images[job.image].url}}
             content = [shown, {"type": "text", "text": job.text}]
             return {**self.settings, "messages": [{"role": "user", "content": content}]}
 
-        return Question(f"image {job.image}, question {job.text[:80]!r}", body)
+        return JudgeQuestion(f"image {job.image}, question {job.text[:80]!r}", body)

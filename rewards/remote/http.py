@@ -16,7 +16,7 @@ from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
 from .read_body import read_body
-from .read_request import Limits, RequestRefused, parse, parse_records
+from .read_request import RequestLimits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 IN_HAND = 128  # requests in work or held whole; further ones wait for a place and are not refused
 
 
-def make_app(queue: RequestQueue, limits: Limits, token: bytes = b"") -> Starlette:
+def make_app(queue: RequestQueue, limits: RequestLimits, token: bytes = b"") -> Starlette:
     """Return the ASGI application: POST /score and /check, GET /health, GET /metrics; errors are
     JSON as well."""
     from starlette.applications import Starlette
@@ -57,7 +57,7 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 class _Handlers:
     """What the addresses answer."""
 
-    def __init__(self, queue: RequestQueue, limits: Limits, token: bytes) -> None:
+    def __init__(self, queue: RequestQueue, limits: RequestLimits, token: bytes) -> None:
         self.queue, self.limits, self.token = queue, limits, token
         hosted = queue.rewards.items()
         self.videos = [name for name, reward in hosted if judges_videos(reward)]

@@ -34,7 +34,7 @@ class RequestRefused(FlowRLError):
         self.status, self.kind = status, kind
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """How much one request may hold."""
 
     bytes: int = 256 * 2**20  # of the body
@@ -44,7 +44,10 @@ class Limits(NamedTuple):
 
 
 def parse(
-    body: bytes | bytearray, known: Sequence[str], limits: Limits, videos: Collection[str] = ()
+    body: bytes | bytearray,
+    known: Sequence[str],
+    limits: RequestLimits,
+    videos: Collection[str] = (),
 ) -> ScoreRequest:
     """Turn the body of a request into images, or videos, and words. Raises RequestRefused.
 
@@ -120,7 +123,7 @@ def _frames(data: dict[str, Any], images: int) -> int:
     return frames
 
 
-def _too_many(images: int, frames: int, limits: Limits) -> str:
+def _too_many(images: int, frames: int, limits: RequestLimits) -> str:
     what = f" ({images // frames} videos of {frames} frames)" if frames else ""
     most = f"1 to {limits.images} images" + (" or frames" if frames else "")
     return f"images: expected {most} in one request, got {images}{what}; --max-images raises it"
@@ -156,7 +159,7 @@ def _area(pixels: Tensor) -> int:
     return pixels.numel() // 3
 
 
-def _sources(data: dict[str, Any], count: int, limits: Limits) -> list[Source]:
+def _sources(data: dict[str, Any], count: int, limits: RequestLimits) -> list[Source]:
     """Decode what images start from -> [count], or [] where there is nothing."""
     # sources are sent once each; every image names those that it starts from
     if "source" not in data and "sources" not in data:
@@ -206,7 +209,7 @@ def _finite(values: list[int | float]) -> Tensor:
     return sigma
 
 
-def _images(texts: list[str], limits: Limits) -> Tensor:
+def _images(texts: list[str], limits: RequestLimits) -> Tensor:
     """Decode base64 PNG files of one size -> [L, 3, H, W] uint8, after a look at the sizes that
     they claim."""
     # out of base64

@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
 
 
 @dataclass
-class Counts:
+class QueueCounts:
     """What was done since the start."""
 
     images: int = 0  # scored by every reward that was asked for
@@ -70,7 +70,7 @@ class RequestQueue:
     ) -> None:
         self.rewards, self.batch, self.max_wait_s = dict(rewards), batch, max_wait_s
         zero = dict.fromkeys(self.rewards, 0)
-        self.counts = Counts(
+        self.counts = QueueCounts(
             unscored=dict(zero), calls=dict(zero), seconds=dict.fromkeys(self.rewards, 0.0)
         )
         self._queue: list[_Waiting] = []

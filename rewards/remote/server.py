@@ -24,7 +24,7 @@ from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.reward_call import probe_rewards
 
 from .http import make_app
-from .read_request import Limits
+from .read_request import RequestLimits
 from .request_queue import RequestQueue
 
 PORT = 8321
@@ -68,7 +68,7 @@ def serve(
     with contextlib.closing(listener):
         rewards = load_rewards(config)
         queue = RequestQueue(rewards, batch=batch, max_wait_s=max_wait_ms / 1000)
-        app = make_app(queue, Limits(bytes=max_mb * 2**20, images=max_images), token)
+        app = make_app(queue, RequestLimits(bytes=max_mb * 2**20, images=max_images), token)
         server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         # listens before it says so
         listener.listen(1024)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.evaluation.suites.geneval.objects import Box, Found
+from flowrl.evaluation.suites.geneval.objects import Box, DetectedObject
 
 SIDE = 479  # pixels of an image's short side, as the published detector sees it ...
 MOST = 480  # ... unless its long side would have more
@@ -48,7 +48,10 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def place_score(
-    kind: str, first: Sequence[Found], second: Sequence[Found], size: tuple[int, int]
+    kind: str,
+    first: Sequence[DetectedObject],
+    second: Sequence[DetectedObject],
+    size: tuple[int, int],
 ) -> float:
     """Score the most confident object of each kind on an image of `size` (width, height).
 

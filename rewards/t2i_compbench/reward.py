@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.geneval.objects import Found, Limits, kept
+from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, kept
 
 from .._backbones.clip import TransformersClip, positive
 from .._common.scorer import in_batches, pick_device, pick_dtype, to_pil
@@ -80,7 +80,7 @@ class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
         if not 0 <= least < 1:
             raise ConfigError(f"{WHO}: threshold: expected a number in [0, 1), got {threshold}")
         # networks are loaded when the first record needs them: this only keeps how
-        self.limits = Limits(least, least, 100, 1.0)
+        self.limits = DetectionLimits(least, least, 100, 1.0)
         self.vqa_path, self.vqa_size, self.clip_path = vqa, vqa_size, clip
         self.kind, self.path = detector, path
         self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
@@ -257,7 +257,7 @@ def _classes(relation: Relation | None) -> list[str]:
     return list(dict.fromkeys(relation[1:])) if relation is not None else []
 
 
-def _boxes(relation: Relation, pair: Sequence[Sequence[Found]]) -> dict[str, list[float]]:
+def _boxes(relation: Relation, pair: Sequence[Sequence[DetectedObject]]) -> dict[str, list[float]]:
     """Return the boxes that counted, with their confidences."""
     boxes = {}
     for name, found in zip(relation[1:], pair, strict=True):

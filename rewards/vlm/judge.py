@@ -22,7 +22,7 @@ from .._common.pairs import verdict
 from .._common.scorer import to_pil
 from .._judge.answer import Answer
 from .._judge.cache import keep, recall
-from .._judge.client import Question, Server, ask_all, base_url, list_models
+from .._judge.client import JudgeQuestion, Server, ask_all, base_url, list_models
 from .._judge.images import EncodedImage, cut, encode, grid_size
 from .._judge.options import check_server, request_settings
 from .answers import ReadingOptions, read
@@ -243,10 +243,10 @@ class vlm:  # noqa: N801 - configs name rewards in lower case
                 found[key] = value
         return found
 
-    def _question(self, encoded: list[EncodedImage], job: _Job) -> Question:
+    def _question(self, encoded: list[EncodedImage], job: _Job) -> JudgeQuestion:
         def body() -> dict[str, Any]:
             shown = [{"type": "image_url", "image_url": {"url": encoded[i].url}} for i in job.shown]
             text = {"type": "text", "text": fill(self.wording, job.prompt)}
             return {**self.settings, "messages": [{"role": "user", "content": [*shown, text]}]}
 
-        return Question(f"{job.name}, prompt {job.prompt[:80]!r}", body)
+        return JudgeQuestion(f"{job.name}, prompt {job.prompt[:80]!r}", body)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from flowrl.evaluation.suites.geneval.objects import Found
+from flowrl.evaluation.suites.geneval.objects import DetectedObject
 from flowrl.evaluation.suites.geneval.rules import judge
 from flowrl.evaluation.suites.geneval.shapes_objects import objects_of
 from flowrl.evaluation.suites.shapes.checker import judge as shapes_judge
@@ -16,7 +16,7 @@ from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 
 
-def color_of(name: str, objects: list[Found]) -> list[str]:
+def color_of(name: str, objects: list[DetectedObject]) -> list[str]:
     """Read the colour that stands on an object."""
     return [one.color or "" for one in objects]
 

@@ -14,7 +14,14 @@ import pytest
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.suites.geneval.credit import credit
-from flowrl.evaluation.suites.geneval.objects import Box, Found, Limits, Objects, iou, kept
+from flowrl.evaluation.suites.geneval.objects import (
+    Box,
+    DetectedObject,
+    DetectionLimits,
+    Objects,
+    iou,
+    kept,
+)
 from flowrl.evaluation.suites.geneval.result_file import result_row, summary
 from flowrl.evaluation.suites.geneval.rules import Verdict, judge, relations, validate
 
@@ -62,11 +69,11 @@ def test_both_ends_of_a_box_are_inside(b: Box, expected: float) -> None:
     assert iou((0, 0, 10, 10), b) == pytest.approx(expected, abs=1e-6)
 
 
-def at(x: float, y: float, score: float = 0.95, color: str = "red") -> Found:
-    return Found(square(x, y), score, None, color)
+def at(x: float, y: float, score: float = 0.95, color: str = "red") -> DetectedObject:
+    return DetectedObject(square(x, y), score, None, color)
 
 
-def own(name: str, objects: list[Found]) -> list[str]:
+def own(name: str, objects: list[DetectedObject]) -> list[str]:
     """Read the colour that stands on an object."""
     return [one.color or "" for one in objects]
 
@@ -172,16 +179,16 @@ def test_what_counts_of_the_detections() -> None:
     found = {"cat": [at(0, 0, score) for score in scores], "dog": [at(0, 0, 0.2)]}
 
     def left(tag: str, **limits: Any) -> list[float]:
-        return [one.score for one in kept(found, tag, Limits(**limits)).get("cat", [])]
+        return [one.score for one in kept(found, tag, DetectionLimits(**limits)).get("cat", [])]
 
     assert left("colors") == [0.95, 0.9, 0.31] and left("counting") == [0.95]
     assert left("colors", most=2) == [0.95, 0.9]
-    assert "dog" not in kept(found, "colors", Limits())
+    assert "dog" not in kept(found, "colors", DetectionLimits())
     # all at one place: with suppression the most confident stays; IoU .375 is below .4
     assert left("colors", overlap=0.9) == [0.95]
     shifted = {"cat": [at(0, 0, 0.8), at(5, 0, 0.7), at(5, 0, 0.6)]}
-    assert len(kept(shifted, "colors", Limits(overlap=0.4))["cat"]) == 2
-    assert len(kept(shifted, "colors", Limits(overlap=0.375))["cat"]) == 1
+    assert len(kept(shifted, "colors", DetectionLimits(overlap=0.4))["cat"]) == 2
+    assert len(kept(shifted, "colors", DetectionLimits(overlap=0.375))["cat"]) == 1
 
 
 # objects, include, credit of the code, ours; the code's are recorded or follow its list of credits

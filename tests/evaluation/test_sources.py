@@ -29,7 +29,7 @@ from flowrl.training.collect import collect
 from flowrl.training.setup import OverlapWarning
 from flowrl.training.trainer import Trainer
 from rewards.remote.messages import pack
-from rewards.remote.read_request import Limits, RequestRefused, parse
+from rewards.remote.read_request import RequestLimits, RequestRefused, parse
 from rewards.remote.request_queue import join
 
 LEVELS = (51, 102, 153, 204)  # of the sources' red, a fifth of 255 apart
@@ -185,7 +185,7 @@ def test_sources_over_the_wire(config: str, tmp_path: Path) -> None:
     )
     body = pack(batch, [0, 1, 2, 3], "it")
     assert len(json.loads(body)["sources"]) == 3
-    got = join([parse(body, ["it"], Limits())]).source
+    got = join([parse(body, ["it"], RequestLimits())]).source
     assert [len(source) for source in got] == [1] * 4 and got[0] is got[1]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(got, sources, strict=True))
     for change, said in (
@@ -194,6 +194,6 @@ def test_sources_over_the_wire(config: str, tmp_path: Path) -> None:
     ):
         wrong = json.dumps({**json.loads(body), **change}).encode()
         with pytest.raises(RequestRefused, match=said):
-            parse(wrong, ["it"], Limits())
+            parse(wrong, ["it"], RequestLimits())
     with pytest.raises(FlowRLError, match="at most"):  # what is left of 600 pixels for the second
-        parse(body, ["it"], Limits()._replace(all_pixels=600))
+        parse(body, ["it"], RequestLimits()._replace(all_pixels=600))

@@ -23,12 +23,12 @@ from rewards._judge.answer import Answer
 from rewards._judge.client import _parse
 from rewards.remote.http import make_app
 from rewards.remote.messages import Hosted, read_health, read_scores, refusal
-from rewards.remote.read_request import Limits, RequestRefused, parse
+from rewards.remote.read_request import RequestLimits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
 from rewards.vlm.answers import ReadingOptions
 from rewards.vlm.answers import read as read_answer
 
-LIMITS = Limits(bytes=2**20, images=8, pixels=2**16, all_pixels=2**18)
+LIMITS = RequestLimits(bytes=2**20, images=8, pixels=2**16, all_pixels=2**18)
 
 
 def body() -> bytes:

@@ -28,7 +28,7 @@ from flowrl.core.listening import UVICORN
 from flowrl.core.types import Reward, RewardBatch
 from rewards.remote import remote
 from rewards.remote.http import make_app
-from rewards.remote.read_request import Limits
+from rewards.remote.read_request import RequestLimits
 from rewards.remote.request_queue import RequestQueue
 
 TESTS = Path(__file__).parents[1]
@@ -90,13 +90,13 @@ def hosted(
     *,
     token: bytes = b"",
     batch: int = 64,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     port: int = 0,
 ) -> Iterator[str]:
     """Host rewards over a real socket, in a thread -> the address."""
     queue = RequestQueue(rewards, batch=batch, max_wait_s=0.0)
     try:
-        with served(make_app(queue, limits or Limits(), token), port) as url:
+        with served(make_app(queue, limits or RequestLimits(), token), port) as url:
             yield url
     finally:
         queue.close()

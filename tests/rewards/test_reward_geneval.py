@@ -21,7 +21,7 @@ from weightkit import Weights
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompt_lists.coco import CLASSES, COLORS
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.geneval.objects import Found
+from flowrl.evaluation.suites.geneval.objects import DetectedObject
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
@@ -157,9 +157,9 @@ def test_colours_are_those_of_open_clips_classifier(weights: Weights) -> None:
     image, mask = pils(1, 60, 60)[0], np.zeros((60, 60), bool)
     mask[10:30, 10:30] = True
     found = [
-        Found((5, 5, 35, 40), 0.9, mask),
-        Found((20, 0, 60, 60), 0.8),
-        Found((0, 0, 1, 1), 0.7),
+        DetectedObject((5, 5, 35, 40), 0.9, mask),
+        DetectedObject((20, 0, 60, 60), 0.8),
+        DetectedObject((0, 0, 1, 1), 0.7),
     ]
     pixels = np.asarray(image).copy()
     pixels[~mask] = 0x99
@@ -175,7 +175,7 @@ def test_colours_are_those_of_open_clips_classifier(weights: Weights) -> None:
 
 def test_a_box_at_the_edge_still_has_a_pixel() -> None:
     image = Image.new("RGB", (20, 10))
-    assert crop(image, Found((20, 10, 20, 10), 0.5)).size == (1, 1)
+    assert crop(image, DetectedObject((20, 10, 20, 10), 0.5)).size == (1, 1)
 
 
 def batch(images: torch.Tensor, records: list[dict[str, Any]]) -> RewardBatch:

@@ -24,7 +24,7 @@ from toykit import redness
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 from rewards.remote.http import make_app
-from rewards.remote.read_request import Limits
+from rewards.remote.read_request import RequestLimits
 from rewards.remote.request_queue import RequestQueue
 
 
@@ -40,7 +40,7 @@ def failing(batch: RewardBatch) -> Tensor:
 def client() -> Iterator[TestClient]:
     """Return a client of an application with two rewards, without a token."""
     queue = RequestQueue({"red": redness, "half": failing}, max_wait_s=0)
-    with TestClient(make_app(queue, Limits(bytes=20_000, images=6))) as client:
+    with TestClient(make_app(queue, RequestLimits(bytes=20_000, images=6))) as client:
         yield client
     queue.close()
 
@@ -93,7 +93,7 @@ def test_a_reward_that_leaves_does_not_take_the_server_along() -> None:
     images, wrong = random_images(1), {"prompt": "p", "fail": 1}
     with (
         closing(RequestQueue({"it": Leaving()}, max_wait_s=0)) as queue,
-        TestClient(make_app(queue, Limits())) as client,
+        TestClient(make_app(queue, RequestLimits())) as client,
     ):
         asked = {"reward": "it", "records": [wrong], "places": ["line 3"]}
         told = client.post("/check", json=asked)
@@ -157,7 +157,7 @@ def test_the_token_guards_every_address(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     queue, data = RequestQueue({"red": redness}, max_wait_s=0), data_of(random_images(1))
-    with TestClient(make_app(queue, Limits(), b"correct horse")) as client:
+    with TestClient(make_app(queue, RequestLimits(), b"correct horse")) as client:
 
         def ask(headers: Any) -> list[Any]:
             answers = [client.get(path, headers=headers) for path in ("/health", "/metrics")]
@@ -231,7 +231,7 @@ def test_half_sent_bodies_keep_nobody_waiting(small: bool, monkeypatch: pytest.M
 def test_a_client_that_hangs_up_is_not_scored() -> None:
     held = Held()
     queue = RequestQueue({"it": held}, batch=1, max_wait_s=0)
-    app = make_app(queue, Limits())
+    app = make_app(queue, RequestLimits())
     body = json.dumps(data_of(random_images(1))).encode()
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/score"}
     scope |= {"headers": [(b"content-type", b"application/json")], "query_string": b""}

@@ -35,7 +35,7 @@ from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from rewards.remote import remote
 from rewards.remote.messages import chunks_of
-from rewards.remote.read_request import Limits
+from rewards.remote.read_request import RequestLimits
 from rewards.shapes import shapes
 
 
@@ -162,7 +162,7 @@ def test_probe_says_what_is_wrong_and_can_wait() -> None:
             probed = pool.submit(fast(server.url, on_failure="wait", retries=0).probe)
             server.health = b'{"rewards": ["it"]}'
             probed.result(60)
-    with hosted({"it": redness}, limits=Limits(images=31)) as url:
+    with hosted({"it": redness}, limits=RequestLimits(images=31)) as url:
         with pytest.raises(ConfigError, match="at most 31 images per request, got 32"):
             fast(url).probe()
         fast(url, chunk=31).probe()

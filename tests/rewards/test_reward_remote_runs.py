@@ -21,7 +21,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import RewardError, RunError
 from flowrl.core.types import RewardBatch
 from flowrl.training.trainer import Trainer
-from rewards.remote.read_request import Limits, parse
+from rewards.remote.read_request import RequestLimits, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ def test_a_run_outlives_its_server(
     monkeypatch.setattr("rewards.remote.endpoints.LONGEST", 0.2)
 
     def red(data: dict[str, Any]) -> bytes:
-        pixels = parse(json.dumps(data).encode(), ["it"], Limits()).pixels
+        pixels = parse(json.dumps(data).encode(), ["it"], RequestLimits()).pixels
         return json.dumps({"scores": {"it": redness(batch_of(pixels / 255)).tolist()}}).encode()
 
     def breaks_off(data: dict[str, Any]) -> None:

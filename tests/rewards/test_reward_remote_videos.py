@@ -19,7 +19,7 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.moving.scene import TRAIN, draw
 from rewards.moving_shapes import moving_shapes
 from rewards.remote.messages import chunks_of
-from rewards.remote.read_request import Limits, RequestRefused, parse
+from rewards.remote.read_request import RequestLimits, RequestRefused, parse
 from rewards.remote.request_queue import RequestQueue
 from rewards.remote.server import load_rewards
 
@@ -111,7 +111,7 @@ def test_images_and_videos_do_not_mix(tmp_path: Path) -> None:
 def test_frames_that_do_not_fit_are_refused(frames: Any, message: str) -> None:
     data = data_of(random_images(6), frames=frames, prompts=["p"] * 3)
     with pytest.raises(RequestRefused, match=message):
-        parse(json.dumps(data).encode(), ["motion"], Limits(), ["motion"])
+        parse(json.dumps(data).encode(), ["motion"], RequestLimits(), ["motion"])
 
 
 def test_frames_count_as_images() -> None:
@@ -122,7 +122,7 @@ def test_frames_count_as_images() -> None:
     assert chunks_of(batch, 8, apart=True) == [[0, 1], [2, 3]]
     assert chunks_of(batch_of(videos(2, 20, size=1)), 8) == [[0], [1]]
     data = data_of(random_images(6), frames=3, prompts=["a", "b"])
-    got = parse(json.dumps(data).encode(), ["red", "motion"], Limits(), ["motion"])
+    got = parse(json.dumps(data).encode(), ["red", "motion"], RequestLimits(), ["motion"])
     assert got.names == ("motion",) and got.pixels.shape == (2, 3, 3, 4, 4)
     assert torch.equal(got.pixels.flatten(0, 1).float() / 255, random_images(6))
     seen: list[RewardBatch] = []

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from serving import data_of, png, random_images
 
-from rewards.remote.read_request import Limits, RequestRefused, parse
+from rewards.remote.read_request import RequestLimits, RequestRefused, parse
 from rewards.remote.request_queue import ScoreRequest
 
 
@@ -30,9 +30,9 @@ def crafted(width: int, height: int, *, depth: int = 8, color: int = 2, pixels: 
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + parts).decode()
 
 
-def read(data: dict[str, Any], limits: Limits | None = None) -> ScoreRequest:
+def read(data: dict[str, Any], limits: RequestLimits | None = None) -> ScoreRequest:
     """Read a request to a server that hosts the rewards a and b."""
-    return parse(json.dumps(data).encode(), ["a", "b"], limits or Limits())
+    return parse(json.dumps(data).encode(), ["a", "b"], limits or RequestLimits())
 
 
 def test_a_request_is_read_as_it_was_sent() -> None:
@@ -69,7 +69,7 @@ def test_a_request_is_read_as_it_was_sent() -> None:
 )
 def test_a_body_that_is_no_request_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(RequestRefused, match=message) as error:
-        parse(body, ["a"], Limits())
+        parse(body, ["a"], RequestLimits())
     assert error.value.status == 400 and error.value.kind == "request"
 
 
@@ -105,7 +105,7 @@ def test_numbers_beyond_json_are_refused() -> None:
     """Python reads 1e999 as infinity."""
     text = json.dumps(data_of(random_images(1), sigma=[0.5])).replace("0.5", "1e999")
     with pytest.raises(RequestRefused, match="sigma"):
-        parse(text.encode(), ["a"], Limits())
+        parse(text.encode(), ["a"], RequestLimits())
 
 
 def test_images_are_measured_before_they_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_images_are_measured_before_they_are_unpacked(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("rewards.remote.read_request.Image.open", opened)
     bomb = crafted(50_000, 50_000, pixels=bytes(1000))
-    small = Limits(images=4, pixels=100, all_pixels=150)
+    small = RequestLimits(images=4, pixels=100, all_pixels=150)
     for images, limits, message in (
-        ([bomb], Limits(), "16777216 pixels in an image.*50000 x 50000"),
-        ([crafted(2**31 - 1, 2**31 - 1)], Limits(), "pixels"),
+        ([bomb], RequestLimits(), "16777216 pixels in an image.*50000 x 50000"),
+        ([crafted(2**31 - 1, 2**31 - 1)], RequestLimits(), "pixels"),
         ([crafted(10, 11)], small, "100 pixels"),
         ([crafted(10, 8)] * 2, small, "150 in a request, got 2 of 10 x 8"),
         ([crafted(1, 1)] * 5, small, "1 to 4 images"),

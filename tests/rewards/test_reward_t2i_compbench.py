@@ -21,7 +21,7 @@ from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.catalogue import overrides_of
-from flowrl.evaluation.suites.geneval.objects import Found
+from flowrl.evaluation.suites.geneval.objects import DetectedObject
 from flowrl.runs.suite import run_suite
 from rewards._common.pixels import normalise, squash
 from rewards.t2i_compbench import t2i_compbench
@@ -62,14 +62,14 @@ def test_places_are_scored_as_published(kind: str, other: Any, expected: float) 
 def test_half_of_a_score_is_the_place() -> None:
     """By hand: a quarter of each confidence and half of the rule, in pixels of the published 479;
     below a half nothing."""
-    first, second = [Found((0, 0, 20, 20), 0.8)], [Found((60, 0, 80, 20), 0.6)]
+    first, second = [DetectedObject((0, 0, 20, 20), 0.8)], [DetectedObject((60, 0, 80, 20), 0.6)]
     assert place_score("left", first, second, (100, 100)) == pytest.approx(0.2 + 0.15 + 0.5)
     assert place_score("right", first, second, (100, 100)) == 0.0
     assert place_score("left", first, [], (100, 100)) == 0.0
     # 60 of 100 pixels are 287 of 479, and 40 of 640 x 480 are 30 of 480
-    beside = place_score("beside", first, [Found((60, 60, 80, 80), 0.6)], (100, 100))
+    beside = place_score("beside", first, [DetectedObject((60, 60, 80, 80), 0.6)], (100, 100))
     assert beside == pytest.approx(0.35 + 0.5 * 150 / (60 * 4.79))
-    assert place_score("beside", first, [Found((40, 40, 60, 60), 0.6)], (640, 480)) > 0.84
+    assert place_score("beside", first, [DetectedObject((40, 40, 60, 60), 0.6)], (640, 480)) > 0.84
 
 
 def test_noun_phrases() -> None:

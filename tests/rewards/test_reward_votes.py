@@ -12,11 +12,11 @@ import torch
 from serving import batch_of, random_images
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.votes import Pair, append_vote, questions
+from flowrl.core.votes import VotePair, append_vote, questions
 from rewards.votes import votes
 
 BATCH = batch_of(random_images(5), group=[0, 0, 0, 1, 1])
-Choose = Callable[[Pair], float | None]
+Choose = Callable[[VotePair], float | None]
 
 
 def people(folder: Path, choose: Choose) -> threading.Thread:

@@ -18,7 +18,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.measures.mmhm import mmhm
 from flowrl.runs import sweep as module
 from flowrl.runs.suite import run_suite
-from flowrl.runs.sweep import Asked, choose_prompts, lora_scaled, sweep
+from flowrl.runs.sweep import SweepRequest, choose_prompts, lora_scaled, sweep
 from flowrl.runs.sweep_report import sweep_figure, sweep_table
 from flowrl.runs.target import Target
 from flowrl.training.weights import Weights
@@ -52,7 +52,7 @@ def test_every_combination_and_the_best(tmp_path: Path, monkeypatch: pytest.Monk
         model = Guided(mine, guidance)
         return Target(model, mine, "the toy", Weights(model.trainable()))
 
-    asked = Asked("shapes", [0.0, 2.0], [2, 4], prompts=config.prompts.test)
+    asked = SweepRequest("shapes", [0.0, 2.0], [2, 4], prompts=config.prompts.test)
     out = tmp_path / "out"
     result = sweep(open_target, asked, out)
     found = {(row["guidance"], row["steps"]): row for row in result["rows"]}
@@ -122,7 +122,7 @@ def test_a_lora_at_half_its_strength() -> None:
 
 def test_settings_are_chosen_on_validation_prompts(tmp_path: Path) -> None:
     """Not on the test's; some of them are spread over the tasks."""
-    shapes = Asked("shapes", [None], [None])
+    shapes = SweepRequest("shapes", [None], [None])
     assert choose_prompts(shapes, tmp_path) == "assets/shapes/validation.jsonl"
     file = choose_prompts(shapes._replace(most=12), tmp_path)
     tags = [record["tag"] for record in rows(Path(file))]
@@ -132,7 +132,7 @@ def test_settings_are_chosen_on_validation_prompts(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds other prompts"):
         choose_prompts(shapes._replace(most=6), tmp_path)
     with pytest.raises(ConfigError, match="no validation prompts"):
-        choose_prompts(Asked("drawbench", [None], [None]), tmp_path)
+        choose_prompts(SweepRequest("drawbench", [None], [None]), tmp_path)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.noise_path import velocity_from_eps
 from flowrl.evaluation.pair_formats import convert_pairs
-from flowrl.evaluation.preference_pairs import Pair, load_pairs
+from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs
 from flowrl.models.toy import LinearFlow
 from flowrl.training.collect import collect
 from flowrl.training.trainer import Trainer
@@ -163,7 +163,7 @@ def test_images_of_any_size_are_covered_and_cut(tmp_path: Path) -> None:
     wide = Image.new("RGB", (30, 10), GREEN)
     wide.paste(Image.new("RGB", (10, 10), RED), (10, 0))
     wide.save(tmp_path / "wide.png")
-    pair = Pair((tmp_path / "wide.png", paint(tmp_path / "flat.png", GREEN, 64)), 1.0)
+    pair = PreferencePair((tmp_path / "wide.png", paint(tmp_path / "flat.png", GREEN, 64)), 1.0)
     found = load_pairs([pair], 5, 5)
     assert found.shape == (2, 3, 5, 5) and found.dtype == torch.uint8
     assert found[0, :, 1:-1, 1:-1].flatten(1).unique(dim=1).flatten().tolist() == [*RED]

@@ -23,7 +23,7 @@ class Step(NamedTuple):
     solver: int
 
 
-class Counts(NamedTuple):
+class PlanCounts(NamedTuple):
     """What a plan costs and gives per initial noise."""
 
     nfe: int  # network evaluations (NFE) of sampling
@@ -113,12 +113,12 @@ def trunk_ends(steps: list[Step]) -> int | None:
     return noisy[-1] if noisy and steps[noisy[-1]].keep == 0 else None
 
 
-def counts(plan: Plan, copies: int = 1) -> Counts:
+def counts(plan: Plan, copies: int = 1) -> PlanCounts:
     """Count a plan for `copies` samples of one initial noise: exactly the network calls that the
     engine makes."""
     one = _one(plan)
     if plan.stored is not None:
-        return Counts(0, copies, 0, 0, 0)
+        return PlanCounts(0, copies, 0, 0, 0)
     if copies == 1:
         return one
     steps, ends = steps_of(plan), trunk_ends(steps_of(plan))
@@ -127,14 +127,14 @@ def counts(plan: Plan, copies: int = 1) -> Counts:
     last = goes_on[0] if goes_on else len(steps) - 1 if ends is None else ends
     shared = last + len(steps) if plan.baseline else last + 1
     states = sum(step.noise_scale > 0 for step in steps[: min(last + 1, len(steps) - 1)])
-    all_of = Counts(*(copies * number for number in one))
+    all_of = PlanCounts(*(copies * number for number in one))
     return all_of._replace(
         nfe=all_of.nfe - (copies - 1) * shared,
         states=all_of.states - (copies - 1) * states,
     )
 
 
-def _one(plan: Plan) -> Counts:
+def _one(plan: Plan) -> PlanCounts:
     """Count a plan per sample."""
     steps = steps_of(plan)
     end, ends = len(steps), trunk_ends(steps)
@@ -150,7 +150,7 @@ def _one(plan: Plan) -> Counts:
         edges += children
         # draws of the last step are no decisions: they are not trained
         if k + 1 == end:
-            return Counts(nfe, leaves + children, decisions, states, edges)
+            return PlanCounts(nfe, leaves + children, decisions, states, edges)
         if step.noise_scale == 0:
             continue
         decisions, states = decisions + children, states + live
@@ -159,7 +159,7 @@ def _one(plan: Plan) -> Counts:
             nfe += children * _tail_calls(k + 1, end, step.tail, plan.strides)
             paid = step.keep > 0  # a preview's first velocity is the next step's
         live *= max(step.keep, 1)
-    return Counts(nfe, leaves, decisions, states, edges)
+    return PlanCounts(nfe, leaves, decisions, states, edges)
 
 
 def leaves_per_root(plan: Plan) -> int:

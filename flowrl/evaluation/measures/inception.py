@@ -22,14 +22,14 @@ WEIGHTS = (
 KID_SUBSET, KID_SUBSETS, SPLITS = 1000, 100, 10  # of the papers' code
 
 
-class Seen(NamedTuple):
+class InceptionOutputs(NamedTuple):
     """What Inception says of n images."""
 
     features: Tensor  # [n, 2048] float32, the last pooling
     logits: Tensor  # [n, 1008] without the bias of the last layer
 
 
-def inception(path: str | None, device: torch.device) -> Callable[[Tensor], Seen]:
+def inception(path: str | None, device: torch.device) -> Callable[[Tensor], InceptionOutputs]:
     """Load the TensorFlow Inception of FID's code -> a function of images [n, 3, H, W] uint8.
 
     Images are resized to 299 as TensorFlow 1 did, as in pytorch-fid and torch-fidelity.
@@ -54,9 +54,9 @@ def inception(path: str | None, device: torch.device) -> Callable[[Tensor], Seen
     network = network.to(device)
 
     @torch.inference_mode()
-    def look(images: Tensor) -> Seen:
+    def look(images: Tensor) -> InceptionOutputs:
         features, logits = network(images.to(device))
-        return Seen(features.float().cpu(), logits.float().cpu())
+        return InceptionOutputs(features.float().cpu(), logits.float().cpu())
 
     return look
 

@@ -17,7 +17,7 @@ from flowrl.evaluation.image_files import ImageFile, find_images, read_image
 from flowrl.evaluation.measures.diversity import distance, vendi
 from flowrl.evaluation.measures.encoder import encoder
 from flowrl.evaluation.measures.inception import (
-    Seen,
+    InceptionOutputs,
     fid,
     inception,
     inception_score,
@@ -135,10 +135,12 @@ def _inception(
     return found
 
 
-def _seen(look: Callable[[Tensor], Seen], files: Sequence[ImageFile], size: int) -> Seen:
+def _seen(
+    look: Callable[[Tensor], InceptionOutputs], files: Sequence[ImageFile], size: int
+) -> InceptionOutputs:
     parts = [look(part) for part in batches(files, size)]
     features = torch.cat([part.features for part in parts])
-    return Seen(features, torch.cat([part.logits for part in parts]))
+    return InceptionOutputs(features, torch.cat([part.logits for part in parts]))
 
 
 def _varied(

@@ -27,7 +27,7 @@ from flowrl.runs.compare.panels import (
     score_name,
     ticks,
 )
-from flowrl.runs.compare.summary import BUDGETS, LETTERS, Point, Result, labels, mean_curve
+from flowrl.runs.compare.summary import BUDGETS, LETTERS, CurvePoint, Result, labels, mean_curve
 from flowrl.runs.compare.tables import units
 from flowrl.runs.report.style import EDGE, INK, QUIET, styled
 
@@ -158,7 +158,7 @@ def accuracy_figure(result: Result, x: str) -> Figure:
 
 
 def _curve_panel(
-    axes: Axes, config: Result, curves: dict[str, list[Point]], best: str, factor: float
+    axes: Axes, config: Result, curves: dict[str, list[CurvePoint]], best: str, factor: float
 ) -> None:
     for name, points in curves.items():
         color, width, order = (BEST, 1.2, 1.95) if name == best else (OTHER, 0.8, 1.9)
@@ -171,7 +171,7 @@ def _curve_panel(
     axes.plot(*_line(mine, factor), color=OWN, linewidth=1.8, marker="o", markersize=3, zorder=2.1)
 
 
-def _line(points: list[Point], factor: float) -> Line:
+def _line(points: list[CurvePoint], factor: float) -> Line:
     x = np.array([p.x for p in points])
     return x, factor * np.array([p.mean for p in points])
 

@@ -27,7 +27,7 @@ FOLDERS = {"shapes", "sd3", "flux", "sd15", "qwen_image", "z_image", "flux2", "f
 Result = dict[str, Any]
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """One place of a mean curve: the same mark of every seed that reached it."""
 
     x: float
@@ -179,7 +179,7 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def mean_curve(config: Result, base: Result, x: str) -> list[Point]:
+def mean_curve(config: Result, base: Result, x: str) -> list[CurvePoint]:
     """Average the held-out curves of a config's seeds mark by mark, against `x`; the base model
     comes first."""
     # the rows of each mark; the end of the seconds is one, too
@@ -192,8 +192,10 @@ def mean_curve(config: Result, base: Result, x: str) -> list[Point]:
     points = []
     for rows in marks.values():
         at, scores = zip(*rows, strict=True)
-        points.append(Point(float(np.mean(at)), float(np.mean(scores)), min(scores), max(scores)))
-    return [Point(0.0, *[base["score"]] * 3), *sorted(points)]
+        points.append(
+            CurvePoint(float(np.mean(at)), float(np.mean(scores)), min(scores), max(scores))
+        )
+    return [CurvePoint(0.0, *[base["score"]] * 3), *sorted(points)]
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:

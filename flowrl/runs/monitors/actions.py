@@ -9,7 +9,7 @@ from typing import Any
 from flowrl.config.monitors import AdaptiveKl
 from flowrl.core.errors import CheckpointError
 from flowrl.runs.best import Row, score_of
-from flowrl.runs.monitors.findings import Alarm, Finding
+from flowrl.runs.monitors.findings import Alarm, MonitorFinding
 from flowrl.training import checkpoint
 from flowrl.training.controls import kl_factor, lr_factor
 from flowrl.training.trainer import Trainer
@@ -17,7 +17,9 @@ from flowrl.training.trainer import Trainer
 MOST = 1e3  # of the factor of the kl section's weight, and of its inverse
 
 
-def act(trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alarm) -> Finding:
+def act(
+    trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alarm
+) -> MonitorFinding:
     """Do what the config says about an alarm -> what was found and done.
 
     At the end of a run nothing is left to do, and where there is nothing to go back to the run goes
@@ -43,7 +45,7 @@ def act(trainer: Trainer, run: Path, rows: Sequence[Row], name: str, alarm: Alar
     if action == "stop":
         # kept in checkpoints, so that a resumed run knows that it was stopped
         memory["stopped"] = {"monitor": name, "iteration": now, "why": alarm.what + done}
-    return Finding(now, name, alarm.what + done, alarm.advice, action)
+    return MonitorFinding(now, name, alarm.what + done, alarm.advice, action)
 
 
 def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:

@@ -20,7 +20,7 @@ class Alarm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finding:
+class MonitorFinding:
     """Something that a monitor found."""
 
     iteration: int  # finished iterations
@@ -34,7 +34,7 @@ class Finding:
         return f"monitor {self.monitor}: {self.what}. {self.advice}"
 
 
-def append(run: Path, findings: Sequence[Finding]) -> None:
+def append(run: Path, findings: Sequence[MonitorFinding]) -> None:
     """Write findings below those that are there. Raises RunError."""
     if findings:
         rows = [*read_rows(run, FINDINGS), *(asdict(one) for one in findings)]

@@ -18,7 +18,7 @@ import yaml
 
 from flowrl.core import votes
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.votes import Pair, append_vote, counted, keep_image, pair_of, read_votes
+from flowrl.core.votes import VotePair, append_vote, counted, keep_image, pair_of, read_votes
 from flowrl.evaluation.bradley_terry import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, read_prompts
 from flowrl.runs.report.sample_images import strip_of
@@ -73,9 +73,9 @@ class Booth:
 
     def _hand_out(
         self,
-        free: Sequence[Pair],
-        said: Mapping[str, set[Pair]],
-        names: Mapping[Pair, dict[str, str]],
+        free: Sequence[VotePair],
+        said: Mapping[str, set[VotePair]],
+        names: Mapping[VotePair, dict[str, str]],
         every: int,
     ) -> dict[str, Any]:
         """Take one of the pairs that have the fewest votes, and shuffle its sides."""
@@ -146,7 +146,9 @@ class Booth:
         names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
         return [_plain(found) for found in bradley_terry(results, names)] if names else []
 
-    def _pairs(self, one: Side, two: Side, runs: Mapping[str, Path]) -> dict[Pair, dict[str, str]]:
+    def _pairs(
+        self, one: Side, two: Side, runs: Mapping[str, Path]
+    ) -> dict[VotePair, dict[str, str]]:
         """Return {pair: {file: whose it is}} of two checkpoints, of the prompts that both have."""
         # two different checkpoints of known runs, sampled from the same noise
         for side in (one, two):
@@ -162,7 +164,7 @@ class Booth:
             )
         # files are named after their bytes: equal images have one name, and nothing to choose
         files = [self._files(side, runs[side.run]) for side in (one, two)]
-        found: dict[Pair, dict[str, str]] = {}
+        found: dict[VotePair, dict[str, str]] = {}
         for prompt in files[0]:
             a, b = files[0][prompt], files[1].get(prompt)
             if b is not None and a != b:
@@ -184,8 +186,8 @@ class Booth:
         return found
 
 
-def _by_voter(every: Sequence[Mapping[str, Any]]) -> dict[str, set[Pair]]:
-    found: dict[str, set[Pair]] = {}
+def _by_voter(every: Sequence[Mapping[str, Any]]) -> dict[str, set[VotePair]]:
+    found: dict[str, set[VotePair]] = {}
     for vote in every:
         pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
         found.setdefault(vote["voter"], set()).add(pair)

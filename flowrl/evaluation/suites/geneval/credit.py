@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flowrl.evaluation.suites.geneval.objects import Colors, Found, Objects
+from flowrl.evaluation.suites.geneval.objects import Colors, DetectedObject, Objects
 from flowrl.evaluation.suites.geneval.rules import position_problem
 
 
@@ -36,7 +36,7 @@ def credit(
     wrong relation earns a 0 and a 1.
     """
     credits: list[float] = []
-    groups: list[list[Found] | None] = []
+    groups: list[list[DetectedObject] | None] = []
     for entry in record.get("include", []):
         mine = objects.get(entry["class"], [])
         earned, right = _earned(entry, mine, groups, colors, wrong_place_pays)
@@ -48,8 +48,8 @@ def credit(
 
 def _earned(
     entry: Mapping[str, Any],
-    mine: list[Found],
-    groups: list[list[Found] | None],
+    mine: list[DetectedObject],
+    groups: list[list[DetectedObject] | None],
     colors: Colors,
     wrong_place_pays: bool,
 ) -> tuple[list[float], bool]:

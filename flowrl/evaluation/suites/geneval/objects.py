@@ -10,7 +10,7 @@ import numpy as np
 Box = tuple[float, float, float, float]
 
 
-class Found(NamedTuple):
+class DetectedObject(NamedTuple):
     """One detected object."""
 
     box: Box  # left, top, right, bottom in pixels, y down
@@ -19,14 +19,14 @@ class Found(NamedTuple):
     color: str | None = None  # where the detector says it itself, "" = unreadable; None = ask CLIP
 
 
-Objects = dict[str, list[Found]]
+Objects = dict[str, list[DetectedObject]]
 """Class -> its objects, the most confident first; a class without any is not there."""
 
-Colors = Callable[[str, list[Found]], list[str]]
+Colors = Callable[[str, list[DetectedObject]], list[str]]
 """(class, objects) -> the colour of each."""
 
 
-class Limits(NamedTuple):
+class DetectionLimits(NamedTuple):
     """Which detections count; the defaults are GenEval's for its Mask2Former."""
 
     threshold: float = 0.3  # confidence above which an object counts
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     overlap: float = 1.0  # IoU from which the less confident of two is dropped; 1 = never
 
 
-def kept(found: Mapping[str, list[Found]], tag: str, limits: Limits) -> Objects:
+def kept(found: Mapping[str, list[DetectedObject]], tag: str, limits: DetectionLimits) -> Objects:
     """Return the detections that count for a task, sorted by confidence.
 
     GenEval, evaluate_images.py: strictly above the threshold, then the most confident 16, then
@@ -46,7 +46,7 @@ def kept(found: Mapping[str, list[Found]], tag: str, limits: Limits) -> Objects:
     for name, objects in found.items():
         rest = sorted((o for o in objects if o.score > least), key=lambda o: -o.score)
         rest = rest[: limits.most]
-        mine: list[Found] = []
+        mine: list[DetectedObject] = []
         for candidate in rest:
             if limits.overlap >= 1 or all(
                 iou(candidate.box, other.box) < limits.overlap for other in mine

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flowrl.core.errors import DataError
 from flowrl.core.prompt_lists.coco import COLORS, RELATIONS
-from flowrl.evaluation.suites.geneval.objects import Box, Colors, Found, Objects
+from flowrl.evaluation.suites.geneval.objects import Box, Colors, DetectedObject, Objects
 
 POSITION_THRESHOLD = 0.1
 
@@ -32,7 +32,7 @@ def judge(objects: Objects, record: Mapping[str, Any], colors: Colors) -> Verdic
     `exclude` entry counts all objects of its class.
     """
     wrong: list[str] = []
-    groups: list[list[Found] | None] = []
+    groups: list[list[DetectedObject] | None] = []
     for entry in record.get("include", []):
         mine = objects.get(entry["class"], [])[: entry["count"]]
         problem = _problem(entry, mine, groups, colors)
@@ -47,7 +47,10 @@ def judge(objects: Objects, record: Mapping[str, Any], colors: Colors) -> Verdic
 
 
 def _problem(
-    entry: Mapping[str, Any], mine: list[Found], groups: list[list[Found] | None], colors: Colors
+    entry: Mapping[str, Any],
+    mine: list[DetectedObject],
+    groups: list[list[DetectedObject] | None],
+    colors: Colors,
 ) -> str:
     """Say what is wrong with an entry's objects; "" if nothing is."""
     name, count = entry["class"], entry["count"]
@@ -73,7 +76,7 @@ def color_problem(entry: Mapping[str, Any], seen: list[str]) -> str:
 
 
 def position_problem(
-    entry: Mapping[str, Any], mine: list[Found], groups: list[list[Found] | None]
+    entry: Mapping[str, Any], mine: list[DetectedObject], groups: list[list[DetectedObject] | None]
 ) -> str:
     """Say where an entry's objects stand, if any of them is not where it should be; "" if none."""
     relation, place = entry["position"]

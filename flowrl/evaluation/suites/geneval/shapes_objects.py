@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flowrl.evaluation.suites.geneval.objects import Found, Objects
+from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS
 
@@ -27,7 +27,9 @@ def objects_of(found: Detections) -> list[Objects]:
                 continue
             left, top, right, bottom = found.box[i, k].tolist()
             named = _COLORS[color] if color >= 0 else ""
-            one = Found((left, top, right, bottom), float(found.confidence[i, k]), None, named)
+            one = DetectedObject(
+                (left, top, right, bottom), float(found.confidence[i, k]), None, named
+            )
             mine.setdefault(CLASSES[shape], []).append(one)
         out.append(mine)
     return out

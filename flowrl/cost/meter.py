@@ -46,6 +46,18 @@ _WIDE: set[Any] = {
 }
 _WIDE |= {torch.pow, F.softmax, Tensor.softmax, Tensor.sum, torch.sum}
 
+# The attention that the meter runs, under the formulas of the GPU's: PyTorch knows those of the CPU
+# from 2.15 on only.
+_ATEN = torch.ops.aten
+_FORMULAS: dict[Any, Any] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention
+    ],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_flash_attention_backward
+    ],
+}
+
 
 class Meter(TorchDispatchMode):
     """Note the bytes of living tensors that were made inside, and the floating-point work of matrix
@@ -59,7 +71,8 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        packet = func._overloadpacket
+        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is not None:
             self.flops += int(formula(*args, **(kwargs or {}), out_val=out))
         for tensor in tree_leaves(out):

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.fit_card import change
@@ -175,13 +179,31 @@ def test_flops_of_a_linear_layer_and_of_attention() -> None:
     assert meter.flops == 4 * 2 * 3 * 16**2 * 8 * 3.5
 
 
+def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """PyTorch's formula, from shapes."""
+    return sdpa_flop_count(query, key, value)
+
+
+def _attended_back(out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """PyTorch's formula, from shapes."""
+    return sdpa_backward_flop_count(out, query, key, value)
+
+
+ATEN = torch.ops.aten
+OF_THE_CPU = {
+    ATEN._scaled_dot_product_flash_attention_for_cpu: _attended,
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attended_back,
+}
+"""The CPU's attention, which PyTorch's counter has of its own from 2.15 on."""
+
+
 @pytest.mark.parametrize("name", ["sd3, LoRA, guidance", "sdxl, full, bfloat16"])
 def test_flops_against_torch_on_real_tensors(tmp_path: Path, name: str) -> None:
     config = made(tmp_path, name, "{attention: native}")
     model, found = config.call("model")(), MetaRun(workload_of(config, device="cpu"))
     x, cond = noise(model, STATES, 64, 48), model.encode(["a red dot"] * STATES)
     sigma = model.sigmas(4, 64, 48)[:1].expand(STATES)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=OF_THE_CPU) as counter:
         v = model.velocity(x, sigma, cond)
         forward = counter.get_total_flops()
         v.sum().backward()

@@ -29,6 +29,8 @@ def ramp(steps: int, *, slope: float, limit: float, wait: int = 0, start: float 
 def reset(steps: int, *, every: int) -> float:
     """Return 0 at each `every`-th optimizer step, else 1: the copy stays, and is then refreshed.
 
+    It is asked after whole iterations only, so `every` must be a multiple of ``train.updates``.
+
     GARDO (2512.24138): the reference is refreshed every 15 epochs. **Differs:** its code does so
     too when the logged KL passes a limit.
 

@@ -246,6 +246,7 @@ def check_model_frames(model: FlowModel, frames: int) -> None:
 
 def snapshots_of(config: Config, method: Method) -> list[str]:
     """Name the copies of the weights that a run keeps over its iterations. Raises ConfigError."""
+    check_refreshes(config)
     if "ema" in method.snapshots and not config.train.ema:
         raise ConfigError("train.ema is 0 (off), but loss or kl evaluates the averaged weights")
     if "slow" in method.snapshots and "slow" not in method.copies:
@@ -272,3 +273,16 @@ def snapshots_of(config: Config, method: Method) -> list[str]:
     base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
     names = [*(["ref"] if base else []), *copies_of(method.companions)]
     return [*names, *(["ema"] if config.train.ema else []), *method.copies]
+
+
+def check_refreshes(config: Config) -> None:
+    """Raise ConfigError for copies `old` and `slow` that would be refreshed inside an iteration."""
+    updates = config.train.updates
+    for key, call in (("old", config.old), ("slow", config.slow)):
+        every = updates if call is None or call.fn != "reset" else call.kwargs.get("every", updates)
+        if every % updates:
+            raise ConfigError(
+                f"{key}.every={every}: a copy is refreshed after whole iterations, each of "
+                f"train.updates={updates} optimizer steps; expected a multiple of {updates}, such "
+                f"as {every // updates * updates or updates}"
+            )

@@ -55,6 +55,14 @@ def test_gardo_pays_what_is_unlike(reward: list[float], wanted: list[float]) -> 
     torch.testing.assert_close(found.advantage, torch.tensor(wanted))
 
 
+def test_an_unscored_image_does_not_count_in_the_mean_novelty() -> None:
+    """Closed form: the three that are scored have the mean .28 / 3, so .4 * .2 / (.28 / 3)."""
+    missing = float("nan")
+    reward, novelty = [1, 0.5, 0.3, missing], [0.2, 0.04, 0.04, missing]
+    found = mixed(gardo(novelty="n", doubted_by=[]), main=reward, n=novelty)
+    torch.testing.assert_close(found.advantage, torch.tensor([6 / 7, -0.1, -0.3, 0]))
+
+
 def test_images_that_are_all_alike_keep_their_advantage() -> None:
     found = mixed(gardo(novelty="n", doubted_by=[]), main=[1, 0.5, 0.5, 0], n=[0.0] * 4)
     torch.testing.assert_close(found.advantage, torch.tensor([0.5, 0, 0, -0.5]))

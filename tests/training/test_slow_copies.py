@@ -118,3 +118,11 @@ def test_mistakes_are_found_before_the_model_is_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer_of(tmp_path, *overrides, "model={fn: toykit.unloadable}")
+
+
+def test_a_refresh_inside_an_iteration_is_refused(tmp_path: Path) -> None:
+    """Two optimizer steps an iteration: 15 steps end in the middle of the eighth."""
+    updates, reset = "train.updates=2", "slow={fn: reset, every: 15}"
+    with pytest.raises(ConfigError, match=r"slow\.every=15: .*multiple of 2, such as 14"):
+        trainer_of(tmp_path, *AWM, updates, reset)
+    trainer_of(tmp_path, *AWM, updates, "slow={fn: reset, every: 16}")

@@ -187,7 +187,7 @@ class gardo:  # noqa: N801 - configs name functions in lower case
     reference only where the reward is doubted.
 
     ``a n / mean(n)`` for images of advantage a >= 0, a for the others; n is the reward `novelty`,
-    usually of weight 0, its mean that of the prompt's images; where all images are
+    usually of weight 0, its mean that of the prompt's scored images; where all of these are
     alike, n counts nothing. The penalty `kl` counts for images alone that rank
     better by the sum of the rewards than by the mean of the `doubted_by` rewards, and of these
     for the share with the largest gap. The share follows the mean gap, between `least` and `most`.
@@ -229,7 +229,7 @@ class gardo:  # noqa: N801 - configs name functions in lower case
         a, n = mixed.advantage[leaf].double(), scores.values[self.novelty].double()
         group = torch.unique(tree.group[leaf], return_inverse=True)[1]
         total = torch.zeros(int(group.max()) + 1, dtype=torch.float64, device=n.device)
-        size = total.index_add(0, group, torch.ones_like(n))
+        size = total.index_add(0, group, (~n.isnan()).to(n))
         mean = total.index_add(0, group, n.nan_to_num())[group] / size[group]
         good = (a >= 0) & (mean > 0)
         paid = torch.where(good, a * n / torch.where(good, mean, 1.0), a)

@@ -22,6 +22,22 @@ def test_what_fine_tuning_gains_is_as_measured() -> None:
     assert found["fine_tuned"]["seeds"] == 3
 
 
+def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
+    """One seed; training gains more than twice as much."""
+    results = ROOT / "assets/results"
+    found = json.loads((results / "fine-tuning-guided.json").read_text(encoding="utf-8"))
+    gain = found["fine_tuned_minus_base"]
+    low, high = gain["interval"]
+    said = f"{100 * gain['mean']:.1f} points ({100 * low:.1f} to {100 * high:.1f})"
+    ends = [f"{100 * found[key]['mean']:.1f}" for key in ("base", "fine_tuned")]
+    readme, shapes = (" ".join(PAGES[p].split()) for p in ("README.md", "docs/shapes.md"))
+    assert f"with guidance it gains {said}, one seed" in readme and f"a gain of {said}" in shapes
+    assert f"{' to '.join(ends)} % of the test prompts" in shapes
+    assert found["fine_tuned"]["seeds"] == len(found["search"]) == 1
+    trained = json.loads((results / "demonstration.json").read_text(encoding="utf-8"))
+    assert trained["rl_minus_base"]["mean"] > 2 * gain["mean"]
+
+
 def test_the_hacking_demonstration_is_as_measured() -> None:
     """The table of the hacking demonstration is that of its result file."""
     found = json.loads((ROOT / "assets/results/hacking.json").read_text(encoding="utf-8"))

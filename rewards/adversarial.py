@@ -43,7 +43,8 @@ class adversarial:  # noqa: N801 - configs name rewards in lower case
     the score depends on nothing but the image. The code trains the head on features that are
     *not* normalised, although it scores normalised ones: `normalize_training: false` does the same.
     It resizes with a plain filter when it scores and an anti-aliased one when it trains, here both
-    are the latter. Its head is bfloat16, here float32.
+    are the latter. It shows the head the references of a prompt in order, each once. Its head is
+    bfloat16, here float32.
     """
 
     def __init__(

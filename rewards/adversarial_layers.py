@@ -31,7 +31,8 @@ class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
     its blocks from 0.
 
     Adv-GRPO (2511.20256; showlab/Adv-GRPO 8287f90, adv_grpo/rewards.py: top 0.2, temperature 0.2,
-    layer 8, or 2, 5, 8 and 11). Reconstruction: of these heads the code has the reward, not the
+    layer 8, or 2, 5, 8 and 11; its one config with such a head, dino_cotrain_sd3_multi_fast, says
+    layer 11 and temperature 2). Reconstruction: of these heads the code has the reward, not the
     training; how it fuses layers is not in it, here by their mean. **Differs:** it normalises
     pixels by 0.5 for DINO too, and interpolates without a filter.
     """

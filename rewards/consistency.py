@@ -125,7 +125,7 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
         jobs: list[Job] = []
         plans: list[dict[str, list[list[int]]]] = []  # of each image: {dimension: [jobs by text]}
         for i, (image, prompt) in enumerate(zip(images, batch.prompts, strict=True)):
-            own = cut(image, *grid_size(prompt, f"image {i}", WHO))
+            own = cut(image, *grid_size(prompt, f"image {i}", WHO), WHO)
             pairs = list(itertools.combinations(range(len(cells), len(cells) + len(own)), 2))
             cells += own
             plan: dict[str, list[list[int]]] = {}
@@ -176,8 +176,10 @@ class consistency:  # noqa: N801 - configs name rewards in lower case
 
 
 def theme(prompt: str) -> str:
-    """Return what a prompt says before the texts of its cells, "... Left: ..."."""
-    return SUB_PROMPT.split(prompt)[0]
+    """Return what a prompt says before the texts of its cells, "[LEFT]: ...", with a full stop at
+    its end, as the code has it."""
+    first = SUB_PROMPT.split(prompt)[0]
+    return first if first.rstrip().endswith(".") else f"{first}."
 
 
 def criteria_of(record: Mapping[str, Any], where: str) -> dict[str, list[str]]:

@@ -129,7 +129,12 @@ class edit_verifier:  # noqa: N801 - configs name rewards in lower case
         DataError."""
         needs_source(record, where, WHO)
         if self.protocol == "principles" and self.principles == "record":
-            principles_of(record, where)
+            asked = {one.kind for one in principles_of(record, where)}
+            if not any(self.weights[kind] for kind in asked):
+                raise DataError(
+                    f"{where}: {WHO}: all principles of this record are of kinds whose weight is "
+                    f"0, so it could never be scored: {', '.join(sorted(asked))}; give one a weight"
+                )
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each edit."""

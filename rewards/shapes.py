@@ -24,24 +24,22 @@ class _Judged(NamedTuple):
 _last: _Judged | None = None
 
 
-def _judge(batch: RewardBatch, find_flaws: bool) -> Verdict:
+def _judge(batch: RewardBatch) -> Verdict:
     """Judge a batch, or return what was found on the last one if its contents are equal."""
     global _last
     pixels = batch.images.detach().cpu().contiguous()
     key = hashlib.blake2b(f"{pixels.dtype}{[*pixels.shape]}{batch.meta}".encode())
     key.update(pixels.view(torch.uint8).numpy().tobytes())
-    seen = _last
-    same = seen is not None and seen.key == key.digest()
-    if seen is not None and same and (not find_flaws or seen.verdict.flawless is not None):
-        return seen.verdict
-    verdict = check(batch.images, batch.meta, find_flaws=find_flaws)
+    if _last is not None and _last.key == key.digest():
+        return _last.verdict
+    verdict = check(batch.images, batch.meta)
     _last = _Judged(key.digest(), verdict)
     return verdict
 
 
 class shapes:  # noqa: N801 - configs name rewards in lower case
-    """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), "strict" 0
-    or 1, or "flawless", strict and without what templates do not see, 0 or 1.
+    """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or "strict"
+    0 or 1.
 
     "graded_angle" differs from "graded" in what a relation pays: the cosine to the asked direction
     over 0.5, up to 1, and nothing for perpendicular or opposite. "graded" pays (cosine + 1) / 1.5,
@@ -55,16 +53,14 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
 
     judges_singly = True
 
-    def __init__(
-        self, *, mode: Literal["graded", "graded_angle", "strict", "flawless"] = "graded"
-    ) -> None:
-        if mode not in ("graded", "graded_angle", "strict", "flawless"):
+    def __init__(self, *, mode: Literal["graded", "graded_angle", "strict"] = "graded") -> None:
+        if mode not in ("graded", "graded_angle", "strict"):
             raise ConfigError(
-                'rewards.shapes: `mode` must be "graded", "graded_angle", "strict" or "flawless"; '
+                'rewards.shapes: `mode` must be "graded", "graded_angle" or "strict"; '
                 f"got {mode!r}."
             )
         self.mode = mode
-        self.says_right = mode in ("strict", "flawless")
+        self.says_right = mode == "strict"
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
@@ -78,6 +74,6 @@ class shapes:  # noqa: N801 - configs name rewards in lower case
                 f"{len(batch.meta)} records for {len(batch.images)} images. Use a prompt file in "
                 "GenEval's JSONL schema."
             )
-        verdict = _judge(batch, self.mode == "flawless")
+        verdict = _judge(batch)
         score: Tensor = getattr(verdict, self.mode)
         return score.to(batch.images.device, torch.float32)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from flowrl.core.errors import ModelError
+from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import load_part, positive
 from ._backbones.step_clip import StepClip, times
 from ._common.scorer import (
+    check_images,
     find_file,
     first_line,
     in_batches,
@@ -24,7 +26,6 @@ from ._common.scorer import (
     pick_device,
     pick_dtype,
     read_weights,
-    to_pil,
 )
 
 WHO = "rewards.step_aware"
@@ -42,8 +43,9 @@ class step_aware:  # noqa: N801 - configs name rewards in lower case
     the step of Stable Diffusion's schedule with that noise level. Finished images are seen at time
     0. Raises ConfigError, ModelError, DataError.
 
-    **Differs:** the published weights name their layers otherwise and are pickled; they have to be
-    converted.
+    Images are resized as SPO's code does: bicubic on numbers and without a filter, cut to [0, 1]
+    afterwards. **Differs:** they are rounded to 8 bits before, as for all rewards. The published
+    weights name their layers otherwise and are pickled; they have to be converted.
     """
 
     judges_singly = True
@@ -78,13 +80,14 @@ class step_aware:  # noqa: N801 - configs name rewards in lower case
         """Score each image against its own prompt, at its own sigma."""
         if not batch.prompts:
             return torch.zeros(0)
-        time, shown = times(batch.sigma.cpu(), self.clock), to_pil(batch.images)
+        check_images(batch.images)
+        time, shown = times(batch.sigma.cpu(), self.clock), round_8bit(batch.images).cpu()
         scores = in_batches(self._score, shown, batch.prompts, time, size=self.batch)
         return scores.to(batch.images.device)
 
-    def _score(self, shown: Sequence[Image.Image], prompts: Sequence[str], time: Tensor) -> Tensor:
-        """Score some of them -> [B]."""
-        pixels = self.images(list(shown), return_tensors="pt")["pixel_values"]
+    def _score(self, shown: Tensor, prompts: Sequence[str], time: Tensor) -> Tensor:
+        """Score some of them, images [B, 3, H, W] -> [B]."""
+        pixels = prepared(shown, self.images)
         tokens = self.tokens(
             list(prompts),
             padding="max_length",
@@ -95,6 +98,22 @@ class step_aware:  # noqa: N801 - configs name rewards in lower case
         ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
         seen = self.model.see(pixels.to(self.device, self.dtype), time.to(self.device))
         return self.model.score(seen, self.model.read(ids, mask))
+
+
+def prepared(images: Tensor, settings: Any) -> Tensor:
+    """Bring the short side of images [B, 3, H, W] in [0, 1] to the size of the settings, cut out
+    the middle, and normalise -> [B, 3, S, S]. **Differs** from these settings' own processor, which
+    filters before it makes smaller."""
+    from torchvision.transforms.functional import center_crop
+
+    short, cut = int(settings.size["shortest_edge"]), settings.crop_size
+    scale = short / min(images.shape[2:])
+    size = [int(side * scale + 0.5) for side in images.shape[2:]]
+    if size != list(images.shape[2:]):
+        images = functional.interpolate(images, size, mode="bicubic").clamp(0, 1)
+    middle = center_crop(images, [int(cut["height"]), int(cut["width"])])
+    mean, std = (torch.tensor(row) for row in (settings.image_mean, settings.image_std))
+    return (middle - mean[:, None, None]) / std[:, None, None]
 
 
 def _empty(folder: str) -> StepClip:

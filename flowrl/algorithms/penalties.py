@@ -27,24 +27,30 @@ def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") ->
 
     Raises: ConfigError for another `divide_by`.
     """
-    if divide_by not in ("std", "g"):
-        raise ConfigError(f'transition_kl: divide_by must be "std" or "g", got {divide_by!r}')
-    gap = (data.now.mean - data.under["ref"].mean.detach()).square().flatten(1).mean(1)
-    exact = gap / (2 * data.now.std.square())
-    return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)
+    return _transition_gap(data, "ref", divide_by)
 
 
 @needs("slow", "zero_advantage")
-def transition_kl_slow(data: LossInput) -> Tensor:
+def transition_kl_slow(data: LossInput, *, divide_by: Literal["std", "g"] = "std") -> Tensor:
     """Penalise the distance of the transition means to those of the slow copy, ``mean((mean -
-    slow_mean)^2) / (2 std^2)`` [B]: `transition_kl` with another reference.
+    slow_mean)^2) / (2 w^2)`` [B]: `transition_kl` with another reference.
 
     GARDO (2512.24138), with `slow: {fn: reset, every: 15}` and aggregate `gardo`: weight 0.04
-    (OCR), 0.07 (GenEval), 0.01 (FLUX). **Differs:** those belong to its code's KL, which leaves the
-    step size out of the variance.
+    (OCR), 0.07 (GenEval), 0.01 (FLUX). Those belong to its code's KL, which leaves the step size
+    out of the variance: divide_by "g".
+
+    Raises: ConfigError for another `divide_by`.
     """
-    gap = (data.now.mean - data.under["slow"].mean.detach()).square().flatten(1).mean(1)
-    return gap / (2 * data.now.std.square())
+    return _transition_gap(data, "slow", divide_by)
+
+
+def _transition_gap(data: LossInput, name: str, divide_by: str) -> Tensor:
+    """Return the distance of the means to those under other weights, over twice the variance."""
+    if divide_by not in ("std", "g"):
+        raise ConfigError(f'transition_kl: divide_by must be "std" or "g", got {divide_by!r}')
+    gap = (data.now.mean - data.under[name].mean.detach()).square().flatten(1).mean(1)
+    exact = gap / (2 * data.now.std.square())
+    return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)
 
 
 @needs("ref", "zero_advantage")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import textwrap
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from flowrl.config.load import load_config
@@ -43,16 +45,31 @@ def collect(names: Iterable[str]) -> dict[str, Any]:
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Put the configs of a newer result file over those of an older one, sorted by name.
 
-    Raise ConfigError if they were counted with different libraries, whose numbers do not compare.
-    A config that is no longer shipped is left out.
+    Rows that were counted with other libraries may join where at least one config is in both files,
+    and all that are come out alike; they keep their own `libraries`, and the older rows stay. Raise
+    ConfigError where that is not so: their numbers do not compare. A config that is no longer
+    shipped is left out.
     """
+    added, had = new["configs"], old["configs"]
     if old["libraries"] != new["libraries"]:
-        raise ConfigError(
-            f"estimates: the kept rows were counted with {old['libraries']}, the new ones with "
-            f"{new['libraries']}; estimate all configs anew"
-        )
-    rows = old["configs"] | new["configs"]
-    return {**new, "configs": {name: rows[name] for name in configs() if name in rows}}
+        both = sorted(added.keys() & had.keys())
+        other = [name for name in both if counted(added[name]) != counted(had[name])]
+        if other or not both:
+            what = f"{', '.join(other)} differ" if other else "no config is in both"
+            raise ConfigError(
+                f"estimates: the kept rows were counted with {old['libraries']}, the new ones with "
+                f"{new['libraries']}, and {what}; name two configs that are there already, or "
+                "estimate all anew"
+            )
+        own = {"libraries": new["libraries"]}
+        added = {name: {**row, **own} for name, row in added.items() if name not in had}
+    rows = had | added
+    return {**old, "configs": {name: rows[name] for name in configs() if name in rows}}
+
+
+def counted(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what was counted of a config, without what was measured and with which libraries."""
+    return {key: value for key, value in row.items() if key not in ("measured", "libraries")}
 
 
 def page(text: str, result: dict[str, Any]) -> str:
@@ -69,8 +86,27 @@ def markdown(result: dict[str, Any]) -> str:
     for name, row in result["configs"].items():
         peaks = [size(row["peak"][phase]) for phase in PHASES]
         measured = NOT_MEASURED if row["measured"] is None else size(row["measured"])
-        counted = [numbers(row["parameters"][key]) for key in ("network", "trained")]
-        cells = [f"`{name}`", *counted, *peaks, flop(sum(row["flops"].values())), measured]
+        weights = [numbers(row["parameters"][key]) for key in ("network", "trained")]
+        cells = [f"`{name}`", *weights, *peaks, flop(sum(row["flops"].values())), measured]
         lines.append("| " + " | ".join(cells) + " |")
-    versions = ", ".join(f"{name} {version}" for name, version in result["libraries"].items())
-    return "\n".join([*lines, "", f"Counted with {versions}."]) + "\n"
+    return "\n".join([*lines, "", *libraries_of(result)]) + "\n"
+
+
+def libraries_of(result: dict[str, Any]) -> list[str]:
+    """Say which libraries the rows were counted with -> lines of at most 100 columns."""
+    said = f"Counted with {versions(result['libraries'])}."
+    for own, rows in groupby(sorted(others(result)), key=lambda row: row[0]):
+        names = ", ".join(f"`{name}`" for _, name in rows)
+        said += f" With {own}, which gives the same numbers where both were tried: {names}."
+    return textwrap.wrap(said, 100, break_on_hyphens=False)
+
+
+def others(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """List (libraries, config) of the rows that have libraries of their own."""
+    rows = result["configs"].items()
+    return [(versions(row["libraries"]), name) for name, row in rows if "libraries" in row]
+
+
+def versions(libraries: dict[str, str]) -> str:
+    """Say names and versions in a line."""
+    return ", ".join(f"{name} {version}" for name, version in libraries.items())

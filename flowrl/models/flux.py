@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from diffusers import FluxPipeline
@@ -47,6 +47,7 @@ class FluxOptions(PipelineOptions):
     true_cfg_scale: Annotated[FiniteFloat, Field(ge=1)] = 1.0
     negative_prompt: str = ""
     max_sequence_length: T5Tokens = 512  # tokens of T5: 512 for dev, 256 for schnell
+    branches: ClassVar[tuple[str, float]] = ("true_cfg_scale", 1.0)
 
     @property
     def cfg_scale(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from diffusers import Flux2Pipeline
@@ -47,6 +47,7 @@ class Flux2Options(PipelineOptions):
 
     guidance: Guidance = 4.0  # the number that the network is given; the pipeline's default
     max_sequence_length: Tokens = 512
+    branches: ClassVar[tuple[str, float]] = ("", 0.0)
 
 
 Options = TypeVar("Options", bound=PipelineOptions)

@@ -8,7 +8,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -69,6 +69,9 @@ class PipelineOptions:
     negative_prompt: str | None = ""
     decode_batch: DecodeBatch = 4
 
+    # the option that makes two branches, and above which value; "": none does
+    branches: ClassVar[tuple[str, float]] = ("guidance", 1.0)
+
     @property
     def cfg_scale(self) -> float:
         """Return the scale of classifier-free guidance; above 1 there are two branches."""
@@ -111,10 +114,15 @@ class PipelineOptions:
     def _check_negative_prompt(self) -> Self:
         default = type(self).__dataclass_fields__["negative_prompt"].default
         if self.negative_prompt not in (None, "", default) and not self.guided:
-            name = "true_cfg_scale" if hasattr(self, "true_cfg_scale") else "guidance"
+            name, least = self.branches
+            if not name:
+                raise ValueError(
+                    "negative_prompt: has no effect: the network is told its guidance, and no "
+                    f"option leads away from a prompt; got {self.negative_prompt!r}"
+                )
             raise ValueError(
-                f"negative_prompt: has no effect unless {name} is above 1, got {name} "
-                f"{self.cfg_scale!r}"
+                f"negative_prompt: has no effect unless {name} is above {least:g}, got {name} "
+                f"{getattr(self, name)!r}"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from diffusers import ZImagePipeline
@@ -51,6 +51,7 @@ class ZImageOptions(PipelineOptions):
     negative_prompt: str = ""
     # tokens of a prompt with its template; beyond 992 the network has no positions
     max_sequence_length: Annotated[int, Field(ge=1, le=992)] = 512
+    branches: ClassVar[tuple[str, float]] = ("guidance", 0.0)
 
     @property
     def cfg_scale(self) -> float:

@@ -21,8 +21,11 @@ class LatentJudge(nn.Module):
     learned tokens look at all of them, then at those of the image alone; a layer of two, a linear
     one, and the mean over the queries. The transformer is frozen; only the head is trained.
 
-    **Differs:** published with a LoRA of rank 64 on the transformer; how its value gates are made
-    was not read: here each token's value is scaled by a sigmoid of that token.
+    **Differs:** the code (HKUST-C4G/diffusion-rm af485b4, reward_head.py) has a LoRA of rank 64 on
+    the transformer, an embedding of each layer, RMSNorm and eight heads; its first look is two
+    attentions, of image and words, that are added; its gates are sigmoids of two linear layers on
+    the token, behind the value's own layer and one half at the start, and the second look has none.
+    Here a token's value is scaled by a sigmoid of that token, in both looks.
     """
 
     def __init__(

@@ -11,14 +11,15 @@ def cluster_sizes(distance: Tensor, *, width: float, most: int) -> Tensor:
 
     Spectral clustering (Ng, Jordan and Weiss 2001): the first k eigenvectors of the normalised
     affinity, rows of length 1, and k-means from the rows that lie farthest apart. k is the place of
-    the widest gap between eigenvalues, at most `most`.
+    the widest gap between eigenvalues, at most `most`; the last eigenvalue's gap is to 0, so that
+    images that are all unlike are as many clusters.
     """
     affinity = torch.exp(-distance.square() / (2 * width**2))
     root = affinity.sum(1).rsqrt()
     value, vector = torch.linalg.eigh(root[:, None] * affinity * root)
     # eigenvalues ascend: the first gap is the last one
-    drop = value.flip(0)[: most + 1].diff().neg()
-    count = int(drop.argmax()) + 1 if len(drop) else 1
+    down = torch.cat([value.flip(0), value.new_zeros(1)])[: most + 1]
+    count = int(down.diff().neg().argmax()) + 1
     rows = torch.nn.functional.normalize(vector.flip(1)[:, :count], dim=1)
     label = _k_means(rows, count)
     return torch.bincount(label, minlength=count)[label].double()

@@ -32,13 +32,18 @@ def pick_dtype(name: str, who: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def to_pil(images: Tensor) -> list[Image.Image]:
-    """Round images [L, 3, H, W] in [0, 1] to 8 bits -> L RGB images. Raises DataError for another
-    shape or a NaN."""
+def check_images(images: Tensor) -> None:
+    """Refuse what is not [L, 3, H, W], or not finite (DataError)."""
     if images.dim() != 4 or images.shape[1] != 3:
         raise DataError(f"expected images of shape [L, 3, H, W], got {list(images.shape)}")
     if not bool(images.isfinite().all()):
         raise DataError("an image to be scored holds NaN or infinity")
+
+
+def to_pil(images: Tensor) -> list[Image.Image]:
+    """Round images [L, 3, H, W] in [0, 1] to 8 bits -> L RGB images. Raises DataError for another
+    shape or a NaN."""
+    check_images(images)
     levels = (images.float().clamp(0, 1) * 255).round().to(torch.uint8)
     rows = levels.permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(np.ascontiguousarray(row)) for row in rows]

@@ -19,9 +19,9 @@ def tournament(group: Tensor, images: Tensor, seed: int, ask: Ask) -> Tensor:
     First each image meets one of its group, the anchor, which a hash of `seed` and the pixels
     picks; those outcomes seed the bracket. Then winners meet winners, the best seeded the worst,
     until one is left; who has the best seed of an odd number waits, and goes on after a tie or a
-    missing answer. An image's place is how many it won, then its seed; a tie is won by neither, so
-    that images that are all alike get one place. Equal ones share the mean place. An image without
-    any answer is NaN.
+    missing answer. An image's place is how far it came, then its seed: a winner stands one round
+    above whom it beat, so that waiting costs nothing. A tie is won by neither, so that images that
+    are all alike get one place. Equal ones share the mean place. Without any answer it is NaN.
     """
     rounds = [_Bracket((group == g).nonzero().flatten(), images, seed) for g in group.unique()]
     _play(rounds, ask, [bracket.opening() for bracket in rounds])
@@ -53,7 +53,7 @@ class _Bracket:
         self.alive: list[int] = places[ring_order(images[places], seed)].tolist()
         self.anchor = self.alive[0]
         self.seeded = dict.fromkeys(self.alive, 0.5)
-        self.won = dict.fromkeys(self.alive, 0)
+        self.reached = dict.fromkeys(self.alive, 0)
         self.answered: set[int] = set()
         self.open = True  # the bracket is not seeded yet
 
@@ -76,7 +76,9 @@ class _Bracket:
                 self.seeded[first] = share if known else 0.5
                 continue
             lost = first if known and share < 0.5 else second
-            self.won[first + second - lost] += known and share != 0.5
+            kept = first + second - lost
+            if known and share != 0.5:
+                self.reached[kept] = max(self.reached[kept], self.reached[lost]) + 1
             out.add(lost)
         if self.open:
             self.open = False
@@ -85,7 +87,7 @@ class _Bracket:
 
     def standing(self) -> dict[int, float]:
         """Return each image's place, from 0 to 1."""
-        key = {place: (self.won[place], self.seeded[place]) for place in self.seeded}
+        key = {place: (self.reached[place], self.seeded[place]) for place in self.seeded}
         others = max(1, len(key) - 1)
         found = {}
         for place, mine in key.items():

@@ -50,14 +50,13 @@ def grid_size(prompt: str, where: str, who: str = "rewards.vlm") -> tuple[int, i
     return rows, columns
 
 
-def cut(image: Image.Image, rows: int, columns: int) -> list[Image.Image]:
+def cut(image: Image.Image, rows: int, columns: int, who: str = "rewards.vlm") -> list[Image.Image]:
     """Cut an image into equal cells, row by row; pixels left over at the right and bottom are
-    dropped (PaCo-RL)."""
+    dropped (PaCo-RL). Raises DataError for one that is too small."""
     width, height = image.width // columns, image.height // rows
     if not width or not height:
         raise DataError(
-            f"rewards.vlm: an image of {image.width}x{image.height} cannot be cut into "
-            f"{rows}x{columns}"
+            f"{who}: an image of {image.width}x{image.height} cannot be cut into {rows}x{columns}"
         )
     corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
     return [image.crop((x, y, x + width, y + height)) for x, y in corners]

@@ -17,7 +17,7 @@ from flowrl.core.listening import (
     resolve,
     url,
 )
-from flowrl.core.promises import judges_videos
+from flowrl.core.promises import judges_videos, sees_latents
 from flowrl.core.types import Reward
 from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.frame_rewards import fitting
@@ -82,7 +82,7 @@ def serve(
 
 def load_rewards(config: Config) -> dict[str, Reward]:
     """Make the rewards of a config: one that judges images and has `frames` judges videos. Raises
-    ConfigError for one that learns or cannot be made, and as `probe_rewards` does."""
+    ConfigError for one that learns, judges latents or cannot be made; `probe_rewards` adds more."""
     rewards: dict[str, Reward] = {}
     for name, call in config.rewards.items():
         with as_one_message(f"making reward {name!r}", ConfigError):
@@ -90,6 +90,10 @@ def load_rewards(config: Config) -> dict[str, Reward]:
         if isinstance(reward, LearnedReward):
             raise ConfigError(
                 f"rewards.{name}: {call.fn} learns during training; it cannot be served"
+            )
+        if sees_latents(reward):
+            raise ConfigError(
+                f"rewards.{name}: {call.fn} judges latents, which are not sent; it cannot be served"
             )
         videos = bool(call.frames) or judges_videos(reward)
         rewards[name] = fitting(call, reward, 2 if videos else 1)

@@ -70,7 +70,7 @@ def test_images_that_are_all_alike_keep_their_advantage() -> None:
 
 def test_gardo_doubts_what_only_its_reward_likes() -> None:
     """The reference's case: by the stated aim image 1 is doubted; the published sign, the negative
-    of this gap, is (-3, 2.5, .5, 0)."""
+    of this gap, is (-3, 2.5, .5, 0). The penalty's mean over four is that of the one."""
     main, aesthetic, preference = [0.9, 0.2, 0.6, 0.4], [5, 6, 5.5, 5.2], [0.1, 0.8, 0.9, 0.3]
     gap = doubt(*(torch.tensor(main), [torch.tensor(aesthetic), torch.tensor(preference)]))
     assert gap.tolist() == [3, -2.5, -0.5, 0]
@@ -78,7 +78,7 @@ def test_gardo_doubts_what_only_its_reward_likes() -> None:
     both = {"aesthetic": aesthetic, "preference": preference}
     made = gardo(novelty="n", doubted_by=[*both])
     found = mixed(made, main=main, n=[1.0] * 4, **both)
-    assert found.gate is not None and found.gate.tolist() == [1, 0, 0, 0]
+    assert found.gate is not None and found.gate.tolist() == [4, 0, 0, 0]
     again = gardo(novelty="n", doubted_by=[*both])
     again.load_state_dict(made.state_dict())
     assert (again.share, again.levels) == (made.share, made.levels) == (0.1, [1.5])
@@ -107,6 +107,16 @@ def test_clusters_of_a_prompt() -> None:
     torch.testing.assert_close(unlike(features, "cluster"), torch.tensor(far))
     assert unlike(features[:4], "cluster").tolist() == [1] * 4
     assert cluster_sizes(torch.zeros(1, 1), width=0.2, most=8).tolist() == [1]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_images_that_are_all_unlike_are_clusters_of_their_own(count: int) -> None:
+    """At five widths and more from each other no affinity is above exp(-12.5)."""
+    for seed in range(20):
+        made = torch.Generator().manual_seed(seed)
+        distance = (1 + torch.rand(count, count, generator=made)).fill_diagonal_(0)
+        sizes = cluster_sizes((distance + distance.T) / 2, width=0.2, most=8)
+        assert sizes.tolist() == [1] * count
 
 
 def test_options_that_cannot_be() -> None:

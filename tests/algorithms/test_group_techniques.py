@@ -221,6 +221,8 @@ def kept(function: Callable[..., Tensor], advantages: list[float], **options: An
     [
         (leaves.largest, {"share": 0.5}, SCORES, [0, 2, 4, 7]),
         (leaves.spread, {"keep": 4}, SCORES, [0, 2, 4, 7]),
+        # floor(5 * 0.2) = 1 is left out, though 5 (1 - 0.8) is below 1 in floating point
+        (leaves.largest, {"share": 0.8}, SCORES[:5], [0, 1, 2, 4]),
         # all large ones are positive; the variances of the widest sets of three are 7.9 and 6.9
         (leaves.largest, {"share": 0.5}, [5.0, 4.9, 4.8, -1.0, 0.0, 0.1], [0, 1, 2]),
         (leaves.spread, {"keep": 3}, [5.0, 4.9, 4.8, -1.0, 0.0, 0.1], [0, 1, 3]),

@@ -76,7 +76,7 @@ def test_segments_partition_the_draws_into_runs_inside_chunks(ro: Rollout, rng: 
     chunk = dict(zip(steps, places, strict=True))
     segment = fixed(ro, sizes=sizes).tolist()
     assert [v for v, s in enumerate(segment) if s >= 0] == made
-    above = {v: next((u for u in path(ro, v)[1:] if u in made), None) for v in made}
+    above = {v: next(filter(made.__contains__, path(ro, v)[1:]), None) for v in made}
     for v in made:
         u = above[v]
         alone = u is not None and [w for w in made if above[w] == u] == [v]

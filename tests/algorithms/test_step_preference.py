@@ -155,6 +155,30 @@ def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
     assert float(same[0]) == float(same[1]) == float(apart[0]) != float(apart[1])
 
 
+def test_images_are_resized_without_a_filter() -> None:
+    """SPO's lines by hand: the short side to 8 by bicubic interpolation, its overshoot cut off, the
+    middle; images of that size already are only normalised, as their processor does."""
+    from transformers import CLIPImageProcessorPil
+
+    from rewards.step_aware import prepared
+
+    settings = CLIPImageProcessorPil(
+        size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}, image_mean=[0.5] * 3
+    )
+    images = torch.rand(2, 3, 21, 30, generator=torch.Generator().manual_seed(0)).round()
+    small = torch.nn.functional.interpolate(
+        images, (8, 11), mode="bicubic", align_corners=False, antialias=False
+    )
+    std = torch.tensor(settings.image_std)[:, None, None]
+    assert float(small.max()) > 1.01
+    wanted = (small.clamp(0, 1)[..., 2:10] - 0.5) / std
+    torch.testing.assert_close(prepared(images, settings), wanted)
+    square = images[..., :8, :8]
+    shown = [pixel.permute(1, 2, 0).mul(255).byte().numpy() for pixel in square]
+    made = settings(shown, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared(square, settings), made, atol=1e-6, rtol=1e-6)
+
+
 def test_the_clock_is_the_scheduler_s() -> None:
     """diffusers' own schedule of Stable Diffusion: sigma = s / (a + s) of step t is seen at t."""
     from diffusers import DDIMScheduler

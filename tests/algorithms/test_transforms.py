@@ -47,7 +47,8 @@ def test_clip_limits_and_keeps_what_was_not_scored() -> None:
     )
 )
 def test_rank_is_scipys_average_rank_within_each_prompt(rows: list[tuple[int, float]]) -> None:
-    groups, values = [g for g, _ in rows], torch.tensor([v for _, v in rows])
+    groups = [g for g, _ in rows]
+    values = torch.tensor([v for _, v in rows])
     expected = torch.full_like(values, NAN)
     for g in set(groups):
         mine = torch.tensor([h == g for h in groups]) & ~values.isnan()

@@ -11,7 +11,7 @@ import yaml
 from diffusers import UniPCMultistepScheduler
 
 from flowrl.algorithms.rollout.plan_steps import counts
-from flowrl.config.load import load_config
+from flowrl.config.load import Config, load_config
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.cost.released_wan import released
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
@@ -253,11 +253,17 @@ def test_the_window_of_mix_grpo() -> None:
         config.call("plan")(i).noise.nonzero().flatten().tolist()
         for i in range(config.train.iterations)
     ]
-    assert [steps[0] for steps in plans] == [i // 25 for i in range(300)]
-    assert (
-        all(steps == list(range(steps[0], steps[0] + 4)) for steps in plans)
-        and max(map(max, plans)) == 14
-    )
+    for i, steps in enumerate(plans):
+        assert steps == list(range(i // 25, i // 25 + 4))
+    assert len(plans) == 300 and max(map(max, plans)) == 14
+
+
+def first_steps(config: Config, boundary: float) -> int:
+    """Count the steps of Wan 2.2's first expert, by the released scheduler."""
+    settings = released()[config.model.kwargs["path"]]["scheduler"].settings
+    scheduler = UniPCMultistepScheduler(**settings)
+    scheduler.set_timesteps(config.plan.kwargs["steps"])
+    return int((scheduler.timesteps >= 1000 * boundary).sum())
 
 
 @pytest.mark.parametrize(
@@ -268,10 +274,24 @@ def test_only_the_first_expert_learns(name: str, boundary: float, first: int) ->
     """Wan 2.2: by the released schedulers the noisy steps lie above the boundary, as the heads of
     the configs say."""
     config = load_config(name)
-    scheduler = UniPCMultistepScheduler(
-        **released()[config.model.kwargs["path"]]["scheduler"].settings
-    )
-    scheduler.set_timesteps(config.plan.kwargs["steps"])
-    assert int((scheduler.timesteps >= 1000 * boundary).sum()) == first
+    assert first_steps(config, boundary) == first
     noisy = {int(step) for i in range(50) for step in config.call("plan")(i).noise.nonzero()}
     assert noisy and max(noisy) < first
+
+
+def test_when_either_expert_learns() -> None:
+    """What the heads of the three configs say: MixGRPO's window leaves the first expert behind, a
+    tree and the matching loss train both at all times."""
+    mix = load_config("wan/mix_grpo_22")
+    assert first_steps(mix, 0.875) == 8
+    trained = []
+    for i in range(mix.train.iterations):
+        steps = mix.call("plan")(i).noise.nonzero().flatten()
+        trained.append((bool((steps < 8).any()), bool((steps >= 8).any())))
+    assert trained == [(i < 175, i >= 100) for i in range(300)]
+    branch = load_config("wan/branch_grpo_22")
+    assert first_steps(branch, 0.875) == 5
+    assert sum(step < 5 for step in branch.plan.kwargs["splits"]) == 2
+    nft = load_config("wan/diffusion_nft_22")
+    assert first_steps(nft, 0.875) == 4 and len(nft.call("plan")(0).noise) == 10
+    assert nft.likelihood.kwargs["last"] == nft.likelihood.kwargs["draws"] == 9

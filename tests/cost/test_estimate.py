@@ -291,8 +291,32 @@ def test_some_configs_are_counted_anew_and_the_rest_is_kept() -> None:
         ("sd3/awm", 1),
         ("sd3/crd", 5),
     ]
-    with pytest.raises(ConfigError, match="estimate all configs anew"):
-        table.merged(old, new | {"libraries": {"torch": "3"}})
+
+
+def test_rows_of_other_libraries_join_where_both_give_the_same() -> None:
+    """A row that both count alike vouches for the new ones, which say what they were counted
+    with."""
+    same, more = {"peak": 1}, {"peak": 2}
+    old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": {**same, "measured": 7}}}
+    new = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": same, "flux/g2rpo": more}}
+    joined = table.merged(old, new)
+    assert joined["libraries"] == old["libraries"]
+    assert joined["configs"] == {
+        "flux/g2rpo": {**more, "libraries": {"torch": "3"}},
+        "sd3/awm": {**same, "measured": 7},
+    }
+    lines = table.libraries_of(joined)
+    said = (
+        "Counted with torch 2. With torch 3, which gives the same numbers where both were tried: "
+        "`flux/g2rpo`."
+    )
+    assert " ".join(lines) == said and max(map(len, lines)) <= 100
+    # one that differs, or none in both
+    other = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": more, "flux/g2rpo": more}}
+    with pytest.raises(ConfigError, match="and sd3/awm differ; name two"):
+        table.merged(old, other)
+    with pytest.raises(ConfigError, match="no config is in both"):
+        table.merged(old, {**new, "configs": {"flux/g2rpo": more}})
 
 
 def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:

@@ -229,7 +229,7 @@ def test_heads_on_layers_equal_numpy(path: str, files: list[str]) -> None:
     given: dict[str, Any] = {"layers": layers, "top": 0.3, "temperature": 0.5, "lr": 1e-2}
     reward = adversarial_layers(path=path, d_steps=8, device="cpu", batch=3, **given)
     network = Dinov2Model.from_pretrained(path).eval()
-    pixels = torch.cat([part for part in [reward.backbone.pixels([pil(i) for i in images])]])
+    pixels = reward.backbone.pixels([pil(i) for i in images])
     with torch.no_grad():
         states = network(pixels, output_hidden_states=True).hidden_states
     pooled = []

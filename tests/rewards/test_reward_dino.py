@@ -101,7 +101,7 @@ def test_scores_equal_numpy_on_the_librarys_own_tokens(
     expected, rows = [], [[0], [1, 2, 3], [0], [3, 1], [2]]
     for i, mine in enumerate(rows):
         expected.append(max(_likeness(seen[i], refs[r], mode, prefix) for r in mine))
-    columns: list[Any] = [[files[r] for r in mine] for mine in rows]
+    columns: list[Any] = [list(map(files.__getitem__, mine)) for mine in rows]
     columns[0], columns[4] = files[0], files[2]
     batch = with_references(IMAGES, columns)
     scores = dino(path=nets[name], mode=mode, device="cpu")(batch)
@@ -125,7 +125,8 @@ def test_dinov2_features_equal_timms(nets: dict[str, str]) -> None:
     with torch.no_grad():
         expected = other.eval().forward_features(backbone.pixels(images))
     assert [len(part.cls) for part in parts] == [2, 1]
-    cls, patches = torch.cat([p.cls for p in parts]), torch.cat([p.patches for p in parts])
+    cls = torch.cat([part.cls for part in parts])
+    patches = torch.cat([part.patches for part in parts])
     torch.testing.assert_close(cls, expected[:, 0], atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(patches, expected[:, 1:], atol=2e-5, rtol=1e-5)
 

@@ -196,7 +196,8 @@ def test_consistency_of_grids_and_of_edits(url: str) -> None:
     flat = [200, 40, 120, 80]
     pairs = [likeness(a, b) for i, a in enumerate(flat) for b in flat[i + 1 :]]
     prompt = "A 2x2 set of cats. LEFT: one. RIGHT: two"
-    assert theme(prompt) == "A 2x2 set of cats" and theme("plain, no cells") == "plain, no cells"
+    assert theme(prompt) == "A 2x2 set of cats." and theme("plain, no cells") == "plain, no cells."
+    assert theme("A set. [TOP-LEFT]: one") == "A set."
     found = consistency(url=url, model="judge")(batch_of(grid, [prompt]))
     assert found.tolist() == pytest.approx([sum(pairs) / 6], abs=1e-5)
     record = {"prompt": prompt, "criteria": {"style": ["same", "alike"], "logic": {"1": "so"}}}
@@ -239,6 +240,9 @@ def test_edits_by_principles_and_by_the_expected_digit(url: str) -> None:
     for wrong in ({"taste": ["x"]}, {"keep": [""]}, {}, None):
         with pytest.raises(DataError, match="expected principles"):
             recorded.check_record({**told, "principles": wrong}, "here")
+    unpaid = edit_verifier(url=url, principles="record", quality=0.0)
+    with pytest.raises(DataError, match="of kinds whose weight is 0, .*: quality; give"):
+        unpaid.check_record({**told, "principles": {"quality": ["sharp"]}}, "here")
     with pytest.raises(DataError, match="expected a record with a source"):
         recorded.check_record({"prompt": "p"}, "here")
     assert fill("{prompt} {criterion}", prompt="{criterion}", criterion="x") == "{criterion} x"

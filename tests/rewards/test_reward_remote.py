@@ -93,7 +93,8 @@ def test_a_reward_sees_what_it_would_see_here() -> None:
     order = [0, 3, 1, 2]  # a prompt's images go side by side
     assert torch.equal(got.images, round_8bit(images)[order])
     assert torch.equal(got.sigma, sigma[order]) and got.group.tolist() == [0, 0, 1, 2]
-    assert got.prompts == [sent.prompts[i] for i in order] and got.meta == [meta[i] for i in order]
+    assert got.prompts == [sent.prompts[i] for i in order]
+    assert got.meta == [meta[i] for i in order]
 
 
 def test_images_of_a_prompt_are_never_split() -> None:

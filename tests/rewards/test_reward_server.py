@@ -33,6 +33,22 @@ def test_a_reward_that_learns_is_refused(tmp_path: Path) -> None:
         load_rewards(config)
 
 
+def test_a_reward_that_judges_latents_is_refused(tmp_path: Path) -> None:
+    """They are not sent, so it could never score."""
+
+    class OfLatents:
+        sees_latents = True
+
+        def __call__(self, batch: RewardBatch) -> Tensor:
+            raise AssertionError("never asked")
+
+    config = toy(tmp_path)
+    object.__setattr__(config.rewards["red"], "function", OfLatents)
+    object.__setattr__(config.rewards["red"], "kwargs", {})
+    with pytest.raises(ConfigError, match="rewards.red: toykit.redness judges latents"):
+        load_rewards(config)
+
+
 class Unmade:
     """A user's reward whose weights are not there."""
 

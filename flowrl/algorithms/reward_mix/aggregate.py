@@ -188,14 +188,16 @@ class gardo:  # noqa: N801 - configs name functions in lower case
 
     ``a n / mean(n)`` for images of advantage a >= 0, a for the others; n is the reward `novelty`,
     usually of weight 0, its mean that of the prompt's scored images; where all of these are
-    alike, n counts nothing. The penalty `kl` counts for images alone that rank
-    better by the sum of the rewards than by the mean of the `doubted_by` rewards, and of these
-    for the share with the largest gap. The share follows the mean gap, between `least` and `most`.
+    alike, n counts nothing. The penalty `kl` counts for images alone that rank better by the sum of
+    the rewards than by the mean of the `doubted_by` rewards, and of these for the share with the
+    largest gap: it is averaged over these. The share follows the mean gap, between `least` and
+    `most`.
 
     Source: GARDO (2512.24138) and its code, with credit `mean_centred` and a reference that is
     refreshed: `slow: {fn: reset, every: 15}`, `kl: {fn: transition_kl_slow}`. **Differs:** the sign
-    of the gap, see `doubt`; where no image is doubted there is no penalty, in the code of its NFT
-    there is all of it.
+    of the gap, see `doubt`; the penalty is averaged over the doubted images of an iteration, in the
+    code over those of each network call; where no image is doubted there is no penalty, in the code
+    of its NFT there is all of it.
 
     Raises: ConfigError for an unknown reward, or a share outside [least, most].
     """
@@ -237,8 +239,11 @@ class gardo:  # noqa: N801 - configs name functions in lower case
         # where the reward is doubted
         share = self._next(scores)
         gate = most_doubted(self._gap(scores), share) if self.doubted_by else n > -torch.inf
-        whole = subtree_mean(gate.double(), leaf, tree).nan_to_num().float()
-        metrics = {"gate": gate.double().mean().item(), "gate_share": share}
+        doubted = gate.double().mean()
+        # over this the mean over all images is that over the doubted ones
+        weight = gate / torch.where(doubted > 0, doubted, 1.0)
+        whole = subtree_mean(weight, leaf, tree).nan_to_num().float()
+        metrics = {"gate": doubted.item(), "gate_share": share}
         return mixed._replace(advantage=advantage, gate=whole, metrics=metrics)
 
     def update(self, scores: Scores) -> None:

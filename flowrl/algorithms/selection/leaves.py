@@ -37,7 +37,9 @@ def largest(
     leaf, tree = data.rollout.leaf, data.rollout.tree
     family = tree.group[leaf] if among == "prompt" else torch.zeros_like(leaf)
     rank, size = rank_within(-data.advantage[leaf].abs(), family)
-    return _led_to(data.rollout, rank < size - (size.double() * (1 - share)).long())
+    # 10 (1 - 0.9) is 0.9999999999999998
+    dropped = (size.double() * (1 - share) + 1e-9).long()
+    return _led_to(data.rollout, rank < size - dropped)
 
 
 def spread(data: SelectInput, *, keep: int) -> Tensor:

@@ -88,7 +88,8 @@ def truth(scenes: Scenes, row: int, record: Record) -> bool:
                 return False
         groups.append(mine)
     # nothing may be there more often than was asked for
-    counts = {c: sum(CLASSES[scenes.shape[row, s]] == c for s in slots) for c in CLASSES}
+    there = [CLASSES[scenes.shape[row, s]] for s in slots]
+    counts = {c: there.count(c) for c in CLASSES}
     return all(counts[e["class"]] < e["count"] for e in record["exclude"])
 
 
@@ -117,7 +118,9 @@ def near_miss(record: Record, rng: np.random.Generator) -> Record:
     else:
         entry["position"][0] = str(rng.choice([r for r in RELATIONS if r != entry["position"][0]]))
     # the exclusions follow from what is wanted now: one more of any class is wrong
-    wanted = {c: sum(e["count"] for e in new["include"] if e["class"] == c) for c in CLASSES}
+    wanted = dict.fromkeys(CLASSES, 0)
+    for one in new["include"]:
+        wanted[one["class"]] += one["count"]
     new["exclude"] = [{"class": c, "count": n + 1} for c, n in wanted.items()]
     return new
 
@@ -180,9 +183,8 @@ def measure(
                 (~got & expected).sum(),
             ]
             worst = min(worst, float(verdict.graded.numpy()[expected].min(initial=1.0)))
-    out: dict[str, float] = {
-        "agreement": float(sum(t[1] for t in tally.values()) / sum(t[0] for t in tally.values()))
-    }
+    total = np.sum(list(tally.values()), 0)
+    out: dict[str, float] = {"agreement": float(total[1] / total[0])}
     for kind, (pairs, agree, accepts, refusals) in tally.items():
         out |= {f"{kind}_agreement": float(agree / pairs), f"{kind}_false_accepts": int(accepts)}
         out |= {f"{kind}_false_refusals": int(refusals)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,14 @@ def table(result: Result) -> str:
 
 
 def looks(result: Result) -> str:
-    """Say whether training found images that the strict verdict misreads."""
-    images, blank, right, flawless = (
-        sum(one[key] for one in result["looks"]) for key in ("images", "blank", "right", "flawless")
-    )
+    """Say whether training found images that templates misread."""
+    keys = ("images", "blank", "right", "right_but_for_flaws")
+    rows = [itemgetter(*keys)(one) for one in result["looks"]]
+    images, blank, right, flawed = map(sum, zip(*rows, strict=True))
     return wrapped(
         f"Of {images:,} images of training prompts after training, without guidance, {blank} are "
-        f"blank; {right:,} are strictly right, and {flawless:,} of these, "
-        f"{100 * flawless / right:.1f} %, [flawless](#flawless)."
+        f"blank, {right:,} are right, and {flawed:,}, {100 * flawed / (right + flawed):.1f} % as "
+        "many, would be but for a [flaw](#strict-verdict)."
     )
 
 

@@ -133,7 +133,7 @@ def test_the_shapes_reward_passes(mode: Any) -> None:
         ("wins", {"wrong prompt": "ok"}),  # compares; is given whole groups
         ("deaf", {"wrong prompt": "fails!"}),
         ("hostile", {"blur": "fails!", "noise": "fails!", "wrong prompt": "fails!"}),
-        ("half", {"wrong prompt": "weak", "answers": "weak", "blur": "weak"}),
+        ("half", {"wrong prompt": "weak", "answers": "weak"}),
     ],
 )
 def test_what_is_broken_is_found_and_nothing_else(name: str, differs: dict[str, str]) -> None:
@@ -174,8 +174,14 @@ def test_a_liking_for_the_first_or_the_last_wins_nothing(sign: float) -> None:
 
 
 def test_the_words_of_the_table_and_its_interval() -> None:
-    """Of `wins`, whose blurred images are 13 of 16 right and 3 tied; Wilson's by scipy."""
-    rows = selftest("wins", brokenkit.wins, SCENES)
+    """Of a reward that always pays the 3 of 16 scenes of two tasks; Wilson's by scipy."""
+    assert sum(scene.record["tag"] in ("counting", "single_object") for scene in SCENES) == 3
+
+    def easy(batch: RewardBatch) -> Tensor:
+        paid = [meta["tag"] in ("counting", "single_object") for meta in batch.meta]
+        return torch.where(torch.tensor(paid), 1.0, shapes()(batch))
+
+    rows = selftest("easy", easy, SCENES)
     (blurred,) = [row.figures for row in rows if row.check == "blur"]
     low, high = scipy.stats.binomtest(13, 16).proportion_ci(0.95, "wilson")
     assert (blurred["right"], blurred["tied"], blurred["wrong"]) == (13, 3, 0)

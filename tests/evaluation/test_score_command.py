@@ -116,7 +116,7 @@ MISTAKES = [
     ("PICS --reward shape", "did you mean 'shapes'"),
     ("PICS --reward brokenkit.sharp", "allow it with --plugin brokenkit"),
     ("PICS --reward gone_kit.a --plugin gone_kit", "cannot import gone_kit"),
-    ("PICS --reward shapes --set mode=lax --prompt x", "'flawless', got 'lax'"),
+    ("PICS --reward shapes --set mode=lax --prompt x", "'strict', got 'lax'"),
     ("PICS --reward shapes --set mod=strict --prompt x", "has no argument 'mod'"),
     ("PICS --reward shapes --reward jpeg --set mode=strict", "with a NAME of shapes, jpeg"),
     ("PICS --reward shapes --reward rewards.shapes.shapes", "names that differ"),

@@ -1,12 +1,12 @@
 """Look at the base model where the demonstration does not: harder prompts, prompts out of
-distribution, and whether images are blank or crisp.
+distribution, and whether images are blank or flawed.
 
     python scripts/research/demonstration/base_checks.py
 
 The lists are judged without guidance in 10 steps, with the guidance and steps that were best on
-validation prompts, and by the best of eight images that the reward chooses. Blank and flawless
-images are counted on the training prompts, since the base model trains on none of the lists. Writes
-assets/results/base-checks.json.
+validation prompts, and by the best of eight images that the reward chooses. Blank images, and those
+that are right but for a flaw, are counted on the training prompts, since the base model trains on
+none of the lists. Writes assets/results/base-checks.json.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed import crossed
 from flowrl.evaluation.statistics import wilson
-from flowrl.evaluation.suites.shapes.checker import judge
-from flowrl.evaluation.suites.shapes.detect import detect
+from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge
+from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.runs.folder import read_object
 
 BASE, SEED = "assets/shapes-sd3", 260_021
@@ -99,30 +99,37 @@ def kept_looks(bench: Bench, target: str, least: int, name: str) -> dict[str, An
 
 
 def looks(bench: Bench, target: str, least: int) -> dict[str, Any]:
-    """Count blank images, right ones, and flawless ones, of training prompts, without guidance."""
+    """Count blank images, right ones, and those that are right but for a flaw, of training prompts,
+    without guidance."""
     # as many images of each prompt
     records = load_prompts(LOOKED_AT).records
     each = -(-least // len(records))
     setting = Setting(target, LOOKED_AT, 1.0, 10, each, SEED)
     model = bench.model(setting)
-    blank, right, flawless = 0, list[bool](), 0
+    images, blank, right, readable = 0, 0, 0, 0
     for number, rows in enumerate(by_task(records).values()):
         mine = [records[i] for i in rows]
         for some, pixels in pictures(model, mine, setting, each, number):
             found = detect(pixels, find_flaws=True)
-            verdict = judge(found, [mine[i] for i in some])
+            asked = [mine[i] for i in some]
+            lenient = found._replace(flawed=np.zeros(len(some), bool), clutter=spared(found))
+            images += len(some)
             blank += int(np.sum(found.number == 0))
-            right += verdict.strict.bool().tolist()
-            assert verdict.flawless is not None  # asked for
-            flawless += int(verdict.flawless.sum())
+            right += int(judge(found, asked).strict.sum())
+            readable += int(judge(lenient, asked).strict.sum())
     return {
         "prompts": LOOKED_AT,
-        "images": len(right),
+        "images": images,
         "blank": blank,
-        "right": sum(right),
-        "flawless": flawless,
-        "flawless_of_right": wilson(flawless, sum(right)),
+        "right": right,
+        "right_but_for_flaws": readable - right,
+        "flawless_of_readable": wilson(right, readable),
     }
+
+
+def spared(found: Detections) -> np.ndarray:
+    """Return the clutter [N] of images, 0 where there is as little as a readable image may have."""
+    return np.where(found.clutter <= MAX_CLUTTER, 0.0, found.clutter)
 
 
 if __name__ == "__main__":

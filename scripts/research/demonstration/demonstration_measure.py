@@ -131,7 +131,7 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
         "network_calls": calls,
         "processor_seconds": seconds / made,
         "word_order": order,
-        "diversity": {key: _mean([row[key] for row in open_ended if key in row]) for key in OPEN},
+        "diversity": {key: _mean(_column(open_ended, key)) for key in OPEN},
     }
 
 
@@ -172,21 +172,31 @@ def spread(
     return out
 
 
+def _column(rows: Sequence[Mapping[str, float]], key: str) -> list[float]:
+    return [row[key] for row in rows if key in row]
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
 def rates(found: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Return the share of right images per seed and prompt of measurements, [S, P]."""
-    return np.array([[sum(some) / len(some) for some in one["outcomes"]] for one in found])
+    return np.array([_shares(one["outcomes"]) for one in found])
+
+
+def _shares(outcomes: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(some) / len(some) for some in outcomes]
 
 
 def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     """Put the measurements of one setting, one per training seed, together."""
     first = found[0]
     # how often two objects stood as asked, the opposite way, or neither, over the seeds
-    orders = {task: np.sum([one["word_order"][task] for one in found], 0) for task in ORDER_TASKS}
-    named = {task: dict(zip(ORDERS, map(int, some), strict=True)) for task, some in orders.items()}
+    named = {}
+    for task in ORDER_TASKS:
+        orders = np.sum([one["word_order"][task] for one in found], 0)
+        named[task] = dict(zip(ORDERS, map(int, orders), strict=True))
     return {
         # outcomes are crossed, seeds x prompts, so the interval has both kinds of chance
         **crossed(rates(found), first["tags"]),

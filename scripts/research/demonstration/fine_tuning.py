@@ -232,7 +232,7 @@ def fit(trainer: Trainer, pool: Pool, steps: int, seed: int, rate: float) -> Non
     of: dict[int, list[int]] = {}
     for place, prompt in enumerate(pool.prompt):
         of.setdefault(prompt, []).append(place)
-    known = [[i for i in rows if i in of] for rows in by_task(prompts.records).values()]
+    known = [list(filter(of.__contains__, rows)) for rows in by_task(prompts.records).values()]
     rng, noise = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     sigmas = model.sigmas(STEPS, 64, 64)[:-1]
     optimizer = torch.optim.AdamW(params, lr=rate, weight_decay=1e-4)

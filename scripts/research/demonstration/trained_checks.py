@@ -9,7 +9,8 @@ at their best checkpoint. Guidance and steps after training are those that the d
 best on validation prompts. Gains are taken per prompt, then averaged over tasks.
 
 Images of training prompts are looked at as well, as those of the base model are: how many are
-blank, right, and flawless, so that a run which draws what the checker misreads would be seen.
+blank, right, and right but for a flaw, so that a run which draws what templates misread would be
+seen.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 assets/results/trained-checks.json; `python scripts/research/tables.py` then fills docs/shapes.md.
@@ -37,7 +38,7 @@ from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.target import saved_config
 
-SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (2.5, 20)}
+SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (1.5, 20)}
 GAINS = (("rl", "base"), ("rl", "base_best_guidance"), ("rl_best_guidance", "base_best_guidance"))
 Found = Mapping[str, Sequence[Mapping[str, Any]]]  # measurements of each setting, one per seed
 
@@ -69,7 +70,7 @@ def main() -> None:
     for name, prompts in LISTS.items():
         result["lists"][name] = compared(measured(bench, name, prompts, places, args.per_task))
         print(summary(name, result["lists"][name]), flush=True)
-    # how often images are blank or flawless, run by run
+    # how often images are blank or flawed, run by run
     result["looks"] = [
         {"seed": run["seed"], **kept_looks(bench, str(place), args.images, f"looks-{number}.json")}
         for number, (run, place) in enumerate(zip(result["runs"], places, strict=True))
@@ -81,7 +82,8 @@ def described(runs: Sequence[Path], places: Sequence[Path]) -> dict[str, Any]:
     """Say which config the runs are of, and of each its seed, the checkpoint that is judged and
     where it was trained. Raises ConfigError for runs of several configs or of one seed."""
     configs = [saved_config(run) for run in runs]
-    names, seeds = {one.name for one in configs}, [one.seed for one in configs]
+    names = {one.name for one in configs}
+    seeds = [one.seed for one in configs]
     if len(names) > 1 or len(set(seeds)) < len(seeds):
         pairs = zip(runs, configs, strict=True)
         said = ", ".join(f"{run} ({one.name}, seed {one.seed})" for run, one in pairs)

@@ -7,8 +7,9 @@ there with its count, colour and relation, and no `exclude` entry may be reached
 **Differs:** GenEval ignores whatever its detector does not name. Here a sizable blob of unreadable
 shape or colour, a shape cut by the edge, clutter, or a background that is not plain light grey
 fails the strict verdict: a policy trained on the verdict would otherwise hide mistakes in what the
-checker cannot read. `Verdict.flawless` also refuses what templates and mean colours do not see:
-corners on a circle, paint on a shape, specks, and traces on the background.
+checker cannot read. So do flaws that neither templates nor mean colours see: corners on a circle,
+paint on a shape, specks, and traces on the background
+(`flowrl.evaluation.suites.shapes.flaws`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
 POSITION_THRESHOLD = 0.1
 MAX_CLUTTER = 40.0
-"""Pixels off the background, in specks too small to be objects, that a clean image may have."""
+"""Pixels off the background, in specks too small to be objects, that a readable image may have."""
 
 _COLOR_NAMES = tuple(COLORS)
 _AXIS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)], np.float64)
@@ -42,31 +43,30 @@ class Verdict(NamedTuple):
     color_ok: Tensor  # [N] bool, ... with the right colour
     position_ok: Tensor  # [N] bool, ... in the right relation
     exclude_ok: Tensor  # [N] bool, no exclude entry is reached
-    clean: Tensor  # [N] bool, nothing unreadable, plain background
+    clean: Tensor  # [N] bool, nothing unreadable, plain background, no flaw
     # [N] float32, as graded, but a relation is paid by its angle: 0 from perpendicular to opposite
     graded_angle: Tensor
-    # [N] bool, strict, and no flaw of `flowrl.evaluation.suites.shapes.flaws`; None = not looked
-    flawless: Tensor | None
 
 
-def check(
-    images: Tensor, records: Sequence[dict[str, Any]], *, find_flaws: bool = False
-) -> Verdict:
-    """Judge each image by its record: [N, 3, 64, 64] in [0, 1], N records -> Verdict, with
-    `flawless` if `find_flaws`; DataError for bad input."""
+def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
+    """Judge each image by its record: [N, 3, 64, 64] in [0, 1], N records -> Verdict; DataError
+    for bad input."""
     if len(images) != len(records):
         raise DataError(
             f"one record per image is needed; got {len(images)} images and {len(records)} records."
         )
     for index, record in enumerate(records):
         validate(record, f"record {index}")
-    return judge(detect(images, find_flaws=find_flaws), records)
+    return judge(detect(images, find_flaws=True), records)
 
 
 def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
-    """Judge detections by valid records: N of each -> Verdict."""
+    """Judge detections by valid records: N of each -> Verdict; DataError if flaws were not looked
+    for."""
+    if found.flawed is None:
+        raise DataError("the strict verdict needs detect(images, find_flaws=True).")
     # each image by its own record
-    clean = cleanliness(found)
+    clean = cleanliness(found) & ~found.flawed & (found.clutter <= MAX_SPECKS)
     flags, soft = np.ones((len(records), 4), bool), np.zeros((2, len(records)), np.float32)
     for i, record in enumerate(records):
         k = int(found.number[i])
@@ -80,9 +80,6 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
     strict = clean & flags.all(1)
     graded, graded_angle = np.where(strict, 1.0, 0.95 * soft).astype(np.float32)
     count_ok, color_ok, position_ok, exclude_ok = torch.from_numpy(flags.copy()).unbind(1)
-    flawless = None
-    if found.flawed is not None:
-        flawless = torch.from_numpy(strict & ~found.flawed & (found.clutter <= MAX_SPECKS))
     return Verdict(
         strict=torch.from_numpy(strict),
         graded=torch.from_numpy(graded),
@@ -92,7 +89,6 @@ def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
         position_ok=position_ok,
         exclude_ok=exclude_ok,
         clean=torch.from_numpy(clean),
-        flawless=flawless,
     )
 
 

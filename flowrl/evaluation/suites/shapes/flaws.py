@@ -2,7 +2,8 @@
 background.
 
 Each limit lies between what 600 true scenes show, drawn and through the VAE of `assets/shapes-sd3`,
-and what the probes in `tests/evaluation/test_checker_flaws.py` do.
+and what the probes in `tests/evaluation/test_checker_flaws.py` do: each may be a tenth higher
+before the first probe passes.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from scipy import ndimage
 
 # largest angular harmonic of an outline, of the 3rd to the 8th: circles have up to 0.074, regular
 # hexagons 0.22 to 0.27, pentagons 0.33 to 0.34, at radii of 9 to 13 pixels
-MAX_HARMONIC = 0.12
+MAX_HARMONIC = 0.14
 HARMONICS = range(3, 9)
 # of the pixels inside a shape: root mean square RGB distance from their mean (true: up to 0.071),
-MAX_SPREAD = 0.09
+MAX_SPREAD = 0.11
 # and how many of them are further away than STRAY (true: up to 2)
 STRAY, MAX_STRAYS = 0.2, 4
 # of the background, 3 pixels off all shapes: root mean square of the largest channel's difference
 # (true: up to 0.0134) and the largest mean of 5 x 5 pixels in a channel (true: up to 0.0433)
-MAX_ROUGHNESS = 0.02
-MAX_TRACE = 0.06
+MAX_ROUGHNESS = 0.03
+MAX_TRACE = 0.07
 # pixels off the background in specks too small to be objects (true: none)
 MAX_SPECKS = 3
 

@@ -132,7 +132,7 @@ def _config_tables(part: str, heading: str) -> str:
 
     # a table keeps the functions that it is about; those of no table come into the last one
     tables = [it[0] for it in TABLE.finditer(part) if it[0].startswith("| argument |")]
-    shown = [list(dict.fromkeys(name.partition(".")[0] for name in _old(it))) for it in tables]
+    shown = [_functions(it) for it in tables]
     if heading != "rewards" and shown:
         named = [name for names in shown for name in names]
         shown[-1] += [name for name in functions(heading) if name not in named]
@@ -165,10 +165,18 @@ def _fill(part: str, first: str, rows: Callable[[dict[str, list[str]]], list[Key
     return TABLE.sub(table, part)
 
 
+def _functions(table: str) -> list[str]:
+    """List the functions whose arguments a table has, in its order."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in _old(table)))
+
+
 def _old(table: str) -> dict[str, list[str]]:
     """Return {key: cells after it} of a table as it is."""
-    rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in table.splitlines()[2:]]
-    return {row[0].strip("`"): row[1:] for row in rows}
+    found = {}
+    for line in table.splitlines()[2:]:
+        key, *cells = (cell.strip() for cell in line[1:-1].split(" | "))
+        found[key.strip("`")] = cells
+    return found
 
 
 def _row(key: Key, columns: list[str], old: list[str]) -> str:

@@ -85,7 +85,9 @@ def main() -> None:
             found[name] = fuzz(name, args.cases or CASES[name], args.seed, Path(home))
     # the sums
     kinds = ("cases", "refused", "accepted", *BAD)
-    sums = {kind: sum(row.get(kind, 0) for row in found.values()) for kind in kinds}
+    sums = dict.fromkeys(kinds, 0)
+    for row in found.values():
+        sums = {kind: sums[kind] + row.get(kind, 0) for kind in kinds}
     bad = {kind: sums[kind] for kind in BAD if sums[kind]}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result = {**sums, "peak_mib": round(memory), "seed": args.seed, "targets": found}

@@ -119,7 +119,10 @@ def curve(rows: Rows) -> list[list[float]]:
 def summary_of(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return in how many seeds the monitor was in time and rollback ended higher, and the mean
     ends."""
-    ends = {arm: [seed[arm][-1][1] for seed in seeds] for arm in ("unguarded", "rollback")}
+    ends: dict[str, list[float]] = {"unguarded": [], "rollback": []}
+    for seed in seeds:
+        for arm, some in ends.items():
+            some.append(seed[arm][-1][1])
     pairs = zip(ends["rollback"], ends["unguarded"], strict=True)
     return {
         "seeds": len(seeds),

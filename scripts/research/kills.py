@@ -167,7 +167,8 @@ def measure(args: argparse.Namespace, home: Path) -> Iterator[dict[str, Any]]:
     """
     rng = random.Random(args.seed)
     # all configs with one process; of each family the first also with two
-    chosen = {f: [n for n in configs if n in args.only] for f, configs in FAMILIES.items()}
+    asked = set(args.only)
+    chosen = {f: list(filter(asked.__contains__, configs)) for f, configs in FAMILIES.items()}
     every = [(f, n) for f, configs in chosen.items() for n in configs]
     first = [(f, configs[0]) for f, configs in chosen.items() if configs]
     for processes, wanted in ((2, args.pairs), (1, args.kills - args.pairs)):
@@ -254,13 +255,16 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "kills": phases.total(),
         "runs": len(rows),
         "by_phase": {phase: phases[phase] for phase in NAMES},
-        "by_processes": {
-            n: sum(row["kills"] for row in configs if row["processes"] == n) for n in (1, 2)
-        },
+        "by_processes": {n: kills_of(configs, n) for n in (1, 2)},
         "checkpoints_unreadable": sum(bool(row["wrong"]) for row in rows),
         "runs_that_differ": sum(bool(row["differ"]) for row in rows),
         "configs": configs,
     }
+
+
+def kills_of(configs: list[dict[str, Any]], processes: int) -> int:
+    """Add up the kills of runs with so many processes."""
+    return sum(row["kills"] for row in configs if row["processes"] == processes)
 
 
 def together(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

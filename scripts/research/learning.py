@@ -160,7 +160,8 @@ def draw_figure(task: Task, before: list[Any], after: list[Any], name: str) -> N
         "before": torch.stack([row[1] for row in before]),
         "after": torch.stack([row[1] for row in after]),
     }
-    right = {"before": [row[2] for row in before], "after": [row[2] for row in after]}
+    right = {"before": [row[2] for row in before]}
+    right["after"] = [row[2] for row in after]
     page = labelled_grid(columns, load_prompts(task.test).texts[:ROWS], right=right)
     with replacing(Path(f"assets/figures/{name}.png")) as draft:
         page.save(draft, "PNG")

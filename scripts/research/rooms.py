@@ -187,7 +187,8 @@ def _arrows(
     found: list[Room], places: dict[str, tuple[int, int, int]]
 ) -> tuple[list[str], list[str]]:
     """Return the arrows to the next floor, and the dashed ones that pass a floor."""
-    uses, floors = {r.name: r.uses for r in found}, {r.name: r.floor for r in found}
+    uses = {r.name: r.uses for r in found}
+    floors = {r.name: r.floor for r in found}
     near, far = [], []
     for room in found:
         implied = set().union(*(uses[other] for other in room.uses))

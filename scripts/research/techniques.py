@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,8 @@ def collected(
     # paired by seed, since both arms of a seed share noise and prompts
     techniques = {}
     for name in chosen:
-        scores = [[one["score"] for one in found[arm]["runs"]] for arm in (name, plain_of(name))]
+        both = (found[arm]["runs"] for arm in (name, plain_of(name)))
+        scores = [list(map(itemgetter("score"), runs)) for runs in both]
         changes = [*TECHNIQUES[name].shared, *TECHNIQUES[name].changes]
         about = {"name": TECHNIQUES[name].name, "changes": changes, "plain": plain_of(name)}
         techniques[name] = {**about, **paired(*scores)}

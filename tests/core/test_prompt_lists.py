@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ SIZES |= {"colors": 94, "position": 100, "color_attr": 100}
 def test_the_classes_are_cocos_in_cocos_order() -> None:
     """torchvision's list has COCO's 91 places; some hold no class."""
     known = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-    assert [COCO_NAMES.get(name, name) for name in CLASSES] == [
-        name for name in known if name not in ("__background__", "N/A")
-    ]
+    wanted = [name for name in known if name not in ("__background__", "N/A")]
+    assert [COCO_NAMES.get(name, name) for name in CLASSES] == wanted
 
 
 def test_the_test_list_has_genevals_numbers() -> None:
@@ -89,9 +89,8 @@ def test_training_has_the_tasks_in_its_shares() -> None:
     counted = Counter(record["tag"] for record in train.records)
     assert counted == {tag: 320 * share for tag, share in shares.items()}
     often = Counter(zip(train.texts, (r["tag"] for r in train.records), strict=True))
-    assert {(tag, times) for (_, tag), times in often.items()} == {
-        (tag, 10 if tag == "counting" else 1) for tag in shares
-    }
+    wanted = {(tag, 10 if tag == "counting" else 1) for tag in shares}
+    assert {(tag, times) for (_, tag), times in often.items()} == wanted
     # mixed: any hundred have all tasks
     assert len({record["tag"] for record in train.records[:100]}) == 5
 
@@ -114,7 +113,7 @@ def test_ocr_lists_share_no_text() -> None:
 def test_motion_lists_share_no_pair() -> None:
     """Of who and what; 212 pairs in all, 100 of them to test, the others in six places each."""
     test, train = load_prompts("motion/test"), load_prompts("motion/train")
-    held, seen = ({(r["who"], r["what"]) for r in given.records} for given in (test, train))
+    held, seen = (set(map(itemgetter("who", "what"), given.records)) for given in (test, train))
     assert (len(test), len(held), len(train), len(seen)) == (100, 100, 6 * 108, 108)
     assert held.isdisjoint(seen) and len(set(train.texts)) == len(train)
     assert overlap(test, train) == ([], [], [])

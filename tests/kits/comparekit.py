@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,8 @@ def scores(result: dict[str, Any]) -> dict[str, Any]:
     """Return a result without what belongs to the machine."""
     configs = []
     for entry in result["configs"]:
-        seeds = [{key: run[key] for key in run if key != "load"} for run in entry["seeds"]]
+        seeds = copy.deepcopy(entry["seeds"])
+        for run in seeds:
+            run.pop("load", None)
         configs.append({**entry, "seeds": seeds})
     return {**result, "configs": configs, "environments": None}

@@ -36,7 +36,9 @@ def run(seed: int, score: float, failed: str | None = None) -> dict[str, Any]:
             row(score, at=104, marks=[2], budget=["nfe"]),
             row(score + 0.1, at=200, marks=[], budget=["seconds"]),
         ]
-    at = {key: next((r for r in curve if key in r["budget"]), None) for key in ("nfe", "seconds")}
+    at: dict[str, Any] = {}
+    for key in ("nfe", "seconds"):
+        at[key] = next((r for r in curve if key in r["budget"]), None)
     trace = {
         "iteration": [0, 9],
         "nfe": [10.0, 100.0],

@@ -54,7 +54,7 @@ def tables(page: str, first: str) -> list[list[list[str]]]:
     found = []
     for text in re.findall(r"(?:^\|.*\|\n)+", prose(page) + "\n", re.MULTILINE):
         lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines()]
-        rows = [[cell.strip() for cell in line] for line in lines]
+        rows = [list(map(str.strip, line)) for line in lines]
         if rows[0][0] == first:
             assert {len(row) for row in rows} == {len(rows[0])}, f"ragged table {rows[0]}"
             found.append([rows[0], *rows[2:]])

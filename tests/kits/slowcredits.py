@@ -64,8 +64,11 @@ def standard(rows: Rows, eps: float, ddof: int) -> dict[int, float]:
 
 def handed_down(weight: dict[int, float], tree: Tree) -> list[float]:
     """Give every node the weight of the last draw on its way; 0 where there is none."""
-    noisy = [[u for u in up(v, tree) if tree.std[u] > 0] for v in range(len(tree.parent))]
-    return [weight[way[0]] if way else 0.0 for way in noisy]
+    given = []
+    for v in range(len(tree.parent)):
+        noisy = [u for u in up(v, tree) if tree.std[u] > 0]
+        given.append(weight[noisy[0]] if noisy else 0.0)
+    return given
 
 
 # ------------------------------------------------------------------------------ values of nodes
@@ -157,7 +160,10 @@ def slow_granular(forest: Forest, reward: Tensor, *, eps: float, ddof: int) -> l
             row = rows.setdefault((int(tree.group[v]), int(tree.step[v])), {})
             row[v] = value if known else math.nan
     scores = [standard(rows, eps, ddof) for rows in by_stride]
-    return handed_down({v: sum(z[v] for z in scores) for v in draws}, tree)
+    total = dict.fromkeys(draws, 0.0)
+    for z in scores:
+        total = {v: total[v] + z[v] for v in draws}
+    return handed_down(total, tree)
 
 
 def sign(value: float) -> int:

@@ -221,7 +221,9 @@ def test_counts_of_prompts() -> None:
     for row in rows(page, "task"):
         (task,) = spans(row[0])
         mine = [r for r in lists.test if r["tag"] == task]
-        counts = [sum(r["tag"] == task for r in some) for some in lists]
+        counts = []
+        for some in lists:
+            counts.append(sum(r["tag"] == task for r in some))
         counts.append(sum(r["held_out"] for r in mine))
         assert [int(cell) for cell in row[2:]] == counts, task
         assert row[1] in {r["prompt"] for r in all_records()[task]}, task

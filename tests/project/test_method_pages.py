@@ -45,7 +45,8 @@ def test_the_knobs_of_a_method_page_are_its_configs(name: str) -> None:
         keys = [(spans(first)[0], cell) for first, cell in cells]
         assert [key for key, cell in keys if not holds(config, key, cell)] == [], config["name"]
     for config, cells in columns(name, "key"):
-        known = {spans(first)[0] for first, _ in cells} | {f"{part}.fn" for part in KNOBS}
+        known = {f"{part}.fn" for part in KNOBS}
+        known |= {spans(first)[0] for first, _ in cells}
         mine = {f"{part}.{arg}" for part in KNOBS for call in calls(config, part) for arg in call}
         assert sorted(mine - known) == [], config["name"]
 

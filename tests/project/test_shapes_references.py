@@ -70,9 +70,8 @@ def test_the_same_call_makes_the_same_files(made: Path, tmp_path: Path) -> None:
     again = SCRIPT.make_references(made.parent / "few.jsonl", tmp_path / "a", each=1, seed=0)
     other = SCRIPT.make_references(made.parent / "few.jsonl", tmp_path / "b", each=1, seed=1)
     names = [f"few/{index:05d}-0.png" for index in range(len(RECORDS))]
-    assert [json.loads(line)["references"] for line in again.read_text().splitlines()] == [
-        [name] for name in names
-    ]
+    listed = [json.loads(line)["references"] for line in again.read_text().splitlines()]
+    assert listed == [[name] for name in names]
     assert all((again.parent / name).read_bytes() == (made / name).read_bytes() for name in names)
     assert any((other.parent / name).read_bytes() != (made / name).read_bytes() for name in names)
 

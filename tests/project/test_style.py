@@ -9,7 +9,9 @@ import pytest
 from docskit import ROOT
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FILES = sorted(path for room in ("flowrl", "rewards") for path in (ROOT / room).rglob("*.py"))
+ROOMS = ("flowrl", "rewards", "scripts", "tests")
+FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+SOURCE = [path for path in FILES if path.relative_to(ROOT).parts[0] in ROOMS[:2]]
 
 
 def crowded(source: str) -> list[int]:
@@ -36,7 +38,7 @@ def test_what_is_crowded(source: str, lines: list[int]) -> None:
 
 def test_at_most_one_comprehension_a_line() -> None:
     found = {str(path.relative_to(ROOT)): crowded(path.read_text()) for path in FILES}
-    assert len(FILES) > 300 and {name: lines for name, lines in found.items() if lines} == {}
+    assert len(FILES) > 800 and {name: lines for name, lines in found.items() if lines} == {}
 
 
 def bodies(source: str) -> dict[str, int]:
@@ -61,6 +63,6 @@ def test_how_long_a_body_is() -> None:
 
 
 def test_no_function_is_long() -> None:
-    found = {str(path.relative_to(ROOT)): bodies(path.read_text()) for path in FILES}
+    found = {str(path.relative_to(ROOT)): bodies(path.read_text()) for path in SOURCE}
     long = {f"{p}: {n}": k for p, names in found.items() for n, k in names.items() if k > 50}
     assert long == {}

@@ -151,7 +151,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert line.startswith(f"{method.name} ")
     (branch,) = (line for line in lines if line.startswith("BranchGRPO "))
     assert "2509.06040" in branch and "tree, dance_sde, depth_norm" in branch
-    places = "shapes,sd3,flux,flux2,flux2_klein,flux_kontext,qwen_edit_plus,qwen_image,wan,z_image"
+    places = "shapes,sd3,flux,flux2,flux2_klein,flux_kontext,qwen_edit,qwen_edit_plus,qwen_image"
+    places += ",wan,z_image"
     assert f"{{{places}}}/branch_grpo" in branch
     narrow = re.sub(r"\x1b\[\d*m", "", table(rows, width=80))
     assert max(map(len, narrow.splitlines()[: -len(MEANING)])) <= 80

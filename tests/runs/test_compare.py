@@ -205,7 +205,9 @@ def test_what_is_there_is_not_run_again_and_more_is_added(
     second = what.configs[0].replace("toy-a", "toy-b")
     both = what._replace(configs=(*what.configs, second), seeds=(0, 2))
     full = compare(both, quiet=True)
-    seeds = {c["name"]: [run["seed"] for run in c["seeds"]] for c in full["configs"]}
+    seeds: dict[str, list[int]] = {}
+    for one in full["configs"]:
+        seeds[one["name"]] = [run["seed"] for run in one["seeds"]]
     assert seeds == {"toy-a": [0, 1, 2], "toy-b": [0, 2]}
     kept = next(c for c in full["configs"] if c["name"] == "toy-a")["seeds"]
     assert kept[:2] == whole.result["configs"][0]["seeds"] and kept[0]["curve"] != kept[1]["curve"]

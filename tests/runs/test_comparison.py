@@ -226,12 +226,10 @@ def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> Non
     for number, figure in enumerate(figures):
         figure.savefig(tmp_path / f"{number}.png", dpi=40)
     panels = figures[1].axes
-    assert [axes.get_title("left") for axes in panels] == [
-        name + (" (1 failed)" if c["summary"]["nfe"] is None or len(c["seeds"]) == 3 else "")
-        for name, c in zip(
-            labels([c["name"] for c in r["configs"]]).values(), r["configs"], strict=True
-        )
-    ]
+    titles = labels([c["name"] for c in r["configs"]]).values()
+    for axes, name, c in zip(panels, titles, r["configs"], strict=True):
+        failed = c["summary"]["nfe"] is None or len(c["seeds"]) == 3
+        assert axes.get_title("left") == name + (" (1 failed)" if failed else "")
     curve = panels[0].lines[-1]  # drawn last: the config's own
     points = mean_curve(r["configs"][0], BASE, "nfe")
     assert np.allclose(curve.get_ydata(), [100 * p.mean for p in points])

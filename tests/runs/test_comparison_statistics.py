@@ -41,9 +41,8 @@ def test_the_pooled_error_is_a_contrast_of_least_squares() -> None:
     """Oracle: regress all scores on a dummy per config; its residual variance and covariance give t
     and freedom. Intervals and pairs have the same error."""
     samples = {"a": [0.42, 0.45, 0.47], "b": [0.31, 0.40], "c": [0.2, 0.28, 0.22, 0.25], "d": [0.5]}
-    design = np.array(
-        [[float(i == j) for j in range(4)] for i, s in enumerate(samples.values()) for _ in s]
-    )
+    sizes = [len(some) for some in samples.values()]
+    design = np.repeat(np.eye(4), sizes, axis=0)
     scores = np.concatenate(list(samples.values()))
     fitted, squares, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - rank

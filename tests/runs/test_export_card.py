@@ -110,7 +110,7 @@ CODE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, "lora") for name in KINDS] + [("sdxl", form) for form in ("peft", "kohya", "merged")],
+    [*((name, "lora") for name in KINDS), ("sdxl", "peft"), ("sdxl", "kohya"), ("sdxl", "merged")],
 )
 def test_the_code_for_each_pipeline_and_format(
     name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

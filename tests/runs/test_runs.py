@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -66,7 +67,9 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     evals = rows(run / "eval.jsonl")
     assert [row["iteration"] for row in evals] == [0, 4]  # every: 0 means before and after
     summary = json.loads((run / "summary.json").read_text())
-    short = [{k: v for k, v in row.items() if k != "by_prompt"} for row in evals]
+    short = copy.deepcopy(evals)
+    for row in short:
+        row.pop("by_prompt", None)
     assert [summary["before"], summary["after"]] == short != evals
     assert summary["gain"] == pytest.approx(evals[1]["red"] - evals[0]["red"])
     assert abs(summary["gain"]) > 1e-4

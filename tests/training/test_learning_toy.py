@@ -57,7 +57,9 @@ def test_the_reward_rises_by_more_than_five_standard_errors(tmp_path: Path, weig
     """
     curves = [rewards(tmp_path, f"rewards.red.weight={weight}", seed=seed) for seed in range(SEEDS)]
     gain, errors = effect(curves)
-    blocks = [mean(mean(curve[i : i + 10]) for curve in curves) for i in range(0, ITERATIONS, 10)]
+    blocks = []
+    for i in range(0, ITERATIONS, 10):
+        blocks.append(mean(mean(curve[i : i + 10]) for curve in curves))
     print(f"weight {weight}: gain {gain:.3f}, {errors:.1f} standard errors, blocks of ten {blocks}")
     assert weight * gain > 0.2 and weight * errors > 5
     assert blocks == sorted(blocks, reverse=weight < 0), (

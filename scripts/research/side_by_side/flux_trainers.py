@@ -107,7 +107,11 @@ def split_steps(work: Work) -> list[int]:
 def live_nodes(work: Work) -> list[int]:
     """Return how many nodes of a tree each step evaluates."""
     splits = split_steps(work)
-    return [2 ** sum(split < step for split in splits) for step in range(work.steps)]
+    live, found = 1, []
+    for step in range(work.steps):
+        found.append(live)
+        live *= 2 if step in splits else 1
+    return found
 
 
 def edges_of(work: Work) -> int:

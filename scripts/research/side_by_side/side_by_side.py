@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -125,7 +126,8 @@ def summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the medians of one trainer over all iterations of all rounds."""
     rows = [row for found in rounds for row in found["iterations"]]
     phases = (*PHASES, "all")
-    seconds = {name: median(row["seconds"][name] for row in rows) for name in phases}
+    spent = [row["seconds"] for row in rows]
+    seconds = {name: median(map(itemgetter(name), spent)) for name in phases}
     peaks = [found["peak_MiB"] for found in rounds if found["peak_MiB"]]
     return {
         "seconds": seconds,

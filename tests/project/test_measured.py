@@ -38,6 +38,18 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     assert trained["rl_minus_base"]["mean"] > 2 * gain["mean"]
 
 
+def test_the_card_says_what_the_base_model_does_on_other_prompts() -> None:
+    """The base model's card has the figures of its result file, without guidance and with it."""
+    lists = json.loads((ROOT / "assets/results/base-checks.json").read_text("utf-8"))["lists"]
+    card = " ".join((ROOT / "assets/shapes-sd3/README.md").read_text("utf-8").split())
+    hard, far = (
+        [f"{100 * lists[name][key]['mean']:.1f} %" for key in ("base", "base_best_guidance")]
+        for name in ("hard", "out of distribution")
+    )
+    assert f"harder tier of prompts {hard[0]} are right, with guidance {hard[1]}" in card
+    assert f"out of distribution {far[0]} and {far[1]}" in card
+
+
 def test_the_hacking_demonstration_is_as_measured() -> None:
     """The table of the hacking demonstration is that of its result file."""
     found = json.loads((ROOT / "assets/results/hacking.json").read_text(encoding="utf-8"))

@@ -3,13 +3,17 @@
     python scripts/research/demonstration/fine_tuning.py --seeds 0 1 2
     python scripts/research/demonstration/fine_tuning.py --seeds 0 1 2 --guidance 3.5 --steps 20 \\
         --work runs/fine-tuning-guided --out assets/results/fine-tuning-guided.json
+    python scripts/research/demonstration/fine_tuning.py --seeds 0 1 2 --rendered 24576 \\
+        --work runs/fine-tuning-rendered --out assets/results/fine-tuning-rendered.json
 
 The simple alternative to reinforcement learning: sample once from the base model, keep the images
 that the checker calls right, and train on them as on data. The cost is that of the runs beside it,
 counted in network evaluations (a trained row counts 3): as many for sampling, with 10 steps an
 image, and as many for training. Tasks and prompts come equally often. AdamW, a rate that falls to
 zero along a cosine. With `--guidance` the images are sampled with it, at two evaluations a step, so
-that there are fewer, and the model learns to draw without guidance what it draws with it.
+that there are fewer, and the model learns to draw without guidance what it draws with it. With
+`--rendered` the images are true scenes of the training prompts, which cost nothing, so that all
+evaluations go to training: what pre-training for longer would gain.
 
 The rate is chosen on the validation prompts with the first seed; then each seed samples images of
 its own, and is judged on the test prompts from the noise of demonstration.py. Models and
@@ -29,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from demonstration_measure import Bench, Setting, by_task, entry, rates
+from rendered_scenes import rendered_scenes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -71,6 +76,7 @@ class Sampler(NamedTuple):
     model: FlowModel  # the base model, with the guidance
     guidance: float
     steps: int
+    rendered: int  # true scenes in their place; 0: none
 
     @property
     def evaluations(self) -> int:
@@ -87,7 +93,9 @@ def main() -> None:
     base = {name: p.detach().clone() for name, p in trainer.params.items()}
     cost, bench = cost_of(trainer), Bench(args.work, args.config, [])
     guided = load_config(args.config, [*args.set, f"model.guidance={args.guidance}"])
-    sampler = Sampler(guided.call("model")(), args.guidance, args.steps)
+    sampler = Sampler(guided.call("model")(), args.guidance, args.steps, args.rendered)
+    if args.rendered:
+        cost = Cost(0, cost.sampling + cost.training)
     # the rate, by validation prompts
     search = []
     for rate in args.rates:
@@ -111,6 +119,7 @@ def main() -> None:
         "kind": "flowrl fine-tuning on right images",
         "command": shlex.join(["python", *sys.argv]),
         "cost": {**cost._asdict(), "of": args.config, "changes": args.set},
+        "images": {"rendered": args.rendered} if args.rendered else "sampled, right ones kept",
         "sampled_with": {"guidance": args.guidance, "steps": args.steps},
         "search": search,
         "base": entry([before]),
@@ -134,6 +143,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rates", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4])
     add("--guidance", type=float, default=1.0, help="of the images to train on")
     add("--steps", type=int, default=STEPS, help="of the images to train on")
+    add("--rendered", type=int, default=0, help="train on so many true scenes instead")
     add("--work", type=Path, default=Path("runs/fine-tuning"))
     add("--out", type=Path, default=Path("assets/results/fine-tuning.json"))
     add("--threads", type=int, default=1)
@@ -194,6 +204,9 @@ def pool_of(evaluations: int, sampler: Sampler, seed: int, file: Path) -> Pool:
     if file.exists():
         kept = load_file(file)
         return Pool(kept["x0"], kept["prompt"].tolist())
+    if sampler.rendered:
+        scenes: Any = sampler.model
+        return Pool(*rendered_scenes(scenes, f"{LISTS}/train.jsonl", sampler.rendered, seed))
     model, prompts = sampler.model, load_prompts(f"{LISTS}/train.jsonl")
     tasks, rng = list(by_task(prompts.records).values()), np.random.default_rng(seed)
     # as many images as the run's sampling would have paid for

@@ -1,0 +1,84 @@
+"""What it costs on a CPU that freed memory goes back to the system: iterations of shapes configs
+with and without `flowrl.core.allocator.keep_freed_memory`, in turn.
+
+    python scripts/research/allocator.py    # writes assets/results/allocator.json
+
+Each round is a process of its own with one thread. Seconds are those of the processor; what the
+system spends on new pages is in them, and counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import flowrl
+from flowrl.core.environment import environment
+from flowrl.core.files import write_json
+
+CONFIGS = ("shapes/awm", "shapes/flow_grpo", "shapes/branch_grpo")
+SETTINGS = {"kept": {}, "given back": {"GLIBC_TUNABLES": ""}}
+"""An allocator's setting in the environment, even an empty one, leaves the allocator as it is."""
+
+
+def main() -> None:
+    """Time every config both ways, and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("assets/results/allocator.json"))
+    parser.add_argument("--one", metavar="CONFIG", help="time one config here, print JSON")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(one_iteration(args.one)))
+        return
+    found = {config: both_ways(config, args.rounds) for config in CONFIGS}
+    command = "python scripts/research/allocator.py"
+    write_json(args.out, {"command": command, "configs": found, "environment": environment()})
+
+
+def both_ways(config: str, rounds: int) -> dict[str, Any]:
+    """Return medians over the rounds by setting, and the share of seconds that is left."""
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
+    for _ in range(rounds):
+        for name, more in SETTINGS.items():
+            command = [sys.executable, __file__, "--one", config]
+            run = subprocess.run(
+                command, env=os.environ | more, capture_output=True, text=True, check=True
+            )
+            rows[name].append(json.loads(run.stdout.splitlines()[-1]))
+            print(config, name, rows[name][-1], flush=True)
+    found: dict[str, Any] = {name: middle(measured) for name, measured in rows.items()}
+    found["ratio"] = found["kept"]["seconds"] / found["given back"]["seconds"]
+    return found
+
+
+def middle(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each number."""
+    return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def one_iteration(config: str) -> dict[str, float]:
+    """Return the processor's seconds of the second iteration, and the peak of memory in MiB."""
+    torch.set_num_threads(1)
+    trainer = flowrl.Trainer(flowrl.load_config(config))
+    trainer.step()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    trainer.step()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    system = after.ru_stime - before.ru_stime
+    seconds = after.ru_utime - before.ru_utime + system
+    return {"seconds": seconds, "of the system": system, "peak_mib": after.ru_maxrss / 1024}
+
+
+if __name__ == "__main__":
+    main()

@@ -41,23 +41,29 @@ def resource(path: str | os.PathLike[str]) -> Path:
     The order: as given (absolute, or relative to the working folder), then the checkout, then the
     wheel. Raises ConfigError with every place that was looked at and the nearest names there.
     """
+    found = find_resource(path)
+    if found is not None:
+        return found
+    # say where it was looked for, and what has a similar name
+    text = os.fspath(path)
+    looked = "\n".join(f"  {place}" for place in dict.fromkeys(_places(text)))
+    hint = near(text, _names(), most=3, cutoff=0.6)
+    raise ConfigError(f"cannot find {text!r}{hint}; looked for\n{looked}")
+
+
+def find_resource(path: str | os.PathLike[str]) -> Path | None:
+    """Return what `resource` returns, or None where nothing is found. Raises ConfigError for an
+    empty text, a pipe or a device."""
     text = os.fspath(path)
     if not text.strip():
         raise ConfigError("expected the path of a file or folder, got an empty text")
-    # an absolute path can only be there; a relative one is looked for in several places
-    places = [Path(text)]
-    if not places[0].is_absolute():
-        places = [Path.cwd() / text, *(root / text for root in roots())]
-    for place in places:
+    for place in _places(text):
         # unlike Path.exists this also says no to a name that the system finds too long
         if os.path.exists(place):
             if not (place.is_file() or place.is_dir()):
                 raise ConfigError(f"{place}: expected a file or a folder, got a pipe or a device")
             return place
-    # nothing found: say where it was looked for, and what has a similar name
-    looked = "\n".join(f"  {place}" for place in dict.fromkeys(places))
-    hint = near(text, _names(), most=3, cutoff=0.6)
-    raise ConfigError(f"cannot find {text!r}{hint}; looked for\n{looked}")
+    return None
 
 
 def list_configs() -> list[str]:
@@ -80,6 +86,13 @@ def config_file(name: str) -> Path:
             "must end in .yaml"
         )
     return resource(f"configs/{shipped}.yaml")
+
+
+def _places(text: str) -> list[Path]:
+    """Return where a path may be: an absolute one only there, a relative one in several places."""
+    if Path(text).is_absolute():
+        return [Path(text)]
+    return [Path.cwd() / text, *(root / text for root in roots())]
 
 
 def _names() -> list[str]:

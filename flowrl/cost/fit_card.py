@@ -80,21 +80,23 @@ def remedies(
     if len(options) > 1:
         choices.append(tuple(options))
 
+    whole = _batch(config, worst.name)
     best = 0  # the largest batch so far
     for chosen in choices:
-        if best == worst.size > 0 or (not chosen and worst.bytes <= limit):
+        if best == whole > 0 or (not chosen and worst.bytes <= limit):
             return
         changed = config
         for key in chosen:
             changed = change(changed, key, True)
         then = phase(changed, worst.name, forecast) if chosen else worst
-        words = [f"turn on {' and '.join(chosen)}"] if chosen else []
+        words, batch = [f"turn on {' and '.join(chosen)}"] if chosen else [], whole
         if then.bytes > limit:
             smaller = _smaller(changed, forecast, then, limit)
-            if smaller is None or smaller[1].size <= best:
+            if smaller is None or smaller[0] <= best:
                 continue
-            words, then = [*words, smaller[0]], smaller[1]
-        best = then.size
+            batch, then = smaller
+            words.append(f"lower {BATCH[worst.name]} to {batch}")
+        best = batch
         yield " and ".join(words), then
 
 
@@ -187,25 +189,30 @@ def _other(
 
 def _smaller(
     config: Config, forecast: RehearsedIteration, worst: Phase, limit: int
-) -> tuple[str, Phase] | None:
-    """Find the largest batch with which a phase fits; None if it fits with none, or needs no
-    smaller one."""
-    key = BATCH.get(worst.name)
-    if key is None or worst.kept > limit or worst.size <= 1 or worst.bytes <= limit:
+) -> tuple[int, Phase] | None:
+    """Find the largest batch with which a phase fits, and what it then needs; None if it fits with
+    none, or needs no smaller one."""
+    over = _batch(config, worst.name)  # the smallest batch known not to fit
+    if over <= 1 or worst.kept > limit or worst.bytes <= limit:
         return None
-    high, low = worst, phase(change(config, key, 1), worst.name, forecast)
-    if low.bytes > limit:
+    key = BATCH[worst.name]
+    fits, found = 1, phase(change(config, key, 1), worst.name, forecast)
+    if found.bytes > limit:
         return None
-    while (
-        high.size - low.size > 1
-    ):  # a straight line between two sizes lies above what is needed, so it finds a fit
-        share = (limit - low.bytes) / (high.bytes - low.bytes)
-        best = min(int(low.size + share * (high.size - low.size)), high.size - 1)
-        if best <= low.size:
-            break
-        tried = phase(change(config, key, best), worst.name, forecast)
-        low, high = (tried, high) if tried.bytes <= limit else (low, tried)
-    return f"lower {key} to {low.size}", low
+    # a larger batch never needs less
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        tried = phase(change(config, key, middle), worst.name, forecast)
+        if tried.bytes <= limit:
+            fits, found = middle, tried
+        else:
+            over = middle
+    return fits, found
+
+
+def _batch(config: Config, name: str) -> int:
+    """Return the batch that a phase works with at a time; 0 where it has none."""
+    return int(read(config, BATCH[name])) if name in BATCH else 0
 
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:

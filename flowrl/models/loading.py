@@ -16,7 +16,7 @@ from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.core.shipped_files import resource
+from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.complete_parts import check_complete, read_parts
 from flowrl.models.hollow import hollow_network
 from flowrl.models.terminal import without_bars
@@ -25,6 +25,7 @@ CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
 QWEN_TOKENIZER = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SHIPPED = ("assets/", "configs/")  # what starts so is no id
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 
 
@@ -141,10 +142,12 @@ def locate(path: str) -> Path | str:
     """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id
     (owner/name)."""
     try:
-        folder = resource(path)
-    except ConfigError as error:
-        if _HUB_ID.fullmatch(path) and not path.startswith(("assets/", "configs/")):
+        # an id is asked about often: no search for similar names then
+        folder = find_resource(path)
+        if folder is None and _HUB_ID.fullmatch(path) and not path.startswith(_SHIPPED):
             return path
+        folder = folder or resource(path)
+    except ConfigError as error:
         raise ModelError(
             f"no model at {path!r}: expected a folder with a model_index.json or a Hugging Face id "
             "such as"

@@ -65,6 +65,19 @@ def test_the_largest_batch_where_memory_bends(tmp_path: Path) -> None:
     assert then.bytes <= limit < needs(config, "decode", key, batch + 1)
 
 
+def test_the_largest_batch_where_the_latents_decide(tmp_path: Path) -> None:
+    """The limit is what decoding one image and two images need: the latents decide. The search
+    ends, with the batch from which on the images decide."""
+    key, name = "model.decode_batch", "decode"
+    config = change(change(made(tmp_path, "sd3, full"), "train.group", 400), key, 512)
+    limit, forecast = needs(config, name, key, 1), check_plan(config)
+    assert needs(config, name, key, 2) == limit
+    ((words, then),) = remedies(config, forecast, phase(config, name, forecast), limit)
+    batch = int(words.removeprefix(f"lower {key} to "))
+    assert then.bytes == needs(config, name, key, batch) == limit
+    assert needs(config, name, key, batch + 1) > limit
+
+
 def test_where_no_batch_is_small_enough(tmp_path: Path) -> None:
     """A phase without a batch, between what it needs with 8-bit moments and without: the bytes of
     the changed config. Below both: what comes nearest, and that it is not enough."""

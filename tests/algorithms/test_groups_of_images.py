@@ -1,0 +1,193 @@
+"""Losses that compare a prompt's images, and Flow-DPPO's mask, held to the reference's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from losskit import D_REF, PAIRS, A, D, fitting, loss_input, numbers
+from torch import Tensor
+
+from flowrl.algorithms.losses.groups import crd, dgpo
+from flowrl.algorithms.losses.ratio_rules import velocity_mask
+from flowrl.algorithms.penalties import velocity_kl_by_advantage
+from flowrl.core.errors import ConfigError
+from flowrl.core.types import Eval
+
+
+@pytest.mark.parametrize(
+    ("beta", "weights", "value"),
+    [
+        # the reference's table, computed with the published code's formula
+        (10, (0.4750208, 0.4687906), -0.0053050455),
+        (100, (0.2689414, 0.2227001), -0.0027365830),
+        (2000, (2.06e-9, 1.39e-11), 0.0),
+    ],
+)
+def test_dgpo_has_the_published_numbers(
+    beta: float, weights: tuple[float, float], value: float
+) -> None:
+    loss, metrics = dgpo(fitting(D, A, PAIRS, ref=D_REF, old=D), beta=beta)
+    expected = numbers(*weights)[PAIRS]
+    torch.testing.assert_close(metrics["weight"], expected, atol=1e-7, rtol=5e-3)
+    assert float(loss.mean()) == pytest.approx(value, abs=1e-9)
+
+
+def test_dgpo_at_the_base_weights() -> None:
+    """S = 0, so w = 1/2, whatever the advantages; equal errors and centred advantages: loss 0."""
+    flat = torch.full_like(D, 0.3)
+    loss, metrics = dgpo(fitting(flat, A, PAIRS, ref=flat, old=flat), beta=100)
+    torch.testing.assert_close(metrics["weight"], torch.full_like(D, 0.5))
+    assert float(loss.sum()) == pytest.approx(0, abs=1e-12)
+
+
+def test_dgpo_stops_what_has_moved_far_enough() -> None:
+    """exp(d_old - d) by hand: e^.1 above 1.05 with A > 0 and e^-.1 below .95 with A < 0 stop; the
+    same moves with the other advantage do not. The gradient by d is w A elsewhere."""
+    d, old = numbers(0.3, 0.5, 0.3, 0.5), numbers(0.4, 0.4, 0.4, 0.4)
+    error = d.clone().requires_grad_()
+    one_group = torch.zeros(4, dtype=torch.int64)
+    a = numbers(1, -1, -1, 1)
+    loss, metrics = dgpo(fitting(error, a, one_group, ref=old, old=old), beta=1.0, clip=0.05)
+    (gradient,) = torch.autograd.grad(loss.sum(), error)
+    assert metrics["clip_frac"].tolist() == [1, 1, 0, 0]
+    torch.testing.assert_close(gradient, metrics["weight"] * a * (1 - metrics["clip_frac"]))
+
+
+def test_a_torn_group_is_an_error() -> None:
+    whole = fitting(D, A, PAIRS, ref=D_REF, old=D)
+    assert whole.siblings is not None
+    torn = whole._replace(siblings=whole.siblings + 1)
+    for loss in (lambda data: dgpo(data, beta=1.0), crd):
+        if loss is crd:
+            torn = torn._replace(under={"slow": whole.under["old"]})
+        with pytest.raises(ConfigError, match="torn: 2 of its 3 images"):
+            loss(torn)
+        with pytest.raises(ConfigError, match="segment={fn: prompt}"):
+            loss(torn._replace(segment=None))
+    apart = whole.batch._replace(sigma=numbers(0.5, 0.4, 0.5, 0.5))
+    with pytest.raises(ConfigError, match="likelihood.shared=true"):
+        dgpo(whole._replace(batch=apart), beta=1.0)
+
+
+@pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"clip": 0.0}, {"max_advantage": -1.0}])
+def test_numbers_of_dgpo_are_above_0(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="> 0"):
+        dgpo(fitting(D, A, PAIRS, ref=D_REF, old=D), **{"beta": 1.0, **wrong})
+
+
+# ------------------------------------------------------------------------------------------ CRD
+
+GOOD, OWN = numbers(0.9, 0.6, 0.4, 0.1), numbers(0.02, -0.01, 0.03, -0.02)
+SLOW = torch.full_like(OWN, 0.5)
+
+
+def distilled(own: Tensor, group: Tensor, **options: Any) -> Tensor:
+    """Average CRD's loss for rewards of its own [B] and targets GOOD, before the factor 5."""
+    data = fitting(SLOW - own, (GOOD - 0.5) * 10, group, slow=SLOW)
+    return crd(data, beta=1.0, normalize=False, **options)[0].mean() / 5
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # the reference's table; the first two were computed by two implementations
+        ({}, 0.079425),
+        ({"form": "bce"}, 0.6924632197),
+        ({"centre": "soft"}, 0.1029569913),
+        ({"centre": "soft", "form": "bce"}, 0.6922452673),
+        ({"centre": "hard_published"}, 0.0826866577),
+    ],
+    ids=str,
+)
+def test_crd_has_the_published_numbers(options: dict[str, Any], expected: float) -> None:
+    one_group = torch.zeros(4, dtype=torch.int64)
+    assert float(distilled(OWN, one_group, **options)) == pytest.approx(expected, abs=1e-9)
+    assert float(distilled(OWN, one_group, among="call", **options)) == pytest.approx(expected)
+
+
+def test_crd_gradient_and_hard_centre() -> None:
+    """By its own reward: (-.1925, -.0575, .0625, .1875), the reference's. hard, by hand: the halves
+    are centred at (.9 e^.9 + .6 e^.6) / (e^.9 + e^.6) and the like for .4 and .1 with e^-q."""
+    own, one_group = OWN.clone().requires_grad_(), torch.zeros(4, dtype=torch.int64)
+    (gradient,) = torch.autograd.grad(distilled(own, one_group), own)
+    torch.testing.assert_close(gradient, numbers(-0.1925, -0.0575, 0.0625, 0.1875))
+    total = 0.0
+    for rows, sign in ((slice(0, 2), 1), (slice(2, 4), -1)):
+        p = (sign * GOOD[rows]).softmax(0)
+        gap = OWN - (p * OWN[rows]).sum() - GOOD + (p * GOOD[rows]).sum()
+        total += float(gap.square().mean()) / 2
+    assert float(distilled(OWN, one_group, centre="hard")) == pytest.approx(total, abs=1e-12)
+
+
+def test_crd_centres_prompts_apart() -> None:
+    """Two prompts in one call: each loss is that of the prompt alone; the published way mixes
+    them."""
+    groups = torch.tensor([0, 0, 1, 1])
+    data = fitting(SLOW - OWN, (GOOD - 0.5) * 10, groups, slow=SLOW)
+    both = crd(data, normalize=False)[0]
+    for rows in (slice(0, 2), slice(2, 4)):
+        alone = fitting(
+            (SLOW - OWN)[rows],
+            (GOOD[rows] - 0.5) * 10,
+            torch.zeros(2, dtype=torch.int64),
+            slow=SLOW[rows],
+        )
+        torch.testing.assert_close(both[rows], crd(alone, normalize=False)[0])
+    mixed = crd(data, normalize=False, among="call")[0]
+    assert not torch.allclose(mixed, both)
+
+
+def test_crd_own_reward_on_the_flow_toy() -> None:
+    """x0, eps, v, v_old of the reference's flow toy: .1392156863 with the divisors .1875 and .2125,
+    .035 without."""
+    u, v, old = (
+        numbers(0.5, 1, -0.75, -1.5),
+        numbers(0.4, 0.8, -0.6, -1.2),
+        numbers(0.3, 0.9, -0.7, -1),
+    )
+    zero, group = numbers(0), torch.zeros(1, dtype=torch.int64)
+    data = loss_input(zero, zero, zero, mean=v[None], v=v[None], sigma=zero)
+    data = data._replace(
+        batch=data.batch._replace(target=u[None]),
+        segment=group,
+        siblings=group + 1,
+        under={"slow": Eval(zero, old[None], zero, old[None])},
+    )
+    for normalize, expected in ((True, 0.1392156863), (False, 0.035)):
+        found = crd(data, normalize=normalize)[1]["implicit_reward"]
+        assert float(found) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_penalty_of_good_images() -> None:
+    """q = 1, 1/2 and 0 for advantages 5, 0 and -5; the distance of 1 and 0.5 is .25."""
+    v, ref, a = torch.ones(3, 1), torch.full((3, 1), 0.5), torch.tensor([5.0, 0.0, -9.0])
+    none = torch.zeros(3)
+    data = loss_input(none, none, a, v=v)._replace(under={"ref": Eval(none, ref, none, ref)})
+    found = velocity_kl_by_advantage(data, least=0.1)
+    torch.testing.assert_close(found, torch.tensor([0.25, 0.25 * 0.55, 0.025]))
+    with pytest.raises(ConfigError, match="least"):
+        velocity_kl_by_advantage(data, least=2.0)
+
+
+def test_the_velocity_mask() -> None:
+    """The reference's rows, with a distance of velocities of 2e-6: kept are 0, 1, 1, 0, 1, and the
+    mean of -A r is .0040000667 over five rows."""
+    log_ratio, a = numbers(0.01, 0.01, -0.01, -0.01, 0), numbers(1, -1, 1, -1, 0)
+    now = log_ratio.clone().requires_grad_()
+    none, v = torch.zeros_like(a), torch.zeros(5, 1, dtype=torch.float64)
+    data = loss_input(now, none, a, v=v)
+    data = data._replace(under={"old": Eval(none, v, none, v + 2e-6**0.5)})
+    loss, metrics = velocity_mask(data, most=1e-6)
+    (gradient,) = torch.autograd.grad(loss.sum(), now)
+    assert (gradient != 0).tolist() == [False, True, True, False, False]
+    assert metrics["clip_frac"].tolist() == [1, 0, 0, 1, 0]
+    kept = loss.detach() * (1 - metrics["clip_frac"])
+    assert float(kept.mean()) == pytest.approx(0.0040000667, abs=1e-9)
+    # below the threshold nothing is stopped
+    assert float(velocity_mask(data, most=3e-6)[1]["clip_frac"].sum()) == 0
+    with pytest.raises(ConfigError, match="no velocity"):
+        velocity_mask(data._replace(now=data.now._replace(v=None)), most=1e-6)
+    with pytest.raises(ConfigError, match="most > 0"):
+        velocity_mask(data, most=0.0)

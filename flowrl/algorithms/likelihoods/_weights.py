@@ -30,7 +30,7 @@ def weighted(error: Tensor, sigma: Tensor, weight: Weight, power: float = 0.25) 
 
 def by_size(gap: Tensor, sigma: Tensor) -> Tensor:
     """Return the squared error of the x0 estimate over its mean size, ``sigma mean(gap^2) / mean
-    |gap|`` [B], of velocity errors gap [B, *]; the size is at least 1e-5 and has a gradient too."""
+    |gap|`` [B], of velocity errors gap [B, *]; the size is at least 1e-5 and has no gradient."""
     miss = gap.flatten(1) * sigma[:, None]
-    size = miss.abs().mean(1).clamp_min(1e-5)
+    size = miss.detach().abs().mean(1).clamp_min(1e-5)
     return miss.square().mean(1) / size

@@ -38,7 +38,7 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         weight: w = L, sigma L, sigma^2 L (one, sigma, sigma2), ``sigma (sqrt(L + e) - 1e-5)``
             (huber) or ``(sigma / power) ((L + e)^power - e^power)`` (ghuber), with e = 1e-10;
             ``(1 - sigma) / (sigma + 0.001) L`` (snr); the squared error of the x0 estimate over its
-            mean absolute error, which has a gradient too (size). EPG's code (2602.04663) has one,
+            mean absolute error, which has no gradient (size). EPG's code (2602.04663) has one,
             sigma2, snr and size. ``(1 - sigma)^2 L`` (epsilon) is the squared error of the noise
             that a network predicts: the loss of models that were trained to predict it.
         power: of ghuber. Its gradient is ``sigma (L + e)^(power - 1)`` times that of L: rows that

@@ -42,6 +42,15 @@ def test_dgpo_at_the_base_weights() -> None:
     assert float(loss.sum()) == pytest.approx(0, abs=1e-12)
 
 
+def test_dgpo_against_the_sampling_weights() -> None:
+    """Closed form: S compares with d_old = .31, .31 | .22, .22 in place of d_ref, so the numbers
+    are those of the table above, whatever the base model's errors are."""
+    data = fitting(D, A, PAIRS, ref=D + 1, old=D_REF)
+    loss, metrics = dgpo(data, beta=10, clip=1.0, reference="old")
+    torch.testing.assert_close(metrics["margin"], numbers(0.1, 0.125)[PAIRS])
+    assert float(loss.mean()) == pytest.approx(-0.0053050455, abs=1e-9)
+
+
 def test_dgpo_stops_what_has_moved_far_enough() -> None:
     """exp(d_old - d) by hand: e^.1 above 1.05 with A > 0 and e^-.1 below .95 with A < 0 stop; the
     same moves with the other advantage do not. The gradient by d is w A elsewhere."""
@@ -105,6 +114,16 @@ def test_crd_has_the_published_numbers(options: dict[str, Any], expected: float)
     one_group = torch.zeros(4, dtype=torch.int64)
     assert float(distilled(OWN, one_group, **options)) == pytest.approx(expected, abs=1e-9)
     assert float(distilled(OWN, one_group, among="call", **options)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("form", "expected"), [("mse", 0.1471509158), ("bce", 0.6920058333)])
+def test_crd_as_published_has_no_bad_images(form: Any, expected: float) -> None:
+    """An advantage at the lower bound has q = 0, which the published split at 0 leaves out of both
+    halves; the published function (Flow-Factory a0b2bc5) run on q = (1, .6, .4, 0)."""
+    q, one_group = numbers(1.0, 0.6, 0.4, 0.0), torch.zeros(4, dtype=torch.int64)
+    data = fitting(SLOW - OWN, (q - 0.5) * 10, one_group, slow=SLOW)
+    loss, _ = crd(data, normalize=False, centre="hard_published", form=form)
+    assert float(loss.mean()) / 5 == pytest.approx(expected, abs=1e-9)
 
 
 def test_crd_gradient_and_hard_centre() -> None:

@@ -57,6 +57,20 @@ def test_steps_of_the_grid_are_drawn_from_bins(options: Any, bins: list[int]) ->
         assert set(found[:, k].tolist()) == set(range(bins[k], bins[k + 1]))
 
 
+@pytest.mark.parametrize("with_first", [False, True])
+def test_any_steps_are_drawn_without_replacement(with_first: bool) -> None:
+    """4 of the first 7 steps, as `random.sample(range(7), 4)` of DGPO's code: different ones,
+    ascending, each step in 4 / 7 of 3000 images, within 4 standard errors of a binomial share."""
+    found = times(4, 3000, times="any_steps", last=7, with_first=with_first)
+    steps = ((1 - found) * 14).round().long()
+    assert bool((steps.diff(dim=1) > 0).all())
+    assert bool((steps[:, 0] == 0).all()) == with_first
+    share = torch.bincount(steps.flatten(), minlength=14) / 3000
+    expected = torch.tensor([1.0] + [0.5] * 6) if with_first else torch.full((7,), 4 / 7)
+    bound = 4 * (expected * (1 - expected) / 3000).sqrt() + 1e-6
+    assert bool(((share[:7] - expected).abs() < bound).all()) and float(share[7:].sum()) == 0
+
+
 @pytest.mark.parametrize("kind", ["uniform", "logit_normal"])
 def test_times_have_one_in_each_stratum(kind: Any) -> None:
     """By torch.distributions' quantiles: u in [k / 4, (k + 1) / 4], moved by S(.; 3); the range."""
@@ -81,6 +95,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: forward(low=0.5, high=0.5), "low < high <= 1"),
     (lambda: forward(times="grid", shift=3.0), "belong to times: grid"),
     (lambda: forward(first=1), "belong to times: grid"),
+    (lambda: times(5, times="any_steps", first=1, last=5), "5 different times"),
     (lambda: forward(weight="ghuber", power=0.0), "0 < power"),
     (lambda: times(13, times="grid", first=2), "13 different times"),
 ]

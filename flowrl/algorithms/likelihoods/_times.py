@@ -17,7 +17,7 @@ class Times:
     """A sampler of times, as `flowrl.algorithms.likelihoods.forward.forward` describes it. Raises
     ConfigError."""
 
-    kind: Literal["uniform", "logit_normal", "grid"]
+    kind: Literal["uniform", "logit_normal", "grid", "any_steps"]
     draws: int
     shift: float
     low: float
@@ -42,19 +42,20 @@ class Times:
                 "likelihood forward: first and last count the sampler's steps from 0, got "
                 f"first={self.first}, last={self.last}"
             )
-        # `grid` takes the sampler's levels, the other kinds draw their own: an option of the other
-        # side would be ignored in silence
+        # these take the sampler's levels, the other kinds draw their own: an option of the other side
+        # would be ignored in silence
+        steps = self.kind in ("grid", "any_steps")
         on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
         beside = (self.low, self.high, self.shift) != (0, 1, 1)
-        if beside if self.kind == "grid" else on_grid:
+        if beside if steps else on_grid:
             raise ConfigError(
-                "likelihood forward: first, last and with_first belong to times: grid, and low, "
-                f"high and shift to the others; got some of them with times: {self.kind}"
+                "likelihood forward: first, last and with_first belong to times: grid or any_steps, "
+                f"low, high and shift to the others; got some of them with times: {self.kind}"
             )
 
     def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:
         """Draw the times of one leaf, descending -> [draws]; grid [S+1]: what it was sampled on."""
-        if self.kind == "grid":
+        if self.kind in ("grid", "any_steps"):
             return grid[self._steps(stream, len(grid) - 1)]
         # one number in each of `draws` equal parts of (0, 1), descending
         part = torch.arange(self.draws - 1, -1, -1)
@@ -74,6 +75,9 @@ class Times:
                 f"{first} to {last - 1}, but it has steps 0 to {steps - 1}; lower draws, or give "
                 "plan.steps more"
             )
+        if self.kind == "any_steps":
+            place = first + torch.randperm(last - first, generator=stream)[:parts].sort()[0]
+            return torch.cat([torch.zeros(int(self.with_first), dtype=torch.int64), place])
         edges = [first + (last - first) * k // parts for k in range(parts + 1)] if parts else []
         low, width = torch.tensor(edges[:-1]), torch.tensor(edges).diff()
         place = low + (torch.rand(parts, generator=stream) * width).long()

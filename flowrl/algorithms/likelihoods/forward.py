@@ -30,11 +30,12 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
             sigmoid of a standard normal number (SD3's training), one in each of `draws` parts of
             equal probability, kept within [low, high]; grid = a random step of the rollout's grid
             in each of `draws` parts of the steps first ... last - 1 (parts as even as whole numbers
-            allow), which are all of them where there are as many draws.
+            allow), which are all of them where there are as many draws; any_steps = as grid, but
+            any `draws` different ones of these steps, all choices equally likely (DGPO's code).
         shift: moves uniform and logit_normal times towards noise, as `shift_sigmas`; 1 = not.
         low, high: the range of uniform times before the shift, of logit_normal times after it.
-        first, last: of grid, the steps that are drawn from; last 0 = to the end.
-        with_first: of grid, one of the draws is always step 0.
+        first, last: of grid and any_steps, the steps that are drawn from; last 0 = to the end.
+        with_first: of grid and any_steps, one of the draws is always step 0.
         weight: w = L, sigma L, sigma^2 L (one, sigma, sigma2), ``sigma (sqrt(L + e) - 1e-5)``
             (huber) or ``(sigma / power) ((L + e)^power - e^power)`` (ghuber), with e = 1e-10;
             ``(1 - sigma) / (sigma + 0.001) L`` (snr); the squared error of the x0 estimate over its
@@ -61,7 +62,7 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         self,
         *,
         draws: int = 1,
-        times: Literal["uniform", "logit_normal", "grid"] = "uniform",
+        times: Literal["uniform", "logit_normal", "grid", "any_steps"] = "uniform",
         shift: float = 1.0,
         low: float = 0.0,
         high: float = 1.0,

@@ -25,19 +25,32 @@ Loss = tuple[Tensor, dict[str, Tensor]]
 
 
 @needs("ref", "old", "siblings")
-def dgpo(data: LossInput, *, beta: float, clip: float = 0.05, max_advantage: float = 5.0) -> Loss:
+def dgpo(
+    data: LossInput,
+    *,
+    beta: float,
+    clip: float = 0.05,
+    max_advantage: float = 5.0,
+    reference: Literal["ref", "old"] = "ref",
+) -> Loss:
     """Return ``w A d`` [B] and metrics [B]: the matching loss, weighted by advantage and by how
-    little the prompt's group is better than the base model's.
+    little the prompt's group is better than under the reference.
 
-    d, d_ref and d_old are the mean squared errors of the velocity under the current, the base and
-    the sampling weights, at one time and one noise for the whole group. ``w = sigmoid(S)`` without
-    a gradient, ``S = beta sum_i A_i (d_i - d_ref_i) / G``: 1/2 at the base weights, near 0 for a
-    group that beats them clearly. A row has no gradient if ``exp(d_old - d)`` has left
-    1 ± `clip` on the side that A pushes to. Source: DGPO (2510.08425), its code: beta 100, clip
-    0.05 or 0.01; without guidance 2000 and 1e-5.
+    d, d_ref and d_old are the mean squared errors of the velocity under the current, the
+    `reference` and the sampling weights, at one time and one noise for the whole group. ``w =
+    sigmoid(S)`` without a gradient, ``S = beta sum_i A_i (d_i - d_ref_i) / G``: 1/2 at the
+    reference weights, near 0 for a group that beats them clearly. A row has no gradient if
+    ``exp(d_old - d)`` has left 1 ± `clip` on the side that A pushes to.
 
-    **Differs:** the code's reference can be an average of the weights; here it is the base. Its
-    first 200 iterations are sampled with the current weights, here the copy `old` samples always.
+    reference: ref, the base weights; old, the sampling weights. What the model gains over these
+    in an iteration is small, so `beta` is large there.
+
+    Source: DGPO (2510.08425), its code: beta 100 (PickScore 10), clip 0.05 or 0.01; without
+    guidance 100 and 1e-3, or with reference old 2000 and 1e-5.
+
+    **Differs:** the code's first 200 iterations are sampled with the current weights, here the copy
+    `old` samples always. Without guidance its base model is guided by 4.5 where it is the
+    reference, here it has the model's own guidance.
 
     Metrics: `weight`, w; `clip_frac`, 1 where a row is stopped; `margin`, -S.
 
@@ -50,8 +63,8 @@ def dgpo(data: LossInput, *, beta: float, clip: float = 0.05, max_advantage: flo
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     # errors under the three weights
     d = error_of(data, data.now)
-    ref, old = (error_of(data, data.under[name]).detach() for name in ("ref", "old"))
-    # how much better the group is than the base model's
+    ref, old = (error_of(data, data.under[name]).detach() for name in (reference, "old"))
+    # how much better the group is than under the reference
     score = beta * centre_of(index, a * (d.detach() - ref))
     weight = score.sigmoid()
     # no gradient for what has moved far enough
@@ -165,9 +178,10 @@ def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> lis
         return [torch.ones_like(target)]
     if centre == "soft":
         return [(target / temperature).exp(), (-target / temperature).exp()]
-    split = 0.0 if centre == "hard_published" else 0.5
-    # the published code would favour the best of the bad ones; with its split there are none
-    sides = [(target > split, target.exp()), (target <= split, (-target).exp())]
+    # the published code has bad ones only below 0, and there are none
+    bad = target < 0 if centre == "hard_published" else target <= 0.5
+    good = target > (0 if centre == "hard_published" else 0.5)
+    sides = [(good, target.exp()), (bad, (-target).exp())]
     ways = []
     for inside, weight in sides:
         weight = torch.where(inside, weight, 0.0)

@@ -42,15 +42,15 @@ class Times:
                 "likelihood forward: first and last count the sampler's steps from 0, got "
                 f"first={self.first}, last={self.last}"
             )
-        # these take the sampler's levels, the other kinds draw their own: an option of the other side
+        # these take the sampler's levels, the others draw their own: an option of the other side
         # would be ignored in silence
         steps = self.kind in ("grid", "any_steps")
         on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
         beside = (self.low, self.high, self.shift) != (0, 1, 1)
         if beside if steps else on_grid:
             raise ConfigError(
-                "likelihood forward: first, last and with_first belong to times: grid or any_steps, "
-                f"low, high and shift to the others; got some of them with times: {self.kind}"
+                "likelihood forward: first, last and with_first belong to times: grid and any_steps,"
+                f" low, high and shift to the others; got some of them with times: {self.kind}"
             )
 
     def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:

@@ -49,8 +49,9 @@ class Times:
         beside = (self.low, self.high, self.shift) != (0, 1, 1)
         if beside if steps else on_grid:
             raise ConfigError(
-                "likelihood forward: first, last and with_first belong to times: grid and any_steps,"
-                f" low, high and shift to the others; got some of them with times: {self.kind}"
+                "likelihood forward: first, last and with_first belong to times: grid and "
+                "any_steps, low, high and shift to the others; got some of them with times: "
+                f"{self.kind}"
             )
 
     def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ def median_norm(reward: Tensor, leaf: Tensor, tree: Tree, *, eps: float = 1e-3) 
     MC-GRPO (2601.22582), its code: of an even number the lower median. One lucky image does not
     turn all others into bad ones, which matters in groups of 2 to 8. The paper samples one image
     more than it trains and drops the median, whose advantage is 0: add `select: {fn: nonzero}`.
-    **Differs:** of several images at the median the code drops one, `nonzero` drops all.
+    **Differs:** of several images at the median the code drops one and raises the others in
+    proportion, `nonzero` drops all; a prompt's part of the loss is the same but for a factor of
+    group / (group - 1).
 
     Raises: ConfigError unless eps > 0.
     """

@@ -20,7 +20,8 @@ def reward_ascent(
 
     r is the reward of the images that the likelihood made, `draft` and its like, weighted and
     added as `rewards` says; advantages play no part. ReFL's code has scale 1e-3 and enough 2,
-    AlignProp's ``10 - r``, whose gradient is that of -r. An image that was not scored has loss 0.
+    AlignProp's 0.01 and the distance of r to 10, TRL's port ``10 - r``, whose gradient is that of
+    -r. An image that was not scored has loss 0.
 
     Metrics: `image_reward`, r, unrounded; `satisfied`, 1 where r is enough and nothing is learned.
 

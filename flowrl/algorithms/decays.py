@@ -31,8 +31,8 @@ def reset(steps: int, *, every: int) -> float:
 
     It is asked after whole iterations only, so `every` must be a multiple of ``train.updates``.
 
-    GARDO (2512.24138): the reference is refreshed every 15 epochs. **Differs:** its code does so
-    too when the logged KL passes a limit.
+    GARDO (2512.24138): the reference is refreshed after more than 15 epochs, so every 16.
+    **Differs:** its code does so too when the logged KL passes a limit.
 
     Raises: ConfigError for every < 1.
     """

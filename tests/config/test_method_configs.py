@@ -52,17 +52,18 @@ TABLE = {
     "flux/dance_grpo": Row(16, None, 0.3, 12, 9, 1e-4, 0, 1e-5, 3),
     "flux/mix_grpo": Row(25, 50, 0.7, 12, 4, 1e-4, 0, 1e-5, 4),
     "sd15/dance_grpo": Row(50, None, 1.0, 16, 49, None, 0, 1e-5, None),
-    "sd3/tempflow_grpo": Row(10, 40, 0.7, 24, 9, 1e-4, 0.001, 3e-4, None),
-    "flux/tempflow_grpo": Row(10, 50, 0.9, 24, 9, 1e-4, 0.004, 3e-4, None),
+    "sd3/tempflow_grpo": Row(10, 40, 0.7, 24, 9, 1e-4, 0.001, 3e-4, 2),
+    "flux/tempflow_grpo": Row(10, 50, 0.9, 24, 9, 1e-4, 0.004, 3e-4, 2),
     "sd3/tp_grpo": Row(10, 40, 0.7, 24, 9, None, 1e-4, 3e-4, 2),
     "flux/tp_grpo": Row(6, 28, 0.7, 24, 5, None, 1e-4, 3e-4, 2),
     "flux/g2rpo": Row(16, 50, 0.7, 12, 8, 1e-4, 0, 2e-6, 8),
-    "flux/flow_grpo_fast": Row(6, 28, 0.9, 24, 2, 1e-5, 0, 3e-4, 2),
+    "flux/flow_grpo_fast": Row(6, 28, 0.8, 24, 3, 1e-5, 0, 3e-4, 2),
     "flux/mix_grpo_flash": Row(25, 50, 0.7, 12, 4, 1e-4, 0, 1e-5, 4),
     "sd3/mix_grpo": Row(25, None, 0.7, 24, 4, 1e-4, 0.001, 3e-4, None),
     "flux/branch_grpo": Row(20, None, 0.3, 1, 218 - 16, 1e-3, 0, 1e-5, 36),
     "flux/branch_grpo_mix": Row(20, None, 0.3, 1, 34, 1e-3, 0, 1e-5, None),
-    "sd3/flow_grpo_fork": Row(10, None, 0.8, 1, 9 * 2, 1e-5, 0.01, 3e-4, None),
+    # two forks of 9 images, two draws each
+    "sd3/flow_grpo_fork": Row(10, 40, 0.8, 2, 9 * 2, 1e-5, 0, 3e-4, 2),
 }
 
 # Divisor n - ddof of the std, what is added to it, and whose std it is, in the authors' code.
@@ -73,7 +74,6 @@ NORMS = {
     "flow_grpo_geneval": (0, 1e-4, "global"),
     "flow_grpo_ocr": (0, 1e-4, "global"),
     "flow_grpo_cps": (0, 1e-4, "global"),
-    "flow_grpo_fast": (0, 1e-4, "group"),
     "grpo_guard": (0, 1e-4, "group"),
     "dance_grpo": (1, 1e-8, "group"),
     "mix_grpo": (1, 1e-8, "group"),

@@ -1,0 +1,81 @@
+"""Settings of published scripts that the table in test_method_configs has no column for: windows,
+adapters, whose std, batches. Each was read in the file and at the commit that its test names."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.config.load import load_config
+
+
+@pytest.mark.parametrize(
+    ("name", "std"),
+    [
+        ("sd3/flow_grpo_fast", "global"),  # pickscore_sd3_fast_nocfg
+        ("flux/flow_grpo_fast", "group"),  # pickscore_flux_fast
+        ("sd3/flow_grpo_fork", "global"),  # pickscore_sd3_fast of August 2025
+    ],
+)
+def test_whose_std_fast_divides_by(name: str, std: str) -> None:
+    """global_std in config/grpo.py of yifan123/flow_grpo at 9745241 and at a2832cc."""
+    found = load_config(name).credit.kwargs
+    assert (found["ddof"], found["eps"], found["std"]) == (0, 1e-4, std)
+
+
+def test_the_windows_of_fast() -> None:
+    """Published: CPS on steps drawn from range(0, steps // 2), three at a time: on FLUX always the
+    first three. The first form forks at one of steps 0 to 5 and has noise on that and the next."""
+    steps: dict[str, set[int]] = {}
+    for name in ("sd3/flow_grpo_fast", "flux/flow_grpo_fast", "sd3/flow_grpo_fork"):
+        plan = load_config(name).call("plan")
+        steps[name] = {int(plan(i).noise.nonzero().min()) for i in range(200)}
+    assert steps["sd3/flow_grpo_fast"] == {0, 1, 2}
+    assert steps["flux/flow_grpo_fast"] == {0}
+    assert steps["sd3/flow_grpo_fork"] == set(range(6))
+
+
+# Rank, alpha and target_modules in the authors' train_flux.py, train_flux_fast.py (yifan123/
+# flow_grpo at 9745241), train_flux_pr.py (TempFlow-GRPO at 28a9b9be) and
+# my_train_flux_fast_with_op3.py (TurningPoint-GRPO at 994d26a).
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj")
+FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+ADAPTERS = {
+    "flow_grpo": (64, 128),
+    "flow_grpo_geneval": (64, 128),
+    "flow_grpo_ocr": (64, 128),
+    "flow_grpo_cps": (64, 128),
+    "flow_grpo_fast": (64, 128),
+    "grpo_guard": (64, 128),
+    "tp_grpo": (64, 128),
+    "tempflow_grpo": (32, 64),
+}
+
+
+@pytest.mark.parametrize("slug", ADAPTERS)
+def test_adapters_on_flux(slug: str) -> None:
+    lora = load_config(f"flux/{slug}").model.kwargs["lora"]
+    assert (lora["rank"], lora["alpha"]) == ADAPTERS[slug]
+    names = {f"attn.{name}" for name in (*ATTENTION, "to_add_out")} | set(FEED_FORWARD)
+    assert set(lora["targets"]) == names and len(lora["targets"]) == 12
+
+
+def test_ddpo_and_dance_grpo_on_sd14() -> None:
+    """kvablack/ddpo-pytorch at 1958463, config/dgx.py:aesthetic: 256 images an epoch, (8 * 4) /
+    (4 * 4) = 2 updates, diffusers' LoRAAttnProcessor of rank 4. XueZeyue/DanceGRPO at 15cc71d,
+    config_sd/dgx.py:hpsv2: 4 prompts on each of 8 GPUs, no averaged weights."""
+    ddpo, dance = load_config("sd15/ddpo"), load_config("sd15/dance_grpo")
+    for config in (ddpo, dance):
+        assert config.model.kwargs["path"] == "CompVis/stable-diffusion-v1-4"
+    assert (ddpo.train.prompts, ddpo.train.group, ddpo.train.updates) == (256, 1, 2)
+    assert ddpo.model.kwargs["lora"] == {"rank": 4, "alpha": 4}
+    assert (dance.train.prompts, dance.train.group, dance.train.ema) == (32, 16, 0)
+
+
+def test_settings_that_only_some_scripts_have() -> None:
+    """No script of DanceGRPO for video averages weights (15cc71d). Flow-OPD's config of several
+    domains has 1e-4 (434ab16). DenseGRPO's coefficient is Flow-GRPO's, of its later code."""
+    for name in ("wan/dance_grpo", "wan/dance_grpo_i2v"):
+        assert load_config(name).train.ema == 0
+    opd, dense = load_config("sd3/flow_opd"), load_config("sd3/dense_grpo")
+    assert (opd.lr, opd.train.prompts, opd.train.group) == (1e-4, 16, 16)
+    assert (dense.kl_beta, dense.kl.kwargs["divide_by"]) == (0.01, "g")

@@ -31,6 +31,7 @@ PLANS = {
     "strides": rake(0, steps=8, noise_scale=0.5, branch=2, low=1, high=5, strides=[1, 2, 3]),
     "comb": COMB,
     "comb to the end": comb(0, steps=5, noise_scale=0.5, size=5, baseline=True),
+    "comb short": comb(0, steps=6, noise_scale=0.5, size=4, baseline=True, preview_steps=2),
     "comb x0": comb(0, steps=6, noise_scale=0.5, size=5, preview="x0"),
     "mix tree": tree(0, steps=8, noise_scale=0.5, splits=[0, 4], block=2),
     "window tree": window_tree(40, steps=8, noise_scale=0.5, size=3, growth=0.5, every=20),

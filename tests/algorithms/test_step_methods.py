@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rolloutkit import run
+from rolloutkit import euler_walk, run
 from torch import Tensor
 
 from flowrl.algorithms.credit.dense import step_gain
@@ -12,7 +12,7 @@ from flowrl.algorithms.plans.side_branches import comb
 from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.algorithms.selection.scales import gradient_scale
-from flowrl.algorithms.transitions import flow_sde, linear_sde, stepwise_sde
+from flowrl.algorithms.transitions import dance_sde, flow_sde, linear_sde, stepwise_sde
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import shift_sigmas
 from flowrl.core.types import SelectInput
@@ -66,12 +66,27 @@ def test_the_step_of_stepwise_flow_grpo() -> None:
 
 
 def test_previews_of_a_few_steps() -> None:
-    """8 steps with 2 draws: the chain and the baseline share the first velocity, 8 + 7; the preview
-    after the first draw takes 5 steps of the 7, its first velocity is the chain's next."""
+    """8 steps with 2 draws: the chain and the baseline of 5 steps share the first velocity, 8 + 4;
+    the preview after the first draw takes 5 steps of the 7, its first velocity is the chain's
+    next."""
     plan = comb(0, steps=8, noise_scale=0.5, size=2, baseline=True, preview_steps=5)
-    assert counts(plan).nfe == 8 + 7 + 4
+    assert counts(plan).nfe == 8 + 4 + 4
     with pytest.raises(ConfigError, match="preview_steps"):
         comb(0, steps=8, noise_scale=0.5, size=2, preview="x0", preview_steps=5)
+
+
+def test_a_baseline_takes_the_steps_of_the_previews() -> None:
+    """Stepwise-Flow-GRPO (2603.28718) denoises every state, that without a draw too, in as many
+    steps. By hand: Euler over places 0, 2, 4, 6 of six steps, and over all of them else."""
+    for short, places in ((3, [0, 2, 4, 6]), (0, range(7))):
+        plan = comb(0, steps=6, noise_scale=0.5, size=3, baseline=True, preview_steps=short)
+        ro = run(plan, dance_sde)
+        parent, group = ro.tree.parent, ro.tree.group
+        starts = [leaf for leaf in ro.leaf.tolist() if parent[parent[leaf]] < 0]
+        assert len(starts) == 6  # two of each of three prompts
+        for leaf in starts:
+            wanted = euler_walk(ro.x[parent[leaf]], places, ro.sigmas, int(group[leaf]))
+            torch.testing.assert_close(ro.x[leaf], wanted, atol=1e-6, rtol=0)
 
 
 def scales(sigmas: Tensor, noise_scale: float, transition: object, high: int) -> Tensor:

@@ -84,7 +84,8 @@ def comb(
     to sigma 0, at no network call of its own (VGPO, 2512.12387). The last draw's preview would be
     the sample itself, which is a leaf. `baseline` adds the image of the initial noise without any
     draw; it starts from the very same noise. `preview_steps` above 0 finishes a full preview in so
-    many steps, spread evenly over those that are left (Stepwise-Flow-GRPO, 2603.28718: 5).
+    many steps, spread evenly over those that are left (Stepwise-Flow-GRPO, 2603.28718: 5), and the
+    baseline too: finished better than the first preview, it would hide what the first draw adds.
 
     Images per initial noise: `size`, and 1 with a baseline.
 

@@ -34,7 +34,7 @@ from flowrl.algorithms.rollout.frontier import (
     velocity,
     x0_estimate,
 )
-from flowrl.algorithms.rollout.plan_steps import Step, steps_of, stops, trunk_ends
+from flowrl.algorithms.rollout.plan_steps import Step, baseline_steps, steps_of, stops, trunk_ends
 from flowrl.algorithms.rollout.sa_solver import check_adams, sa_step
 from flowrl.algorithms.rollout.solvers import dpmpp_2m
 from flowrl.algorithms.transitions import draw
@@ -86,7 +86,7 @@ def rollout(
     leaves: list[Tensor] = []
     if plan.baseline:
         live = live._replace(v=velocity(run, live.x, 0))
-        leaves += _tails(run, forest, live, 0, len(steps), (1,))
+        leaves += _tails(run, forest, live, 0, baseline_steps(plan), (1,))
     # step by step, as far as anybody goes on
     ends = trunk_ends(steps)
     for k, step in enumerate(steps if ends is None else steps[: ends + 1]):

@@ -106,6 +106,13 @@ def stops(here: int, end: int, tail: int, stride: int) -> list[int]:
     return [here + (end - here) * j // count for j in range(count + 1)]
 
 
+def baseline_steps(plan: Plan) -> int:
+    """Say in how many steps the image without any draw is finished: in those of a preview that is
+    short but no jump, so that the two can be compared; else in all."""
+    longest = int(plan.tail.max())
+    return longest if 1 < longest < len(plan.noise) else len(plan.noise)
+
+
 def trunk_ends(steps: list[Step]) -> int | None:
     """Say after which step a trunk that only carries forks ends; None if it goes on and is
     finished."""
@@ -125,7 +132,7 @@ def counts(plan: Plan, copies: int = 1) -> PlanCounts:
     # they are one sample until the first draw that goes on; a trunk beside its draws stays one
     goes_on = [k for k, step in enumerate(steps) if step.noise_scale > 0 and step.keep > 0]
     last = goes_on[0] if goes_on else len(steps) - 1 if ends is None else ends
-    shared = last + len(steps) if plan.baseline else last + 1
+    shared = last + baseline_steps(plan) if plan.baseline else last + 1
     states = sum(step.noise_scale > 0 for step in steps[: min(last + 1, len(steps) - 1)])
     all_of = PlanCounts(*(copies * number for number in one))
     return all_of._replace(
@@ -142,7 +149,7 @@ def _one(plan: Plan) -> PlanCounts:
     live, paid = 1, False
     nfe = leaves = decisions = states = edges = 0
     if plan.baseline:
-        nfe, leaves, paid = end, 1, True  # its first velocity is the trunk's
+        nfe, leaves, paid = baseline_steps(plan), 1, True  # its first velocity is the trunk's
     # a trunk that only carries forks is not run further than the last of them
     for k, step in enumerate(steps[: None if ends is None else ends + 1]):
         nfe += 0 if paid else live

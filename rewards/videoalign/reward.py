@@ -149,9 +149,13 @@ def shown_frames(count: int, given: float, *, fps: float, frames: int | None) ->
 
 def fitted(videos: Tensor, most: int) -> Tensor:
     """Round videos [B, T, 3, H, W] to 8 bits and resize their frames to at most `most` pixels,
-    sides multiples of 28, as the public code does -> uint8."""
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2 import functional as tv
+    sides multiples of 28, as the public code does -> uint8.
+
+    By torchvision's first functions, which compute in float32 and round at the end. Its second
+    ones resize bytes by another kernel: on noise a pixel may be 20 levels off.
+    """
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as tv
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
     height, width = smart_resize(
@@ -159,6 +163,6 @@ def fitted(videos: Tensor, most: int) -> Tensor:
     )
     levels = (videos.float().clamp(0, 1) * 255).round().to(torch.uint8)
     resized: Tensor = tv.resize(
-        levels, [height, width], interpolation=InterpolationMode.BICUBIC, antialias=True
+        levels.flatten(0, 1), [height, width], InterpolationMode.BICUBIC, antialias=True
     )
-    return resized
+    return resized.unflatten(0, levels.shape[:2])

@@ -13,13 +13,12 @@ from clipkit import PROMPTS, pil, random_images
 from PIL import Image
 from qwenkit import STATS, save_hpsv3, save_videoalign
 from safetensors.torch import load_file, save_file
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2.functional import resize
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
 from rewards._backbones.qwen2_vl import text_of
 from rewards.hpsv3 import fitted, hpsv3
+from rewards.videoalign import reward as videos
 from rewards.videoalign import videoalign
 from rewards.videoalign.reward import shown_frames
 
@@ -77,6 +76,33 @@ def test_hpsv3_is_the_public_forward(tmp_path: Path) -> None:
             hpsv3(path=str(file), processor=given["processor"], device="cpu")
 
 
+def public_frames(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Resize frames [T, 3, H, W] of bytes in float32, bicubic with the filter, cut to a byte's
+    range and rounded: what the public code's torchvision.transforms.functional.resize does."""
+    options: dict[str, Any] = {"mode": "bicubic", "align_corners": False, "antialias": True}
+    wide = torch.nn.functional.interpolate(frames.float(), (height, width), **options)
+    return wide.clamp(0, 255).round().to(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "expected"),
+    [
+        ((240, 416), 240 * 320, (196, 364)),  # made smaller
+        ((60, 60), 240 * 320, (336, 336)),  # enlarged to 128 * 28 * 28 pixels and more
+    ],
+)
+def test_frames_are_resized_as_the_public_code_does(
+    size: tuple[int, int], most: int, expected: tuple[int, int]
+) -> None:
+    """To the level, on noise: a kernel for bytes is 20 levels off there. Sizes are those of
+    vision_process.py (KwaiVGI/VideoAlign 1140ffd), run on these inputs."""
+    noisy = random_images(6, *size).unflatten(0, (2, 3))
+    found = videos.fitted(noisy, most)
+    assert found.dtype == torch.uint8 and found.shape == (2, 3, 3, *expected)
+    for mine, frames in zip(found, (noisy * 255).round().to(torch.uint8), strict=True):
+        assert torch.equal(mine, public_frames(frames, *expected))
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_videoalign_is_the_public_forward_with_peft(tmp_path: Path, split: bool) -> None:
     """12 frames at 4 a second are 6 of 2 a second, enlarged to 100352 pixels; LoRA is peft's
@@ -90,7 +116,7 @@ def test_videoalign_is_the_public_forward_with_peft(tmp_path: Path, split: bool)
     expected = []
     for video, prompt in zip(videos, prompts, strict=True):
         frames = (video[[0, 2, 4, 7, 9, 11]] * 255).round().to(torch.uint8)
-        frames = resize(frames, [336, 336], InterpolationMode.BICUBIC, antialias=True)
+        frames = public_frames(frames, 336, 336)
         text = asked(processor, "video", text_of("videoalign", prompt))
         how = {"do_resize": False, "do_sample_frames": False}
         inputs = processor(text=[text], videos=[frames], return_tensors="pt", **how)

@@ -36,8 +36,17 @@ PARTS = NETWORK_PARTS | {
     "text_encoder": PipelinePart(("Mistral3ForConditionalGeneration",)),
     "tokenizer": PipelinePart(("PixtralProcessor",)),
 }
-# attention of the double blocks; the single blocks fuse theirs with the MLP
-TARGETS = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out")
+# attention and both MLPs of the double blocks, as X-GenGroup/Flow-Factory trains them; the single
+# blocks fuse theirs
+TARGETS = (
+    *JOINT_ATTENTION,
+    "ff.linear_in",
+    "ff.linear_out",
+    "ff_context.linear_in",
+    "ff_context.linear_out",
+    "attn.to_qkv_mlp_proj",
+    "attn.to_out",
+)
 Tokens = Annotated[int, Field(ge=1, le=512)]  # of a prompt with its template
 
 

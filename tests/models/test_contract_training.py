@@ -50,8 +50,8 @@ LAST = ("transformer_blocks.1.attn.add_q_proj", "transformer_blocks.1.attn.norm_
 # Z-Image
 LAYERS = ("layers.0", "layers.1", "noise_refiner.0", "context_refiner.0")
 FLUX2 = Case(
-    2 * 8 + 2 * 2,
-    r"transformer_blocks\.[01]\.attn\.",
+    2 * (8 + 4) + 2 * 2,
+    r"transformer_blocks\.[01]\.(attn|ff|ff_context)\.",
     ["context_embedder", "attn.to_qkv_mlp_proj"],
     {
         "context_embedder.weight",
@@ -115,7 +115,7 @@ CASES = {
         both("cap_embedder.1") | {f"{layer}.feed_forward.w2.weight" for layer in LAYERS},
         ("attn.to_q", r"attention\.to_k"),
     ),
-    # 8 in each double block, 2 in each single block
+    # 8 and two of each MLP in each double block, 2 in each single block
     "flux2": FLUX2,
     "flux2_klein": FLUX2,
 }

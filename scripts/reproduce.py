@@ -103,7 +103,7 @@ def main() -> None:
     (args.out / "results").mkdir(parents=True, exist_ok=True)
     write_json(args.out / "results" / f"{name}.json", result)
     compare_curves(folders).savefig(figures / f"{name}-curves.png", dpi=110)
-    # pictures of the first seed: the same prompts and noise before and after
+    # image grids of the first seed: the same prompts and noise before and after
     strips = sample_files(folders[0])
     prompts = json.loads((folders[0] / "samples" / "prompts.json").read_text())["prompts"]
     before, after = (load_strip(strips[k], len(prompts)) for k in (min(strips), max(strips)))

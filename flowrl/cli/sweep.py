@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,10 +64,8 @@ def sweep(
     from flowrl.cli.evaluate import folder_of
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
-    from flowrl.runs.report.style import save_figure
     from flowrl.runs.sweep import SweepRequest, choose_prompts
     from flowrl.runs.sweep import sweep as swept
-    from flowrl.runs.sweep_report import sweep_figure, sweep_table
     from flowrl.runs.target import Target
 
     # what was left out is not swept: it stays as the config has it
@@ -92,7 +90,14 @@ def sweep(
     def open_target(more: list[str]) -> Target:
         return target.opened(name, config, weights, iteration, own, [*given, *more], plugin)
 
-    result = swept(open_target, asked, where, progress=count_up)
+    show(swept(open_target, asked, where, progress=count_up), where, json)
+
+
+def show(result: dict[str, Any], where: Path, json: Path | None) -> None:
+    """Draw the figure into the folder; print the table, or write JSON."""
+    from flowrl.runs.report.style import save_figure
+    from flowrl.runs.sweep_report import sweep_figure, sweep_table
+
     save_figure(sweep_figure(result), where / "sweep.png", dpi=150)
     show_or_write(
         lambda width: f"{sweep_table(result, width=width)}\nsettings, figure: {where}", result, json

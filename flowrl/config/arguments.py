@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from flowrl.config.axes import name_of
@@ -25,6 +26,11 @@ def settable(function: Callable[..., Any], *, everything: bool) -> Parameters:
     They are those of types that YAML can hold, and keyword-only unless `everything` is set; a
     keyword like ``log_prob: Tensor | None`` is what the training loop hands over.
     """
+    return dict(_settable(function, everything))
+
+
+@lru_cache(maxsize=1024)  # the same few functions are asked about for every config
+def _settable(function: Callable[..., Any], everything: bool) -> Parameters:
     kinds = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     if not everything:
         kinds.remove(inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Interval
@@ -26,24 +29,16 @@ class Section:
     key: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        found, inner = Collector(), self.inner()
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            if name in inner:  # has checked itself
-                continue
-            if typing.get_origin(hint) is not ClassVar and hint is not ClassVar:
-                with found.catch():
-                    convert(getattr(self, name), hint, f"{self.key}.{name}")
+        found = Collector()
+        for name, hint in _checked_here(type(self)).items():
+            with found.catch():
+                convert(getattr(self, name), hint, f"{self.key}.{name}")
         found.close()
 
     @classmethod
-    def inner(cls) -> dict[str, type[Section]]:
+    def inner(cls) -> Mapping[str, type[Section]]:
         """Return the keys that are sections of their own, which null leaves out."""
-        out = {}
-        for name, hint in typing.get_type_hints(cls).items():
-            for member in typing.get_args(hint) or (hint,):
-                if isinstance(member, type) and issubclass(member, Section):
-                    out[name] = member
-        return out
+        return _inner(cls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the section as plain data."""
@@ -52,3 +47,25 @@ class Section:
             value = getattr(self, each.name)
             out[each.name] = value.to_dict() if isinstance(value, Section) else plain(value)
         return out
+
+
+@cache  # a class has one answer, and to work its hints out takes longer than to check a value
+def _inner(section: type[Section]) -> Mapping[str, type[Section]]:
+    """Return the keys of a section that are sections of their own."""
+    out = {}
+    for name, hint in typing.get_type_hints(section).items():
+        for member in typing.get_args(hint) or (hint,):
+            if isinstance(member, type) and issubclass(member, Section):
+                out[name] = member
+    return MappingProxyType(out)
+
+
+@cache
+def _checked_here(section: type[Section]) -> Mapping[str, Any]:
+    """Return the hints of the values that a section itself checks: inner ones check themselves."""
+    out = {}
+    for name, hint in typing.get_type_hints(section, include_extras=True).items():
+        constant = typing.get_origin(hint) is ClassVar or hint is ClassVar
+        if name not in _inner(section) and not constant:
+            out[name] = hint
+    return MappingProxyType(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import near
@@ -79,7 +79,7 @@ def list_configs() -> list[str]:
 def config_file(name: str) -> Path:
     """Return the file of a shipped config. Raises ConfigError with the nearest names."""
     shipped = name.removeprefix("configs/").removesuffix(".yaml")
-    if shipped not in list_configs():
+    if not _is_config(shipped):
         hint = near(shipped, list_configs()) or "."
         raise ConfigError(
             f"{name!r} is no shipped config{hint} `flowrl configs` lists all; a file of your own "
@@ -93,6 +93,16 @@ def _places(text: str) -> list[Path]:
     if Path(text).is_absolute():
         return [Path(text)]
     return [Path.cwd() / text, *(root / text for root in roots())]
+
+
+def _is_config(name: str) -> bool:
+    """Say whether a config is shipped: what `name in list_configs()` says, without looking through
+    all folders."""
+    plain = PurePosixPath(name)
+    if plain.is_absolute() or ".." in plain.parts or plain.as_posix() != name:
+        return False
+    there = any(os.path.isfile(root / "configs" / f"{name}.yaml") for root in roots())
+    return there and name != CATALOGUE and not name.startswith(LAUNCHER)
 
 
 def _names() -> list[str]:

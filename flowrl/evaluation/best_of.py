@@ -36,3 +36,13 @@ def best_rows(scores: Tensor, images: int, n: int) -> Tensor:
     table = scores.reshape(-1, images * n).numpy()
     first = np.arange(len(table))[:, None] * images * n
     return torch.from_numpy(best_of(table, n) + first).flatten()
+
+
+def keep_best(
+    rows: list[int], broken: Tensor, scores: Mapping[str, Tensor], by: str, images: int, n: int
+) -> tuple[list[int], Tensor, dict[str, Tensor]]:
+    """Keep the best of every n images by the reward `by`: their prompts, whether they are broken,
+    and their scores."""
+    chosen = best_rows(scores[by], images, n)
+    kept = {name: values[chosen] for name, values in scores.items()}
+    return [rows[place] for place in chosen.tolist()], broken[chosen], kept

@@ -33,7 +33,7 @@ def save_film(videos: Tensor, path: str | os.PathLike[str], *, fps: int = FPS) -
     if kind not in KINDS:
         raise ConfigError(f"{path}: expected a film's name to end in {', '.join(KINDS)}")
     pages = _pages(videos, os.fspath(path))
-    # PIL writes moving pictures, but no MP4
+    # PIL writes animations, but no MP4
     if kind == ".mp4":
         _save_mp4(pages, Path(path), fps)
         return

@@ -19,7 +19,7 @@ from flowrl.core.processes import World, sharded
 from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
-from flowrl.evaluation.best_of import best_rows, chooser
+from flowrl.evaluation.best_of import chooser, keep_best
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize, summarize_apart
@@ -186,26 +186,19 @@ def evaluate_prompts(
     RewardError for a reward's NaN; RunError also if they are all images of a task; ConfigError for
     a headline reward that is named like a key of the report.
     """
-    # the options, which become part of the report
     _check_headline(headline)
+    # the options, which become part of the report
     options: dict[str, Any] = {"height": height, "width": width, "steps": steps}
     options |= {"images": images * best_of, "batch": batch, "seed": seed, "tuned": tuned}
-    by = chooser(best_by, headline, rewards)
+    by, most = chooser(best_by, headline, rewards), None if outcomes else max_unscored
     # every process samples and scores its share
     world = world or World()
     mine = partial(_scored, model, prompts, rewards, world, late=late, progress=progress, **options)
     rows, broken, scores = _joined(world.gather(world.together(mine)))
     if best_of > 1:
-        chosen = best_rows(scores[by], images, best_of)
-        rows, broken = [rows[place] for place in chosen.tolist()], broken[chosen]
-        scores = {name: values[chosen] for name, values in scores.items()}
+        rows, broken, scores = keep_best(rows, broken, scores, by, images, best_of)
         options |= {"images": images, "best_of": best_of, "best_by": by}
-    most = None if outcomes else max_unscored
-    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], broken, most)
-    # the report
-    report = _whole_report(headline, scores, rows, prompts, outcomes)
-    if unscored:
-        report["unscored"] = unscored
+    report = _whole_report(headline, scores, rows, broken, prompts, most)
     about = {"prompts": prompts.name, "count": len(prompts), "prompts_hash": prompts_hash(prompts)}
     report["setting"] = {**options, **about, "guidance": getattr(model, "guidance", None)}
     return report
@@ -232,11 +225,14 @@ def _whole_report(
     headline: str,
     scores: Mapping[str, Tensor],
     rows: list[int],
+    broken: Tensor,
     prompts: PromptSet,
-    outcomes: bool,
+    most: float | None,
 ) -> dict[str, Any]:
     """Summarize scores {name: [n]} of images of the prompts `rows`: the headline by task and by
-    prompt, and for seen and held-out prompts apart; every reward's mean."""
+    prompt, and for seen and held-out prompts apart; every reward's mean. most: the share that may
+    go unscored; None: no image may, and every image's score is in the report."""
+    unscored = count_unscored(scores, [prompts.texts[i] for i in rows], broken, most)
     known = scores[headline].isfinite()
     records = [prompts.records[i] for i, kept in zip(rows, known.tolist(), strict=True) if kept]
     check_tasks(prompts.records, records, headline)
@@ -251,7 +247,9 @@ def _whole_report(
     report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
     each = by_prompt(scores[headline], rows, len(prompts.texts))
     report["by_prompt"] = prompt_means(each, prompts.records)
-    return report | ({"outcomes": each} if outcomes else {})
+    if most is None:
+        report["outcomes"] = each
+    return report | ({"unscored": unscored} if unscored else {})
 
 
 def _scored(

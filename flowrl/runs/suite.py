@@ -13,7 +13,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
-from flowrl.core.types import FlowModel, RewardBatch
+from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
 from flowrl.evaluation.eval_size import check_eval_size
@@ -61,14 +61,7 @@ def run_suite(
             "model.runtime.context_parallel=1"
         )
     # all that can fail before the first image
-    prompts = load_prompts(config.prompts.test)
-    rewards = rewards_of(config.rewards, frames_of(config, model))
-    check_records(prompts, rewards)
-    check_sources(prompts, config.eval_size)
-    check_eval_size(model, config)
-    check_starts(model, prompts)
-    probe_rewards(rewards)
-    chooser(config.eval.best_by, config.headline, rewards)
+    prompts, rewards = _checked(model, config)
     setting = {**setting_of(model, config, suite, target, prompts), **(more or {})}
     other = _other(against, setting) if against is not None else None
     if world.main:
@@ -94,6 +87,19 @@ def run_suite(
     if world.main:
         write_report(out, rewards, report)
     return report
+
+
+def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Reward]]:
+    """Load prompts and rewards, and raise what model, prompts and rewards cannot do together."""
+    prompts = load_prompts(config.prompts.test)
+    rewards = rewards_of(config.rewards, frames_of(config, model))
+    check_records(prompts, rewards)
+    check_sources(prompts, config.eval_size)
+    check_eval_size(model, config)
+    check_starts(model, prompts)
+    probe_rewards(rewards)
+    chooser(config.eval.best_by, config.headline, rewards)
+    return prompts, rewards
 
 
 def drawn(config: Config) -> int:

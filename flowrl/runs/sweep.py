@@ -78,6 +78,37 @@ def sweep(
     points = _points(asked)
     check_measures(asked.measures, asked.tools)
     prompts = choose_prompts(asked, out)
+    rows, scores, tags, headline = _run_points(points, open_target, asked, out, prompts, progress)
+    by = asked.by or headline
+    columns = _columns(rows)
+    bounds = bounds_of(columns)
+    _add_mmhm(rows, columns, asked.bounds)
+    chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
+    for row, point in zip(rows, points, strict=True):
+        gap = paired_bootstrap(scores[point], scores[points[chosen]], tags)
+        row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
+    result = {
+        "kind": "flowrl sweep",
+        "suite": asked.suite,
+        "score": headline,
+        "by": by,
+        "bounds": {name: [*ends] for name, ends in bounds.items()},
+        "chosen": rows[chosen],
+        "rows": rows,
+    }
+    write_json(out / RESULT, result)
+    return result
+
+
+def _run_points(
+    points: list[SweepPoint],
+    open_target: Open,
+    asked: SweepRequest,
+    out: Path,
+    prompts: str,
+    progress: Any,
+) -> tuple[list[dict[str, Any]], dict[SweepPoint, Any], list[str], str]:
+    """Run the suite at every point -> rows, scores by point, the prompts' tasks, the headline."""
     rows, scores, tags, headline, last = [], {}, [], "", None
     target: Target | None = None
     for point in points:
@@ -105,25 +136,7 @@ def sweep(
         tags = [str(record.get("tag", "all")) for record in listed.records]
         scores[point] = scores_of(config, listed, where)[headline]
         rows.append(_row(point, where, report, asked))
-    by = asked.by or headline
-    columns = _columns(rows)
-    bounds = bounds_of(columns)
-    _add_mmhm(rows, columns, asked.bounds)
-    chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
-    for row, point in zip(rows, points, strict=True):
-        gap = paired_bootstrap(scores[point], scores[points[chosen]], tags)
-        row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
-    result = {
-        "kind": "flowrl sweep",
-        "suite": asked.suite,
-        "score": headline,
-        "by": by,
-        "bounds": {name: [*ends] for name, ends in bounds.items()},
-        "chosen": rows[chosen],
-        "rows": rows,
-    }
-    write_json(out / RESULT, result)
-    return result
+    return rows, scores, tags, headline
 
 
 def choose_prompts(asked: SweepRequest, out: Path) -> str:

@@ -169,7 +169,7 @@ def read_health(data: bytes, url: str, reward: str, chunk: int, videos: bool = F
         raise ConfigError(f"{WHO}: reward: {url} hosts no {reward!r} (there is: {there})")
     if not reward and len(hosted) != 1:
         raise ConfigError(f"{WHO}: reward: {url} hosts {there}; name one of them")
-    # can it take requests of this size, and the kind of pictures that will be sent?
+    # can it take requests of this size, and the kind of images that will be sent?
     most = limits.get("images", chunk)
     if isinstance(most, int) and chunk > most:
         raise ConfigError(

@@ -79,16 +79,7 @@ def parse(
     if not 1 <= len(images) <= limits.images:
         status, kind = (413, "size") if images else (400, "request")
         raise RequestRefused(status, kind, _too_many(len(images), frames, limits))
-    # rewards that are hosted, for what is sent
-    fitting = [name for name in known if (name in videos) == bool(frames)]
-    names = _list(data.get("rewards", fitting or list(known)), "rewards", "names", str)
-    if not names or not set(names) <= set(known) or len(set(names)) < len(names):
-        raise RequestRefused(
-            400, "request", f"rewards: expected some of {', '.join(known)}, each once, got {names}"
-        )
-    for name in names:
-        if name not in fitting:
-            raise RequestRefused(400, "request", _wrong_kind(name, frames))
+    names = _names(data, known, videos, frames)
     # what goes with each image
     group = _list(data.get("group", list(range(count))), "group", "whole numbers", int, count)
     if any(abs(number) >= 2**63 for number in group):
@@ -106,6 +97,22 @@ def parse(
         names=tuple(names),
         source=_sources(data, count, limits._replace(all_pixels=limits.all_pixels - _area(pixels))),
     )
+
+
+def _names(
+    data: dict[str, Any], known: Sequence[str], videos: Collection[str], frames: int
+) -> list[str]:
+    """Return the rewards that are asked: hosted ones, for what is sent."""
+    fitting = [name for name in known if (name in videos) == bool(frames)]
+    names = _list(data.get("rewards", fitting or list(known)), "rewards", "names", str)
+    if not names or not set(names) <= set(known) or len(set(names)) < len(names):
+        raise RequestRefused(
+            400, "request", f"rewards: expected some of {', '.join(known)}, each once, got {names}"
+        )
+    for name in names:
+        if name not in fitting:
+            raise RequestRefused(400, "request", _wrong_kind(name, frames))
+    return names
 
 
 def _frames(data: dict[str, Any], images: int) -> int:

@@ -39,6 +39,12 @@ def span(entry: Result, sign: str = "") -> str:
     return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
 
 
+def nfe(entry: Result) -> int:
+    """Return the NFE of an image; files of earlier commits have it under `cost_per_picture`."""
+    cost = entry.get("cost_per_image") or entry["cost_per_picture"]
+    return int(cost["network_calls"])
+
+
 def short(result: Result) -> str:
     """Show each setting with its share of right images, its interval and what an image costs."""
     rows = [["test prompts", "right images", "95 % interval", "guidance", "steps", "NFE per image"]]
@@ -51,7 +57,7 @@ def short(result: Result) -> str:
                 span(one),
                 f"{one['guidance']:g}",
                 str(one["steps"]),
-                str(one["cost_per_picture"]["network_calls"]),
+                str(nfe(one)),
             ]
         )
     return markdown_table(rows)

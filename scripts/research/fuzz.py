@@ -1,10 +1,10 @@
 """Give damaged inputs to all that reads what others have written, and see what comes out.
 
     python scripts/research/fuzz.py        # 2,250 cases, writes assets/results/fuzz.json
-    python scripts/research/fuzz.py --only pictures --cases 1000 --seed 7 --out FILE
+    python scripts/research/fuzz.py --only images --cases 1000 --seed 7 --out FILE
 
 Inputs are configs, prompt files, checkpoints, requests to the reward server, its answers, those of
-judges, and pictures. Each is right at first; then bytes, values or chunks of it are changed,
+judges, and images. Each is right at first; then bytes, values or chunks of it are changed,
 dropped, moved or doubled. What may come out is one message that says what is wrong, or the input as
 another reader reads it. A traceback, a message that says nothing, a hang and a wrong value are
 faults: they are printed with their numbers, and the command fails. What was found is kept in
@@ -40,7 +40,7 @@ from flowrl.core.files import write_json  # noqa: E402
 
 BAD = ("traceback", "mute", "hang", "wrong")
 CASES = {"configs": 400, "checkpoints": 200, "requests": 300, "addresses": 150, "answers": 250}
-CASES |= {"judges": 150, "judge texts": 150, "pictures": 400}
+CASES |= {"judges": 150, "judge texts": 150, "images": 400}
 CASES |= {f"prompts{suffix}": 50 for suffix in PROMPTS}
 
 

@@ -94,7 +94,7 @@ def _says(root: Path, name: str) -> str:
     return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 
-# ------------------------------------------------------------------------------ table and picture
+# ------------------------------------------------------------------------------- table and figure
 
 
 def table(found: list[Room]) -> str:
@@ -210,7 +210,7 @@ def _safe(text: str) -> str:
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
-    """Return what fills the page and the picture."""
+    """Return what fills the page and the figure."""
     found = rooms()
     return [(PAGE, lambda text: filled(text, found)), (FIGURE, lambda _: figure(found))]
 

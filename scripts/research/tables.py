@@ -1,4 +1,4 @@
-"""Write every table and picture of the docs that is made from code or from a result file.
+"""Write every table and figure of the docs that is made from code or from a result file.
 
     python scripts/research/tables.py            # write what is stale
     python scripts/research/tables.py --check    # only name it; exit code 1 if there is any

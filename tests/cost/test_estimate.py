@@ -1,4 +1,4 @@
-"""`flowrl estimate`: published numbers, sums by phase, the command and the result file."""
+"""`flowrl estimate`: published numbers, sums by phase and the command."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import open_clip
 import pytest
 import torch
 from estimatekit import MODELS, made, model_config, phases, sizes
-from scriptkit import script_module
 from tiny import tiny_sd3
 from torch import nn
 from toykit import toy
@@ -22,14 +20,13 @@ from transformers import Qwen2VLConfig, Qwen2VLModel, VJEPA2Config, VJEPA2Model
 from flowrl.cli.main import main
 from flowrl.config.calls import Call
 from flowrl.config.load import load_config
-from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.errors import ModelError
 from flowrl.core.tables import size
-from flowrl.cost import table
-from flowrl.cost.architecture import NETWORK, Architecture, build, count, tuning_of
+from flowrl.cost.architecture import NETWORK, Architecture, build, count
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import estimate, phase
 from flowrl.cost.fit_card import change
-from flowrl.cost.memory import QUANTISED, count_weights, kept
+from flowrl.cost.memory import QUANTISED, kept
 from flowrl.cost.meta_run import meta_run, workload_of
 from flowrl.cost.released_models import RELEASED
 from flowrl.cost.report import memory, text
@@ -259,70 +256,3 @@ def test_the_command_and_the_dry_run_say_the_same(
 def test_a_card_of_no_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "shapes/flow_grpo", "--card", "0"]) == 2
     assert "--card: expected more than 0 GB, got 0" in capsys.readouterr().err
-
-
-# -------------------------------------------------------------------------------------- result file
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return script_module("estimates")
-
-
-def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
-    """All of them; and what is cheap to count again, of a config of each kind: parameters, and the
-    parts that are kept."""
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
-    assert list(result["configs"]) == table.configs()
-    for name in ("sd3/flow_grpo", "flux/grpo_guard", "sd15/dance_grpo"):
-        config, row = load_config(name), result["configs"][name]
-        assert row["kept"] == sizes(config), name
-        architecture = workload_of(config).architecture
-        counted = count_weights(architecture, config.model.fn, tuning_of(config))
-        assert row["parameters"]["network"] == counted.network
-        assert row["parameters"]["trained"] == counted.trained
-
-
-def test_some_configs_are_counted_anew_and_the_rest_is_kept() -> None:
-    old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": 1, "sd3/gone": 2, "sd3/crd": 3}}
-    new = {"libraries": {"torch": "2"}, "configs": {"flux/g2rpo": 4, "sd3/crd": 5}}
-    assert list(table.merged(old, new)["configs"].items()) == [
-        ("flux/g2rpo", 4),
-        ("sd3/awm", 1),
-        ("sd3/crd", 5),
-    ]
-
-
-def test_rows_of_other_libraries_join_where_both_give_the_same() -> None:
-    """A row that both count alike vouches for the new ones, which say what they were counted
-    with."""
-    same, more = {"peak": 1}, {"peak": 2}
-    old = {"libraries": {"torch": "2"}, "configs": {"sd3/awm": {**same, "measured": 7}}}
-    new = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": same, "flux/g2rpo": more}}
-    joined = table.merged(old, new)
-    assert joined["libraries"] == old["libraries"]
-    assert joined["configs"] == {
-        "flux/g2rpo": {**more, "libraries": {"torch": "3"}},
-        "sd3/awm": {**same, "measured": 7},
-    }
-    lines = table.libraries_of(joined)
-    said = (
-        "Counted with torch 2. With torch 3, which gives the same numbers where both were tried: "
-        "`flux/g2rpo`."
-    )
-    assert " ".join(lines) == said and max(map(len, lines)) <= 100
-    # one that differs, or none in both
-    other = {"libraries": {"torch": "3"}, "configs": {"sd3/awm": more, "flux/g2rpo": more}}
-    with pytest.raises(ConfigError, match="and sd3/awm differ; name two"):
-        table.merged(old, other)
-    with pytest.raises(ConfigError, match="no config is in both"):
-        table.merged(old, {**new, "configs": {"flux/g2rpo": more}})
-
-
-def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert page.count("not measured |") == len(result["configs"])
-    next(iter(result["configs"].values()))["measured"] = 3 * 2**30
-    filled = script.page(page, result)
-    assert filled.count(" 3.0 GiB |") == 1 and script.page(filled, result) == filled

@@ -1,4 +1,4 @@
-"""The demonstration's figures by hand, and its page of pictures pixel by pixel."""
+"""The demonstration's figures by hand, and its figure pixel by pixel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Modules = tuple[ModuleType, ModuleType]
 
 @pytest.fixture(scope="module")
 def modules() -> Modules:
-    names = ("demonstration_measure", "demonstration_pictures")
+    names = ("demonstration_measure", "demonstration_figure")
     return module_of("demonstration", names[0]), module_of("demonstration", names[1])
 
 
@@ -55,21 +55,21 @@ def test_a_setting_by_hand(
 
 
 def test_frames_say_what_the_checker_says(modules: Modules) -> None:
-    pictures = modules[1]
+    figure = modules[1]
     images, record = circles((0, 32, 32), (0, 1, 32), (2, 20, 20), (0, 63, 63)), CIRCLE
     right = check(images, [record] * 4).strict.tolist()
     assert right == [True, False, True, False]
-    blocks = {"base": [pictures.Block(images, right, 0.5)]}
-    page: Image.Image = pictures.compose(["a circle"], ["single_object"], blocks)
+    blocks = {"base": [figure.Block(images, right, 0.5)]}
+    page: Image.Image = figure.compose(["a circle"], ["single_object"], blocks)
     for i, good in enumerate(right):
-        place = (pictures.LABEL + i * (pictures.TILE + pictures.GAP), pictures.HEAD)
-        assert page.getpixel(place) == (pictures.RIGHT if good else pictures.WRONG)
-        middle = (place[0] + pictures.TILE // 2, place[1] + pictures.TILE // 2)
+        place = (figure.LABEL + i * (figure.TILE + figure.GAP), figure.HEAD)
+        assert page.getpixel(place) == (figure.RIGHT if good else figure.WRONG)
+        middle = (place[0] + figure.TILE // 2, place[1] + figure.TILE // 2)
         seen = np.array(page.getpixel(middle)) / 255
         assert np.abs(seen - images[i, :, 32, 32].numpy()).max() < 0.02
 
 
-def test_every_task_is_in_the_picture(modules: Modules) -> None:
+def test_every_task_is_in_the_figure(modules: Modules) -> None:
     records: list[Record] = [r for some in all_records().values() for r in some[:3]]
     places = modules[0].by_task(records)
     assert list(places.values()) == [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(6)]

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import yaml
+from fuzzimages import OTHERS, PNGS, damage_image, plain_pixels
 from fuzzkit import Target, damage_bytes, damage_json, damage_value
-from fuzzpictures import OTHERS, PNGS, damage_picture, plain_pixels
 from toykit import toy
 
 from flowrl.config.load import load_config
@@ -194,10 +194,10 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-# ----------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------- images
 
 
-def pictures() -> Target:
+def images() -> Target:
     """Files of all kinds, as `flowrl score` reads them: not whole, or the pixels of another
     reader."""
 
@@ -218,4 +218,4 @@ def pictures() -> Target:
             return ""  # turned, or laid on white: tests/evaluation/test_image_files.py
         return "" if (wanted.int() - pixels.int()).abs().max() <= 1 else "other pixels"
 
-    return Target([*PNGS.values(), *OTHERS.values()], damage_picture, read, (FlowRLError,), check)
+    return Target([*PNGS.values(), *OTHERS.values()], damage_image, read, (FlowRLError,), check)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fuzzimages import damage_image, one_png, plain_pixels
 from fuzzkit import Refused, Target, damage_bytes, damage_json
-from fuzzpictures import damage_picture, one_png, plain_pixels
 from starlette.testclient import TestClient
 from torch import Tensor
 from toykit import redness
@@ -47,13 +47,13 @@ def video_body() -> bytes:
 
 
 def damage_body(data: bytes, rng: random.Random) -> bytes:
-    """Damage a request, or one of its pictures."""
+    """Damage a request, or one of its images."""
     if rng.random() < 0.6:
         return damage_json(data, rng)
     tree = json.loads(data)
     at = rng.randrange(len(tree["images"]))
-    picture = damage_picture(base64.b64decode(tree["images"][at]), rng)
-    tree["images"][at] = base64.b64encode(picture).decode()
+    image = damage_image(base64.b64decode(tree["images"][at]), rng)
+    tree["images"][at] = base64.b64encode(image).decode()
     return json.dumps(tree).encode()
 
 
@@ -64,7 +64,7 @@ def requests() -> Target:
         says = json.loads(data)
         pixels = pixels_of(says["images"])
         if len(pixels) != len(says["images"]):
-            return "a picture that is not whole"
+            return "an image that is not whole"
         images = found.pixels.reshape(-1, *found.pixels.shape[-3:])
         if not all(map(torch.equal, pixels, images)):
             return "other pixels"
@@ -136,14 +136,14 @@ def addresses() -> Target:
 
 
 def pixels_of(texts: list[str]) -> list[Tensor]:
-    """Read pictures with another reader than the server's; those that are not whole are left
+    """Read images with another reader than the server's; those that are not whole are left
     out."""
     found = [plain_pixels(base64.b64decode(text)) for text in texts]
     return [one for one in found if not isinstance(one, str)]
 
 
 def redness_of(data: bytes) -> list[float]:
-    """Score the pictures of a request with another reader than the server's."""
+    """Score the images of a request with another reader than the server's."""
     images = torch.stack(pixels_of(json.loads(data)["images"])).float() / 255
     return (images[:, 0].mean((1, 2)) - images[:, 1].mean((1, 2))).tolist()
 

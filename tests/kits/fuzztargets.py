@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fuzzfiles import PROMPTS, checkpoints, configs, pictures, prompts
+from fuzzfiles import PROMPTS, checkpoints, configs, images, prompts
 from fuzzkit import Target
 from fuzzservers import addresses, answers, judge_texts, judges, requests
 
@@ -22,5 +22,5 @@ def targets(home: Path) -> dict[str, Callable[[], Target]]:
         "answers": answers,
         "judges": judges,
         "judge texts": judge_texts,
-        "pictures": pictures,
+        "images": images,
     }

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from docskit import PAGES, ROOT
+from scriptkit import script_module
 
 README, SHAPES = (" ".join(PAGES[name].split()) for name in ("README.md", "docs/shapes.md"))
 EARLIER = {"7ec7e76": (81.3, 79.9), "4c87a2e": (85.9, 78.3)}
@@ -30,7 +31,8 @@ def test_gains_of_the_readme() -> None:
     assert f"{points(found['rl_minus_base_best_guidance'])} above the base model at its" in README
     over = 100 * found["rl_best_guidance_minus_base_best_guidance"]["mean"]
     assert f"at equal NFE, it is {over:.1f} above" in README
-    costs = {key: found[key]["cost_per_picture"]["network_calls"] for key in NFE}
+    nfe = script_module("demonstrated").nfe
+    costs = {key: nfe(found[key]) for key in NFE}
     assert costs == NFE  # "a quarter of the NFE", "at equal NFE", "at eight times the NFE"
     # the uses of the test prompts before this one
     assert f"over guidance is {points(found['rl_minus_base_best_guidance'])}" in SHAPES

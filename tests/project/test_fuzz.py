@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fuzzimages import bomb, plain_pixels
 from fuzzkit import HOSTILE, Refused, Target, Verdict, damage_bytes, damage_value, judge
-from fuzzpictures import bomb, plain_pixels
 from fuzztargets import targets
 
 from flowrl.core.errors import DataError
@@ -89,8 +89,8 @@ FOUND: dict[str, tuple[str, Callable[[Target], bytes], str]] = {
     "a judge without a space": ("judge texts", body(b"a" * 50_000), ""),
     "a log-prob beyond floats": ("judges", body(LOGPROB), "expected a chat completion"),
     "a deep answer": ("judges", body(b"[" * 100_000), "expected a chat completion"),
-    "rows that are missing": ("pictures", body(bomb(40, 30, bytes(121 * 29))), "3630 .* got 3509"),
-    "no rows": ("pictures", body(bomb(40, 30)), "3630 bytes of pixels, got 0"),
+    "rows that are missing": ("images", body(bomb(40, 30, bytes(121 * 29))), "3630 .* got 3509"),
+    "no rows": ("images", body(bomb(40, 30)), "3630 bytes of pixels, got 0"),
 }
 """What -> its target, the input, and what the message says; "" if it is taken."""
 
@@ -123,7 +123,7 @@ def test_good_inputs_are_taken_and_damaged_ones_judged(
 ) -> None:
     target = made[name]
     good = [judge(target, data, tmp_path) for data in target.good]
-    assert name == "pictures" or {verdict.kind for verdict in good} <= {"accepted", "refused"}
+    assert name == "images" or {verdict.kind for verdict in good} <= {"accepted", "refused"}
     assert "accepted" in {verdict.kind for verdict in good}
     for number in range(8):
         rng = random.Random(f"test/{name}/{number}")
@@ -176,7 +176,7 @@ def test_rows_are_counted_as_pillow_writes_them(mode: str, interlaced: int) -> N
         assert not isinstance(plain_pixels(file), str)
 
 
-def test_rows_of_an_interlaced_picture() -> None:
+def test_rows_of_an_interlaced_image() -> None:
     """Adam7 of 8 x 8 grey pixels: 1, 1, 2, 4, 8, 16 and 32 bytes in 1, 1, 1, 2, 2, 4 and 4 rows,
     each with one byte for its filter (PNG 1.2, 2.6)."""
     head = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\x0dIHDR" + (8).to_bytes(4, "big") * 2

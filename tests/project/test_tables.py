@@ -1,4 +1,4 @@
-"""Tables and pictures that are made from code and result files: one command writes them all, and
+"""Tables and figures that are made from code and result files: one command writes them all, and
 what is committed is what it would write."""
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def test_rooms_floors_and_arrows(tmp_path: Path) -> None:
         ("top", 3, 2),
     ]
     assert "| now | 3 | 5 | 3 | 3 |" in rooms.table(found)
-    # top -> low follows from top -> mid -> low: the picture leaves it out
+    # top -> low follows from top -> mid -> low: the figure leaves it out
     assert len(re.findall("<path", rooms.figure(found).partition("</defs>")[2])) == 2
     write(tmp_path, low="import flowrl.top.x\n")
     with pytest.raises(CycleError):

@@ -207,7 +207,7 @@ def test_files_and_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def sees(seen: Seen) -> Act:
     """Say yes of bright images, and nonsense of black ones."""
     level = brightness(seen.images[0])
-    return says("a fine picture" if level == 0 else "Yes" if level > 100 else "No.")
+    return says("a fine image" if level == 0 else "Yes" if level > 100 else "No.")
 
 
 @pytest.mark.integration
@@ -225,7 +225,7 @@ def test_a_suite_by_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         asked = len(server.seen)
         assert reward(batch).tolist() == [1.0, 0.0] and len(server.seen) == asked  # from the cache
         black = batch._replace(images=grey([0, 200]))
-        with pytest.raises(RunError, match="neither yes nor no in the answer 'a fine picture'"):
+        with pytest.raises(RunError, match="neither yes nor no in the answer 'a fine image'"):
             reward(black)
         lenient = questions(protocol="dpg", url=server.url, backoff=0.01, max_failed=0.9)
         with pytest.warns(UserWarning, match="questions failed"):

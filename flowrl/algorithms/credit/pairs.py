@@ -17,7 +17,7 @@ def best_worst(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
     """Give a prompt's best image 1 and its worst -1 from rewards [L] -> [V] float32; other images
     have 0, nodes above leaves the mean of the leaves below.
 
-    The pair of Diffusion-DPO (2311.12908), made on line. Of equal images the first counts. A prompt
+    The pair of Diffusion-DPO (2311.12908), made online. Of equal images the first counts. A prompt
     whose scored images are all equal has no pair. NaN = not scored: never in a pair.
     """
     group = tree.group[leaf]

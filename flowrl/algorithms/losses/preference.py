@@ -20,7 +20,7 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
     m is the matching error of the current weights, n that of the base weights, both minus the
     log-prob of likelihood `forward`; w is the preferred image of a prompt (advantage 1), l the
     other (-1), as credit `best_worst` says, at one time and one noise. At the base weights the loss
-    is ln 2. Source: Diffusion-DPO (2311.12908), eq. 14; on line and with the target ``eps - x0``
+    is ln 2. Source: Diffusion-DPO (2311.12908), eq. 14; online and with the target ``eps - x0``
     as in Flow-GRPO's code.
 
     beta belongs to errors that are means over latent dimensions.

@@ -126,13 +126,7 @@ def window_tree(
     )
     # where the window forks, counted from its own first step
     places = list(range(size)) if splits is None else list(splits)
-    bad = [k for k in places if not 0 <= k < size]
-    if bad or not places or len(set(places)) != len(places):
-        raise ConfigError(
-            f"plan window_tree: splits={places} must be different places from 0 to {size - 1} in a "
-            "window of "
-            f"size={size}; wrong: {bad or 'none, or one is named twice'}"
-        )
+    _check_places(places, size)
     if branch < 2 or not growth > -1:
         raise ConfigError(
             f"plan window_tree: needs branch >= 2 and growth > -1, got branch={branch}, "
@@ -145,6 +139,17 @@ def window_tree(
     depth = torch.arange(steps) - first + 1
     noise = torch.where(plan.noise > 0, noise_scale * (1 + growth * depth / size), 0.0)
     return _forked(plan._replace(noise=noise), [first + k for k in places], branch)
+
+
+def _check_places(places: list[int], size: int) -> None:
+    """Raise ConfigError unless a window forks, at different places of its own."""
+    bad = [k for k in places if not 0 <= k < size]
+    if bad or not places or len(set(places)) != len(places):
+        raise ConfigError(
+            f"plan window_tree: splits={places} must be different places from 0 to {size - 1} in a "
+            "window of "
+            f"size={size}; wrong: {bad or 'none, or one is named twice'}"
+        )
 
 
 def _forked(plan: Plan, splits: list[int], branch: int) -> Plan:

@@ -64,14 +64,7 @@ def sliding_window(
     Raises: ConfigError if the window cannot lie inside the steps.
     """
     check(steps, noise_scale)
-    # the last start that leaves the `spare` cleanest steps alone
-    last = steps - spare - size
-    if size < 1 or spare < 0 or not 0 <= start <= last:
-        raise ConfigError(
-            f"plan sliding_window: a window of size={size} at start={start} does not fit into "
-            f"steps={steps} with the "
-            f"last spare={spare} left without noise; it needs size >= 1 and 0 <= start <= {last}"
-        )
+    last = _last_start(steps, size, start, spare)
     if stride < 0 or not 1 <= least <= every or not decay >= 0:
         raise ConfigError(
             "plan sliding_window: needs stride >= 0, every >= least >= 1 and decay >= 0, got "
@@ -92,6 +85,19 @@ def sliding_window(
         steps=steps,
     )
     return chain(steps, noise_scale, range(first, first + size))
+
+
+def _last_start(steps: int, size: int, start: int, spare: int) -> int:
+    """Return the last start that leaves the `spare` cleanest steps alone. Raises ConfigError if the
+    window does not fit."""
+    last = steps - spare - size
+    if size < 1 or spare < 0 or not 0 <= start <= last:
+        raise ConfigError(
+            f"plan sliding_window: a window of size={size} at start={start} does not fit into "
+            f"steps={steps} with the "
+            f"last spare={spare} left without noise; it needs size >= 1 and 0 <= start <= {last}"
+        )
+    return last
 
 
 def flash_window(

@@ -106,7 +106,7 @@ def draw(trainer: Trainer, folder: Path, say: Say) -> None:
     images, right = grey(images), list[bool | None]()
     try:
         right = verdicts(trainer, images)
-    except FlowRLError as error:  # a picture without frames is no reason to end a comparison
+    except FlowRLError as error:  # a grid without frames is no reason to end a comparison
         say(f"the samples are not judged: {error}")
     save_strip(images, folder / STRIP)
     write_json(folder / PROMPTS, texts)

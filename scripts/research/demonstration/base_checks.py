@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from demonstration_measure import Bench, Setting, by_task, pictures, rates
+from demonstration_measure import Bench, Setting, by_task, images_of, rates
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
@@ -109,7 +109,7 @@ def looks(bench: Bench, target: str, least: int) -> dict[str, Any]:
     images, blank, right, readable = 0, 0, 0, 0
     for number, rows in enumerate(by_task(records).values()):
         mine = [records[i] for i in rows]
-        for some, pixels in pictures(model, mine, setting, each, number):
+        for some, pixels in images_of(model, mine, setting, each, number):
             found = detect(pixels, find_flaws=True)
             asked = [mine[i] for i in some]
             lenient = found._replace(flawed=np.zeros(len(some), bool), clutter=spared(found))

@@ -7,10 +7,10 @@ Guidance and steps of the base model, and of the first run, are searched on the 
 Then on the test prompts: the base, the base with its best guidance, the best of eight of its images
 by the reward, the runs, and the runs with their best guidance. Each has a mean over tasks, an
 interval over training seeds and prompts (`flowrl/evaluation/crossed.py`), both per task, its cost
-per picture, word order and diversity. All start from the same noise.
+per image, word order and diversity. All start from the same noise.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
-demonstration.json, the picture and the chart. Processor seconds are those of this machine.
+demonstration.json, the figure and the chart. Processor seconds are those of this machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 from demonstration_chart import draw_chart
+from demonstration_figure import draw_figure
 from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
-from demonstration_pictures import draw_pictures
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
@@ -46,7 +46,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(args.out, result)
     args.figures.mkdir(parents=True, exist_ok=True)
-    draw_pictures(bench, result, args, args.figures / f"{args.out.stem}.png")
+    draw_figure(bench, result, args, args.figures / f"{args.out.stem}.png")
     chart = args.figures / f"{args.out.stem}-minutes.png"
     draw_chart(args.runs, result, chart, args.seconds_per_iteration)
     print(summary(result))

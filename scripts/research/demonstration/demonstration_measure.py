@@ -81,7 +81,7 @@ def _stamp(target: Path) -> list[Any]:
     return [[str(f.relative_to(target)), f.stat().st_size, int(f.stat().st_mtime)] for f in files]
 
 
-def pictures(
+def images_of(
     model: FlowModel, records: Sequence[Record], setting: Setting, count: int, offset: int = 0
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield (index of the record, images), `count` images of each record, from their own noise."""
@@ -109,7 +109,7 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
     for number, (task, rows) in enumerate(by_task(records).items()):
         mine, each = [records[i] for i in rows], math.ceil(setting.per_task / len(rows))
         began, parts, index = time.process_time(), [], list[int]()
-        for some, pixels in pictures(model, mine, setting, each * setting.best_of, number):
+        for some, pixels in images_of(model, mine, setting, each * setting.best_of, number):
             chosen = _best(pixels, [mine[i] for i in some], setting)
             parts.append(pixels[chosen])
             index += [some[i] for i in chosen]
@@ -205,7 +205,7 @@ def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         "guidance": first["setting"]["guidance"],
         "steps": first["setting"]["steps"],
         "prompts": first["setting"]["prompts"],
-        "cost_per_picture": {
+        "cost_per_image": {
             "network_calls": first["network_calls"],
             "processor_seconds": sum(one["processor_seconds"] for one in found) / len(found),
         },

@@ -134,8 +134,17 @@ def flow_factory(work: Work, folder: Path, place: Path) -> Start:
     """
     if work.dtype != "bfloat16":
         raise ConfigError("flow_factory: it has no float32; expected --dtype bfloat16")
+    config = _flow_factory_config(work, place)
+    file = place / "work.yaml"
+    file.write_text(json.dumps(config, indent=2), encoding="utf-8")  # YAML reads JSON
+    paths = f"{folder / 'src'}:{HERE}"
+    return Start(["-m", "flow_factory.train", str(file)], {"PYTHONPATH": paths})
+
+
+def _flow_factory_config(work: Work, place: Path) -> dict[str, Any]:
+    """Write the work in the keys of Flow-Factory."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = {
+    return {
         "launcher": "accelerate",
         "num_processes": 1,
         "mixed_precision": "bf16",
@@ -184,10 +193,6 @@ def flow_factory(work: Work, folder: Path, place: Path) -> Start:
         "eval": {"eval_freq": 0, "resolution": work.size},
         "rewards": [{"name": "jpeg", "reward_model": "jpeg_reward.JpegReward", "device": device}],
     }
-    file = place / "work.yaml"
-    file.write_text(json.dumps(config, indent=2), encoding="utf-8")  # YAML reads JSON
-    paths = f"{folder / 'src'}:{HERE}"
-    return Start(["-m", "flow_factory.train", str(file)], {"PYTHONPATH": paths})
 
 
 def flowrl(work: Work, place: Path, beside: str, own_batch: int = 0) -> Start:

@@ -1,4 +1,4 @@
-"""The picture: base, base with guidance, and after training, from the same noise, judged."""
+"""The figure: base, base with guidance, and after training, from the same noise, judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from demonstration_measure import Bench, Setting, by_task, pictures
+from demonstration_measure import Bench, Setting, by_task, images_of
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -32,9 +32,7 @@ class Block(NamedTuple):
     rate: float  # of the task, over all of its images
 
 
-def draw_pictures(
-    bench: Bench, result: dict[str, Any], args: argparse.Namespace, file: Path
-) -> None:
+def draw_figure(bench: Bench, result: dict[str, Any], args: argparse.Namespace, file: Path) -> None:
     """Draw one prompt of each task, drawn by lot, and write the PNG."""
     records = load_prompts(args.test).records
     lot = random.Random(args.seed)
@@ -51,7 +49,7 @@ def draw_pictures(
         found = result[name]
         options = {"guidance": found["guidance"], "steps": found["steps"]}
         setting = Setting(str(target), args.test, per_task=EACH, seed=args.seed, **options)
-        parts = [some for _, some in pictures(bench.model(setting), asked, setting, EACH, 99)]
+        parts = [some for _, some in images_of(bench.model(setting), asked, setting, EACH, 99)]
         images = torch.cat(parts).unflatten(0, (len(asked), EACH))
         blocks[head] = []
         for task, record, some in zip(chosen, asked, images, strict=True):

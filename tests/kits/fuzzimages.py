@@ -1,4 +1,4 @@
-"""Pictures of all kinds, how they are damaged, and a plain reader to compare with."""
+"""Images of all kinds, how they are damaged, and a plain reader to compare with."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def chunks_of(file: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def damage_picture(file: bytes, rng: random.Random) -> bytes:
+def damage_image(file: bytes, rng: random.Random) -> bytes:
     """Damage a file as bytes; or a PNG's chunks, with checksums that fit."""
     if not file.startswith(SIGNATURE) or rng.random() < 0.4:
         return damage_bytes(file, rng)

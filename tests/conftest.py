@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = (
@@ -14,6 +15,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from adapterkit import Folders
@@ -57,6 +59,19 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Let the interpreter end as usual: some libraries count what is left."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn() -> Iterator[None]:
+    """Lay the curves of finished runs out without drawing them. `home` draws them, as commands in
+    processes of their own do; tests/runs/test_report.py looks at what is drawn."""
+    if "flowrl.runs.train" not in sys.modules:  # nothing that was collected trains
+        yield
+        return
+    from quickfigures import undrawn
+
+    with undrawn():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -144,11 +144,11 @@ def test_the_shapes_network_is_as_its_card_says() -> None:
 
 @pytest.mark.integration
 def test_the_head_tells_true_scenes_from_the_base_models_images(made: Path) -> None:
-    # trained on 100 images of the base model, asked about 100 others and as many scenes that it
-    # never saw. Measured at this size: a scene scores higher than an image in 0.79 of the pairs;
-    # chance is 0.5, with a spread of 0.04
+    # trained on 60 images of the base model in 5 steps, asked about 60 others and as many scenes
+    # that it never saw. Measured at this size: a scene scores higher than an image in 0.87 of the
+    # pairs; chance is 0.5, with a spread of 0.05
     prompts = load_prompts(made / "few.jsonl")
-    rows = [row % len(prompts) for row in range(200)]
+    rows = [row % len(prompts) for row in range(120)]
     model = sd3(
         str(ROOT / "assets" / "shapes-sd3"),
         guidance=1.0,
@@ -157,15 +157,13 @@ def test_the_head_tells_true_scenes_from_the_base_models_images(made: Path) -> N
         max_sequence_length=1,
     )
     texts = [prompts.texts[row] for row in rows]
-    images = torch.cat(
-        [x for _, x in sample(model, texts, height=64, width=64, steps=10, batch=100)]
-    )
+    images = torch.cat([x for _, x in sample(model, texts, height=64, width=64, steps=5, batch=60)])
     records = [prompts.records[row] for row in rows]
-    scenes = SCRIPT.true_scenes(records[100:], np.random.default_rng(5))
+    scenes = SCRIPT.true_scenes(records[60:], np.random.default_rng(5))
 
     def batch(pixels: torch.Tensor, mine: list[dict[str, Any]]) -> RewardBatch:
         return RewardBatch(
-            pixels, [r["prompt"] for r in mine], torch.arange(100), mine, torch.zeros(100)
+            pixels, [r["prompt"] for r in mine], torch.arange(60), mine, torch.zeros(60)
         )
 
     head = adversarial(
@@ -174,9 +172,9 @@ def test_the_head_tells_true_scenes_from_the_base_models_images(made: Path) -> N
         lr=3e-3,
         d_steps=4,
         device="cpu",
-        batch=100,
+        batch=60,
     )
     for _ in range(8):
-        metrics = head.update(batch(images[:100], records[:100]))
-    real, fake = head(batch(scenes, records[100:])), head(batch(images[100:], records[100:]))
-    assert metrics["accuracy"] > 0.6 and (real[:, None] > fake).float().mean().item() > 0.65
+        metrics = head.update(batch(images[:60], records[:60]))
+    real, fake = head(batch(scenes, records[60:])), head(batch(images[60:], records[60:]))
+    assert metrics["accuracy"] > 0.6 and (real[:, None] > fake).float().mean().item() > 0.7

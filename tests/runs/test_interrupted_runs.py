@@ -24,7 +24,7 @@ from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS
 from flowrl.runs.locks import lock, try_lock
 from flowrl.runs.open import open_run
 from flowrl.runs.start import claimed
-from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
+from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -121,29 +121,6 @@ def test_what_ends_a_run_leaves_what_is_good(
 
 
 # ------------------------------------------------------------------------------------------ signals
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_every_signal_that_ends_a_job_is_heard_at_once(
-    number: signal.Signals, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = signal.getsignal(number)
-    with StopSignal() as stop:
-        os.kill(os.getpid(), number)
-        assert stop.asked
-    assert "stopping after this iteration, with a checkpoint" in capfd.readouterr().err
-    assert signal.getsignal(number) is before
-
-
-def test_what_is_ignored_stays_ignored() -> None:
-    """nohup ignores SIGHUP for the program that it starts."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSignal() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.asked
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_stop_is_heard_inside_an_evaluation(tmp_path: Path, whole: Path) -> None:

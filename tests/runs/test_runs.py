@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import threading
 import warnings
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.open import open_run
 from flowrl.runs.start import claimed
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import describe, train
 from flowrl.training import checkpoint
 from flowrl.training.setup import OverlapWarning
@@ -78,6 +77,7 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     assert sorted(folder.name for folder in (run / "checkpoints").iterdir()) == ["000002", "000004"]
     for name in ("grid.png", "curves.png", "report.html", "environment.json"):
         assert (run / name).stat().st_size > 100
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert load_config(run / "config.yaml", (), ("toykit",)) == config_for(home)
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr
@@ -265,33 +265,3 @@ def test_a_checkpoint_of_another_model(home: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"this config needs \['ema'\]"):
         train(toy(home), run, resume=True, quiet=True)
     assert_same_run(run, home / "whole")
-
-
-# ------------------------------------------------------------------------------------------ signals
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_a_wish_the_second_is_not(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), StopSignal() as stop:  # noqa: PT012
-        os.kill(os.getpid(), number)
-        assert stop.asked
-        os.kill(os.getpid(), number)
-        pytest.fail("the second signal must stop at once")
-    assert signal.getsignal(number) is before
-
-
-def test_signals_are_left_alone_outside_the_main_thread() -> None:
-    before, failed = signal.getsignal(signal.SIGINT), []
-
-    def work() -> None:
-        try:
-            with StopSignal() as stop:
-                assert not stop.asked
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failed and signal.getsignal(signal.SIGINT) is before

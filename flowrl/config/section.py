@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
@@ -49,23 +48,31 @@ class Section:
         return out
 
 
-@cache  # a class has one answer, and to work its hints out takes longer than to check a value
+_INNER: dict[type, Mapping[str, type[Section]]] = {}
+_HINTS: dict[type, Mapping[str, Any]] = {}
+"""What `_inner` and `_checked_here` have said of a class: to work its hints out takes longer than
+to check its values."""
+
+
 def _inner(section: type[Section]) -> Mapping[str, type[Section]]:
     """Return the keys of a section that are sections of their own."""
-    out = {}
-    for name, hint in typing.get_type_hints(section).items():
-        for member in typing.get_args(hint) or (hint,):
-            if isinstance(member, type) and issubclass(member, Section):
-                out[name] = member
-    return MappingProxyType(out)
+    if section not in _INNER:
+        out = {}
+        for name, hint in typing.get_type_hints(section).items():
+            for member in typing.get_args(hint) or (hint,):
+                if isinstance(member, type) and issubclass(member, Section):
+                    out[name] = member
+        _INNER[section] = MappingProxyType(out)
+    return _INNER[section]
 
 
-@cache
 def _checked_here(section: type[Section]) -> Mapping[str, Any]:
     """Return the hints of the values that a section itself checks: inner ones check themselves."""
-    out = {}
-    for name, hint in typing.get_type_hints(section, include_extras=True).items():
-        constant = typing.get_origin(hint) is ClassVar or hint is ClassVar
-        if name not in _inner(section) and not constant:
-            out[name] = hint
-    return MappingProxyType(out)
+    if section not in _HINTS:
+        out = {}
+        for name, hint in typing.get_type_hints(section, include_extras=True).items():
+            constant = typing.get_origin(hint) is ClassVar or hint is ClassVar
+            if name not in _inner(section) and not constant:
+                out[name] = hint
+        _HINTS[section] = MappingProxyType(out)
+    return _HINTS[section]

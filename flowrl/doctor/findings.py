@@ -181,8 +181,8 @@ CATALOGUE: dict[str, Advice] = {
     ),
     "reward/reversed": Advice("a reward ranks damaged images above good ones", "look at its sign"),
     "reward/prompt": Advice(
-        "no reward that counts minds the prompt",
-        "add one that does, or a `kl`; if none is meant to, this is known",
+        "no reward with a weight depends on the prompt",
+        "add one that does, or a `kl`; if none is meant to, accept it: `--known reward/prompt`",
     ),
     "reward/company": Advice(
         "an image's score depends on the images beside it, their order or their number",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -224,8 +225,18 @@ def _resolve_dotted(
     found = functions_of(module, where, top if top in plugins else "")
     if name not in found:
         kind = "public function of its own"
-        raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}")
+        raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}{_is_file(fn)}")
     return fn, found[name]
+
+
+def _is_file(fn: str) -> str:
+    """Say how to name what is in a file, where the file was named instead."""
+    try:
+        file = importlib.util.find_spec(fn)
+    except (ImportError, ValueError):
+        return ""
+    hint = f"; {fn} is a file: name what is in it, such as {fn}.{fn.rpartition('.')[2]}"
+    return hint if file else ""
 
 
 def _mixing_weight(axis: Axis, given: Mapping[str, Any], key: str, source: Source) -> float:

@@ -71,6 +71,9 @@ def test_only_allowed_packages_can_be_named(file: Path) -> None:
     # what a plugin merely imports is not its own
     message = failure(file, "model={fn: fakeplugin.run}", plugins=("fakeplugin",))
     assert "has no public function of its own 'run'" in message
+    # a file that is named in place of the function in it
+    message = failure(file, "plan={fn: fakeaxes.plans.plans}", plugins=("fakeaxes",))
+    assert "name what is in it, such as fakeaxes.plans.plans.plans" in message
     own = "fakeaxes.plans.plans.window"
     assert load_config(file, [f"plan.fn={own}"]).plan.path == own
 

@@ -113,6 +113,7 @@ def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
             )
         axes.set_xticks(range(6), labels)
         axes.set_title({"colours": "colours of shapes", "objects": "shapes on an image"}[key])
+        axes.set_ylabel({"colours": "share of shapes", "objects": "share of images"}[key])
     panels[0].legend(frameon=False)
     # the references are what distances are to, so they have no bar
     for at, name in enumerate(("before", "after")):

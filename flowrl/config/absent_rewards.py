@@ -3,6 +3,7 @@ trouble before. So a run can be sampled and exported without them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,12 @@ from flowrl.config.overrides import Source
 from flowrl.core.errors import ConfigError
 
 PYTHON = "python"  # `fn` of a reward that a program handed over, which no config can name
+
+
+def check_reward_name(name: Any, where: str) -> None:
+    """Raise ConfigError for a name of a reward that metrics and files could not have."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ConfigError(f"{where}: expected a name of letters, digits, - and _, got {name!r}")
 
 
 def reward_call(

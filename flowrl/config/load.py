@@ -10,19 +10,19 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flowrl.config.absent_rewards import PYTHON, reward_call
+from flowrl.config.absent_rewards import check_reward_name, reward_call
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.monitors import MonitorsConfig
-from flowrl.config.overrides import Source, apply_override
+from flowrl.config.overrides import Source, apply_override, texts
 from flowrl.config.plain import make_section
 from flowrl.config.section import Section, Seed
 from flowrl.config.sections import (
@@ -191,14 +191,18 @@ def load_config(
     Raises ConfigError with all mistakes: each with the file or override, the dotted key, what was
     expected and what came.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        expected = "expected the name of a shipped config or the path of a YAML file"
+        raise ConfigError(f"{expected}, got {show(name_or_path)}")
+    overrides, plugins = texts(overrides, "overrides"), texts(plugins, "plugins")
     path = _find(os.fspath(name_or_path))
     raw, found = _read(path), Collector()
     for override in overrides:
         with found.catch():
             apply_override(raw, override)
     with found.catch():
-        source = Source(str(path), tuple(overrides))
-        config = _build(raw, source, tuple(plugins), need_rewards)
+        source = Source(str(path), overrides)
+        config = _build(raw, source, plugins, need_rewards)
         # a window outside the steps is found here, not after the weights are loaded
         _try_plan(config)
     found.close()
@@ -220,23 +224,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections like 'name:' and 'model:', got {show(raw)}")
     return raw
-
-
-def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
-    """Return the config with other rewards: functions or objects of the program, by name.
-
-    They take the place of all that the config names; one of a name that the config has keeps its
-    weight and its transforms. In the run's ``config.yaml`` they are ``{fn: python}``. Raises
-    ConfigError for what cannot be called, and as a config does.
-    """
-    calls = {}
-    for name, reward in rewards.items():
-        if not callable(reward):
-            raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
-        old = config.rewards.get(name) or Call(f"rewards.{name}", PYTHON, PYTHON, {})
-        calls[name] = replace(old, fn=PYTHON, path=PYTHON, kwargs={}, function=reward)
-    score = config.eval.score if config.eval.score in calls else ""
-    return replace(config, rewards=calls, eval=replace(config.eval, score=score))
 
 
 def _build(
@@ -280,9 +267,7 @@ def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -
     found, calls = Collector(), {}
     for name, call in raw.items():
         with found.catch():
-            if not re.fullmatch(r"[\w-]+", name):
-                expected = "expected a name of letters, digits, - and _"
-                raise ConfigError(f"{source.at('rewards')}: {expected}, got {name!r}")
+            check_reward_name(name, source.at("rewards"))
             key = f"rewards.{name}"
             calls[name] = reward_call(key, call, source, plugins, needed=needed)
     found.close()

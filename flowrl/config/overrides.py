@@ -39,6 +39,15 @@ class Source:
         return self.at(key)
 
 
+def texts(values: Any, what: str) -> tuple[str, ...]:
+    """Return a list of texts as a tuple. Raises ConfigError for one text alone, which would be read
+    letter by letter, and for anything else."""
+    if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
+        return tuple(values)
+    hint = f"; write [{values!r}]" if isinstance(values, str) else ""
+    raise ConfigError(f"{what}: expected a list of texts, got {show(values)}{hint}")
+
+
 def parse_override(text: str) -> tuple[list[str], Any]:
     """Split ``key.subkey=value`` into (["key", "subkey"], value). Raises ConfigError."""
     key, equals, value = text.partition("=")

@@ -85,6 +85,13 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     )
 
 
+def check_absent(path: str) -> None:
+    """Raise ConfigError for a list that cannot be read although something is there: only one that
+    is not there yet may be put there later."""
+    if not path.strip() or os.path.exists(path):
+        load_prompts(path)
+
+
 def _items(file: Path) -> Iterator[tuple[str, Any]]:
     """Read a file, or all files of a folder: each is a task of its own, named like the file."""
     if not file.is_dir():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.hub_prompts import on_hub
-from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.core.prompts import PromptSet, check_absent, load_prompts
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
 
@@ -67,5 +67,6 @@ def _read(path: str) -> PromptSet | None:
         return None
     try:
         return load_prompts(path)
-    except ConfigError:  # no such file
+    except ConfigError:
+        check_absent(path)
         return None

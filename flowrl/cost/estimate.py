@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from flowrl.config.given import check_config
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.hub_prompts import on_hub
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import check_absent, load_prompts
 from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
@@ -70,6 +71,9 @@ def estimate(config: Config) -> Estimate:
     file.
     """
     # what can be known without the network's settings: work, latents, stored parts
+    check_config(config)
+    for path in (config.prompts.train, config.prompts.test):
+        _length(path)
     forecast = check_plan(config)
     parts, note = kept(config, forecast)
     if note:
@@ -159,7 +163,7 @@ def _update(
 def _evaluation(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    e, prompts = config.eval, _held_out(config)
+    e, prompts = config.eval, _length(config.prompts.test)
     share = max(1, e.batch // e.images)
     count = (min(share, prompts) if prompts else share) * e.images
     return max(_call(made, min(e.batch, count)), _images(config, made, count))
@@ -181,13 +185,14 @@ def _images(config: Config, made: MetaRun, count: int) -> Extra:
     return peak, batch, f"decoding {count:,} images, {batch} at a time, with the images"
 
 
-def _held_out(config: Config) -> int | None:
-    """Return the number of held-out prompts; None if their file is not here, but on the hub."""
-    if on_hub(config.prompts.test):
+def _length(path: str) -> int | None:
+    """Return the number of prompts of a list; None if it is not here, or on the hub."""
+    if on_hub(path):
         return None
     try:
-        return len(load_prompts(config.prompts.test))
+        return len(load_prompts(path))
     except ConfigError:
+        check_absent(path)
         return None
 
 

@@ -87,12 +87,14 @@ def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
     said = f"{where}: reward {name!r}: expected {count} numbers, one per image, got"
     try:
         rows = as_tensor(values, count)
-    except (TypeError, ValueError, RuntimeError) as error:
+        if rows.is_complex():
+            raise TypeError("complex numbers have no order")
+        rows = rows.detach().float().cpu()
+    except FAILURES as error:  # what was given may have code of its own, such as __array__
         raise RewardError(f"{said} {type(values).__name__}: {error}") from error
     if rows.shape != (count,):
         raise RewardError(f"{said} shape {list(rows.shape)}")
     # none of them infinite
-    rows = rows.detach().float().cpu()
     infinite = rows.isinf().nonzero()
     if len(infinite):
         rule = "NaN means not scored; infinity is never allowed"

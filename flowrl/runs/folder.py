@@ -19,6 +19,7 @@ Rows = list[dict[str, Any]]
 CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
 # logs with one object a line, each with its iteration
 METRICS, TIMING, EVALS = "metrics.jsonl", "timing.jsonl", "eval.jsonl"
+EARLIER_EVALS = "eval-earlier.jsonl"  # of another score or setting, which count no longer
 HISTOGRAMS = "histograms.jsonl"  # of rewards and advantages
 FINDINGS = "findings.jsonl"  # of the monitors
 # the fixed prompts of a run: one strip of images per iteration, and their texts
@@ -62,6 +63,8 @@ def read_rows(run: RunPath, name: str) -> Rows:
     """
     path = Path(run) / name
     try:
+        if path.is_fifo():
+            raise OSError("it is a pipe, not a file")
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
@@ -108,10 +111,10 @@ def read_evals(run: RunPath) -> list[Evaluation]:
     return found
 
 
-def write_evals(run: RunPath, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_evals(run: RunPath, rows: Iterable[Mapping[str, Any]], name: str = EVALS) -> None:
     """Write all evaluations of a run anew, one per line. Raises RunError."""
     lines = [json.dumps(row) + "\n" for row in rows]
-    write_text(Path(run) / EVALS, "".join(lines))
+    write_text(Path(run) / name, "".join(lines))
 
 
 def read_object(run: RunPath, name: str) -> dict[str, Any]:

@@ -54,8 +54,10 @@ def try_lock(folder: Path) -> FolderLock | None:
         if error.errno not in _NO_LOCKS:
             os.close(handle)
             return None
-    os.ftruncate(handle, 0)
-    os.write(handle, f"{os.getpid()}\n".encode())
+    # whose lock it is; a pipe or a device of that name cannot say it
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
     return FolderLock(handle)
 
 
@@ -69,7 +71,7 @@ def lock(folder: Path, *, mend: str) -> FolderLock:
 
 
 def _who(folder: Path) -> str:
-    number = ""
-    with contextlib.suppress(OSError):
-        number = (folder / FILE).read_text().strip()
+    number, file = "", folder / FILE
+    with contextlib.suppress(OSError, ValueError):
+        number = file.read_text().strip() if file.is_file() else ""
     return f"process {number}" if number.isdecimal() else "another process"

@@ -257,6 +257,8 @@ class Silence:
 def _prepare(file: Path, resume: int | None) -> None:
     """Drop the lines from iteration `resume` on and a torn last line; keep the rest byte for
     byte."""
+    if file.exists() and not file.is_file():
+        raise RunError(f"{file}: expected a file, got a folder, a pipe or a device; move it away")
     if not file.exists() or file.stat().st_size == 0:
         if resume and file.name == METRICS:
             warnings.warn(

@@ -3,6 +3,7 @@ what the monitors say."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,12 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
         save_film(images, strip_file(run, trainer.iteration).with_suffix(".gif"))
         images = images[:, 0]
     log.image("samples", torch.cat(list(images), dim=2), trainer.iteration)
-    save_png(run_grid(run), run / GRID)
+    try:
+        drawn = run_grid(run)
+    except FlowRLError as error:  # an older file of the samples is damaged: no reason to end a run
+        warnings.warn(f"{GRID} is not drawn: {error}", stacklevel=2)
+        return
+    save_png(drawn, run / GRID)
 
 
 def _judge(trainer: Trainer, run: Path, log: Log, images: Tensor) -> None:

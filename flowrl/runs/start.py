@@ -18,9 +18,11 @@ from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.runs.earlier_evals import parted, set_aside, why
 from flowrl.runs.evaluate import eval_weights, evaluate, probe_of
 from flowrl.runs.folder import (
     CONFIG,
+    EARLIER_EVALS,
     ENVIRONMENT,
     EVALS,
     FINDINGS,
@@ -211,11 +213,13 @@ def begin(
         # only now: a config that does not work must not occupy the folder
         here.together(lambda: _occupy(config, run) if here.main else None)
         return trainer, None
-    # the evaluation before training, where it was lost
-    if not any(row["iteration"] == 0 for row in rows):
-        rows = [_evaluated_anew(trainer, run, quiet), *rows]
-        if here.main:
-            write_evals(run, rows)
+    # what was judged in another way counts no longer; the evaluation before training is made anew
+    # where it was lost
+    known = _judged_alike(trainer, run, rows, quiet)
+    if not any(row["iteration"] == 0 for row in known):
+        known = [_evaluated_anew(trainer, run, quiet), *known]
+    if here.main and known != rows:
+        write_evals(run, known)
     trainer.load(start.checkpoint)
     if trainer.iteration > config.train.iterations:
         raise ConfigError(
@@ -230,7 +234,7 @@ def begin(
 def _occupy(config: Config, run: Path) -> None:
     """Write what a run is; logs of one that was killed before its first checkpoint go."""
     if (run / CONFIG).exists():
-        for name in (METRICS, TIMING, HISTOGRAMS, EVALS, FINDINGS, TENSORBOARD):
+        for name in (METRICS, TIMING, HISTOGRAMS, EVALS, EARLIER_EVALS, FINDINGS, TENSORBOARD):
             delete(run / name)
     # the config last: one without the other is a user's own
     write_json(run / ENVIRONMENT, {**environment(), "processes": world().size})
@@ -247,6 +251,19 @@ def _evals(run: Path) -> Rows:
             "made anew where it is missing"
         ) from error
     return read_rows(run, EVALS)
+
+
+def _judged_alike(trainer: Trainer, run: Path, rows: Rows, quiet: bool) -> Rows:
+    """Return the evaluations that can be compared with those to come, by iteration; the others go
+    to a file of their own."""
+    about = (trainer.model, trainer.config, trainer.test_set)
+    alike, others = parted(rows, *about)
+    if others and trainer.world.main:
+        set_aside(run, others)
+        if not quiet:
+            what = f"evaluations of {run / EVALS} count no longer ({why(others, *about)})"
+            print(f"{len(others)} {what}: they are in {EARLIER_EVALS}", file=sys.stderr)
+    return alike
 
 
 def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.load import Config, with_rewards
+from flowrl.config.given import check_config, folder_of, with_rewards
+from flowrl.config.load import Config
+from flowrl.config.values import show
+from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.types import FlowModel
 from flowrl.runs.best import best_checkpoint, score_of
@@ -65,10 +69,14 @@ def train(
     which another process works.
     """
     # what can fail fails before anything is loaded
+    check_config(config)
+    run = None if run is None else folder_of(run, "run")
+    if resume not in (True, False, "auto"):
+        raise ConfigError(f'resume: expected True, False or "auto", got {show(resume)}')
     check_trackers(track)
     config = config if rewards is None else with_rewards(config, rewards)
     # the folder is locked, so that no other process trains in it
-    with claimed(config, Path(run) if run is not None else None, resume) as start:
+    with claimed(config, run, resume) as start:
         run = start.run
         trainer, resumed_at = begin(config, start, model=model, quiet=quiet)
         checkpoints = Checkpoints(trainer, run, resumed_at)
@@ -162,13 +170,13 @@ def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None)
         "stopped": stopped,
         "iterations": rows[-1]["iteration"],
         "seed": config.seed,
-        "seconds": round(sum(row["total"] for row in timing), 1),
+        "seconds": round(sum(row.get("total") or 0.0 for row in timing), 1),
         "finished": time.strftime("%Y-%m-%d"),
     }
     # as a file, as figures, as a page, and in the terminal
     write_json(run / SUMMARY, summary)
     save_figure(curves(run), run / CURVES, dpi=110)
-    write_text(run / REPORT, html_report(run))
+    _write_page(run)
     log.say(before_after_table(summary))
     for line in best_line(summary):
         log.say(line)
@@ -178,6 +186,16 @@ def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None)
     figures = ", ".join(str(run / name) for name in (GRID, CURVES, REPORT))
     log.say(f"images: {figures}")
     return summary
+
+
+def _write_page(run: Path) -> None:
+    """Write the run as a page; a damaged file of its samples is no reason to lose the rest."""
+    try:
+        page = html_report(run)
+    except FlowRLError as error:
+        warnings.warn(f"{REPORT} is not written: {error}", stacklevel=2)
+        return
+    write_text(run / REPORT, page)
 
 
 def _best(run: Path, rows: Rows) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flowrl.config.given import check_config
 from flowrl.config.load import Config
 from flowrl.core.abilities import EncodesAhead, ExtendsModel
 from flowrl.core.errors import ConfigError
@@ -63,6 +64,7 @@ class Setup:
         self, config: Config, *, model: FlowModel | None = None, log: PhaseTimer | None = None
     ) -> None:
         """Raises ConfigError for numbers that do not fit together, and what rewards raise."""
+        check_config(config)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.config, self.log, self.iteration = config, log, 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from toykit import redness, toy
 
 from flowrl.config.calls import Call
-from flowrl.config.load import with_rewards
+from flowrl.config.given import with_rewards
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import RewardBatch
@@ -58,6 +58,9 @@ def test_what_a_reward_may_return(answer: Any, want: list[float]) -> None:
     ("answer", "said"),
     [
         ([1.0, 2.0], r"expected 3 numbers, one per image, got shape \[2\]"),
+        ([10**400] * 3, "expected 3 numbers, one per image, got list: int too large to convert"),
+        (torch.ones(3, dtype=torch.complex64), "got Tensor: complex numbers have no order"),
+        (torch.ones(3, device="meta"), "expected 3 numbers, one per image, got Tensor: "),
         (torch.ones(3, 1), r"got shape \[3, 1\]"),
         ("good", "got str: no tensor, array, list or number"),
         (["1", "2", "3"], "got list: the text '1' is no number"),

@@ -17,7 +17,8 @@ import pytest
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.load import Config, load_config, with_rewards
+from flowrl.config.given import with_rewards
+from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS

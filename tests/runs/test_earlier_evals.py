@@ -1,0 +1,133 @@
+"""A run whose `eval` section is changed when it goes on: what is compared was judged alike."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toykit import toy
+
+from flowrl.core.errors import RunError
+from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, TIMING, read_rows
+from flowrl.runs.locks import try_lock
+from flowrl.runs.train import train
+
+pytestmark = pytest.mark.integration
+SHORT = ("train.iterations=1", "samples.every=0", "eval.images=1", "train.prompts=1")
+LONGER = (*SHORT, "train.iterations=2")
+
+
+def begun(folder: Path) -> Path:
+    """Train for one iteration -> the run."""
+    train(toy(folder, *SHORT), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def rewrite(run: Path, name: str, change: Callable[[list[str]], list[str]]) -> None:
+    """Change the lines of a log."""
+    file = run / name
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("eval.steps=2",), "steps 4 -> 2"),
+        (("eval.seed=5", "eval.images=2"), "images 1 -> 2, seed 1234 -> 5"),
+        (("eval.score=strict",), "score 'red' -> 'strict'"),
+        (("eval.best_of=2",), "best_of 1 -> 2, best_by '' -> 'red'"),
+        (("prompts.test={folder}/train.jsonl",), ""),
+    ],
+)
+def test_before_and_after_are_judged_alike(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: tuple[str, ...], said: str
+) -> None:
+    """A run with another `eval` section ends with the evaluations of one that always had it: the
+    one before training is made anew, and the old ones are kept apart."""
+    whole = train(toy(tmp_path / "a", *LONGER, "eval.every=1"), tmp_path / "w", quiet=True)
+    run, folder = begun(tmp_path / "a"), tmp_path / "a"
+    change = tuple(text.format(folder=folder) for text in change)
+    always = train(toy(folder, *LONGER, *change), tmp_path / "always", quiet=True)
+    old = (run / EVALS).read_bytes()
+    if not said:  # the prompts are no section that is free: the run's own config is edited
+        text = (run / "config.yaml").read_text().replace("/test.jsonl", "/train.jsonl")
+        (run / "config.yaml").write_text(text.replace("iterations: 1", "iterations: 2"))
+    capfd.readouterr()
+    done = train(toy(folder, *LONGER, *change), run, resume=True if not said else "auto")
+    assert said in capfd.readouterr().err
+    assert [done[key] for key in ("before", "after", "gain")] == [
+        always[key] for key in ("before", "after", "gain")
+    ]
+    assert done["before"] != whole["before"]
+    assert (run / EARLIER_EVALS).read_bytes() == old
+    assert [row["iteration"] for row in read_rows(run, EVALS)] == [0, 2]
+
+
+def test_a_smaller_batch_judges_alike(tmp_path: Path) -> None:
+    """How many images go through the network at once is no part of what is judged."""
+    run = begun(tmp_path)
+    before = (run / EVALS).read_bytes()
+    train(toy(tmp_path, *LONGER, "eval.batch=2"), run, resume="auto", quiet=True)
+    assert (run / EVALS).read_bytes().startswith(before)
+    assert not (run / EARLIER_EVALS).exists()
+
+
+@pytest.mark.parametrize("change", [lambda lines: lines[::-1], lambda lines: lines + lines])
+def test_evaluations_in_another_order_are_those_of_their_iterations(
+    tmp_path: Path, change: Callable[[list[str]], list[str]]
+) -> None:
+    """`before` is iteration 0, wherever its line stands."""
+    run = begun(tmp_path)
+    first = read_rows(run, EVALS)[0]
+    rewrite(run, EVALS, change)
+    done = train(toy(tmp_path, *LONGER), run, resume="auto", quiet=True)
+    assert done["before"]["red"] == first["red"] and done["before"]["iteration"] == 0
+    assert [row["iteration"] for row in read_rows(run, EVALS)] == [0, 1, 2]
+
+
+def test_an_evaluation_without_a_score_is_made_anew(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    first = read_rows(run, EVALS)[0]
+    rewrite(run, EVALS, lambda lines: [json.dumps({**first, "red": None}) + "\n", *lines[1:]])
+    done = train(toy(tmp_path, *LONGER), run, resume="auto", quiet=True)
+    assert done["before"]["red"] == first["red"]
+
+
+def test_a_time_that_is_lost_counts_as_none(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    (run / TIMING).write_text('{"iteration": 0}\n')
+    done = train(toy(tmp_path, *LONGER), run, resume="auto", quiet=True)
+    assert done["seconds"] >= 0 and done["iterations"] == 2
+
+
+@pytest.mark.parametrize("name", [EVALS, METRICS, TIMING])
+def test_a_pipe_in_the_place_of_a_log_is_one_message(tmp_path: Path, name: str) -> None:
+    """It would be waited for, for ever."""
+    run = begun(tmp_path)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(RunError, match=f"{name}.*pipe"):
+        train(toy(tmp_path, *LONGER), run, resume="auto", quiet=True)
+
+
+def test_a_pipe_in_the_place_of_the_lock_locks_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    first: Any = try_lock(tmp_path)
+    assert first is not None and try_lock(tmp_path) is None
+    first.release()
+
+
+@pytest.mark.parametrize("name", ["samples/000000.png", "samples/verdicts.json"])
+def test_damaged_samples_end_no_run(tmp_path: Path, name: str) -> None:
+    """They would end it at every try to go on, with all weights good."""
+    run = begun(tmp_path)
+    (run / name).write_bytes(b"\xff\xfe damaged")
+    with pytest.warns(UserWarning) as caught:
+        done = train(toy(tmp_path, *LONGER), run, resume="auto", quiet=True)
+    said = [str(warning.message) for warning in caught if name in str(warning.message)]
+    assert ["grid.png is not drawn" in said[0], "report.html is not" in said[1]] == [True] * 2
+    assert done["iterations"] == 2 and done["after"]["iteration"] == 2

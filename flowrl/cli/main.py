@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
 from flowrl.cli.view import view
-from flowrl.core.errors import FlowRLError
+from flowrl.core.errors import ConfigError, FlowRLError
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -104,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _check_values(arguments)
         code = _run([*arguments] or ["--help"])
         sys.stdout.flush()
         return code if arguments else 2
@@ -124,6 +127,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if was_interrupted():
             return _fail(STOPPED, 130)
         return _refused(error)
+
+
+def _check_values(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for an option with an empty value, as ``--run "$UNSET"`` gives one: as a
+    path it would be the working folder."""
+    for option, value in itertools.pairwise([*arguments, "end"]):
+        joined = re.fullmatch(r"--[\w-]+=", option)
+        if joined or (value == "" and re.fullmatch(r"--[\w-]+", option)):
+            raise ConfigError(
+                f"{option.rstrip('=')}: expected a value, got an empty text; is a variable of the "
+                "shell not set?"
+            )
 
 
 def _refused(error: Exception) -> int:

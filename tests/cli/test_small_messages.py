@@ -14,6 +14,7 @@ from flowrl.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 LONG = "x" * 300
+Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,37 @@ def test_names_that_are_too_long(argv: list[str], capsys: pytest.CaptureFixture[
     assert main(argv) == 2
     out, error = capsys.readouterr()
     assert error.count("flowrl: ") == 1 and "Traceback" not in error and out == ""
+
+
+@pytest.mark.parametrize("last", [["--run", ""], ["--run="]])
+def test_an_option_with_an_empty_value(
+    last: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """As a path it would be the working folder: ``--run "$UNSET"``."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "shapes/flow_grpo", *last]) == 2
+    assert "--run: expected a value, got an empty text" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["estimate"]])
+@pytest.mark.parametrize("what", ["pipe", "empty", "no text"])
+def test_a_list_that_cannot_be_one_is_refused_alike(
+    command: list[str], what: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A list that is not there may be put there later; one that is there and none is a mistake."""
+    config, file = write_toy(tmp_path), tmp_path / "list.txt"
+    if what == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_text("")
+    path = "" if what == "no text" else str(file)
+    argv = [command[0], str(config), "--plugin", "toykit", f"prompts.test={path!r}", *command[1:]]
+    argv += ["--run", str(tmp_path / "run")] if command == ["train"] else []
+    assert main(argv) == 2
+    said = {"pipe": "got a pipe or a device", "empty": "at least one prompt", "no text": "empty"}
+    error = capsys.readouterr().err
+    assert said[what] in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize("what", ["config", "prompts"])

@@ -49,6 +49,11 @@ ORDER = (
 )
 """The sections, in the order in which a file is written."""
 
+REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
+REPORT_KEYS |= {"outcomes", "unscored", "by_prompt", "iteration", "drift", "marks"}
+REPORT_KEYS |= {"budget", "nfe", "seconds"}
+"""Keys of an evaluation's line, which the headline reward cannot be named like."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -107,6 +112,12 @@ class Config:
         if self.eval.score and self.eval.score not in self.rewards:
             says = unknown(self.eval.score, self.rewards, "reward")
             found.add(f"{where}: eval.score: the config {says}")
+        elif self.rewards and self.headline in REPORT_KEYS:
+            taken = f"{self.headline!r} is a key of an evaluation's line; name the reward otherwise"
+            found.add(f"{where}: rewards: {taken}, or let eval.score name another")
+        if self.eval.best_by and self.eval.best_by not in self.rewards:
+            says = unknown(self.eval.best_by, self.rewards, "reward")
+            found.add(f"{where}: eval.best_by: the config {says}")
         found.close()
 
     @property

@@ -12,7 +12,7 @@ from flowrl.config.given import check_config
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.hub_prompts import on_hub
-from flowrl.core.prompts import check_absent, load_prompts
+from flowrl.core.prompts import PromptSet, check_absent, groups_of, load_prompts
 from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
@@ -68,12 +68,14 @@ def estimate(config: Config) -> Estimate:
     """Work out what a config takes, for the iteration that comes first.
 
     Raises ConfigError and ModelError as `check_plan` and `kept` do, DataError for a broken prompt
-    file.
+    file; a list that is not here yet is no mistake.
     """
     # what can be known without the network's settings: work, latents, stored parts
     check_config(config)
-    for path in (config.prompts.train, config.prompts.test):
-        _length(path)
+    # lists as a run reads them
+    train, _ = _list(config.prompts.train), _list(config.prompts.test)
+    if train is not None:
+        groups_of(train, config.train.balance)
     forecast = check_plan(config)
     parts, note = kept(config, forecast)
     if note:
@@ -163,9 +165,9 @@ def _update(
 def _evaluation(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    e, prompts = config.eval, _length(config.prompts.test)
+    e, prompts = config.eval, _list(config.prompts.test)
     share = max(1, e.batch // e.images)
-    count = (min(share, prompts) if prompts else share) * e.images
+    count = (min(share, len(prompts)) if prompts else share) * e.images
     return max(_call(made, min(e.batch, count)), _images(config, made, count))
 
 
@@ -185,12 +187,12 @@ def _images(config: Config, made: MetaRun, count: int) -> Extra:
     return peak, batch, f"decoding {count:,} images, {batch} at a time, with the images"
 
 
-def _length(path: str) -> int | None:
-    """Return the number of prompts of a list; None if it is not here, or on the hub."""
+def _list(path: str) -> PromptSet | None:
+    """Read a list; None if it is not here, or on the hub."""
     if on_hub(path):
         return None
     try:
-        return len(load_prompts(path))
+        return load_prompts(path)
     except ConfigError:
         check_absent(path)
         return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
+from flowrl.config.load import REPORT_KEYS
 from flowrl.core.abilities import conditioning
 from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError, RunError
@@ -25,9 +26,6 @@ from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize, summarize_apart
 from flowrl.evaluation.unscored import check_tasks, count_unscored
 
-REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
-REPORT_KEYS |= {"outcomes", "unscored", "by_prompt"}
-"""Keys of an evaluation's report that a headline reward cannot be named like."""
 # prompt index of each image, whether it is not finite, scores batch by batch
 Share = tuple[list[int], list[bool], list[dict[str, Tensor]]]
 

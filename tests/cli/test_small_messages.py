@@ -68,6 +68,32 @@ def test_a_list_that_cannot_be_one_is_refused_alike(
     assert said[what] in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["estimate"]])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rewards={iteration: {fn: toykit.redness}}", "'iteration' is a key of an evaluation's"),
+        ("rewards={nfe: {fn: toykit.redness}}", "'nfe' is a key of an evaluation's line"),
+        ("eval.best_by=rad", "eval.best_by: the config has no reward 'rad'; did you mean 'red'?"),
+        ("train.balance=color", "so each record needs a text or a number under this key"),
+    ],
+)
+def test_what_a_run_refuses_is_refused_before_it(
+    command: list[str],
+    change: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:
+    """A headline named `iteration` had written its score over the iteration in `eval.jsonl`."""
+    monkeypatch.chdir(tmp_path)
+    argv = [command[0], str(write_toy(tmp_path)), "--plugin", "toykit", change, *command[1:]]
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+    assert not [*tmp_path.glob("runs/*/config.yaml")]
+
+
 @pytest.mark.parametrize("what", ["config", "prompts"])
 def test_pipes_are_not_waited_for(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrl.core.on_host import on_host
+
 # torch's CPU generator is MT19937; where its state of bytes has the 624 words, 8 bytes for each
 N_WORDS = 624
 WORDS = slice(24, 24 + 8 * N_WORDS)
@@ -46,11 +48,11 @@ class NodeStreams:
 
     def __init__(self, group: Tensor, *keys: int | str) -> None:
         """Group [V] int64: the prompt of each node; keys: what the streams are for."""
-        self.group, self.keys = group.cpu(), keys
+        self.group, self.keys = on_host(group), keys
 
     def of(self, nodes: Tensor, *, shared: bool = False) -> list[torch.Generator]:
         """Return one CPU generator per node [B]; with `shared` those of one prompt draw alike."""
-        nodes = nodes.cpu()
+        nodes = on_host(nodes)
         group, place = self.group[nodes].tolist(), self._places()[nodes].tolist()
         if shared:
             return [generator(*self.keys, g) for g in group]

@@ -13,6 +13,7 @@ from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
+from flowrl.core.on_host import on_host
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompt_choice import Visit
 from flowrl.core.types import RewardBatch, Tree
@@ -66,7 +67,7 @@ def give_credit(
         credit = partial(credit, prompts=batch.prompts)
     extra = {}
     if "state" in needs_of(run.method.credit):
-        extra["state"] = state_of(run, rows)[batch.group]
+        extra["state"] = state_of(run, rows)[on_host(batch.group)]
         credit = partial(credit, **extra)
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))

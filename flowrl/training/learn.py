@@ -9,17 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, siblings, state_rows, states_of, trained_nodes
+from flowrl.algorithms.nodes import state_rows, states_of, trained_nodes
 from flowrl.core.errors import RunError
+from flowrl.core.later import checked_later
+from flowrl.core.on_host import on_host
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
+from flowrl.core.types import Batch, Eval, LossInput, Rollout
 from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.learn_along import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Trained, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
+from flowrl.training.node_table import node_table
 from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
@@ -66,6 +69,8 @@ def learn(
     # what is trained, in the whole forest and here
     table = node_table(run, forest.whole, advantage)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
+    for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
+        on_host(rows_of_all)  # what likelihoods read there, before the first network call
     local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
     # the models that are trained along
     along = learn_along(run, ro, table, local.table, forest)
@@ -97,27 +102,6 @@ def learn(
     if "kl_factor" in run.memory:
         metrics["kl_weight"] = run.method.kl_beta * controls.kl_factor(run.memory)
     return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
-
-
-def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
-    """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is
-    left to train."""
-    method = run.method
-    segment = method.segment(ro) if method.segment else None
-    # how much each node counts
-    factor = torch.ones_like(advantage)
-    rng = generator(run.config.seed, "select", run.iteration)
-    data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
-    for select in method.select:
-        factor = factor * select(data).to(factor)
-    nodes = trained_nodes(ro, method.likelihood.trains)
-    if not bool((factor[nodes] > 0).any()):
-        raise RunError(
-            f"iteration {run.iteration}: `select` left none of {len(nodes)} {_name(run)} to train"
-        )
-    best = best_below(ro, advantage) if "best" in method.needs else None
-    variance = run.reward_set.variance if "reward_variance" in method.needs else None
-    return NodeTable(advantage, factor, segment, best, run.reward_set.gate, variance)
 
 
 def backward(
@@ -184,8 +168,8 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         old_mean = under["old"].mean if kept is None else kept[batch.node]
     # what the node table says of the rows
     data = LossInput(batch, now, old_log_prob, old_mean, under)
-    if "siblings" in needs:
-        data = data._replace(siblings=siblings(local.rollout, likelihood.trains, batch.node))
+    if table.siblings is not None:
+        data = data._replace(siblings=table.siblings[batch.node])
     if "reward" in needs and now.images is not None:
         data = data._replace(reward=_reward(run, local, batch, now.images))
     if table.variance is not None:
@@ -203,7 +187,8 @@ def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tenso
     """Ask the rewards about images [B, 3, H, W] of the batch's rows -> their sum [B], with the
     gradient."""
     group = local.rollout.tree.group[batch.node]
-    seen = prompted(run, images, group, [local.rows[g] for g in group.tolist()])
+    places = local.streams.group[on_host(batch.node)].tolist()
+    seen = prompted(run, images, group, [local.rows[g] for g in places])
     return summed(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
 
 
@@ -245,9 +230,10 @@ def _differentiate(
     calls = cut(part, states_of(local.rollout, part.node, trains), size)
     most = max(run.world.gather(len(calls))) if run.sharded else 0
     parts = []
-    for call in calls:
-        parts.append(backward(run, local, call, total, update))
-        told.more(len(call.node))
+    with checked_later():
+        for call in calls:
+            parts.append(backward(run, local, call, total, update))
+            told.more(len(call.node))
     for _ in range(len(calls), most):
         node = trained_nodes(local.rollout, trains)[:1]
         spare = NetworkCall(node, state_rows(node))
@@ -290,8 +276,3 @@ def _set_lr(run: Setup, update: int) -> None:
     for group in run.optimizer.param_groups:
         usual = run.config.lr * min(1.0, (update + 1) / (warm + 1))
         group["lr"] = usual * controls.lr_factor(run.memory)
-
-
-def _name(run: Setup) -> str:
-    trains = run.method.likelihood.trains
-    return "decisions" if trains == "draws" else trains

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from flowrl.algorithms.nodes import siblings, states_of, trained_nodes
 from flowrl.core.errors import RunError
+from flowrl.core.later import checked_later
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout
@@ -34,6 +36,7 @@ class Phase(NamedTuple):
     rollout: Rollout
     table: NodeTable
     streams: NodeStreams
+    siblings: Tensor | None  # [v] int64  the leaves of the node's prompt, where there are segments
 
 
 def learn_along(
@@ -46,13 +49,17 @@ def learn_along(
     """
     metrics: dict[str, float] = {}
     calls = backwards = 0
+    count = None
+    if table.segment is not None and run.companions.roles:
+        everyone = torch.arange(len(ro.tree.parent), device=ro.tree.parent.device)
+        count = siblings(ro, "leaves", everyone)
     for name, role in run.companions.roles.items():
         # a companion may take several steps for one of the policy, each with noise of its own
         seen: list[Trained] = []
         norms: list[float] = []
         for update in range(role.updates):
             keys = (run.config.seed, name, run.iteration, update)
-            phase = Phase(name, ro, local, NodeStreams(ro.tree.group, *keys))
+            phase = Phase(name, ro, local, NodeStreams(ro.tree.group, *keys), count)
             parts, norm = _update(run, phase, table, forest, update)
             seen += parts
             norms.append(norm)
@@ -99,9 +106,10 @@ def _differentiate(
     states = states_of(phase.rollout, part.node, run.method.likelihood.trains)
     calls = cut(part, states, run.config.train.micro_batch)
     updates, parts = run.companions.roles[phase.name].updates, []
-    for number, call in enumerate(calls, 1):
-        parts.append(_backward(run, phase, call, total, update))
-        run.progress(update * len(calls) + number, updates * len(calls))
+    with checked_later():
+        for number, call in enumerate(calls, 1):
+            parts.append(_backward(run, phase, call, total, update))
+            run.progress(update * len(calls) + number, updates * len(calls))
     return parts
 
 
@@ -113,11 +121,9 @@ def _backward(run: Setup, phase: Phase, call: NetworkCall, total: int, update: i
     batch = role.batch(phase.rollout, phase.table.advantage, call.node, phase.streams, queries)
     now = role.evaluate(run.model, batch)
     data = LossInput(batch, now, batch.old_log_prob, under=_others(run, phase.name, batch))
-    if phase.table.segment is not None:
-        data = data._replace(
-            segment=phase.table.segment[batch.node],
-            siblings=siblings(phase.rollout, "leaves", batch.node),
-        )
+    if phase.table.segment is not None and phase.siblings is not None:
+        segment, count = phase.table.segment[batch.node], phase.siblings[batch.node]
+        data = data._replace(segment=segment, siblings=count)
     loss, metrics = role.loss(data)
     (loss.sum() / total).backward()  # type: ignore[no-untyped-call]
     metrics = {**metrics, "loss": loss.detach()}

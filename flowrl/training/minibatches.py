@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import state_rows
+from flowrl.core.on_host import remember
 from flowrl.core.types import Rollout, StateRows
 
 
@@ -75,8 +76,8 @@ def cut(part: Minibatch, state: Tensor, size: int) -> list[NetworkCall]:
 def _network_call(node: Tensor, state: Tensor, device: torch.device) -> NetworkCall:
     first, index = state_rows(state)
     moved = (rows.to(device, non_blocking=True) for rows in (node, first, index))
-    node, first, index = moved
-    return NetworkCall(node, StateRows(first, index))
+    there, first, index = moved
+    return NetworkCall(remember(there, node), StateRows(first, index))
 
 
 def _calls(pairs: Tensor, size: int) -> list[int]:

@@ -36,7 +36,7 @@ class SharedForest(NamedTuple):
             return nodes
         nobody = torch.full((len(self.whole.tree.parent) + 1,), -1)
         mine = nobody.scatter(0, self.place, torch.arange(len(self.place)))
-        return mine[nodes].to(like.x.device)
+        return mine[nodes.cpu()].to(like.x.device)
 
     def own_part(self, part: Minibatch, like: Rollout) -> Minibatch:
         """Pick this process' nodes of an optimizer step, numbered as in its own rollout."""
@@ -53,6 +53,7 @@ class NodeTable(NamedTuple):
     best: Tensor | None  # int64  the best leaf below, where the loss needs it
     gate: Tensor | None = None  # float32  factor of the penalty; None = 1
     variance: Tensor | None = None  # float64  of the rewards of the node's prompt
+    siblings: Tensor | None = None  # int64  trained nodes of the node's prompt
 
     def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
         """Pick what is about this process' nodes; `best` is numbered as in its own rollout."""
@@ -60,11 +61,12 @@ class NodeTable(NamedTuple):
         if segment is not None:
             segment = forest.own(segment, like)
         if best is not None:
-            best = forest.numbered(forest.own(best, like).cpu(), like)
+            best = forest.numbered(forest.own(best, like), like)
         advantage, factor = forest.own(self.advantage, like), forest.own(self.factor, like)
         gate = None if self.gate is None else forest.own(self.gate, like)
         variance = None if self.variance is None else forest.own(self.variance, like)
-        return NodeTable(advantage, factor, segment, best, gate, variance)
+        count = None if self.siblings is None else forest.own(self.siblings, like)
+        return NodeTable(advantage, factor, segment, best, gate, variance, count)
 
 
 ON_HOST = ("log_prob", "noise_scale", "leaf", "sigmas", "group_ids", "twin", "block", "change")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.processes import shared_as, whole
+from flowrl.core.shards import is_share
 from flowrl.training.checkpoint_files import CheckpointTensors
 
 
@@ -78,7 +79,7 @@ class Weights:
         """
         snapshot = self._get(name)
         current = {
-            key: p.data if _plain(p) else p.detach().clone() for key, p in self._params.items()
+            key: p.detach().clone() if is_share(p) else p.data for key, p in self._params.items()
         }
         self._in_use.append(name)
         try:
@@ -126,11 +127,11 @@ class Weights:
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
         for key, p in self._params.items():
-            if _plain(p):
-                p.data = tensors[key]
-            else:
+            if is_share(p):
                 with torch.no_grad():
                     p.copy_(tensors[key])
+            else:
+                p.data = tensors[key]
 
     def _own(self, action: str) -> None:
         if self._in_use:
@@ -186,10 +187,6 @@ def _check_fit(
             f"{where}: {len(wrong)} of {len(params)} trainable parameters do not fit this model "
             f"(first: {wrong[0]}); it was saved with another model, `tune` or LoRA setting"
         )
-
-
-def _plain(parameter: nn.Parameter) -> bool:
-    return type(parameter.data) is Tensor
 
 
 def _any(tensor: Tensor) -> bool:

@@ -56,7 +56,8 @@ class score(Companion):  # noqa: N801 - configs name companions in lower case
         """Noise the x0 estimates of the steps to nodes [B] again -> Batch with `target` = x0 and
         `old_log_prob` = log of the ratio of densities."""
         # a step without noise is a straight line: its ends say what the policy saw
-        start, end = steps_to(rollout, nodes)
+        levels = steps_to(rollout, nodes)
+        start, end = (level.to(nodes.device, non_blocking=True) for level in levels)
         before = wide(rollout.x[rollout.tree.parent[nodes]])
         v = (before - wide(rollout.x[nodes])) / per_sample(start - end, before)
         x0 = x0_from(before, v, start)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import per_sample, shift_sigmas, wide
+from flowrl.core.on_host import on_host
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout
 
@@ -34,15 +35,16 @@ class Queries(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Draw a level [B] and noise [B, *] for the states that the steps to nodes [B] ended in."""
         start, end = steps_to(rollout, nodes)
-        low = self._even(end.cpu())
-        high = torch.ones_like(low) if self.interval == "reverse" else self._even(start.cpu())
+        low = self._even(end)
+        high = torch.ones_like(low) if self.interval == "reverse" else self._even(start)
         shares, noises = [], []
         for stream in streams.of(nodes, shared=shared):
             shares.append(torch.rand(1, generator=stream))
             noises.append(torch.randn(1, *rollout.x.shape[1:], generator=stream))
         share = torch.cat(shares).clamp(1e-6, 1 - 1e-6)
         level = shift_sigmas(low + (high - low) * share, self.shift)
-        return level.to(rollout.x.device), torch.cat(noises).to(wide(rollout.x[:1]))
+        noise = torch.cat(noises).to(wide(rollout.x[:1]), non_blocking=True)
+        return level.to(rollout.x.device, non_blocking=True), noise
 
     def _even(self, sigma: Tensor) -> Tensor:
         """Undo the shift: sigma [B] as it was evenly spread."""
@@ -50,16 +52,17 @@ class Queries(NamedTuple):
 
 
 def steps_to(rollout: Rollout, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sigma before and after the step that ended in nodes [B] -> [B], [B]. Raises
-    ConfigError for an edge of several steps."""
-    tree = rollout.tree
-    before, after = tree.step[tree.parent[nodes]], tree.step[nodes]
+    """Return sigma before and after the step that ended in nodes [B] -> [B], [B] on the host.
+    Raises ConfigError for an edge of several steps."""
+    step, parent, nodes = (on_host(t) for t in (rollout.tree.step, rollout.tree.parent, nodes))
+    before, after = step[parent[nodes]], step[nodes]
     if bool((after - before != 1).any()):
         raise ConfigError(
             "likelihood generated: it trains every step of the sampler, and the plan keeps only "
             "some of them; take plan: {fn: few_step, steps: 4}"
         )
-    return rollout.sigmas[before], rollout.sigmas[after]
+    sigmas = on_host(rollout.sigmas)
+    return sigmas[before], sigmas[after]
 
 
 def noised_again(

@@ -70,7 +70,7 @@ def sampled(model: FlowModel, batch: Batch) -> Tensor:
     x = wide(batch.x)
     for k in range(path.open.shape[1]):
         # rows that are still under way
-        opened, shut = (rows.to(x.device) for rows in _rows(path, k))
+        opened, shut = (rows.to(x.device, non_blocking=True) for rows in _rows(path, k))
         v = torch.zeros_like(x)
         if len(shut):
             with torch.no_grad():
@@ -78,7 +78,7 @@ def sampled(model: FlowModel, batch: Batch) -> Tensor:
         if len(opened):
             v = v.index_copy(0, opened, _open_velocity(model, batch, x, opened, k))
         # to the next place, or to the end
-        ends = (path.last == k).to(x.device)
+        ends = (path.last == k).to(x.device, non_blocking=True)
         there = torch.where(ends, path.sigmas[-1], path.sigmas[k + 1])
         x = x - per_sample(path.sigmas[k] - there, x) * v
     return x

@@ -12,6 +12,7 @@ from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
 from flowrl.algorithms.nodes import cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import interpolate, wide
+from flowrl.core.on_host import on_host, repeated
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 
@@ -86,16 +87,16 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         Its own stream gives a leaf the times, then the noise. `step` numbers the draws of a leaf,
         the noisiest first. Other weights see the same batch, hence the same noise.
         """
-        node = nodes.repeat_interleave(self.rows_per_state)
+        node = repeated(nodes, self.rows_per_state)
         x0 = wide(rollout.x[node])
         # times and noise of each leaf, on the host
-        grid = rollout.sigmas.cpu()
+        grid = on_host(rollout.sigmas)
         sigmas, noises = [], []
         for stream in streams.of(nodes, shared=self.shared):
             sigmas.append(self.times.draw(stream, grid))
             noises.append(torch.randn(self.rows_per_state, *x0.shape[1:], generator=stream))
-        sigma = torch.cat(sigmas).to(x0.device)
-        eps = torch.cat(noises).to(x0)
+        sigma = torch.cat(sigmas).to(x0.device, non_blocking=True)
+        eps = torch.cat(noises).to(x0, non_blocking=True)
         # a place on the straight path between them
         zero = torch.zeros_like(sigma)
         return Batch(

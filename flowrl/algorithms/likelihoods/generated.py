@@ -45,7 +45,8 @@ class generated:  # noqa: N801 - configs name likelihoods in lower case
         the level to which it will be noised."""
         # the step is taken again from where it began, the state of the node above
         parent = rollout.tree.parent[nodes]
-        start, end = steps_to(rollout, nodes)
+        levels = steps_to(rollout, nodes)
+        start, end = (level.to(nodes.device, non_blocking=True) for level in levels)
         # where others judge what it generates: a level above its end, and noise to reach it
         level, fresh = self.queries.draw(rollout, nodes, streams)
         zero = torch.zeros_like(level)

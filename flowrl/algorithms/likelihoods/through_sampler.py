@@ -18,6 +18,7 @@ from torch import Tensor
 from flowrl.algorithms.likelihoods._unroll import evaluate, roots_batch, unrolled_batch
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import interpolate, wide
+from flowrl.core.on_host import repeated
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition, Unrolled
 
@@ -206,13 +207,13 @@ class draft_lv:  # noqa: N801
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
     ) -> Batch:
         """Noise each leaf [N] `draws` times, from its own stream -> Batch of N * draws rows."""
-        node = nodes.repeat_interleave(self.rows_per_state)
+        node = repeated(nodes, self.rows_per_state)
         x0 = wide(rollout.x[node])
         shape = (self.rows_per_state, *x0.shape[1:])
         noises = [torch.randn(shape, generator=stream) for stream in streams.of(nodes)]
         # the last level of the grid, and one step to its end
         sigma = rollout.sigmas[-2].expand(len(node))
-        x = interpolate(x0, torch.cat(noises).to(x0), sigma)
+        x = interpolate(x0, torch.cat(noises).to(x0, non_blocking=True), sigma)
         opened = torch.ones(len(node), 1, dtype=torch.bool)
         last = torch.zeros(len(node), dtype=torch.int64)
         path = Unrolled(rollout.sigmas[-2:], opened, last, self.checkpoint)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flowrl.algorithms.losses._common import numbered
 from flowrl.core.errors import ConfigError
+from flowrl.core.later import refuse_if
 from flowrl.core.types import Eval, LossInput
 
 
@@ -37,13 +38,16 @@ def whole_groups(who: str, data: LossInput) -> Tensor:
             "segment={fn: prompt}"
         )
     index = numbered(data.segment, data.batch.step)
-    count = total(index, torch.ones(len(index), device=index.device))
-    if not torch.equal(count.long(), data.siblings):
-        here, there = int(count.min()), int(data.siblings.max())
-        raise ConfigError(
+    count, whole = total(index, torch.ones(len(index), device=index.device)), data.siblings
+
+    def torn() -> ConfigError:
+        here, there = int(count.min()), int(whole.max())
+        return ConfigError(
             f"{who}: a prompt's group is torn: {here} of its {there} images are in this network "
             "call; set segment={fn: prompt}, and leave out selections that drop images"
         )
+
+    refuse_if((count.long() != whole).any(), torn)
     return index
 
 
@@ -51,11 +55,11 @@ def check_alike(who: str, data: LossInput, index: Tensor) -> None:
     """Raise ConfigError unless the rows of one group [B] have one time."""
     sigma = data.batch.sigma
     high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
-    if not torch.equal(high, sigma):
-        raise ConfigError(
-            f"{who}: all images of a prompt must have the same time and noise; set "
-            "likelihood.shared=true"
-        )
+    wrong = ConfigError(
+        f"{who}: all images of a prompt must have the same time and noise; set "
+        "likelihood.shared=true"
+    )
+    refuse_if((high != sigma).any(), lambda: wrong)
 
 
 def check_positive(who: str, **numbers: float) -> None:

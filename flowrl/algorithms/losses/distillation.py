@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.later import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 
@@ -54,11 +55,11 @@ def distill(
     # D, the step's length in sigma, is what turns velocities into distances
     if form == "ode":
         return (data.batch.sigma - data.batch.sigma_next).double().square() * gap / 2, metrics
-    if not bool((now.std > 0).all()):
-        raise ConfigError(
-            "distill: form kl compares Gaussian steps, and a trained step has no noise; take "
-            "likelihood reverse, or form ode"
-        )
+    wrong = ConfigError(
+        "distill: form kl compares Gaussian steps, and a trained step has no noise; take "
+        "likelihood reverse, or form ode"
+    )
+    refuse_if((now.std <= 0).any(), lambda: wrong)
     # both steps have the std of the transition, so only their means differ
     far = (now.mean - teacher.mean.detach()).double().square().flatten(1).mean(1)
     return far / (2 * now.std.double().square()), metrics

@@ -10,6 +10,7 @@ from torch import Tensor
 from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
 from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.core.errors import ConfigError
+from flowrl.core.later import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample
 from flowrl.core.types import LossInput
@@ -103,11 +104,14 @@ def regression(data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
     Raises: ConfigError for a negative advantage, whose loss has no minimum.
     """
     w = data.batch.advantage.detach()
-    if bool((w < 0).any()):
-        raise ConfigError(
+
+    def negative() -> ConfigError:
+        return ConfigError(
             f"regression: expected advantages of at least 0, got {w.min().item():g}; take credit "
             "reward_softmax or best_of, or for advantages of both signs the loss awm or nft"
         )
+
+    refuse_if((w < 0).any(), negative)
     return -w * data.now.log_prob, {"error": -data.now.log_prob.detach()}
 
 

@@ -8,6 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from flowrl.algorithms.losses._common import numbered
 from flowrl.core.errors import ConfigError
+from flowrl.core.later import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 
@@ -130,8 +131,7 @@ def _check_alike(data: LossInput, index: Tensor) -> None:
     """Raise ConfigError unless rows of one pair [B] have one time."""
     sigma = data.batch.sigma
     high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
-    if not torch.equal(high, sigma):
-        raise ConfigError(
-            "loss: both images of a pair must have the same time and noise; set "
-            "likelihood.shared=true"
-        )
+    wrong = ConfigError(
+        "loss: both images of a pair must have the same time and noise; set likelihood.shared=true"
+    )
+    refuse_if((high != sigma).any(), lambda: wrong)

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.algorithms.transitions import euler, gaussian_log_prob
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import wide, x0_from
+from flowrl.core.on_host import remember
 from flowrl.core.types import Cond, FlowModel, Gaussian, Plan, Rollout, Tree
 
 
@@ -124,12 +125,12 @@ class ForestBuilder:
             (twin + shift[0], block + shift[1], *rest) for twin, block, *rest in self.clean.rows
         ]
         columns = zip(*self.inner.rows, *clean, strict=True)
-        joined = (torch.cat(column).to(device) for column in columns)
+        joined = (_sent(torch.cat(column), device) for column in columns)
         twin, block, parent, step, group, std, log_prob, noise_scale, x, *kept = joined
         tree = Tree(parent, step, std, group)
         groups, leaves, mean = (
-            self.group_ids.to(device),
-            (torch.cat(leaf) + shift[0]).to(device),
+            _sent(self.group_ids, device),
+            _sent(torch.cat(leaf) + shift[0], device),
             kept[0] if kept else None,
         )
         return Rollout(
@@ -138,13 +139,19 @@ class ForestBuilder:
             log_prob,
             noise_scale,
             leaves,
-            sigmas.to(device),
+            _sent(sigmas, device),
             self.run.cond,
             groups,
             mean,
             twin,
             block,
         )
+
+
+def _sent(rows: Tensor, device: torch.device) -> Tensor:
+    """Put rows on the device; what was on the host is known there still."""
+    there = rows.to(device, non_blocking=True)
+    return remember(there, rows) if rows.device.type == "cpu" else there
 
 
 def apart(rows: Tensor, copies: int) -> Tensor:

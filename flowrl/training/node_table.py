@@ -1,0 +1,43 @@
+"""What training knows of the nodes of a forest before the first network call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import best_below, siblings, trained_nodes
+from flowrl.core.errors import RunError
+from flowrl.core.seeds import generator
+from flowrl.core.types import Rollout, SelectInput
+from flowrl.training.setup import Setup
+from flowrl.training.shared_forest import NodeTable
+
+
+def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
+    """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is
+    left to train."""
+    method = run.method
+    segment = method.segment(ro) if method.segment else None
+    # how much each node counts
+    factor = torch.ones_like(advantage)
+    rng = generator(run.config.seed, "select", run.iteration)
+    data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
+    for select in method.select:
+        factor = factor * select(data).to(factor)
+    nodes = trained_nodes(ro, method.likelihood.trains)
+    if not bool((factor[nodes] > 0).any()):
+        raise RunError(
+            f"iteration {run.iteration}: `select` left none of {len(nodes)} {_name(run)} to train"
+        )
+    best = best_below(ro, advantage) if "best" in method.needs else None
+    variance = run.reward_set.variance if "reward_variance" in method.needs else None
+    # counted once, since the host waits for it
+    everyone = torch.arange(len(advantage), device=advantage.device)
+    wanted = "siblings" in method.needs
+    count = siblings(ro, method.likelihood.trains, everyone) if wanted else None
+    return NodeTable(advantage, factor, segment, best, run.reward_set.gate, variance, count)
+
+
+def _name(run: Setup) -> str:
+    trains = run.method.likelihood.trains
+    return "decisions" if trains == "draws" else trains

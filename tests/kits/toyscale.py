@@ -1,0 +1,27 @@
+"""Overrides that put the methods of configs/shapes on the toy."""
+
+from __future__ import annotations
+
+# a beta belongs to the size of the errors, and the toy's are about a hundred times an image model's
+TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.beta=1.0"]}
+# the toy's noise is learned far from an image model's size, and its prompt vector has another name
+FAST = ["likelihood.learn_spread=false", "optimizer.lr=0.05", "credit.lr=0.01"]
+TOY_SCALE["shapes/find"] = [*FAST, "likelihood.reads=text"]
+TOY_SCALE["shapes/find_own"] = FAST
+TOY_SCALE["shapes/prior_grpo"] = ["likelihood.reads=text", "optimizer.lr=0.05"]
+TOY_SCALE["shapes/awm"] = ["optimizer.lr=0.03"]
+TOY_SCALE["shapes/awm_tree"] = ["optimizer.lr=0.06"]
+TOY_SCALE["shapes/dpo_siblings"] = ["loss.beta=1.0"]
+TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
+TOY_SCALE["shapes/tdm_r1"] = ["fake.lr=0.01", "surrogate.lr=0.01", "surrogate.beta=1.0"]
+TOY_SCALE["shapes/tdm_r1"] += ["surrogate.clip=0.2", "surrogate.far=5.0"]
+# rewards that a method asks for by name
+TOY_SCALE["shapes/gardo"] = ["rewards.novelty={fn: toykit.warmth, weight: 0}"]
+SETTING = [
+    "model={fn: toykit.linear, channels: 2}",
+    "image.height=8",
+    "image.width=8",
+    "train.prompts=4",
+]
+SETTING += ["train.ema=0", "eval.weights=current", "train.micro_batch=64", "train.rollout_batch=64"]
+SETTING += ["rewards={red: {fn: toykit.warmth}, strict: {fn: toykit.reddish, weight: 0}}"]

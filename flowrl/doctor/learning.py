@@ -11,8 +11,9 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.doctor.credit import cosine, credit, made_up
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
-from flowrl.training.learn import LocalData, backward, learn, node_table
+from flowrl.training.learn import LocalData, backward, learn
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut
+from flowrl.training.node_table import node_table
 
 OUTLIER = 1000.0  # times the median of the steps' gradient norms
 Gradient = list[Tensor]

@@ -81,7 +81,7 @@ def test_a_torn_group_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"clip": 0.0}, {"max_advantage": -1.0}])
-def test_numbers_of_dgpo_are_above_0(wrong: dict[str, float]) -> None:
+def test_numbers_of_dgpo_are_above_0(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="> 0"):
         dgpo(fitting(D, A, PAIRS, ref=D_REF, old=D), **{"beta": 1.0, **wrong})
 

@@ -28,8 +28,9 @@ from flowrl.core.errors import RunError
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout
 from flowrl.models.toy import LinearFlow
-from flowrl.training.learn import LocalData, backward, node_table
+from flowrl.training.learn import LocalData, backward
 from flowrl.training.minibatches import NetworkCall
+from flowrl.training.node_table import node_table
 from flowrl.training.trainer import Trainer
 
 near = torch.testing.assert_close

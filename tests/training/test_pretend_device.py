@@ -1,15 +1,17 @@
-"""Training on a device that is not there: nothing is mixed up, and inner loops never wait for it."""
+"""Training on a pretend device: nothing is mixed up, and inner loops never wait for it."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pretendkit import DeviceTensor, Seen, pretend_cuda
+from processkit import pair
 from torch import Tensor
 from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
@@ -96,6 +98,17 @@ def test_no_inner_loop_waits_and_the_numbers_are_the_hosts(
         assert torch.equal(others[0][3][key], value)
 
 
+@pytest.mark.integration
+def test_two_processes_talk_as_nccl_wants_it(tmp_path: Path) -> None:
+    """Collectives on the device only, and no tensor of a device in what is pickled. Both processes
+    report the same rewards; each method has several collectives an iteration."""
+    methods = ["flow_grpo_full", "branch_grpo", "diffusion_nft", "dgpo", "find", "tdm_r1"]
+    job = {"call": "pretendkit.nccl.trained", "args": [str(tmp_path), methods]}
+    first, second = pair({"train": job}, tmp_path)["train"]
+    assert first == second and first.keys() > {*methods}
+    assert "device type cpu" in first["refused"] and first["calls"] > 10 * len(methods)
+
+
 def test_a_device_tensor_computes_and_differentiates(seen: Seen) -> None:
     """d/dw sum(w x) = sum of the rows of x."""
     x = torch.arange(6.0).reshape(2, 3)
@@ -108,15 +121,8 @@ def test_a_device_tensor_computes_and_differentiates(seen: Seen) -> None:
     torch.ones(3, device="cuda")[1:].add_(1)
 
 
-WAITS = [
-    torch.unique,
-    Tensor.item,
-    torch.nonzero,
-    lambda x: x[x > 0],
-    Tensor.cpu,
-    lambda x: x.tolist(),
-]
-WAITS += [lambda x: x[torch.zeros(1).long()], lambda x: bool(x), lambda x: x + x.new_tensor(1)]
+WAITS = [torch.unique, Tensor.item, torch.nonzero, lambda x: x[x > 0], Tensor.cpu, bool]
+WAITS += [lambda x: x[torch.zeros(1).long()], lambda x: x.tolist(), lambda x: x + x.new_tensor(1)]
 WAITS += [lambda x: x + torch.tensor([1.0], device="cuda"), torch.bincount, lambda x: x.equal(x)]
 FREE = [lambda x: x + torch.tensor(1.0), lambda x: x.cumsum(0), lambda x: x.sort(), torch.clone]
 FREE += [lambda x: x.to("cuda"), lambda x: x.masked_fill(x > 0, 2), lambda x: x.double()]
@@ -174,7 +180,7 @@ def test_checks_are_read_at_once(seen: Seen) -> None:
     flags = [torch.full((), n > 0, device="cuda") for n in range(3)]
     with pytest.raises(ValueError, match="^1$"), checked_later():
         for n, flag in enumerate(flags):
-            refuse_if(flag, lambda n=n: ValueError(str(n)))
+            refuse_if(flag, partial(ValueError, str(n)))
     assert seen.waits.total() == 1
     with pytest.raises(KeyError):
         refuse_if(flags[1], lambda: KeyError())

@@ -96,4 +96,5 @@ def autocast(
         eligible = isinstance(value, DeviceTensor) and value.is_floating_point()
         return value.to(dtype) if eligible else value
 
-    return [cast(value) for value in args], {key: cast(value) for key, value in kwargs.items()}
+    named = {key: cast(value) for key, value in kwargs.items()}
+    return [cast(value) for value in args], named

@@ -6,7 +6,7 @@ Sources: torch 2.14, ``aten/src/ATen/native/cuda``; an operation waits where
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot", "mv", "addmv"}
 ABSENT = {"histogram", "_histogramdd_from_bin_cts"}
 
 
-def refuse(name: str, tags: Iterable[Any], here: list[Tensor], away: list[Tensor]) -> None:
+def refuse(name: str, tags: Iterable[Any], here: Sequence[Tensor], away: Sequence[Tensor]) -> None:
     """Raise what CUDA would. here, away: the arguments on the device and on the host."""
     if name in ABSENT:
         raise NotImplementedError(f"CUDA has no kernel for aten::{name}")
@@ -57,6 +57,12 @@ def refuse_generator(name: str, options: Mapping[str, Any]) -> None:
             f"{name}: expected a 'cuda' device type for generator but found "
             f"'{options['generator'].device.type}'"
         )
+
+
+def refuse_collective(name: str, found: Iterable[Tensor]) -> None:
+    """Raise what NCCL would for tensors of the host in a collective."""
+    if any(rows.device.type == "cpu" for rows in found):
+        raise RuntimeError(f"{name}: no backend type associated with device type cpu")
 
 
 def waits(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
@@ -97,7 +103,7 @@ def _whole(rows: Tensor) -> bool:
     return rows.dtype in (torch.int64, torch.int32)
 
 
-def _mixed(name: str, away: list[Tensor]) -> str:
+def _mixed(name: str, away: Sequence[Tensor]) -> str:
     shapes = [list(t.shape) for t in away]
     return (
         f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 "

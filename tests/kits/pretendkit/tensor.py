@@ -27,6 +27,7 @@ class Seen:
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
+        self.collectives = 0
         self.mode = "default"
 
     def set_sync_debug_mode(self, mode: str) -> None:
@@ -67,7 +68,9 @@ class DeviceTensor(Tensor):
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Compute an operation outside of `pretend_cuda`'s modes, such as in another thread."""
         mine = [t for t in tensors((args, kwargs or {})) if isinstance(t, DeviceTensor)]
         return compute(mine[0].seen, func, args, kwargs or {})  # type: ignore[attr-defined]
@@ -116,6 +119,10 @@ def compute(seen: Seen, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     name = func.overloadpacket.__name__
     found = tensors((args, kwargs))
+    if func.namespace == "c10d":
+        rules.refuse_collective(name, found)
+        seen.collectives += 1
+        return func(*plain(args), **plain(kwargs))
     here = [t for t in found if isinstance(t, DeviceTensor)]
     away = [t for t in found if not isinstance(t, DeviceTensor)]
     to = kwargs.get("device")
@@ -172,7 +179,8 @@ def _note(
 
 def where(depth: int = 3) -> str:
     """Name the innermost lines of flowrl that are being run."""
-    lines, frame = [], sys._getframe(1)
+    lines: list[str] = []
+    frame = sys._getframe(1)
     while frame is not None and len(lines) < depth:
         file = frame.f_code.co_filename
         if file.startswith(OURS):

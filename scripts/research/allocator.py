@@ -64,7 +64,8 @@ def both_ways(config: str, rounds: int) -> dict[str, Any]:
 
 def middle(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the median of each number."""
-    return {name: median(row[name] for row in rows) for name in rows[0]}
+    columns = zip(*(row.values() for row in rows), strict=True)
+    return dict(zip(rows[0], map(median, columns), strict=True))
 
 
 def one_iteration(config: str) -> dict[str, float]:

@@ -226,7 +226,7 @@ def test_the_best_of_three(config: Config, tmp_path: Path) -> None:
         if not by:
             assert report["against"]["difference"] > 0
             assert report[name] > single[name]
-    with pytest.raises(ConfigError, match="best_by: expected the name of a reward"):
+    with pytest.raises(ConfigError, match="best_by: the config has no reward"):
         run(toy(tmp_path / "toy", "eval.best_by=gone"), tmp_path / "gone")
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from flowrl.core.allocator import keep_freed_memory
 from flowrl.core.devices import DTYPES, pick_device
 from flowrl.models.lora import LoraOptions, add_lora, find_layers
 from flowrl.models.options import PipelineOptions
@@ -44,8 +43,6 @@ def tuning_of(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
     a device that is not here."""
     lora = options.lora or LoraOptions()
     device = pick_device(options.device)
-    if device.type == "cpu":
-        keep_freed_memory()
     return Tuning(
         tune=options.tune,
         lora=lora,

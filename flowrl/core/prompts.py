@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl.core.benchmark_files import READERS, format_of
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.hub_prompts import PUBLISHED
+from flowrl.core.hub_prompts import PUBLISHED, on_hub
 from flowrl.core.nearest import near
 from flowrl.core.prompt_files import ENDINGS, kind_of, read_items
 from flowrl.core.prompt_lists import MADE, made_records
@@ -85,11 +85,17 @@ def load_prompts(path: str | os.PathLike[str]) -> PromptSet:
     )
 
 
-def check_absent(path: str) -> None:
-    """Raise ConfigError for a list that cannot be read although something is there: only one that
-    is not there yet may be put there later."""
-    if not path.strip() or os.path.exists(path):
-        load_prompts(path)
+def prompts_if_there(path: str) -> PromptSet | None:
+    """Read a list; None if it is on the hub, or not there yet and may be put there later. Raises
+    DataError for a broken one, ConfigError for something there that is no list."""
+    if on_hub(path):
+        return None
+    try:
+        return load_prompts(path)
+    except ConfigError:
+        if not path.strip() or os.path.exists(path):
+            raise
+        return None
 
 
 def _items(file: Path) -> Iterator[tuple[str, Any]]:

@@ -4,9 +4,8 @@ memory."""
 from __future__ import annotations
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError
 from flowrl.core.hub_prompts import on_hub
-from flowrl.core.prompts import PromptSet, check_absent, load_prompts
+from flowrl.core.prompts import prompts_if_there
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
 
@@ -41,7 +40,7 @@ def _selected(found: Estimate) -> list[str]:
 
 def prompts(config: Config) -> list[str]:
     """Say how many prompts there are, and which files have to be put there."""
-    train, test = _read(config.prompts.train), _read(config.prompts.test)
+    train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
     there = [
         f"{len(train)} to train on ({train.path})" if train else "",
         f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
@@ -60,13 +59,3 @@ def _absent(path: str, key: str) -> str:
     if on_hub(path):
         return f"prompts    {path} is read from the hub when the run starts"
     return f"prompts    {path} is not here: put your own file there, or set prompts.{key}"
-
-
-def _read(path: str) -> PromptSet | None:
-    if on_hub(path):
-        return None
-    try:
-        return load_prompts(path)
-    except ConfigError:
-        check_absent(path)
-        return None

@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 from flowrl.config.given import check_config
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError
-from flowrl.core.hub_prompts import on_hub
-from flowrl.core.prompts import PromptSet, check_absent, groups_of, load_prompts
+from flowrl.core.prompts import groups_of, prompts_if_there
 from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
@@ -73,7 +71,7 @@ def estimate(config: Config) -> Estimate:
     # what can be known without the network's settings: work, latents, stored parts
     check_config(config)
     # lists as a run reads them
-    train, _ = _list(config.prompts.train), _list(config.prompts.test)
+    train, _ = prompts_if_there(config.prompts.train), prompts_if_there(config.prompts.test)
     if train is not None:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
@@ -165,7 +163,7 @@ def _update(
 def _evaluation(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
-    e, prompts = config.eval, _list(config.prompts.test)
+    e, prompts = config.eval, prompts_if_there(config.prompts.test)
     share = max(1, e.batch // e.images)
     count = (min(share, len(prompts)) if prompts else share) * e.images
     return max(_call(made, min(e.batch, count)), _images(config, made, count))
@@ -185,17 +183,6 @@ def _images(config: Config, made: MetaRun, count: int) -> Extra:
     ).peak
     peak += _others(config, vae=True) if _offloads(config) else 0
     return peak, batch, f"decoding {count:,} images, {batch} at a time, with the images"
-
-
-def _list(path: str) -> PromptSet | None:
-    """Read a list; None if it is not here, or on the hub."""
-    if on_hub(path):
-        return None
-    try:
-        return load_prompts(path)
-    except ConfigError:
-        check_absent(path)
-        return None
 
 
 def _offloads(config: Config) -> bool:

@@ -2,6 +2,8 @@
 
     bash scripts/quickstart.sh --run runs/quick       # in a fresh clone
     python scripts/research/demonstration/quickstart.py runs/quick
+    python scripts/research/demonstration/quickstart.py runs/quick \\
+        --out assets/results/quickstart-float32.json    # on a processor without bfloat16
 
 Seconds are those of the run's own log; the score is that of the test prompts, judged as
 demonstration.py does, at the checkpoint that a run is opened at. Writes
@@ -11,7 +13,9 @@ assets/results/quickstart.json.
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +57,7 @@ def main() -> None:
     found = entry([Bench(args.work, "shapes/awm", []).measure(args.run.name, setting)])
     result: dict[str, Any] = {
         "kind": "flowrl quickstart",
-        "command": f"python scripts/research/demonstration/quickstart.py {args.run}",
+        "command": shlex.join(["python", *sys.argv]),
         "minutes": round(sum(row["total"] for row in rows) / 60, 2),
         "iteration_seconds": {name: round(value, 2) for name, value in figures.items()},
         "validation": [[row["iteration"], score_of(row)] for row in read_rows(args.run, EVALS)],

@@ -54,6 +54,20 @@ def test_what_pre_training_for_longer_gains_is_as_measured() -> None:
     assert found["fine_tuned"]["seeds"] == 1
 
 
+def test_the_quickstart_takes_as_long_as_measured() -> None:
+    """Minutes and test score of both timed runs; the README rounds the minutes."""
+    shapes, readme = (" ".join(PAGES[p].split()) for p in ("docs/shapes.md", "README.md"))
+    rounded = []
+    for kind in ("quickstart", "quickstart-float32"):
+        found = json.loads((ROOT / f"assets/results/{kind}.json").read_text(encoding="utf-8"))
+        each, score = found["iteration_seconds"]["median"], 100 * found["test"]["mean"]
+        assert f"for {found['minutes']:.1f} minutes, {each:.0f} seconds an iteration" in shapes
+        assert f"ended at {score:.1f} %" in shapes
+        rounded.append(round(found["minutes"]))
+    plain, older = rounded
+    assert f"takes {plain} minutes on two cores that compute in bfloat16, and {older} on" in readme
+
+
 def test_the_card_says_what_the_base_model_does_on_other_prompts() -> None:
     """The base model's card has the figures of its result file, without guidance and with it."""
     lists = json.loads((ROOT / "assets/results/base-checks.json").read_text("utf-8"))["lists"]

@@ -38,36 +38,6 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     assert trained["rl_minus_base"]["mean"] > 2 * gain["mean"]
 
 
-def test_what_pre_training_for_longer_gains_is_as_measured() -> None:
-    """One seed, the lower one of two rates; training gains far more."""
-    results = ROOT / "assets/results"
-    found = json.loads((results / "fine-tuning-rendered.json").read_text(encoding="utf-8"))
-    gain = found["fine_tuned_minus_base"]
-    low, high = (f"{100 * end:.1f}" for end in gain["interval"])
-    said = f"{100 * gain['mean']:.1f} points ({low} to {high})"
-    readme, shapes = (" ".join(PAGES[p].split()) for p in ("README.md", "docs/shapes.md"))
-    assert f"it gains {said}, one seed" in readme and f"a gain of {said}" in shapes
-    ends = [f"{100 * found[key]['mean']:.1f}" for key in ("base", "fine_tuned")]
-    assert f"from {' to '.join(ends)} % of the test prompts" in shapes
-    rates = {row["lr"]: row["validation"] for row in found["search"]}
-    assert max(rates, key=rates.__getitem__) == found["fine_tuned"]["lr"] == min(rates)
-    assert found["fine_tuned"]["seeds"] == 1
-
-
-def test_the_quickstart_takes_as_long_as_measured() -> None:
-    """Minutes and test score of both timed runs; the README rounds the minutes."""
-    shapes, readme = (" ".join(PAGES[p].split()) for p in ("docs/shapes.md", "README.md"))
-    rounded = []
-    for kind in ("quickstart", "quickstart-float32"):
-        found = json.loads((ROOT / f"assets/results/{kind}.json").read_text(encoding="utf-8"))
-        each, score = found["iteration_seconds"]["median"], 100 * found["test"]["mean"]
-        assert f"for {found['minutes']:.1f} minutes, {each:.0f} seconds an iteration" in shapes
-        assert f"ended at {score:.1f} %" in shapes
-        rounded.append(round(found["minutes"]))
-    plain, older = rounded
-    assert f"takes {plain} minutes on two cores that compute in bfloat16, and {older} on" in readme
-
-
 def test_the_card_says_what_the_base_model_does_on_other_prompts() -> None:
     """The base model's card has the figures of its result file, without guidance and with it."""
     lists = json.loads((ROOT / "assets/results/base-checks.json").read_text("utf-8"))["lists"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from pathlib import Path, PurePosixPath
@@ -69,11 +70,18 @@ def find_resource(path: str | os.PathLike[str]) -> Path | None:
 def list_configs() -> list[str]:
     """Return the names of all shipped configs, sorted, as `load_config` takes them:
     ``shapes/flow_grpo``."""
+    return list(_configs_in(*roots()))
+
+
+@functools.cache
+def _configs_in(*places: Path) -> tuple[str, ...]:
+    """Look through the folders once: a table of all methods asks for the names again and again."""
     found: set[str] = set()
-    for folder in (root / "configs" for root in roots()):
+    for folder in (place / "configs" for place in places):
         files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
         found.update(file.with_suffix("").as_posix() for file in files)
-    return sorted(name for name in found if name != CATALOGUE and not name.startswith(LAUNCHER))
+    names = (name for name in found if name != CATALOGUE and not name.startswith(LAUNCHER))
+    return tuple(sorted(names))
 
 
 def config_file(name: str) -> Path:

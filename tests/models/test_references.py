@@ -190,7 +190,8 @@ def test_sources_decide_and_rows_are_their_own(case: Case, model: Any) -> None:
     moved = (v - model.velocity(x, sigma, other)).abs().flatten(1).mean(1)
     assert v.shape == x.shape and bool((moved > 1e-4).all())
     alone = model.velocity(x[1:], sigma[1:], {name: rows[1:] for name, rows in cond.items()})
-    torch.testing.assert_close(alone, v[1:], rtol=1e-4, atol=1e-5)
+    # float32 of another batch size: 2e-5 off with AVX-512; another source moves 1e-3 and more
+    torch.testing.assert_close(alone, v[1:], rtol=1e-4, atol=1e-4)
     found = gradients(model, v.square().mean())
     idle = {name for name, grad in found.items() if not bool((grad != 0).any())}
     assert found.keys() == model.trainable().keys()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,12 @@ ENTRY = """
   status: exact
   summary: It is new.
 """
+
+
+@functools.cache
+def configs() -> list[dict[str, Any]]:
+    """Return what the catalogue says of all configs."""
+    return [row for method in METHODS for row in describe(method)["configs"]]
 
 
 def test_every_config_belongs_to_one_method() -> None:
@@ -124,8 +132,7 @@ def test_no_two_methods_of_one_name() -> None:
 @pytest.mark.parametrize("name", list_configs())
 def test_the_axes_are_those_of_the_loaded_config(name: str) -> None:
     """The catalogue reads the names from the file; what the file leaves out is a default."""
-    (method,) = (method for method in METHODS if name in method.configs)
-    (axes,) = (c["axes"] for c in describe(method)["configs"] if c["config"] == name)
+    (axes,) = (row["axes"] for row in configs() if row["config"] == name)
     config = load_config(name)
     for axis in AXES:
         value = getattr(config, axis)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 from tiny import tiny_sd3
 
 from flowrl.cli import output
@@ -189,20 +188,6 @@ def test_eval_options_and_json_alone(
     known = prompts_hash(load_prompts(tmp_path / "p.txt"))
     about = {"prompts": "p", "count": 1, "prompts_hash": known, "guidance": None}
     assert setting == {**want, **about}
-
-
-def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "s.png"
-    prompts = ["a red dot", "a dot"]
-    options = ["--images", "3", "--out", str(out), "--json", f"{tmp_path}/s.json", *TOY]
-    assert main(["sample", f"{home}/whole", *prompts, *options]) == 0
-    assert f"6 images of {home}/whole at iteration 4: {out}" in capsys.readouterr().out
-    told = json.loads((tmp_path / "s.json").read_text())
-    assert (told["file"], told["prompts"], told["images"]) == (str(out), prompts, 3)
-    with Image.open(out) as image:  # three columns, two rows of at least 96 pixels
-        assert image.width > 3 * 96 and image.height > 2 * 96
-    assert main(["grid", f"{home}/whole", "--out", str(tmp_path / "g.png")]) == 0
-    assert (tmp_path / "g.png").read_bytes() == (home / "whole" / "grid.png").read_bytes()
 
 
 def test_a_terminal_hears_how_far_a_command_is(

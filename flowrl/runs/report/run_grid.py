@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -30,11 +31,7 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
             f"{Path(run) / SAMPLES} holds no samples: expected 000000.png, 000020.png ... as a "
             "training run writes them"
         )
-    # evenly spaced iterations
-    order = sorted(files)
-    if len(order) > max_columns:
-        step = (len(order) - 1) / (max_columns - 1)
-        order = [order[round(i * step)] for i in range(max_columns)]
+    order = evenly_spaced(sorted(files), max_columns)
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
@@ -54,6 +51,14 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
         if len(judged.get(iteration, [])) == len(prompts):
             right[name] = judged[iteration]
     return labelled_grid(columns, prompts, right=right)
+
+
+def evenly_spaced(iterations: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` of the iterations, first and last included."""
+    if len(iterations) <= most:
+        return [*iterations]
+    step = (len(iterations) - 1) / (most - 1)
+    return [iterations[round(i * step)] for i in range(most)]
 
 
 def sample_files(run: RunPath) -> dict[int, Path]:

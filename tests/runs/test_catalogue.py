@@ -25,6 +25,7 @@ WITHOUT_FLUX = (
     "dgpo",
     "crd",
     "pepg",
+    "ram",
     "diffusion_dpo",
     "dense_grpo",
     "gardo",

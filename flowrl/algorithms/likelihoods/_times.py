@@ -17,7 +17,7 @@ class Times:
     """A sampler of times, as `flowrl.algorithms.likelihoods.forward.forward` describes it. Raises
     ConfigError."""
 
-    kind: Literal["uniform", "logit_normal", "grid", "any_steps"]
+    kind: Literal["uniform", "logit_normal", "power_law", "grid", "any_steps"]
     draws: int
     shift: float
     low: float
@@ -25,6 +25,7 @@ class Times:
     first: int
     last: int
     with_first: bool
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         if self.draws < 1 or not self.shift > 0:
@@ -36,6 +37,11 @@ class Times:
             raise ConfigError(
                 "likelihood forward: times are noise levels from 0 (image) to 1 (noise), so 0 <= "
                 f"low < high <= 1 is needed, got low={self.low}, high={self.high}"
+            )
+        if self.exponent < 0 or (self.exponent != 1 and self.kind != "power_law"):
+            raise ConfigError(
+                "likelihood forward: exponent belongs to times: power_law and is at least 0, got "
+                f"exponent={self.exponent} with times: {self.kind}"
             )
         if self.first < 0 or self.last < 0:
             raise ConfigError(
@@ -63,6 +69,10 @@ class Times:
         u = (part + torch.rand(self.draws, generator=stream)) / self.draws
         if self.kind == "uniform":
             return shift_sigmas(self.low + (self.high - self.low) * u, self.shift)
+        if self.kind == "power_law":  # where the density t^exponent has a share u below it
+            power = self.exponent + 1
+            low, high = self.low**power, self.high**power
+            return shift_sigmas((low + (high - low) * u) ** (1 / power), self.shift)
         normal = torch.special.ndtri(u.double()).float()
         return shift_sigmas(normal.sigmoid(), self.shift).clamp(self.low, self.high)
 

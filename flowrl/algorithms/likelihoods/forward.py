@@ -29,12 +29,17 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         draws: times per leaf, each a row of the network.
         times: uniform = one in each of `draws` equal parts of [low, high]; logit_normal = the
             sigmoid of a standard normal number (SD3's training), one in each of `draws` parts of
-            equal probability, kept within [low, high]; grid = a random step of the rollout's grid
-            in each of `draws` parts of the steps first ... last - 1 (parts as even as whole numbers
-            allow), which are all of them where there are as many draws; any_steps = as grid, but
-            any `draws` different ones of these steps, all choices equally likely (DGPO's code).
-        shift: moves uniform and logit_normal times towards noise, as `shift_sigmas`; 1 = not.
-        low, high: the range of uniform times before the shift, of logit_normal times after it.
+            equal probability, kept within [low, high]; power_law = of a density t^exponent on [low,
+            high], in parts of equal probability (RAM's code: exponent 1); grid = a random step of
+            the rollout's grid in each of `draws` parts of the steps first ... last - 1 (parts as
+            even as whole numbers allow), which are all of them where there are as many draws;
+            any_steps = as grid, but any `draws` different ones of these steps, all choices equally
+            likely (DGPO's code).
+        shift: moves uniform, logit_normal and power_law times towards noise, as `shift_sigmas`; 1 =
+            not.
+        low, high: the range of uniform and power_law times before the shift, of logit_normal times
+            after it.
+        exponent: of power_law, at least 0; 0 is uniform.
         first, last: of grid and any_steps, the steps that are drawn from; last 0 = to the end.
         with_first: of grid and any_steps, one of the draws is always step 0.
         weight: w = L, sigma L, sigma^2 L (one, sigma, sigma2), ``sigma (sqrt(L + e) - 1e-5)``
@@ -63,20 +68,21 @@ class forward:  # noqa: N801 - configs name likelihoods in lower case
         self,
         *,
         draws: int = 1,
-        times: Literal["uniform", "logit_normal", "grid", "any_steps"] = "uniform",
+        times: Literal["uniform", "logit_normal", "power_law", "grid", "any_steps"] = "uniform",
         shift: float = 1.0,
         low: float = 0.0,
         high: float = 1.0,
         first: int = 0,
         last: int = 0,
         with_first: bool = False,
+        exponent: float = 1.0,
         weight: Weight = "one",
         power: float = 0.25,
         shared: bool = False,
     ) -> None:
         if not 0 < power <= 1:
             raise ConfigError(f"likelihood forward: expected 0 < power <= 1, got {power=}")
-        self.times = Times(times, draws, shift, low, high, first, last, with_first)
+        self.times = Times(times, draws, shift, low, high, first, last, with_first, exponent)
         self.rows_per_state, self.weight, self.power, self.shared = draws, weight, power, shared
 
     def batch(

@@ -41,6 +41,9 @@ class Later(NamedTuple):
 LATER = (
     Later("families", "compare-families.json", "on the test prompts, at the better of two rates"),
     Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
+    Later("steps", "compare-steps.json", "on the test prompts, at the better of two rates"),
+    Later("gradients", "compare-gradients.json", "on the test prompts, at the better of two rates"),
+    Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
 )
 
 
@@ -172,13 +175,14 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
     # A: equal network evaluations, B: equal seconds
     a, b = config["summary"][A], config["summary"][B]
     base, budget = result["base"], result["budgets"]
-    place = [c["name"] for c in result["configs"]].index(config["name"]) + 1
+    names = [one["name"] for one in result["configs"]]
+    place = f", place {names.index(config['name']) + 1} of {len(names)}" if len(names) > 1 else ""
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
     text = (
         f"`shapes/{name}`, {where}: strict accuracy "
         f"{percent(base['score'])} % → {percent(a['mean'])} % "
         f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {a['seeds']} seeds"
-        f"{interval(a, '95 %')}{broken(a)}, place {place} of {len(result['configs'])}. After "
+        f"{interval(a, '95 %')}{broken(a)}{place}. After "
         f"{budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. "
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
         "per judgement."

@@ -1,0 +1,64 @@
+"""What docs/compare.md says of the ten methods that were compared last is what their files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from docskit import PAGES, ROOT
+
+FILES = ("steps", "gradients", "ram")
+
+
+def read(name: str) -> dict[str, Any]:
+    """Read a result file of these comparisons."""
+    file = ROOT / f"assets/results/compare-{name}.json"
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def section() -> str:
+    """Return the page from this section's head on, in one line."""
+    return " ".join(PAGES["docs/compare.md"].split()).split("## Ten more methods", 1)[1]
+
+
+def points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def test_all_start_from_one_base_model_and_what_costs_no_training_is_ahead() -> None:
+    results = [read(name) for name in FILES]
+    base = results[0]["base"]
+    assert all(one["base"]["score"] == base["score"] for one in results)
+    ends = [entry["summary"]["nfe"] for one in results for entry in one["configs"]]
+    guided, best = (read(f"steps-{name}") for name in ("guided", "best-of-8"))
+    assert max(end["mean"] for end in ends) < guided["strict"] < best["strict"]
+    for words, share, span, cost in (
+        ("base model", base["score"], base["interval"], 10),
+        ("base model, guidance 3.5, 20 steps", guided["strict"], guided["interval"], 40),
+        ("base model, best of 8 by the reward", best["strict"], best["interval"], 80),
+    ):
+        low, high = map(points, span)
+        assert f"| {words} | {points(share)} % | {low} to {high} | {cost} |" in section()
+    assert {guided["setting"]["seed"], best["setting"]["seed"]} == {260016}
+
+
+def test_who_learnt_is_as_measured() -> None:
+    """RAM and Sol-RL are above zero at (a), DRaFT-LV at (b) alone; the intervals in the text."""
+    entries = {entry["name"]: entry for name in FILES for entry in read(name)["configs"]}
+    assert len(entries) == 10 and all(len(entry["seeds"]) == 3 for entry in entries.values())
+    above = {
+        budget: {name for name, one in entries.items() if one["summary"][budget]["gain"][1] > 0}
+        for budget in ("nfe", "seconds")
+    }
+    assert above["nfe"] == {"shapes-ram", "shapes-sol-rl"}
+    assert above["seconds"] == {"shapes-draft-lv"}
+    page = section()
+    for name, budget in (("ram", "nfe"), ("sol-rl", "nfe"), ("draft-lv", "seconds")):
+        mean, low, high = map(points, entries[f"shapes-{name}"]["summary"][budget]["gain"])
+        said = (f"{mean} points ({low} to {high})", f"{mean} ({low} to {high})")
+        assert any(words in page for words in said), said
+    for name, iterations in (("ram", 11), ("sol-rl", 7)):
+        assert entries[f"shapes-{name}"]["summary"]["nfe"]["iteration"] == iterations
+    gains = [points(entry["summary"]["nfe"]["gain"][0]) for entry in read("steps")["configs"]]
+    span = sorted(gains, key=float)
+    assert f"All gain, by {span[0]} to {span[-1]} points" in page

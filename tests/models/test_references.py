@@ -161,8 +161,9 @@ def test_without_noise_edits_are_the_pipelines(
         made = model._from_vae(made)
     start = pack(x) if made.dim() == 3 and isinstance(model, QwenEdit) else x.reshape(made.shape)
     assert (made - start).abs().mean() > 1e-3
+    # float32: up to 2.1e-5 off with AVX-512; the steps move latents by 1e-3 and more
     torch.testing.assert_close(
-        mine, made, rtol=0, atol=1e-4 if isinstance(model, Flux2Klein) else 2e-5
+        mine, made, rtol=0, atol=1e-4 if isinstance(model, Flux2Klein) else 5e-5
     )
     assert torch.equal(sigmas, model.pipeline().scheduler.sigmas)
     first, other = ours[0], seen[0]

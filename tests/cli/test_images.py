@@ -16,16 +16,8 @@ pytestmark = pytest.mark.integration
 def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "s.png"
     prompts = ["a red dot", "a dot"]
-    options = [
-        "--images",
-        "3",
-        "--out",
-        str(out),
-        "--json",
-        f"{tmp_path}/s.json",
-        "--plugin",
-        "toykit",
-    ]
+    options = ["--images", "3", "--out", str(out), "--json", f"{tmp_path}/s.json"]
+    options += ["--plugin", "toykit"]
     assert main(["sample", f"{home}/whole", *prompts, *options]) == 0
     assert f"6 images of {home}/whole at iteration 4: {out}" in capsys.readouterr().out
     told = json.loads((tmp_path / "s.json").read_text())
@@ -38,6 +30,4 @@ def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert Path(grid).read_bytes() == (home / "whole" / "grid.png").read_bytes()
     drawn = json.loads(capsys.readouterr().out)
     files = sorted((home / "whole" / "samples").glob("0*.png"))
-    assert drawn["grid"] == grid and drawn["iterations"] == [int(file.stem) for file in files]
-    prompts_there = json.loads((home / "whole" / "samples" / "prompts.json").read_text())
-    assert {len(row) for row in drawn["right"].values()} <= {len(prompts_there["prompts"])}
+    assert drawn == {"grid": grid, "iterations": [int(file.stem) for file in files], "right": {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from alonekit import alone, base_row
 from docskit import PAGES, ROOT
 from scriptkit import script_module
 
@@ -62,45 +63,14 @@ def test_the_hacking_demonstration_is_as_measured() -> None:
     assert found["summary"]["in_time"] == found["summary"]["higher"] == len(found["seeds"]) == 3
 
 
-ALONE = {"guided": "guidance 3.5, 20 steps", "best-of-8": "best of 8 by the reward"}
-"""What costs no training, by the end of the result file's name, and how the pages call it."""
-
-
-def _alone(start: str, seed: int, count: int) -> dict[str, float]:
-    """Read what the base model reaches without training -> {file: share of right images}, after a
-    look at how it was measured and at its row in compare.md. An image costs steps x 2 with
-    guidance, x 8 for the best of 8."""
-    shares = {}
-    for name, words in ALONE.items():
-        file = ROOT / f"assets/results/{start}-{name}.json"
-        found = json.loads(file.read_text(encoding="utf-8"))
-        setting, (low, high) = found["setting"], found["interval"]
-        guided = name == "guided"
-        assert (setting["guidance"], setting["steps"]) == ((3.5, 20) if guided else (1.0, 10))
-        chosen = (setting.get("best_of", 1), setting.get("best_by", ""))
-        assert chosen == ((1, "") if guided else (8, "shapes"))
-        nfe = setting["steps"] * (1 if setting["guidance"] == 1 else 2) * chosen[0]
-        span = f"{100 * low:.1f} to {100 * high:.1f}"
-        row = f"| base model, {words} | {100 * found['strict']:.1f} % | {span} | {nfe} |"
-        assert row in PAGES["docs/compare.md"], row
-        assert (setting["seed"], setting["count"], found["images"]) == (seed, count, 4 * count)
-        shares[name] = found["strict"]
-    return shares
-
-
-def _base_row(score: float, low: float, high: float) -> str:
-    """Write the base model's row: 10 steps without guidance."""
-    return f"| base model | {100 * score:.1f} % | {100 * low:.1f} to {100 * high:.1f} | 10 |"
-
-
 def test_what_costs_no_training_stands_beside_the_families() -> None:
     """compare.md says score, interval and cost of each; every family's mean lies below, as it and
     the README say."""
     file = ROOT / "assets/results/compare-families.json"
     families = json.loads(file.read_text(encoding="utf-8"))
     base = families["base"]
-    assert _base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
-    shares = _alone("compare-families", 260011, 136)
+    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
+    shares = alone("compare-families", 260011, 136)
     for config in families["configs"]:
         mean = config["summary"]["nfe"]["mean"]
         assert base["score"] < mean < shares["guided"] < shares["best-of-8"], config["name"]
@@ -121,8 +91,8 @@ def test_methods_at_their_own_rates_are_as_measured() -> None:
     file = ROOT / "assets/results/compare-own-rates.json"
     found = json.loads(file.read_text(encoding="utf-8"))
     base = found["base"]
-    assert _base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
-    shares = _alone("compare-own-rates", 260012, 136)
+    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
+    shares = alone("compare-own-rates", 260012, 136)
     ends = {one["name"]: one["summary"]["nfe"] for one in found["configs"]}
     assert max(end["mean"] for end in ends.values()) < shares["guided"] < shares["best-of-8"]
     learnt = [name for name, end in ends.items() if end["gain"][1] > 0]
@@ -198,8 +168,8 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
     assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))
     # beside it, from the same prompts
-    assert _base_row(base["strict"], *base["interval"]) in PAGES["docs/compare.md"]
-    assert mean < min(_alone("factorial-shapes", 260004, 66).values())
+    assert base_row(base["strict"], *base["interval"]) in PAGES["docs/compare.md"]
+    assert mean < min(alone("factorial-shapes", 260004, 66).values())
 
 
 def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> None:

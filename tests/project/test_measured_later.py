@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from alonekit import alone, base_row
 from docskit import PAGES, ROOT
 
 FILES = ("steps", "gradients", "ram")
@@ -29,17 +30,10 @@ def test_all_start_from_one_base_model_and_what_costs_no_training_is_ahead() -> 
     results = [read(name) for name in FILES]
     base = results[0]["base"]
     assert all(one["base"]["score"] == base["score"] for one in results)
+    assert base_row(base["score"], *base["interval"]) in section()
+    shares = alone("compare-steps", 260016, 136)
     ends = [entry["summary"]["nfe"] for one in results for entry in one["configs"]]
-    guided, best = (read(f"steps-{name}") for name in ("guided", "best-of-8"))
-    assert max(end["mean"] for end in ends) < guided["strict"] < best["strict"]
-    for words, share, span, cost in (
-        ("base model", base["score"], base["interval"], 10),
-        ("base model, guidance 3.5, 20 steps", guided["strict"], guided["interval"], 40),
-        ("base model, best of 8 by the reward", best["strict"], best["interval"], 80),
-    ):
-        low, high = map(points, span)
-        assert f"| {words} | {points(share)} % | {low} to {high} | {cost} |" in section()
-    assert {guided["setting"]["seed"], best["setting"]["seed"]} == {260016}
+    assert max(end["mean"] for end in ends) < shares["guided"] < shares["best-of-8"]
 
 
 def test_who_learnt_is_as_measured() -> None:

@@ -16,6 +16,7 @@ import toykit
 from comparekit import SMALL, plan, tick
 from gridkit import plain
 
+from flowrl.cli.main import main
 from flowrl.core.errors import RewardError, RunError
 from flowrl.evaluation.image_grids import RIGHT, WRONG, save_strip
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
@@ -66,6 +67,9 @@ def test_the_grid_frames_what_was_judged(tmp_path: Path) -> None:
     assert frames() == [False, True]
     file.write_text(json.dumps({"20": [True, False]}))
     assert frames() == [True, True]
+    assert main(["grid", str(tmp_path), "--json", f"{tmp_path}/g.json"]) == 0
+    said = json.loads((tmp_path / "g.json").read_text())
+    assert (said["iterations"], said["right"]) == ([0, 20], {"20": [True, False]})
     file.write_text(json.dumps({"20": ["yes", False]}))
     with pytest.raises(RunError, match="verdicts.json: expected"):
         run_grid(tmp_path)

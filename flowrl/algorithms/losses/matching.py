@@ -103,8 +103,8 @@ def ram(data: LossInput, *, advantage_scale: float = 100.0) -> tuple[Tensor, dic
     is 0 the velocity is pulled back to it, and a larger scale pulls less. On policy, v = v_old, the
     gradient is that of ``mean((v - v_ref)^2) + advantage_scale A mean((v - u)^2)``, AWM without
     time weights and with a velocity penalty of 1 / advantage_scale. Source: RAM (2605.10759),
-    equation 17, and its code: A is centred per prompt and divided by the std of all rewards; scale
-    100 for GenEval and OCR, 1000 for PickScore.
+    equation 17, and its code, both by ports that agree: A is centred per prompt and divided by the
+    std of all rewards; scale 100 for GenEval and OCR, 1000 for PickScore.
 
     **Differs:** the equation has v itself, without a gradient, in the place of v_old; the code, an
     averaged copy that also samples. So does flowrl, with the section `old`; without it v_old is the

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 PAUSE = 0.2  # seconds between two looks at a running phase
+RECENT = 20  # iterations that the time left is told from
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "kl": "approx_kl"}
 
@@ -111,7 +113,8 @@ class Progress:
         if speed:
             parts.append(f"{speed:.3g} img/s")
         if self.total:
-            each = sum(self._durations) / len(self._durations)
+            # one long wait, as of a machine that slept, says nothing of the iterations to come
+            each = median(self._durations[-RECENT:])
             parts.append(f"ETA {_clock(max(self.total - iteration - 1, 0) * each)}")
         return parts
 

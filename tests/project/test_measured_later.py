@@ -8,6 +8,8 @@ from typing import Any
 from alonekit import alone, base_row
 from docskit import PAGES, ROOT
 
+from flowrl.config.load import load_config
+
 FILES = ("steps", "gradients", "ram")
 
 
@@ -56,3 +58,20 @@ def test_who_learnt_is_as_measured() -> None:
     gains = [points(entry["summary"]["nfe"]["gain"][0]) for entry in read("steps")["configs"]]
     span = sorted(gains, key=float)
     assert f"All gain, by {span[0]} to {span[-1]} points" in page
+
+
+def test_ram_s_scale_was_found_as_its_page_says() -> None:
+    """On validation prompts, by the mean of two seeds; the shipped scale is the best of three."""
+    file = ROOT / "assets/results/ram-search.json"
+    search = json.loads(file.read_text(encoding="utf-8"))
+    assert "prompts.test=assets/shapes/validation.jsonl" in search["design"]["set"]
+    scales = {cell["name"]: cell["levels"]["scale"] for cell in search["cells"]}
+    means = {}
+    for name, scale in scales.items():
+        scores = [run["score"] for run in search["runs"] if run["cell"] == name]
+        means[scale] = sum(scores) / len(scores)
+    best = max(means, key=means.__getitem__)
+    assert load_config("shapes/ram").to_dict()["loss"]["advantage_scale"] == float(best)
+    page = " ".join(PAGES["docs/methods/ram.md"].split())
+    ends = [points(means[scale]) for scale in ("100", "10", "3")]
+    assert f"100 ended at {ends[0]} %, 10 at {ends[1]} %, 3 at {ends[2]} %" in page

@@ -134,6 +134,20 @@ def test_plain_progress_lines(
     assert " img/s  ETA 0:00:06  [eval" in err and "rollout" in err
 
 
+def test_one_long_wait_does_not_change_the_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iterations of 2 s, one of which took 1000 s while the machine slept: 2 x 2 s are left."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    with RunLogger(tmp_path, tensorboard=False, total=5) as logger:
+        for iteration, seconds in enumerate((2, 1000, 2)):
+            with logger.phase("rollout"):
+                clock[0] += seconds
+            logger.log(iteration, {"reward": 0.25}, images=8)
+    assert "ETA 0:00:04" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_bar_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

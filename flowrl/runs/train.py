@@ -23,8 +23,10 @@ from flowrl.runs.folder import (
     GRID,
     METRICS,
     REPORT,
+    SAMPLES,
     SUMMARY,
     TIMING,
+    VERDICTS,
     Rows,
     read_rows,
 )
@@ -185,6 +187,8 @@ def _finish(run: Path, config: Config, log: Log, stopped: dict[str, Any] | None)
         log.say(f"{idle} of {summary['iterations']} iterations trained nothing: {WHY_NOTHING}")
     figures = ", ".join(str(run / name) for name in (GRID, CURVES, REPORT))
     log.say(f"images: {figures}")
+    if (run / SAMPLES / VERDICTS).exists():
+        log.say("in the image grid a green frame marks a right image, a red one a wrong image")
     return summary
 
 

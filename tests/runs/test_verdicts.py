@@ -76,6 +76,22 @@ def test_the_grid_frames_what_was_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("judges", [True, False])
+def test_a_run_ends_with_what_the_frames_mean(
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    judges: bool,
+) -> None:
+    monkeypatch.setattr(toykit.reddish, "says_right", judges, raising=False)
+    words = ["train", f"{home}/toy.yaml", "--run", f"{tmp_path}/run", "train.iterations=1"]
+    words += ["rewards.strict={fn: toykit.reddish, weight: 0}", "eval.score=strict"]
+    assert main([*words, "--plugin", "toykit"]) == 0
+    assert ("a green frame marks a right image" in capsys.readouterr().err) == judges
+
+
+@pytest.mark.integration
 def test_the_grid_of_a_comparison_frames_what_was_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -32,6 +33,13 @@ class EncodesAhead(Protocol):
     """A model that keeps what it encoded. It encodes prompts until its memory is full."""
 
     def encode_ahead(self, prompts: Sequence[str]) -> None: ...
+
+
+@runtime_checkable
+class Guides(Protocol):
+    """A model whose guidance can be another for a while."""
+
+    def guiding(self, scale: float) -> AbstractContextManager[None]: ...
 
 
 @runtime_checkable

@@ -119,7 +119,7 @@ def _sampling(
 ) -> Extra:
     size = min(config.train.rollout_batch, images_of_part(config, forecast.work))
     ways = [
-        _call(made, size),
+        _call(made, size, twice=forecast.work.samples_guided),
         (_joined(config, parts), size, "joining the nodes of the forest"),
     ]
     if _offloads(config) and tuning_of(config).runtime.text_encoders == "device":
@@ -172,8 +172,11 @@ def _evaluation(
 _EXTRA = dict(zip(PHASES, (_sampling, _decode, _training, _update, _evaluation), strict=True))
 
 
-def _call(made: MetaRun, size: int) -> Extra:
-    return made.velocity(size).peak, size, f"one network call with {_latents(made, size)}"
+def _call(made: MetaRun, size: int, *, twice: bool = False) -> Extra:
+    """Trace a network call that samples; twice: with and without the prompt, by a network whose
+    training has no guidance."""
+    peak = made.velocity(2 * size if twice else size).peak
+    return peak, size, f"one network call with {_latents(made, size, twice=twice)}"
 
 
 def _images(config: Config, made: MetaRun, count: int) -> Extra:
@@ -201,8 +204,8 @@ def _others(config: Config, *, vae: bool) -> int:
     )
 
 
-def _latents(made: MetaRun, size: int) -> str:
-    rows = f" ({2 * size} rows under guidance)" if made.workload.guided else ""
+def _latents(made: MetaRun, size: int, *, twice: bool = False) -> str:
+    rows = f" ({2 * size} rows under guidance)" if made.workload.guided or twice else ""
     return f"{size} latent{'' if size == 1 else 's'}{rows}"
 
 

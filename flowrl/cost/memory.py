@@ -182,7 +182,7 @@ def _conditioning(
 ) -> MemoryPart:
     """Count `encode`'s output: one row per prompt, and one without the prompt under guidance."""
     tokens, dim, pooled = text_shape(config, architecture)
-    rows = work.prompts * (2 if is_guided(config) else 1)
+    rows = work.prompts * (2 if is_guided(config) or work.samples_guided else 1)
     what = f"{rows:,} rows x ({tokens} x {dim} + {pooled}) x {width} bytes"
     return MemoryPart(
         "prompt conditioning", what, rows * (tokens * dim + pooled) * width, _ITERATION

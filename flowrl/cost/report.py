@@ -104,6 +104,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
             "training": found.forecast.calls - work.nfe,
             "per_image": found.forecast.calls / work.images,
             "guided": work.guided,
+            "samples_guided": work.samples_guided,
         },
         "flops": found.flops,
         "activations": found.saved,

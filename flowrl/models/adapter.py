@@ -86,6 +86,17 @@ class PipelineModel(ABC, Generic[Options]):
         finally:
             self._tuned.tuning, self.dtype = kept
 
+    @contextmanager
+    def guiding(self, scale: float) -> Iterator[None]:
+        """Let velocities and embeddings be those of another scale of guidance for a while. Raises
+        ConfigError where no option makes two branches."""
+        kept = self.options
+        self.options = kept.guided_by(scale)
+        try:
+            yield
+        finally:
+            self.options = kept
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
         return self._tuned.trainable()

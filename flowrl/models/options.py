@@ -7,7 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
@@ -81,6 +81,20 @@ class PipelineOptions:
     def guided(self) -> bool:
         """Tell whether there are two branches, as the pipelines' do_classifier_free_guidance."""
         return self.cfg_scale > 1
+
+    def guided_by(self, scale: float) -> Self:
+        """Return the same options with another scale of classifier-free guidance. Raises
+        ConfigError where no option makes two branches, or the scale makes none."""
+        name, least = self.branches
+        if not name:
+            raise ConfigError(
+                f"guidance: {self.path} is told its guidance as a number, and no option samples "
+                "with and without the prompt"
+            )
+        if scale <= least:
+            raise ConfigError(f"guidance: expected a scale above {least:g}, got {scale:g}")
+        change: dict[str, Any] = {name: scale}
+        return replace(self, **change)
 
     @property
     def how(self) -> Runtime:

@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.promises import sees_latents, sees_sigma
-from flowrl.core.types import Rollout
+from flowrl.core.types import FlowModel, Rollout
 from flowrl.training.metrics import Trained
 
 
@@ -78,6 +79,15 @@ def what_gradient(params: dict[str, nn.Parameter]) -> str:
 
 def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
     return repr(texts[int(ro.tree.group[node])])
+
+
+def check_guides(config: Config, model: FlowModel) -> None:
+    """Raise ConfigError if images are to be sampled with a guidance that the model cannot have."""
+    if config.train.guidance and not isinstance(model, Guides):
+        raise ConfigError(
+            f"train.guidance={config.train.guidance:g}: model {config.model.fn} has no `guiding`, "
+            "so it samples as it is trained; leave it out"
+        )
 
 
 def check_headline(config: Config, rewards: dict[str, Any]) -> None:

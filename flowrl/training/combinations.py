@@ -34,6 +34,28 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
     check_stored(plan, group=config.train.group, trains=trains)
 
 
+def check_guidance(config: Config, method: Method, plan: Plan) -> None:
+    """Raise ConfigError for a guidance of the sampled images that the method or model has no use
+    for."""
+    scale = config.train.guidance
+    if not scale:
+        return
+    reason = ""
+    if plan.stored is not None:
+        reason = f"plan {config.plan.fn} samples nothing"
+    elif method.likelihood.trains != "leaves":
+        reason = (
+            f"likelihood {config.likelihood.fn} trains what the sampler drew, by the model's own "
+            "guidance; take model.guidance, which is that of both, or a likelihood of finished "
+            "images, such as forward"
+        )
+    if reason:
+        raise ConfigError(f"train.guidance={scale:g}: {reason}; leave it out")
+    options = getattr(config.model.function, "options", None)
+    if options is not None:  # of a pipeline of diffusers
+        options(**config.model.kwargs).guided_by(scale)
+
+
 def check_scout(config: Config, plan: Plan, work: IterationCost) -> None:
     """Raise ConfigError for a scout section that does not go with the method."""
     if not config.scout.images:

@@ -35,11 +35,14 @@ class IterationCost:
     passes: int  # forward and backward network calls per optimizer step
     rollout_batch: int  # latents per network call while sampling
     guided: bool  # each velocity evaluates the network twice, in one batch
+    samples_guided: bool = False  # only in sampling; `nfe` counts both
     previews: tuple[int, int] = (0, 0)  # of a prompt's noises, and their steps
 
     def lines(self) -> list[str]:
         """Say it in plain English."""
         double = ", each with and without the prompt (guidance)" if self.guided else ""
+        if self.samples_guided:
+            double = ", half of them without the prompt (train.guidance)"
         calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
         count, steps = self.previews
         looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
@@ -68,13 +71,15 @@ def iteration_cost(
     micro_batch: int,
     rollout_batch: int,
     guided: bool = False,
+    samples_guided: bool = False,
     same_noise: bool = False,
     trains: Trains = "draws",
     rows: int = 1,
     previews: tuple[int, int] = (0, 0),
 ) -> IterationCost:
     """Count what a plan costs with these numbers. trains, rows: as a likelihood says; previews: how
-    many noises of a prompt are looked at, and in how many steps.
+    many noises of a prompt are looked at, and in how many steps; samples_guided: each velocity of
+    sampling takes two evaluations, those of training take one.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
@@ -94,13 +99,14 @@ def iteration_cost(
             "earlier steps or lower train.updates"
         )
     per_update = math.ceil(states / updates)
+    nfe = times * one.nfe + prompts * previews[0] * previews[1]
     return IterationCost(
         prompts=prompts,
         group=group,
         roots=roots,
         images=prompts * group,
         steps=len(plan.noise),
-        nfe=times * one.nfe + prompts * previews[0] * previews[1],
+        nfe=2 * nfe if samples_guided else nfe,
         trains=trains,
         decisions=decisions,
         updates=updates,
@@ -110,6 +116,7 @@ def iteration_cost(
         passes=math.ceil(per_update / micro_batch),
         rollout_batch=rollout_batch,
         guided=guided,
+        samples_guided=samples_guided,
         previews=previews,
     )
 

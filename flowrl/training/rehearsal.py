@@ -23,7 +23,7 @@ from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
-from flowrl.training.combinations import check_scout, check_together
+from flowrl.training.combinations import check_guidance, check_scout, check_together
 from flowrl.training.companions import calls_of
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of, unrolled_calls
@@ -99,6 +99,12 @@ def is_guided(config: Config) -> bool:
     return isinstance(scale, int | float) and scale > 1
 
 
+def samples_guided(config: Config) -> bool:
+    """Say whether the images that are trained on are sampled with and without the prompt, by a
+    model that is trained without guidance."""
+    return bool(config.train.guidance) and not is_guided(config)
+
+
 class _MotionlessModel:
     """A model whose velocity is 0 everywhere."""
 
@@ -114,6 +120,7 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
     check_together(config, method, plan)
     work = _count(config, plan)
     check_scout(config, plan, work)
+    check_guidance(config, method, plan)
     # one prompt, latents of one number
     model: FlowModel = _MotionlessModel()  # type: ignore[assignment]
     made = rollout(
@@ -224,6 +231,7 @@ def _count(config: Config, plan: Plan) -> IterationCost:
         micro_batch=t.micro_batch,
         rollout_batch=t.rollout_batch,
         guided=is_guided(config),
+        samples_guided=samples_guided(config),
         same_noise=t.same_noise,
         trains=likelihood.trains,
         rows=max(1, likelihood.rows_per_state),

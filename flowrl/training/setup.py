@@ -23,7 +23,7 @@ from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
-from flowrl.training.checks import check_headline, check_sees_sigma
+from flowrl.training.checks import check_guides, check_headline, check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import COMPANIONS, Method, method_of
@@ -123,6 +123,7 @@ class Setup:
         """Add to the model what the method trains beside it, and check that it can do the work."""
         self.model = extended(bare, self.method, self.config)
         check_encodes(self.model, self.method.plan(0))
+        check_guides(self.config, self.model)
         check_model_frames(bare, frames)
         check_eval_size(self.model, self.config)
         for prompts in (self.train_set, self.test_set):

@@ -1,0 +1,130 @@
+"""`train.guidance`: images are sampled with a guidance, and trained on without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders
+from estimatekit import model_config
+from modelkit import noise
+from tiny import tiny_sd3
+from toykit import axes, toy
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError
+from flowrl.cost.estimate import estimate
+from flowrl.training.rehearsal import check_plan
+from flowrl.training.trainer import Trainer
+
+SCALE = 3.0
+SIZE = "image={height: 64, width: 48}"
+FORWARD = axes("shapes/awm")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("pipelines"))
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if GUIDED[name]])
+def test_a_model_can_have_another_guidance_for_a_while(folders: Folders, name: str) -> None:
+    """Oracle: the model that is loaded with it, whose parity with the pipeline is tested
+    elsewhere."""
+    (scale,) = GUIDED[name].values()
+    guided, plain = folders.load(name, **GUIDED[name]), folders.load(name)
+    x, sigma = noise(plain, 2), plain.sigmas(4, 64, 64)[:2]
+
+    def seen(model: Any) -> Any:
+        with torch.no_grad():
+            return model.velocity(x, sigma, model.encode(PROMPTS[:2]))
+
+    without = seen(plain)
+    with plain.guiding(scale):
+        assert torch.equal(seen(plain), seen(guided))
+    assert torch.equal(seen(plain), without)
+    assert not torch.equal(without, seen(guided))
+
+
+def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:
+    """Return a method of the forward process on a tiny SD3."""
+    if not (folder / "weights").exists():
+        tiny_sd3(folder / "weights")
+    model = f"{{fn: sd3, guidance: {guidance}, tune: full, path: {folder}/weights, device: cpu}}"
+    return model_config(folder, model, SIZE, *FORWARD, "train.updates=1", *overrides)
+
+
+def rows_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Note each network call of a trainer: its rows, and whether it keeps a graph."""
+    calls, model = [], trainer.model
+    network = model._network  # type: ignore[attr-defined]
+
+    def noted(x: torch.Tensor, *rest: Any) -> Any:
+        calls.append((len(x), torch.is_grad_enabled()))
+        return network(x, *rest)
+
+    monkeypatch.setattr(model, "_network", noted)
+    return calls
+
+
+@pytest.mark.integration
+def test_images_are_of_the_guided_model_and_training_is_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: a run whose model is guided throughout draws the very same images; one without any
+    guidance makes training calls of as many rows."""
+    here = Trainer(config_of(tmp_path, f"train.guidance={SCALE}"))
+    throughout = Trainer(config_of(tmp_path, guidance=SCALE))
+    without = Trainer(config_of(tmp_path))
+    rows = here.rows()
+    made = here.sample(rows)
+    assert torch.equal(made.x, throughout.sample(rows).x)
+    assert not torch.equal(made.x, without.sample(rows).x)
+    assert not here.model.guided  # type: ignore[attr-defined]
+    # each velocity of sampling takes two rows, each one of training as many as without guidance
+    mine, others = rows_of(here, monkeypatch), rows_of(without, monkeypatch)
+    metrics, plain = here.step(), without.step()
+    trained = [count for count, graph in mine if graph]
+    assert trained and trained == [count for count, graph in others if graph]
+    sampled = sum(count for count, graph in mine if not graph)
+    assert sampled - sum(count for count, graph in others if not graph) == without.cost.nfe
+    assert here.cost.nfe == 2 * without.cost.nfe
+    assert metrics["nfe"] - plain["nfe"] == without.cost.nfe
+    assert any("half of them without the prompt" in line for line in here.cost.lines())
+
+
+def test_an_estimate_counts_it_in_sampling_alone(tmp_path: Path) -> None:
+    """Oracle: sampling is as that of a model that is guided throughout, training as that of one
+    without guidance."""
+    here = estimate(config_of(tmp_path, f"train.guidance={SCALE}"))
+    throughout = estimate(config_of(tmp_path, guidance=SCALE))
+    without = estimate(config_of(tmp_path))
+    assert here.phases[0].name == "sampling"
+    assert here.phases[0].extra == throughout.phases[0].extra > without.phases[0].extra
+    assert here.flops["sampling"] == throughout.flops["sampling"]
+    assert here.flops["training"] == without.flops["training"] < throughout.flops["training"]
+    more = here.forecast.calls - without.forecast.calls
+    assert more == without.forecast.work.nfe
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("shapes/flow_grpo", "likelihood reverse trains what the sampler drew.*model.guidance"),
+        ("shapes/find", "likelihood prior trains what the sampler drew"),
+        ("shapes/diffusion_dpo_offline", "plan pairs samples nothing"),
+        ("flux2/diffusion_nft", "is told its guidance as a number"),
+    ],
+)
+def test_what_has_no_use_for_it(config: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)guidance.*{says}"):
+        check_plan(load_config(config, [f"train.guidance={SCALE}"]))
+
+
+def test_a_scale_that_guides_nothing_and_a_model_that_cannot(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a scale above 1, got 0.5"):
+        check_plan(load_config("shapes/awm", ["train.guidance=0.5"]))
+    with pytest.raises(ConfigError, match="model toykit.linear has no `guiding`"):
+        Trainer(toy(tmp_path, *FORWARD, f"train.guidance={SCALE}"))

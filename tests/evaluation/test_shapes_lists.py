@@ -13,6 +13,7 @@ import pytest
 import torch
 from scriptkit import script_module
 
+from flowrl.config.load import load_config
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check, judge, validate
@@ -192,3 +193,21 @@ def test_word_order_is_counted_by_hand() -> None:
     records = [position] * 4 + [colors] * 3
     assert word_order(images, records, "position") == (1, 1, 1)
     assert word_order(images, records, "color_attr") == (1, 1, 1)
+
+
+def test_domains_are_halves_of_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every prompt is in one of the two domains, whose tasks are those that shapes/flow_opd has
+    for the teacher of that name."""
+    monkeypatch.setattr("sys.argv", ["shapes_domains.py", "--out", str(tmp_path)])
+    script_module("shapes_domains").main()
+    teachers = load_config("shapes/flow_opd").loss.kwargs["teachers"]
+    for part in ("train", "validation"):
+        whole = (ROOT / f"assets/shapes/{part}.jsonl").read_text(encoding="utf-8").splitlines()
+        split = []
+        for name in ("layout", "objects"):
+            file = tmp_path / f"{name}-{part}.jsonl"
+            mine = file.read_text(encoding="utf-8").splitlines()
+            tags = {json.loads(line)["tag"] for line in mine}
+            assert {teachers[tag] for tag in tags} == {f"runs/teacher-{name}"}
+            split += mine
+        assert sorted(split) == sorted(whole)

@@ -2,17 +2,23 @@
 
     python scripts/shapes_step_aware.py --out data/shapes_step_aware
 
-The embedded base model draws two images of a prompt, and the reward `shapes` says which is better;
-equal ones are left out. Both latents get the same noise at one random noise level, the base model
-estimates the images again, and the preference model has to pick the better one from its estimate
-(SPO, 2406.04314). It is made from scratch: a CLIP of a few layers, since its words are few.
+A CLIP of a few layers is made from scratch, since its words are few, and learns in two parts. First
+it learns to read: of two rendered scenes, one true to a prompt and one to another of the same task,
+it has to pick the right one. Then the embedded base model draws images of a prompt, and the reward
+`shapes` says which is the best and which the worst; equal ones are left out. Both images of such a
+pair get the same noise at random noise levels, the base model estimates them again, and the
+preference model has to pick the better one from its estimate (SPO, 2406.04314). A part of the
+rendered pairs is estimated likewise.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
@@ -21,8 +27,12 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPToken
 from flowrl.config.load import load_config
 from flowrl.core.noise_path import interpolate as noised
 from flowrl.core.noise_path import x0_from
+from flowrl.core.pixels import round_8bit
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.suites.shapes.prompts import scenes_for
+from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.training.collect import sample
 from flowrl.training.trainer import Trainer
 from rewards._backbones.step_clip import StepClip
@@ -85,11 +95,55 @@ class Pairs:
         return made.x[torch.stack(good)].float(), made.x[torch.stack(bad)].float(), texts
 
     @torch.no_grad()
-    def estimates(self, x0: Tensor, sigma: Tensor, noise: Tensor, texts: list[str]) -> Tensor:
-        """Noise latents [P, *] to sigma [P] and estimate their images -> [P, 3, H, W]."""
+    def rendered(
+        self, count: int, share: float, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+        """Render up to `count` pairs of scenes -> images of the better and the worse
+        [P, 3, 64, 64], sigma [P] and prompts; a `share` of them as estimated at a sigma above 0."""
+        asked, others = _same_task(self.trainer.train_set.records, count, rng)
+        good, bad = (render(scenes_for(records, rng)) for records in (asked, others))
+        # some scenes of another prompt are true to this one, too
+        wrong = (~check(bad, asked).strict).nonzero().flatten()
+        good, bad, texts = good[wrong], bad[wrong], [asked[k]["prompt"] for k in wrong.tolist()]
+        sigma = torch.zeros(len(texts))
+        some = int(share * len(texts))
+        if some:
+            sigma[:some] = torch.rand(some)
+            model: Any = self.trainer.model
+            x, y = (model.latents(images[:some]) for images in (good, bad))
+            good[:some], bad[:some] = self.estimates(x, y, sigma[:some], texts[:some])
+        return good, bad, sigma, texts
+
+    @torch.no_grad()
+    def estimates(
+        self, good: Tensor, bad: Tensor, sigma: Tensor, texts: list[str]
+    ) -> tuple[Tensor, Tensor]:
+        """Noise both latents [P, *] of each pair alike, to sigma [P], and estimate their images ->
+        [P, 3, H, W] twice."""
         model = self.trainer.model
-        x = noised(x0, noise, sigma)
-        return model.decode(x0_from(x, model.velocity(x, sigma, model.encode(texts)), sigma))
+        noise, cond = torch.randn_like(good), model.encode(texts)
+        found = []
+        for x0 in (good, bad):
+            x = noised(x0, noise, sigma)
+            image = model.decode(x0_from(x, model.velocity(x, sigma, cond), sigma))
+            found.append(round_8bit(image))  # as rewards see it
+        return found[0], found[1]
+
+
+def _same_task(
+    records: Sequence[Any], count: int, rng: np.random.Generator
+) -> tuple[list[Any], list[Any]]:
+    """Choose pairs of records of one task each, all tasks alike."""
+    tasks: dict[str, list[Any]] = {}
+    for record in records:
+        tasks.setdefault(record["tag"], []).append(record)
+    names, asked, others = sorted(tasks), [], []
+    for _ in range(count):
+        mine = tasks[names[rng.integers(len(names))]]
+        first, second = rng.integers(len(mine), size=2)
+        asked.append(mine[first])
+        others.append(mine[second])
+    return asked, others
 
 
 def prepared(images: Tensor) -> Tensor:
@@ -98,42 +152,75 @@ def prepared(images: Tensor) -> Tensor:
     return (interpolate(images.float(), size=(SIZE, SIZE)) - mean) / std
 
 
+class Learner:
+    """The model, its optimizer, and how many of the last pairs it picked rightly."""
+
+    def __init__(self, model: StepClip, tokens: CLIPTokenizer, lr: float) -> None:
+        self.model, self.tokens, self.lr = model, tokens, lr
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1)
+        self.right, self.seen, self.steps = 0.0, 0, 0
+
+    def fit(self, good: Tensor, bad: Tensor, sigma: Tensor, texts: list[str]) -> None:
+        """Take one step: of each pair of images [P, 3, H, W] at sigma [P] the first is better."""
+        read = self.tokens(
+            texts, padding="max_length", truncation=True, max_length=WORDS, return_tensors="pt"
+        )
+        words = self.model.read(read["input_ids"], read["attention_mask"])
+        time = sigma * 1000
+        better, worse = (
+            self.model.score(self.model.see(prepared(images), time), words)
+            for images in (good, bad)
+        )
+        # the rate warms up in 50 steps
+        self.steps += 1
+        self.optimizer.param_groups[0]["lr"] = self.lr * min(1.0, self.steps / 50)
+        self.optimizer.zero_grad()
+        (-logsigmoid(better - worse)).mean().backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.right += float((better > worse).sum())
+        self.seen += len(texts)
+
+    def say(self, what: str) -> None:
+        """Print the share of pairs since the last time that were new and picked rightly."""
+        print(f"{what}: {self.right / self.seen:.3f} of {self.seen} new pairs right", flush=True)
+        self.right, self.seen = 0.0, 0
+
+
 def main() -> None:
     """Train, and write the folder that reward `step_aware` takes as its path."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("data/shapes_step_aware"))
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--scenes", type=int, default=600, help="steps on rendered scenes")
+    parser.add_argument("--rounds", type=int, default=200, help="steps on the model's own images")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--images", type=int, default=4)
+    parser.add_argument("--levels", type=int, default=3, help="noise levels of each own pair")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=1e-3)
     given = parser.parse_args()
     torch.manual_seed(0)
+    rng = np.random.default_rng(0)
     pairs = Pairs(given.prompts, given.images)
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
-    model = make(given.width, given.layers, tokens)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
-    right, seen = 0.0, 0
+    learner = Learner(make(given.width, given.layers, tokens), tokens, given.lr)
+    for k in range(given.scenes):
+        learner.fit(*pairs.rendered(64, 0.25, rng))
+        if (k + 1) % 50 == 0 or k + 1 == given.scenes:
+            learner.say(f"scenes {k + 1}")
     for k in range(given.rounds):
         good, bad, texts = pairs.draw(k)
         if not texts:
             continue
-        # one noise level and noise for both
-        sigma, noise = torch.rand(len(texts)), torch.randn_like(good)
-        both = [prepared(pairs.estimates(x0, sigma, noise, texts)) for x0 in (good, bad)]
-        read = tokens(
-            texts, padding="max_length", truncation=True, max_length=WORDS, return_tensors="pt"
-        )
-        words = model.read(read["input_ids"], read["attention_mask"])
-        better, worse = (model.score(model.see(images, sigma * 1000), words) for images in both)
-        optimizer.zero_grad()
-        (-logsigmoid(better - worse)).mean().backward()
-        optimizer.step()
-        right, seen = right + float((better > worse).sum()), seen + len(texts)
+        # each pair at several noise levels
+        texts = texts * given.levels
+        good, bad = torch.cat([good] * given.levels), torch.cat([bad] * given.levels)
+        sigma = torch.rand(len(texts))
+        learner.fit(*pairs.estimates(good, bad, sigma, texts), sigma, texts)
         if (k + 1) % 20 == 0 or k + 1 == given.rounds:
-            print(f"round {k + 1}: {right / seen:.3f} of {seen} new pairs right", flush=True)
-            right, seen = 0.0, 0
-    save(model, tokens, given.out)
+            learner.say(f"round {k + 1}")
+    save(learner.model, tokens, given.out)
     print(f"{given.out}; now flowrl train shapes/spo")
 
 

@@ -15,6 +15,7 @@ from flowrl.runs.best import Which
 from flowrl.runs.folder import CONFIG
 from flowrl.runs.open import base_weights, load_run
 from flowrl.training.checkpoint import MANIFEST
+from flowrl.training.setup import use_threads
 from flowrl.training.weights import Weights
 
 
@@ -39,7 +40,8 @@ def open_target(
     """Find out what a target is and load it.
 
     A run or a checkpoint is opened as `load_run` does. A diffusers model folder, also a shipped
-    one, takes the config `settings`; a config gives its base model. Raises ConfigError for a name
+    one, takes the config `settings`; a config gives its base model. From then on torch has the CPU
+    threads of ``train.threads``. Raises ConfigError for a name
     that is none of these, ModelError for a broken model folder, and CheckpointError as `load_run`.
     """
     path = Path(target)
@@ -49,6 +51,7 @@ def open_target(
         )
         why = f" ({run.what})" if run.what else ""
         what = f"{path} at iteration {run.iteration}{why}"
+        use_threads(run.config)
         return Target(run.model, run.config, what, run.base)
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
@@ -56,6 +59,7 @@ def open_target(
         config = load_config(settings, [f"model.path={path}", *overrides], plugins)
     else:
         config = load_config(target, overrides, plugins)
+    use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()
     what = f"the base model {config.model.kwargs.get('path', '')}"

@@ -65,8 +65,7 @@ class Setup:
     ) -> None:
         """Raises ConfigError for numbers that do not fit together, and what rewards raise."""
         check_config(config)
-        if config.train.threads:
-            torch.set_num_threads(config.train.threads)
+        use_threads(config)
         self.config, self.log, self.iteration = config, log, 0
         self.histograms: dict[str, Any] = {}  # rewards and advantages of the last iteration
         self.memory: dict[str, Any] = {}  # of the monitors: plain JSON that checkpoints keep
@@ -220,6 +219,12 @@ def _starts(prompts: PromptSet) -> list[tuple[Path, ...]]:
     rows = range(len(prompts))
     files = [tuple(map(Path.resolve, source_paths(prompts, row))) for row in rows]
     return files if all(files) else []
+
+
+def use_threads(config: Config) -> None:
+    """Let torch use as many CPU threads as the config says, if it says so."""
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
 
 
 def build_model(config: Config) -> FlowModel:

@@ -20,6 +20,7 @@ from flowrl.evaluation.image_grids import load_strip
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate, grid_prompts, sample_all
 from flowrl.runs.open import open_run
+from flowrl.runs.target import open_target
 from flowrl.training import checkpoint
 
 pytestmark = pytest.mark.integration
@@ -61,6 +62,23 @@ def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
     assert alone["red"] == result["red"]
     changed = open_run(home / "whole", overrides=("eval.images=5",), plugins=("toykit",))[1]
     assert changed.eval.images == 5
+
+
+def test_a_target_takes_the_threads_that_its_settings_name(home: Path) -> None:
+    """A run and a config alike, by overrides; 0 leaves them as they are."""
+    before = torch.get_num_threads()
+    try:
+        for target in (home / "whole", home / "toy.yaml"):
+            for asked, there in ((2, 2), (0, 2), (1, 1)):
+                open_target(
+                    str(target),
+                    settings="",
+                    overrides=[f"train.threads={asked}"],
+                    plugins=("toykit",),
+                )
+                assert torch.get_num_threads() == there
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_open_run_that_is_none(home: Path, tmp_path: Path) -> None:

@@ -75,3 +75,55 @@ def test_ram_s_scale_was_found_as_its_page_says() -> None:
     page = " ".join(PAGES["docs/methods/ram.md"].split())
     ends = [points(means[scale]) for scale in ("100", "10", "3")]
     assert f"100 ended at {ends[0]} %, 10 at {ends[1]} %, 3 at {ends[2]} %" in page
+
+
+def test_guidance_in_sampling_did_to_ram_what_its_page_says() -> None:
+    """On validation prompts, three seeds a scale; no difference from none is told from zero."""
+    search = json.loads((ROOT / "assets/results/guidance-search.json").read_text(encoding="utf-8"))
+    assert "prompts.test=assets/shapes/validation.jsonl" in search["design"]["set"]
+    means = {}
+    for cell in search["cells"]:
+        scores = [run["score"] for run in search["runs"] if run["cell"] == cell["name"]]
+        assert len(scores) == 3
+        means[cell["levels"]["guidance"]] = points(sum(scores) / 3)
+    page = " ".join(PAGES["docs/methods/ram.md"].split())
+    none, some, much = (means[scale] for scale in ("none", "2", "3.5"))
+    assert f"{none} % without guidance, {some} % with 2 and {much} % with 3.5" in page
+    effects = {one["name"]: one["interval"] for one in search["effects"]}
+    assert all(low < 0 < high for low, high in effects.values())
+    low, high = map(points, effects["guidance: 3.5 - none"])
+    assert f"3.5 against none: {low} to {high} points" in page
+
+
+def distillation() -> str:
+    """Return what compare.md says of Flow-OPD, in one line."""
+    page = " ".join(PAGES["docs/compare.md"].split())
+    return page.split("## Distillation: one student", 1)[1].split(" ## ", 1)[0]
+
+
+def test_the_student_of_two_specialists_is_as_measured() -> None:
+    """Its gain, both teachers on the whole list, what each knows, and the base model beside it."""
+    result, page = read("opd"), distillation()
+    (student,) = result["configs"]
+    end = student["summary"]["nfe"]
+    mean, low, high = map(points, end["gain"])
+    assert end["gain"][1] > 0 and len(student["seeds"]) == 3
+    assert f"{mean} points ({low} to {high}) after {end['iteration']:.0f} iterations" in page
+    assert base_row(result["base"]["score"], *result["base"]["interval"]) in page
+    shares = alone("compare-opd", 260017, 136)
+    assert shares["guided"] < end["mean"] < shares["best-of-8"]
+    tasks = {"student": end["tasks"]}
+    for name in ("objects", "layout"):
+        found = read(f"opd-teacher-{name}")
+        span = " to ".join(map(points, found["interval"]))
+        row = f"| teacher of {name} alone | {points(found['strict'])} % | {span} | 10 |"
+        assert row in page and found["strict"] > end["mean"]
+        assert (found["setting"]["seed"], found["images"]) == (260017, 4 * 136)
+        tasks[name] = found["tasks"]
+    colors, counts = (
+        {who: points(found[task]["mean"]) for who, found in tasks.items()}
+        for task in ("color_attr", "counting")
+    )
+    assert f"has {colors['layout']} % and the other {colors['objects']};" in page
+    assert f"of counts it is {counts['layout']} and {counts['objects']}." in page
+    assert f"The student has {colors['student']} and {counts['student']} %." in page

@@ -32,6 +32,7 @@ def serve_rewards(
     max_wait_ms: MaxWaitMs = 5.0,
     batch: Batch = 64,
     plugin: options.Plugins,
+    json: options.Json = None,
 ) -> None:
     """Host a config's rewards over HTTP; nothing else of the config is used."""
     from flowrl.config.load import load_config
@@ -46,4 +47,5 @@ def serve_rewards(
         max_images=max_images,
         max_wait_ms=max_wait_ms,
         batch=batch,
+        json=json,
     )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from flowrl.cli import options
+
 Runs = Annotated[Path, typer.Argument(metavar="RUNS", help="a folder with runs in or below it")]
 Votes = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="gets the votes; default: RUNS/votes")
@@ -25,8 +27,10 @@ def view(
     host: Host = "127.0.0.1",
     port: Port = 8322,
     token_env: TokenEnv = "",
+    json: options.Json = None,
 ) -> None:
     """Look at runs in a browser while they train, and take blind votes on their images."""
     from flowrl.runs.view.server import serve_view
 
-    serve_view(runs, box=votes or runs / "votes", host=host, port=port, token_env=token_env)
+    box = votes or runs / "votes"
+    serve_view(runs, box=box, host=host, port=port, token_env=token_env, json=json)

@@ -27,7 +27,10 @@ PUBLISHED = {
 """Name of a list -> where it is read from. None of them is shipped; their licences are their
 owners'."""
 
-FILE = "Prompts from a file need no hub: --prompts FILE, or `prompts` in the config"
+FILE = (
+    "Prompts from a file need no hub: prompts.train and prompts.test in the config, or --prompts "
+    "FILE of the commands that have it"
+)
 
 
 def on_hub(name: str) -> bool:

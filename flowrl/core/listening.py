@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.files import is_stdout, write_json
 
 UVICORN: dict[str, Any] = {
     "lifespan": "off",
@@ -23,6 +26,17 @@ UVICORN: dict[str, Any] = {
     "server_header": False,
     "timeout_keep_alive": 75,  # a client's connection is kept for its next iteration
 }
+
+
+def announce(text: str, facts: dict[str, Any], file: Path | None) -> None:
+    """Say where a server is: a line of text, and the facts as JSON where a file is named; ``-``
+    prints them alone, as one line. What it prints is there at once, also in a pipe."""
+    if file is not None and is_stdout(file):
+        print(json.dumps(facts), flush=True)
+        return
+    if file is not None:
+        write_json(file, facts)
+    print(text, flush=True)
 
 
 def read_token(address: str, token_env: str) -> bytes:

@@ -18,6 +18,7 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.types import FlowModel
 from flowrl.runs.best import best_checkpoint, score_of
 from flowrl.runs.folder import (
+    CONFIG,
     CURVES,
     EVALS,
     GRID,
@@ -85,6 +86,11 @@ def train(
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.log = log
             log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
+            if trainer.iteration >= config.train.iterations:
+                log.say(
+                    f"all {trainer.iteration} iterations were done before, so nothing is trained; "
+                    f"for more, raise train.iterations in {run / CONFIG}"
+                )
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
             # Ctrl-C and the signals that end a job are heard between iterations; errors save first
             milestones = Milestones(checkpoints, log, stop, Watch(trainer, run, log))

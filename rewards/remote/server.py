@@ -4,12 +4,15 @@ metrics."""
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import ConfigError
+from flowrl.core.files import is_stdout
 from flowrl.core.listening import (
     UVICORN,
+    announce,
     bind,
     import_uvicorn,
     no_exit_by_signal,
@@ -40,6 +43,7 @@ def serve(
     max_images: int = 256,
     max_wait_ms: float = 5.0,
     batch: int = 64,
+    json: Path | None = None,
 ) -> None:
     """Host every reward of a config until SIGTERM or Ctrl-C; what is in flight then is answered
     first.
@@ -51,6 +55,7 @@ def serve(
         max_mb, max_images: limits of one request (MiB of its body, images).
         max_wait_ms, batch: how long a request waits for others to join it, and up to how many
             images.
+        json: a file that gets the address and the rewards' names, too; ``-`` prints that alone.
 
     Raises ConfigError for an argument, a missing token or the missing extra, RunError if the
     address is taken.
@@ -73,11 +78,14 @@ def serve(
         # listens before it says so
         listener.listen(1024)
         note = " (token needed)" if token else ""
-        print(f"serving {', '.join(rewards)} at {url(listener)}{note}", flush=True)
+        here, names = url(listener), list(rewards)
+        facts = {"url": here, "token": bool(token), "rewards": names}
+        announce(f"serving {', '.join(names)} at {here}{note}", facts, json)
         with no_exit_by_signal():
             server.run(sockets=[listener])
         queue.close(wait=not server.force_exit)
-    print(f"stopped; {queue.counts.images} images were scored", flush=True)
+    if json is None or not is_stdout(json):
+        print(f"stopped; {queue.counts.images} images were scored", flush=True)
 
 
 def load_rewards(config: Config) -> dict[str, Reward]:

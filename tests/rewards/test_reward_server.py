@@ -139,8 +139,10 @@ def test_a_server_answers_what_is_in_flight_and_ends_well(
     gate.touch()
     reward = f"rewards={{red: {{fn: toykit.gate, file: {gate}, call: 1}}}}"
     argv = [str(config), "--plugin", "toykit", "--port"]
-    server = Process(*argv, "0", reward, "--token-env", "TOKEN", TOKEN=TOKEN)
+    facts = tmp_path / "server.json"
+    server = Process(*argv, "0", reward, "--token-env", "TOKEN", "--json", facts, TOKEN=TOKEN)
     url = server.url()
+    assert json.loads(facts.read_text()) == {"url": url, "token": True, "rewards": ["red"]}
     # what cannot be started beside it
     assert main(["serve-rewards", *argv, url.rpartition(":")[2]]) == 2
     assert "cannot listen on 127.0.0.1" in capsys.readouterr().err

@@ -122,18 +122,22 @@ def test_stopped_in_the_last_iteration_is_finished(
     assert_same_run(tmp_path / "run", home / "whole")
 
 
-def test_a_torn_newest_checkpoint_falls_back(home: Path, tmp_path: Path) -> None:
+def test_a_torn_newest_checkpoint_falls_back(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Path(shutil.copytree(home / "whole", tmp_path / "run"))
     torn = run / "checkpoints" / "000004" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     with pytest.warns(UserWarning, match="skipping a checkpoint: .*000004.*torn"):
         train(config_for(home), run, resume=True, quiet=True)
     assert_same_run(run, home / "whole")
-    # it is finished now: to resume it again changes nothing, and warns of nothing
+    assert "were done before" not in capsys.readouterr().err
+    # it is finished now: to resume it again says so, changes nothing, and warns of nothing
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", OverlapWarning)  # the toy's two lists are one
-        train(config_for(home), run, resume=True, quiet=True)
+        train(config_for(home), run, resume=True)
+    assert "all 4 iterations were done before, so nothing is trained" in capsys.readouterr().err
     assert_same_run(run, home / "whole")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from reportkit import make_run
 from serving import served
 from starlette.testclient import TestClient
 
+from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.votes import ask, keep_image, pair_of, read_votes
@@ -99,6 +102,26 @@ def test_who_is_refused(home: Path) -> None:
     assert guarded.get("/api/runs").status_code == 200
     with pytest.raises(ConfigError, match="token"):
         serve_view(home, box=home / "votes", host="0.0.0.0", port=0)
+
+
+def test_a_script_is_told_the_address(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line of JSON and nothing else, and a server that listens there."""
+    found: dict[str, Any] = {}
+
+    def run(self: Any, sockets: list[socket.socket]) -> None:
+        found["port"] = sockets[0].getsockname()[1]
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    assert main(["view", str(home), "--port", "0", "--json", "-"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    url = f"http://127.0.0.1:{found['port']}"
+    runs = {"runs": 2, "votes": str(home / "votes")}
+    assert json.loads(line) == {"url": url, "token": False, **runs}
+    assert main(["view", str(home), "--port", "0", "--json", str(home / "at.json")]) == 0
+    assert json.loads((home / "at.json").read_text())["runs"] == 2
+    assert "2 runs at http://127.0.0.1:" in capsys.readouterr().out
 
 
 def cast(client: TestClient, ballot: str, choice: str, voter: str = VOTER) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flowrl.core.errors import ConfigError
 from flowrl.core.listening import (
     UVICORN,
+    announce,
     bind,
     import_uvicorn,
     no_exit_by_signal,
@@ -28,6 +29,7 @@ def serve_view(
     host: str = "127.0.0.1",
     port: int = PORT,
     token_env: str = "",
+    json: Path | None = None,
 ) -> None:
     """Show the runs below a folder, and take votes into `box`, until SIGTERM or Ctrl-C.
 
@@ -35,6 +37,7 @@ def serve_view(
         host: address to listen on; any but a loopback one needs a token.
         port: 0 takes a free one. The address is printed once requests are answered.
         token_env: name of the environment variable with the token.
+        json: a file that gets the address and what is shown, too; ``-`` prints that alone.
 
     Raises ConfigError for an argument, a missing folder, token or extra, RunError if the address is
     taken.
@@ -54,9 +57,9 @@ def serve_view(
         listener.listen(128)
         # the token itself is never printed
         note = f"/?token=... (that of {token_env})" if token else ""
-        print(
-            f"{len(find_runs(folder))} runs at {url(listener)}{note}; votes go to {box}", flush=True
-        )
+        here, runs = url(listener), len(find_runs(folder))
+        facts = {"url": here, "token": bool(token), "runs": runs, "votes": str(box)}
+        announce(f"{runs} runs at {here}{note}; votes go to {box}", facts, json)
         # uvicorn would end the process by the signal; here the listener is closed first
         with no_exit_by_signal():
             server.run(sockets=[listener])

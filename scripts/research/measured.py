@@ -44,6 +44,7 @@ LATER = (
     Later("steps", "compare-steps.json", "on the test prompts, at the better of two rates"),
     Later("gradients", "compare-gradients.json", "on the test prompts, at the better of two rates"),
     Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
+    Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
     Later("distillation", "compare-opd.json", "on the test prompts, at the better of two rates"),
 )
 
@@ -179,10 +180,11 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
     names = [one["name"] for one in result["configs"]]
     place = f", place {names.index(config['name']) + 1} of {len(names)}" if len(names) > 1 else ""
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
+    seeds = f"{a['seeds']} seed{'s' * (a['seeds'] > 1)}"
     text = (
         f"`shapes/{name}`, {where}: strict accuracy "
         f"{percent(base['score'])} % → {percent(a['mean'])} % "
-        f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {a['seeds']} seeds"
+        f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {seeds}"
         f"{interval(a, '95 %')}{broken(a)}{place}. After "
         f"{budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. "
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "

@@ -95,6 +95,19 @@ def test_guidance_in_sampling_did_to_ram_what_its_page_says() -> None:
     assert f"3.5 against none: {low} to {high} points" in page
 
 
+def test_spo_s_judge_is_as_weak_as_its_page_says() -> None:
+    """Its shares of new pairs; the run against it ended far below the base model."""
+    judge = json.loads((ROOT / "assets/results/step-aware.json").read_text(encoding="utf-8"))
+    page = " ".join(PAGES["docs/methods/spo.md"].split())
+    levels = {one["sigma"]: f"{100 * one['right'] / one['pairs']:.0f} %" for one in judge["levels"]}
+    pairs = sum(one["pairs"] for one in judge["levels"])
+    assert f"of {100 * judge['share']:.0f} % of {pairs:,} new pairs, {levels[0.0]} without" in page
+    assert f"and {levels[0.75]} at sigma 0.75" in page
+    result = read("spo")
+    (run,) = result["configs"]
+    assert len(run["seeds"]) == 1 and run["summary"]["nfe"]["mean"] < result["base"]["score"] - 0.2
+
+
 def distillation() -> str:
     """Return what compare.md says of Flow-OPD, in one line."""
     page = " ".join(PAGES["docs/compare.md"].split())

@@ -162,7 +162,7 @@ def test_runs_that_failed_and_single_seeds_are_said(measured: ModuleType) -> Non
     )
     text = {name: " ".join(measured.sentence(made, name).split()) for name in ("vgpo", "g2rpo")}
     assert ", 1 more failed, place 2 of 2" in text["vgpo"]
-    assert "over 1 seeds, place 1" in text["g2rpo"]
+    assert "over 1 seed, place 1" in text["g2rpo"]
     made["budgets"]["clock"] = "processor"
     assert "processor seconds" in " ".join(measured.sentence(made, "vgpo").split())
 

@@ -95,7 +95,9 @@ class TrainConfig(Section):
     checkpoint or a run; penalties still measure from the model without them"""
     guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the images that are trained on, while the model is trained and evaluated with its
-    own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images"""
+    own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images; it stands
+    for the option that samples with and without the prompt, of FLUX `true_cfg_scale`; FLUX.2-dev
+    has none"""
     same_noise: bool = False
     """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
     before the first draw is then computed once"""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.files import is_stdout, write_json
+from flowrl.core.files import delete, is_stdout, write_json
 
 UVICORN: dict[str, Any] = {
     "lifespan": "off",
@@ -37,6 +37,12 @@ def announce(text: str, facts: dict[str, Any], file: Path | None) -> None:
     if file is not None:
         write_json(file, facts)
     print(text, flush=True)
+
+
+def forget(file: Path | None) -> None:
+    """Delete the file that an earlier server wrote its address to: a script waits for the new."""
+    if file is not None and file.is_file() and not is_stdout(file):
+        delete(file)
 
 
 def read_token(address: str, token_env: str) -> bytes:

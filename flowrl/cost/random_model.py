@@ -4,7 +4,7 @@ need no download."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,10 @@ class RandomModel:
             if self.adapter.guided
             else {}
         )
+
+    def guiding(self, scale: float) -> AbstractContextManager[None]:
+        """Let it have another guidance for a while, as the adapter does."""
+        return self.adapter.guiding(scale)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the adapter's velocity [B, *]."""

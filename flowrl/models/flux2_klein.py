@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from diffusers import Flux2KleinPipeline
 from pydantic.dataclasses import dataclass
 
@@ -51,10 +54,7 @@ def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
     check_tokens(loaded.pipeline, options.path)
     distilled = bool(loaded.pipeline.config.is_distilled)
     if distilled and options.guided:
-        raise ConfigError(
-            f"guidance: {options.path} is distilled, and its pipeline ignores guidance; set it to "
-            f"1, got {options.guidance!r}, or take the base model"
-        )
+        raise _no_guidance(options.path, options.guidance)
     if options.tune != "none":
         warn_if_distilled(options.path, known=distilled)
     tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length - HEAD)
@@ -64,3 +64,18 @@ def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
 class Flux2Klein(Flux2Network[Flux2KleinOptions]):
     """A FlowModel around one Flux2KleinPipeline. **Differs:** guidance may lead away from any
     negative prompt; the pipeline knows the empty one only."""
+
+    @contextmanager
+    def guiding(self, scale: float) -> Iterator[None]:
+        """Let it have another guidance for a while. Raises ConfigError for a distilled model."""
+        if self._pipeline.config.is_distilled:
+            raise _no_guidance(self.options.path, scale)
+        with super().guiding(scale):
+            yield
+
+
+def _no_guidance(path: str, scale: float) -> ConfigError:
+    return ConfigError(
+        f"guidance: {path} is distilled, and its pipeline ignores guidance; set it to 1, got "
+        f"{scale!r}, or take the base model"
+    )

@@ -71,6 +71,8 @@ class PipelineOptions:
 
     # the option that makes two branches, and above which value; "": none does
     branches: ClassVar[tuple[str, float]] = ("guidance", 1.0)
+    # options that take the scale of that one where they are None
+    same_guidance: ClassVar[tuple[str, ...]] = ()
 
     @property
     def cfg_scale(self) -> float:
@@ -93,7 +95,7 @@ class PipelineOptions:
             )
         if scale <= least:
             raise ConfigError(f"guidance: expected a scale above {least:g}, got {scale:g}")
-        change: dict[str, Any] = {name: scale}
+        change: dict[str, Any] = {name: scale, **dict.fromkeys(self.same_guidance)}
         return replace(self, **change)
 
     @property
@@ -136,7 +138,7 @@ class PipelineOptions:
                 )
             raise ValueError(
                 f"negative_prompt: has no effect unless {name} is above {least:g}, got {name} "
-                f"{getattr(self, name)!r}"
+                f"{getattr(self, name)!r} (train.guidance leads away from the default one)"
             )
         return self
 

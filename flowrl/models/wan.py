@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
@@ -61,6 +61,7 @@ class WanOptions(PipelineOptions):
     # of the scheduler: 3 for 480p, 5 for 720p; None: what its file says
     flow_shift: Annotated[FiniteFloat, Field(gt=0)] | None = None
     decode_batch: DecodeBatch = 1
+    same_guidance: ClassVar[tuple[str, ...]] = ("guidance_2",)
 
     @property
     def cfg_scale(self) -> float:

@@ -44,7 +44,8 @@ AXES = (
 SHOWN = ("plan", "transition", "credit", "segment", "select", "loss", "kl")
 COST = (
     "calls per image: network calls of an iteration, sampling and 3 (with a KL 4) per trained "
-    "state, over the images that are scored; of each config in turn; guidance doubles them"
+    "state, over the images that are scored; of each config in turn; guidance doubles them, "
+    "which is counted only of train.guidance"
 )
 _PLACES = ("shapes", "sd3", "flux")  # the smallest model first, then the others by name
 

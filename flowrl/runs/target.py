@@ -41,8 +41,8 @@ def open_target(
 
     A run or a checkpoint is opened as `load_run` does. A diffusers model folder, also a shipped
     one, takes the config `settings`; a config gives its base model. From then on torch has the CPU
-    threads of ``train.threads``. Raises ConfigError for a name
-    that is none of these, ModelError for a broken model folder, and CheckpointError as `load_run`.
+    threads of ``train.threads``. Raises ConfigError for a name that is none of these, ModelError
+    for a broken model folder, and CheckpointError as `load_run`.
     """
     path = Path(target)
     if (path / CONFIG).exists() or (path / MANIFEST).exists():

@@ -89,7 +89,7 @@ def train(
             if trainer.iteration >= config.train.iterations:
                 log.say(
                     f"all {trainer.iteration} iterations were done before, so nothing is trained; "
-                    f"for more, raise train.iterations in {run / CONFIG}"
+                    f"for more, give a larger train.iterations, with --resume {run} in its {CONFIG}"
                 )
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
             # Ctrl-C and the signals that end a job are heard between iterations; errors save first

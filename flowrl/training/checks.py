@@ -83,11 +83,15 @@ def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
 
 def check_guides(config: Config, model: FlowModel) -> None:
     """Raise ConfigError if images are to be sampled with a guidance that the model cannot have."""
-    if config.train.guidance and not isinstance(model, Guides):
+    if not config.train.guidance:
+        return
+    if not isinstance(model, Guides):
         raise ConfigError(
             f"train.guidance={config.train.guidance:g}: model {config.model.fn} has no `guiding`, "
             "so it samples as it is trained; leave it out"
         )
+    with model.guiding(config.train.guidance):  # or says why it cannot
+        pass
 
 
 def check_headline(config: Config, rewards: dict[str, Any]) -> None:

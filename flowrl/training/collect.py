@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
-from flowrl.core.abilities import Guides
 from flowrl.core.columns import concatenated
 from flowrl.core.promises import judges_singly
 from flowrl.core.seeds import generator
@@ -21,6 +20,7 @@ from flowrl.core.types import RewardBatch, Rollout
 from flowrl.evaluation.sources import encode
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
 from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
+from flowrl.training.sampling_guidance import sampling_guidance
 from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
 from flowrl.training.stored import stored_rollout
@@ -115,7 +115,7 @@ def sample(
     stream = "scouted" if c.scout.images else "rollout"
     # some methods sample with the copy `old` of the weights, which follows them slowly
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
-    with policy, sampling_guidance(run):
+    with policy, sampling_guidance(c, run.model):
         return rollout(
             run.model,
             encode(run.model, run.train_set, rows, run.size),
@@ -132,15 +132,6 @@ def sample(
             noise=scouted(run, rows, places, attempt) if c.scout.images else None,
             progress=progress,
         )
-
-
-def sampling_guidance(run: Setup) -> AbstractContextManager[None]:
-    """Let the model have the guidance of the images that are trained on, ``train.guidance``."""
-    scale = run.config.train.guidance
-    if not scale:
-        return nullcontext()
-    model: Guides = run.model  # type: ignore[assignment]
-    return model.guiding(scale)
 
 
 def _sample_turn(

@@ -42,7 +42,7 @@ class IterationCost:
         """Say it in plain English."""
         double = ", each with and without the prompt (guidance)" if self.guided else ""
         if self.samples_guided:
-            double = ", half of them without the prompt (train.guidance)"
+            double = " latents, each with and without the prompt (train.guidance)"
         calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
         count, steps = self.previews
         looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)

@@ -37,6 +37,7 @@ from flowrl.training.process_checks import (
 from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
+from flowrl.training.sampling_guidance import sampling_guidance
 from flowrl.training.start_weights import check_start, start_from
 from flowrl.training.stored import check_encodes
 from flowrl.training.teachers import Teachers
@@ -181,7 +182,8 @@ class Setup:
         rows = ahead(
             self.config, self.train_set, self.sampler, self.world, self.iteration, iterations
         )
-        self.model.encode_ahead([*(texts[row] for row in rows), *mine])
+        with sampling_guidance(self.config, self.model):  # its negative prompt, too
+            self.model.encode_ahead([*(texts[row] for row in rows), *mine])
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""

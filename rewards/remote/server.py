@@ -14,6 +14,7 @@ from flowrl.core.listening import (
     UVICORN,
     announce,
     bind,
+    forget,
     import_uvicorn,
     no_exit_by_signal,
     read_token,
@@ -71,6 +72,7 @@ def serve(
     token = read_token(address[0], token_env)
     listener = bind(family, address)
     with contextlib.closing(listener):
+        forget(json)
         rewards = load_rewards(config)
         queue = RequestQueue(rewards, batch=batch, max_wait_s=max_wait_ms / 1000)
         app = make_app(queue, RequestLimits(bytes=max_mb * 2**20, images=max_images), token)

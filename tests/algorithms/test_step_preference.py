@@ -155,6 +155,35 @@ def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
     assert float(same[0]) == float(same[1]) == float(apart[0]) != float(apart[1])
 
 
+@pytest.mark.integration
+def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes() -> None:
+    """Of each rendered pair the checker calls the first right and the second wrong; half of them
+    are estimates of noised ones. Sixty steps on a few of them teach a small model to pick them."""
+    import numpy as np
+    from transformers import CLIPTokenizer
+
+    from flowrl.core.shipped_files import resource
+    from flowrl.evaluation.suites.shapes.checker import check
+
+    module = script_module("shapes_step_aware")
+    pairs, rng = module.Pairs(2, 2), np.random.default_rng(0)
+    records = {record["prompt"]: record for record in pairs.trainer.train_set.records}
+    torch.manual_seed(0)
+    good, bad, sigma, texts = pairs.rendered(24, 0.5, rng)
+    whole = sigma == 0
+    assert 6 <= int(whole.sum()) == len(texts) - int(0.5 * len(texts))
+    asked = [records[text] for text, plain in zip(texts, whole.tolist(), strict=True) if plain]
+    assert bool(check(good[whole], asked).strict.all())
+    assert not bool(check(bad[whole], asked).strict.any())
+    # the same pairs again and again are learnt
+    tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
+    learner = module.Learner(module.make(32, 2, tokens), tokens, 3e-2)
+    for _ in range(60):
+        learner.right, learner.seen = 0.0, 0
+        learner.fit(good[whole], bad[whole], sigma[whole], [r["prompt"] for r in asked])
+    assert learner.right > 0.9 * learner.seen
+
+
 def test_images_are_resized_without_a_filter() -> None:
     """SPO's lines by hand: the short side to 8 by bicubic interpolation, its overshoot cut off, the
     middle; images of that size already are only normalised, as their processor does."""

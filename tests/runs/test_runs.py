@@ -129,7 +129,7 @@ def test_a_torn_newest_checkpoint_falls_back(
     torn = run / "checkpoints" / "000004" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     with pytest.warns(UserWarning, match="skipping a checkpoint: .*000004.*torn"):
-        train(config_for(home), run, resume=True, quiet=True)
+        train(config_for(home), run, resume=True)
     assert_same_run(run, home / "whole")
     assert "were done before" not in capsys.readouterr().err
     # it is finished now: to resume it again says so, changes nothing, and warns of nothing

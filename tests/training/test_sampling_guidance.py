@@ -16,6 +16,8 @@ from toykit import axes, toy
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.estimate import estimate
+from flowrl.cost.random_model import random_model
+from flowrl.models.wan import wan
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -44,8 +46,46 @@ def test_a_model_can_have_another_guidance_for_a_while(folders: Folders, name: s
     without = seen(plain)
     with plain.guiding(scale):
         assert torch.equal(seen(plain), seen(guided))
+        both = plain.encode(PROMPTS[:2])
     assert torch.equal(seen(plain), without)
+    # training without guidance is given what sampling encoded, both prompts
+    assert any(key.startswith("negative_") for key in both)
+    with torch.no_grad():
+        assert torch.equal(plain.velocity(x, sigma, both), without)
     assert not torch.equal(without, seen(guided))
+
+
+def test_both_experts_of_wan_take_it() -> None:
+    """A scale of the second expert's own gives way: it would be the model's, not this one."""
+    options = wan.options(path="x", guidance=2.0, guidance_2=4.0)  # type: ignore[attr-defined]
+    other = options.guided_by(SCALE)
+    assert (other.guidance, other.guidance_2) == (SCALE, None)
+
+
+def test_a_distilled_model_has_none(folders: Folders) -> None:
+    klein = folders.load("flux2_klein distilled", tune="none")
+    distilled = pytest.raises(ConfigError, match="is distilled, and its pipeline ignores guidance")
+    with distilled, klein.guiding(SCALE):
+        pytest.fail("guided")
+
+
+def test_its_negative_prompt_is_encoded_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No text encoder works in the first iteration, which samples with both prompts."""
+    run = Trainer(config_of(tmp_path, f"train.guidance={SCALE}"))
+    run.encode_ahead()
+    monkeypatch.setattr(run.model, "_embed", lambda prompt: pytest.fail(f"encodes {prompt!r}"))
+    run.step()
+
+
+def test_speed_is_measured_with_it(tmp_path: Path) -> None:
+    """Random weights of real sizes can be guided as the adapter can."""
+    model: Any = random_model(config_of(tmp_path, f"train.guidance={SCALE}"))
+    assert not model.adapter.guided
+    with model.guiding(SCALE):
+        assert any(key.startswith("negative_") for key in model.encode(["a red dot"]))
+    assert not model.adapter.guided
 
 
 def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:
@@ -92,7 +132,8 @@ def test_images_are_of_the_guided_model_and_training_is_without(
     assert sampled - sum(count for count, graph in others if not graph) == without.cost.nfe
     assert here.cost.nfe == 2 * without.cost.nfe
     assert metrics["nfe"] - plain["nfe"] == without.cost.nfe
-    assert any("half of them without the prompt" in line for line in here.cost.lines())
+    said = "each with and without the prompt (train.guidance)"
+    assert any(said in line for line in here.cost.lines())
 
 
 def test_an_estimate_counts_it_in_sampling_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from flowrl.core.listening import (
     UVICORN,
     announce,
     bind,
+    forget,
     import_uvicorn,
     no_exit_by_signal,
     read_token,
@@ -52,6 +53,7 @@ def serve_view(
     token = read_token(address[0], token_env)
     # listen only once the app is there, so that the first request is answered
     with contextlib.closing(bind(family, address)) as listener:
+        forget(json)
         app = make_app(folder, box, token)
         server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         listener.listen(128)

@@ -44,6 +44,7 @@ LATER = (
     Later("steps", "compare-steps.json", "on the test prompts, at the better of two rates"),
     Later("gradients", "compare-gradients.json", "on the test prompts, at the better of two rates"),
     Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
+    Later("ddpo", "compare-ddpo.json", "on the test prompts, at its own rate"),
     Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
     Later("distillation", "compare-opd.json", "on the test prompts, at the better of two rates"),
 )

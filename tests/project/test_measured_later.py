@@ -149,3 +149,21 @@ def test_the_student_of_two_specialists_is_as_measured() -> None:
     assert abs(end["tasks"]["two_object"]["gain"][0]) < 0.01
     assert f"their teacher has {pairs['objects']}." in page
     assert f"The student has {colors['student']} and {counts['student']} %." in page
+
+
+def test_ddpo_needs_four_times_the_budget() -> None:
+    """Above zero at the end, not at half of it; three seeds at its own rate."""
+    result = read("ddpo")
+    (entry,) = result["configs"]
+    ends = entry["summary"]
+    mean, low, high = map(points, ends["nfe"]["gain"])
+    page = " ".join(PAGES["docs/compare.md"].split())
+    said = f"{mean} points ({low} to {high}) after {ends['nfe']['iteration']:.0f} iterations"
+    assert said in page and len(entry["seeds"]) == 3
+    low, _, high = sorted(ends["seconds"]["gain"])
+    assert ends["nfe"]["gain"][1] > 0 > low and high > 0
+    assert result["budgets"]["nfe"] == 240_000
+    assert result["base"]["score"] == read("opd")["base"]["score"]
+    assert (
+        f"**SPO fell** by {points(-read('spo')['configs'][0]['summary']['nfe']['gain'][0])}" in page
+    )

@@ -18,7 +18,6 @@ counts of new pairs, of other noise, how many the model in --out picks rightly a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from flowrl.core.files import write_json
 from flowrl.core.noise_path import interpolate as noised
 from flowrl.core.noise_path import x0_from
 from flowrl.core.pixels import round_8bit
+from flowrl.core.prompts import groups_of
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check
@@ -72,6 +72,10 @@ class Pairs:
     def __init__(self, prompts: int, images: int, seed: int = 0) -> None:
         options = [f"train.prompts={prompts}", f"train.group={images}", f"seed={seed}"]
         self.trainer = Trainer(load_config("shapes/best_of_n", options))
+        records = self.trainer.train_set.records
+        # the prompts of each task, tasks by name
+        tasks = groups_of(self.trainer.train_set, "tag")
+        self.tasks = sorted(tasks, key=lambda rows: str(records[rows[0]]["tag"]))
 
     @torch.no_grad()
     def draw(self, iteration: int) -> tuple[Tensor, Tensor, list[str]]:
@@ -107,8 +111,13 @@ class Pairs:
     ) -> tuple[Tensor, Tensor, Tensor, list[str]]:
         """Render up to `count` pairs of scenes -> images of the better and the worse
         [P, 3, 64, 64], sigma [P] and prompts; a `share` of them as estimated at a sigma above 0."""
-        asked, others = _same_task(self.trainer.train_set.records, count, rng)
-        good, bad = (render(scenes_for(records, rng)) for records in (asked, others))
+        records, asked, others = self.trainer.train_set.records, [], []
+        for _ in range(count):
+            mine = self.tasks[rng.integers(len(self.tasks))]
+            first, second = rng.integers(len(mine), size=2)
+            asked.append(records[mine[first]])
+            others.append(records[mine[second]])
+        good, bad = (render(scenes_for(wanted, rng)) for wanted in (asked, others))
         # some scenes of another prompt are true to this one, too
         wrong = (~check(bad, asked).strict).nonzero().flatten()
         good, bad, texts = good[wrong], bad[wrong], [asked[k]["prompt"] for k in wrong.tolist()]
@@ -135,22 +144,6 @@ class Pairs:
             image = model.decode(x0_from(x, model.velocity(x, sigma, cond), sigma))
             found.append(round_8bit(image))  # as rewards see it
         return found[0], found[1]
-
-
-def _same_task(
-    records: Sequence[Any], count: int, rng: np.random.Generator
-) -> tuple[list[Any], list[Any]]:
-    """Choose pairs of records of one task each, all tasks alike."""
-    tasks: dict[str, list[Any]] = {}
-    for record in records:
-        tasks.setdefault(record["tag"], []).append(record)
-    names, asked, others = sorted(tasks), [], []
-    for _ in range(count):
-        mine = tasks[names[rng.integers(len(names))]]
-        first, second = rng.integers(len(mine), size=2)
-        asked.append(mine[first])
-        others.append(mine[second])
-    return asked, others
 
 
 def prepared(images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from alonekit import alone, base_row
 from docskit import PAGES, ROOT
 
 from flowrl.config.load import load_config
+from flowrl.training.rehearsal import check_plan
 
 FILES = ("steps", "gradients", "ram")
 
@@ -136,6 +137,15 @@ def test_the_student_of_two_specialists_is_as_measured() -> None:
         ahead[name] = points(found["strict"] - end["mean"])
         assert (found["setting"]["seed"], found["images"]) == (260017, 4 * 136)
         tasks[name] = found["tasks"]
+    # what it cost to have teachers, and what one run on all prompts reaches for less
+    awm = load_config("shapes/awm")
+    teacher = 30 * check_plan(awm).calls
+    assert "each of these cost about three times its budget" in page
+    assert 2.5 < teacher / result["budgets"]["nfe"] < 3.5
+    assert awm.train.iterations * teacher / 30 < 2 * teacher + result["budgets"]["nfe"]
+    alone_found = json.loads((ROOT / "assets/results/demonstration.json").read_text("utf-8"))["rl"]
+    assert f"and has {points(alone_found['mean'])} % of the test prompts (five seeds" in page
+    assert alone_found["seeds"] == 5
     colors, counts = (
         {who: points(found[task]["mean"]) for who, found in tasks.items()}
         for task in ("color_attr", "counting")
@@ -164,6 +174,8 @@ def test_ddpo_needs_four_times_the_budget() -> None:
     assert ends["nfe"]["gain"][1] > 0 > low and high > 0
     assert result["budgets"]["nfe"] == 240_000
     assert result["base"]["score"] == read("opd")["base"]["score"]
-    assert (
-        f"**SPO fell** by {points(-read('spo')['configs'][0]['summary']['nfe']['gain'][0])}" in page
-    )
+    shares = alone("compare-opd", 260017, 136)
+    beside = f"guidance has {points(shares['guided'])} % and the best of eight"
+    assert f"{beside} {points(shares['best-of-8'])}" in page
+    (spo,) = read("spo")["configs"]
+    assert f"**SPO fell** by {points(-spo['summary']['nfe']['gain'][0])} points, one seed" in page

@@ -74,9 +74,18 @@ def test_its_negative_prompt_is_encoded_ahead(
 ) -> None:
     """No text encoder works in the first iteration, which samples with both prompts."""
     run = Trainer(config_of(tmp_path, f"train.guidance={SCALE}"))
+    asked, embed = [], run.model._embed  # type: ignore[attr-defined]
+
+    def noted(prompt: str) -> Any:
+        asked.append(prompt)
+        return embed(prompt)
+
+    monkeypatch.setattr(run.model, "_embed", noted)
     run.encode_ahead()
-    monkeypatch.setattr(run.model, "_embed", lambda prompt: pytest.fail(f"encodes {prompt!r}"))
+    assert "" in asked and set(run.train_set.texts) <= set(asked)
+    before = len(asked)
     run.step()
+    assert len(asked) == before
 
 
 def test_speed_is_measured_with_it(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def velocity_kl_by_advantage(
     ``(least + q (1 - least)) mean((v - v_ref)^2)`` [B].
 
     ``q = clip(A / (2 max_advantage) + 1/2, 0, 1)``: bad images may leave the base model. CRD
-    (2603.14128), as in Flow-Factory: beta 0.1, least 1e-4 / beta. **Differs:** its reference is
-    guided (4.5) while the policy is not; here both have the model's own guidance.
+    (2603.14128), as in Flow-Factory: beta 0.1, least 1e-4 / beta, the base model guided by 4.5
+    and the policy not: `train.reference_guidance`.
 
     Raises: ConfigError for `least` outside [0, 1], max_advantage not above 0, or a likelihood
     without a velocity.

@@ -98,6 +98,9 @@ class TrainConfig(Section):
     own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images; it stands
     for the option that samples with and without the prompt, of FLUX `true_cfg_scale`; FLUX.2-dev
     has none"""
+    reference_guidance: Annotated[float, Interval(ge=0)] = 0.0
+    """guidance of the base model that losses and penalties measure from, while the model is trained
+    with its own, as CRD's and DGPO's code does; 0 = that of the model"""
     same_noise: bool = False
     """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
     before the first draw is then computed once"""

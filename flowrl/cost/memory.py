@@ -27,9 +27,10 @@ from flowrl.cost.architecture import (
 )
 from flowrl.models.lora import find_layers
 from flowrl.models.tuning import Tuning, fully_trained
+from flowrl.training.guidance import is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import method_of
-from flowrl.training.rehearsal import RehearsedIteration, is_guided
+from flowrl.training.rehearsal import RehearsedIteration
 
 FLOAT = 4  # bytes of what is always float32: latents, trained weights and all that belongs to these
 QUANTISED = {
@@ -182,7 +183,8 @@ def _conditioning(
 ) -> MemoryPart:
     """Count `encode`'s output: one row per prompt, and one without the prompt under guidance."""
     tokens, dim, pooled = text_shape(config, architecture)
-    rows = work.prompts * (2 if is_guided(config) or work.samples_guided else 1)
+    guided = is_guided(config) or work.samples_guided or work.guides_reference
+    rows = work.prompts * (2 if guided else 1)
     what = f"{rows:,} rows x ({tokens} x {dim} + {pooled}) x {width} bytes"
     return MemoryPart(
         "prompt conditioning", what, rows * (tokens * dim + pooled) * width, _ITERATION

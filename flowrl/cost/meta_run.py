@@ -35,7 +35,7 @@ from flowrl.cost.network_inputs import network_inputs
 from flowrl.models.adapter import decode_latents
 from flowrl.models.runtime import Runtime
 from flowrl.models.tuning import Tuning, trained, tune_network
-from flowrl.training.rehearsal import is_guided
+from flowrl.training.guidance import guides_reference, is_guided
 
 KEPT_RUNS = 8  # the configs of a table ask for the same ones again and again
 
@@ -59,7 +59,9 @@ class Workload(NamedTuple):
     text: TextShape
     source: tuple[int, int] | None  # of an editing model: rows and columns of its latents
     guided: bool  # each velocity evaluates the network with and without the prompt
-    reference: bool  # a KL asks the base weights too
+    # rows that the base weights are asked about, for one of the policy: 2 if they alone are guided,
+    # 0 if nothing asks them
+    reference: int
     device: str  # whose autocast: "cuda" or "cpu"
 
 
@@ -141,7 +143,7 @@ class MetaRun:
             rules.leave()
             if self.workload.reference:
                 with torch.no_grad():
-                    self._call(states)
+                    self._call(self.workload.reference * states)
                 rules.leave()
             v.sum().backward()
         return CallCost(meter.peak, meter.flops, kept)
@@ -237,7 +239,7 @@ def workload_of(config: Config, *, device: str = "cuda") -> Workload:
         source=source_shape(config, latent),
         text=text_shape(config, architecture),
         guided=is_guided(config),
-        reference=config.kl_beta > 0,
+        reference=2 if guides_reference(config) else int(config.kl_beta > 0),
         device=device,
     )
 

@@ -105,6 +105,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
             "per_image": found.forecast.calls / work.images,
             "guided": work.guided,
             "samples_guided": work.samples_guided,
+            "guides_reference": work.guides_reference,
         },
         "flops": found.flops,
         "activations": found.saved,

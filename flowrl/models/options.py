@@ -138,7 +138,8 @@ class PipelineOptions:
                 )
             raise ValueError(
                 f"negative_prompt: has no effect unless {name} is above {least:g}, got {name} "
-                f"{getattr(self, name)!r} (train.guidance leads away from the default one)"
+                f"{getattr(self, name)!r} (train.guidance and train.reference_guidance lead away "
+                "from the default one)"
             )
         return self
 

@@ -45,7 +45,7 @@ SHOWN = ("plan", "transition", "credit", "segment", "select", "loss", "kl")
 COST = (
     "calls per image: network calls of an iteration, sampling and 3 (with a KL 4) per trained "
     "state, over the images that are scored; of each config in turn; guidance doubles them, "
-    "which is counted only of train.guidance"
+    "which is counted only of train.guidance and train.reference_guidance"
 )
 _PLACES = ("shapes", "sd3", "flux")  # the smallest model first, then the others by name
 
@@ -223,6 +223,7 @@ def _cost(name: str) -> dict[str, Any]:
         "calls_per_image": round(forecast.calls / work.images, 3),
         "guided": work.guided,
         "samples_guided": work.samples_guided,
+        "guides_reference": work.guides_reference,
     }
 
 

@@ -11,6 +11,7 @@ from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.promises import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Rollout
+from flowrl.training.guidance import KEYS
 from flowrl.training.metrics import Trained
 
 
@@ -82,16 +83,19 @@ def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
 
 
 def check_guides(config: Config, model: FlowModel) -> None:
-    """Raise ConfigError if images are to be sampled with a guidance that the model cannot have."""
-    if not config.train.guidance:
-        return
-    if not isinstance(model, Guides):
-        raise ConfigError(
-            f"train.guidance={config.train.guidance:g}: model {config.model.fn} has no `guiding`, "
-            "so it samples as it is trained; leave it out"
-        )
-    with model.guiding(config.train.guidance):  # or says why it cannot
-        pass
+    """Raise ConfigError if sampling or the reference is to have a guidance that the model
+    cannot."""
+    for name in KEYS:
+        scale: float = getattr(config.train, name)
+        if not scale:
+            continue
+        if not isinstance(model, Guides):
+            raise ConfigError(
+                f"train.{name}={scale:g}: model {config.model.fn} has no `guiding`, so it has one "
+                "guidance throughout; leave it out"
+            )
+        with model.guiding(scale):  # or says why it cannot
+            pass
 
 
 def check_headline(config: Config, rewards: dict[str, Any]) -> None:

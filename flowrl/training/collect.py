@@ -19,8 +19,8 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
 from flowrl.evaluation.sources import encode
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
+from flowrl.training.guidance import encoding_guidance, sampling_guidance
 from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
-from flowrl.training.sampling_guidance import sampling_guidance
 from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
 from flowrl.training.stored import stored_rollout
@@ -115,10 +115,12 @@ def sample(
     stream = "scouted" if c.scout.images else "rollout"
     # some methods sample with the copy `old` of the weights, which follows them slowly
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+    with encoding_guidance(c, run.model):
+        cond = encode(run.model, run.train_set, rows, run.size)
     with policy, sampling_guidance(c, run.model):
         return rollout(
             run.model,
-            encode(run.model, run.train_set, rows, run.size),
+            cond,
             plan,
             run.method.transition,
             sigmas=sigma_grid(run, plan),
@@ -148,15 +150,16 @@ def _sample_turn(
 def _stored(run: Setup, rows: list[int], first: int) -> tuple[Rollout, Tensor]:
     """Read the stored images of training prompts `rows`."""
     c = run.config
-    return stored_rollout(
-        run.model,
-        run.train_set,
-        rows,
-        sigmas=sigma_grid(run, run.method.plan(run.iteration)),
-        size=(c.image.height, c.image.width),
-        first=first,
-        micro_batch=c.train.rollout_batch,
-    )
+    with encoding_guidance(c, run.model):
+        return stored_rollout(
+            run.model,
+            run.train_set,
+            rows,
+            sigmas=sigma_grid(run, run.method.plan(run.iteration)),
+            size=(c.image.height, c.image.width),
+            first=first,
+            micro_batch=c.train.rollout_batch,
+        )
 
 
 def _score(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
+from flowrl.training.guidance import KEYS
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
 from flowrl.training.stored import check_stored
@@ -35,25 +36,43 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
 
 
 def check_guidance(config: Config, method: Method, plan: Plan) -> None:
-    """Raise ConfigError for a guidance of the sampled images that the method or model has no use
-    for."""
-    scale = config.train.guidance
-    if not scale:
-        return
-    reason = ""
+    """Raise ConfigError for a guidance of the sampled images, or of the reference, that the method
+    or model has no use for."""
+    for name, why in ((KEYS[0], _unsampled), (KEYS[1], _unmeasured)):
+        scale: float = getattr(config.train, name)
+        if not scale:
+            continue
+        reason = why(config, method, plan)
+        if reason:
+            raise ConfigError(f"train.{name}={scale:g}: {reason}; leave it out")
+        options = getattr(config.model.function, "options", None)
+        if options is not None:  # of a pipeline of diffusers
+            options(**config.model.kwargs).guided_by(scale)
+
+
+def _unsampled(config: Config, method: Method, plan: Plan) -> str:
+    """Say why a guidance of sampling alone plays no part or does harm; empty: it may be."""
     if plan.stored is not None:
-        reason = f"plan {config.plan.fn} samples nothing"
-    elif method.likelihood.trains != "leaves":
-        reason = (
+        return f"plan {config.plan.fn} samples nothing"
+    if method.likelihood.trains != "leaves":
+        return (
             f"likelihood {config.likelihood.fn} trains what the sampler drew, by the model's own "
             "guidance; take model.guidance, which is that of both, or a likelihood of finished "
             "images, such as forward"
         )
-    if reason:
-        raise ConfigError(f"train.guidance={scale:g}: {reason}; leave it out")
-    options = getattr(config.model.function, "options", None)
-    if options is not None:  # of a pipeline of diffusers
-        options(**config.model.kwargs).guided_by(scale)
+    return ""
+
+
+def _unmeasured(config: Config, method: Method, plan: Plan) -> str:
+    """Say why a guidance of the reference plays no part; empty: it plays one."""
+    if "ref" in method.snapshots:
+        return ""
+    if not config.kl:
+        return f"loss {config.loss.fn} measures from no base model, which it would guide"
+    return (
+        f"loss {config.loss.fn} and kl {config.kl.fn} measure from no base model, which it would "
+        "guide"
+    )
 
 
 def check_scout(config: Config, plan: Plan, work: IterationCost) -> None:

@@ -36,6 +36,7 @@ class IterationCost:
     rollout_batch: int  # latents per network call while sampling
     guided: bool  # each velocity evaluates the network twice, in one batch
     samples_guided: bool = False  # only in sampling; `nfe` counts both
+    guides_reference: bool = False  # only the base model that is measured from
     previews: tuple[int, int] = (0, 0)  # of a prompt's noises, and their steps
 
     def lines(self) -> list[str]:
@@ -44,6 +45,7 @@ class IterationCost:
         if self.samples_guided:
             double = " latents, each with and without the prompt (train.guidance)"
         calls = f"micro-batch{'' if self.passes == 1 else 'es'} of up to {self.micro_batch}"
+        twice = "           the base model with and without the prompt (train.reference_guidance)"
         count, steps = self.previews
         looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
         return [
@@ -53,6 +55,7 @@ class IterationCost:
             f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
+            *([twice] if self.guides_reference else []),
         ]
 
     def _trained(self) -> str:
@@ -72,6 +75,7 @@ def iteration_cost(
     rollout_batch: int,
     guided: bool = False,
     samples_guided: bool = False,
+    guides_reference: bool = False,
     same_noise: bool = False,
     trains: Trains = "draws",
     rows: int = 1,
@@ -79,7 +83,8 @@ def iteration_cost(
 ) -> IterationCost:
     """Count what a plan costs with these numbers. trains, rows: as a likelihood says; previews: how
     many noises of a prompt are looked at, and in how many steps; samples_guided: each velocity of
-    sampling takes two evaluations, those of training take one.
+    sampling takes two evaluations, those of training take one; guides_reference: the base model's
+    take two as well.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
@@ -117,6 +122,7 @@ def iteration_cost(
         rollout_batch=rollout_batch,
         guided=guided,
         samples_guided=samples_guided,
+        guides_reference=guides_reference,
         previews=previews,
     )
 

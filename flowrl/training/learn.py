@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout
 from flowrl.training import controls
 from flowrl.training.checks import what_broke, what_gradient
+from flowrl.training.guidance import reference_guidance
 from flowrl.training.learn_along import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Trained, reduce_metrics
@@ -151,7 +153,8 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     under = dict.fromkeys(run.method.snapshots, same)
     judge = getattr(likelihood, "judge", None)
     for name in run.method.others(update, run.steps_before):
-        with torch.no_grad(), run.policy(name):
+        guided = reference_guidance(run.config, run.model) if name == "ref" else nullcontext()
+        with torch.no_grad(), run.policy(name), guided:
             if judge is None:
                 under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
             else:

@@ -19,6 +19,7 @@ from flowrl.core.types import (
     Transition,
     Unrolled,
 )
+from flowrl.training.guidance import guides_reference
 
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
@@ -40,6 +41,7 @@ class Method(NamedTuple):
     # how slowly the copies "old" and "slow" follow, by name: optimizer steps made -> decay
     copies: dict[str, Callable[[int], float]]
     companions: dict[str, Any]  # models that are trained along: `flowrl.algorithms.companions`
+    guides_reference: bool = False  # the base weights are asked with and without the prompt
 
     @property
     def needs(self) -> frozenset[str]:
@@ -76,10 +78,13 @@ class Method(NamedTuple):
 
     def trained_calls(self, update: int, steps: list[int]) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `others`, and for a teacher."""
+        forward pass for each of the `others`, two for a guided reference, and one for a
+        teacher."""
         if not self.likelihood.rows_per_state:
             return 0
-        return TRAINED_CALLS + len(self.others(update, steps)) + ("teacher" in self.needs)
+        others = self.others(update, steps)
+        twice = self.guides_reference and "ref" in others
+        return TRAINED_CALLS + len(others) + twice + ("teacher" in self.needs)
 
 
 def unrolled_calls(path: Unrolled) -> tuple[int, int]:
@@ -107,4 +112,5 @@ def method_of(config: Config) -> Method:
         select=[call.partial() for call in config.select],
         copies={key: config.call(key) for key in ("old", "slow") if getattr(config, key)},
         companions={key: getattr(config, key).make() for key in COMPANIONS if getattr(config, key)},
+        guides_reference=guides_reference(config),
     )

@@ -25,6 +25,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
 from flowrl.training.combinations import check_guidance, check_scout, check_together
 from flowrl.training.companions import calls_of
+from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.rehearse_loss import rehearse_loss
@@ -88,21 +89,6 @@ def check_plan(config: Config) -> RehearsedIteration:
         first = first or rehearsed
     assert first is not None  # train.iterations is at least 1
     return first
-
-
-def is_guided(config: Config) -> bool:
-    """Say whether each velocity evaluates the network with and without the prompt."""
-    options = getattr(config.model.function, "options", None)
-    if options is not None:  # of a pipeline of diffusers
-        return bool(options(**config.model.kwargs).guided)
-    scale = config.model.kwargs.get("guidance")
-    return isinstance(scale, int | float) and scale > 1
-
-
-def samples_guided(config: Config) -> bool:
-    """Say whether the images that are trained on are sampled with and without the prompt, by a
-    model that is trained without guidance."""
-    return bool(config.train.guidance) and not is_guided(config)
 
 
 class _MotionlessModel:
@@ -232,6 +218,7 @@ def _count(config: Config, plan: Plan) -> IterationCost:
         rollout_batch=t.rollout_batch,
         guided=is_guided(config),
         samples_guided=samples_guided(config),
+        guides_reference=guides_reference(config),
         same_noise=t.same_noise,
         trains=likelihood.trains,
         rows=max(1, likelihood.rows_per_state),

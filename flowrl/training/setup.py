@@ -25,6 +25,7 @@ from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import check_guides, check_headline, check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
+from flowrl.training.guidance import encoding_guidance
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import COMPANIONS, Method, method_of
 from flowrl.training.optimizer import make_optimizer
@@ -37,7 +38,6 @@ from flowrl.training.process_checks import (
 from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
-from flowrl.training.sampling_guidance import sampling_guidance
 from flowrl.training.start_weights import check_start, start_from
 from flowrl.training.stored import check_encodes
 from flowrl.training.teachers import Teachers
@@ -182,7 +182,7 @@ class Setup:
         rows = ahead(
             self.config, self.train_set, self.sampler, self.world, self.iteration, iterations
         )
-        with sampling_guidance(self.config, self.model):  # its negative prompt, too
+        with encoding_guidance(self.config, self.model):  # the negative prompt, too
             self.model.encode_ahead([*(texts[row] for row in rows), *mine])
 
     def rows(self) -> list[int]:

@@ -27,7 +27,8 @@ from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, latent_shape
 from flowrl.cost.dry_run import dry_run, prompts
 from flowrl.cost.memory import MemoryPart, kept
-from flowrl.training.rehearsal import check_plan, cost_of, is_guided
+from flowrl.training.guidance import is_guided
+from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.trainer import Trainer
 
 

@@ -49,8 +49,8 @@ def dgpo(
     guidance 100 and 1e-3, or with reference old 2000 and 1e-5.
 
     **Differs:** the code's first 200 iterations are sampled with the current weights, here the copy
-    `old` samples always. Without guidance its base model is guided by 4.5 where it is the
-    reference, here it has the model's own guidance.
+    `old` samples always. Its base model is guided by 4.5 for GenEval without guidance in sampling:
+    `train.reference_guidance`.
 
     Metrics: `weight`, w; `clip_frac`, 1 where a row is stopped; `margin`, -S.
 

@@ -24,7 +24,7 @@ from ._common.scorer import to_pil
 WHO = "rewards.adversarial"
 
 
-class adversarial:  # noqa: N801 - configs name rewards in lower case
+class adversarial:
     """Score images [L, 3, H, W] by a head H on frozen DINO features -> [L], unbounded, about [-1,
     1] in practice.
 

@@ -21,7 +21,7 @@ from ._common.scorer import to_pil
 WHO = "rewards.adversarial_layers"
 
 
-class adversarial_layers:  # noqa: N801 - configs name rewards in lower case
+class adversarial_layers:
     """Score images [L, 3, H, W] by heads H_t on the patches of frozen layers t -> [L] in [0, 1].
 
     ``z`` is the mean over layers of the mean of the highest `top` of ``H_t(p)`` over patches p;

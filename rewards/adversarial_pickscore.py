@@ -23,7 +23,7 @@ from ._common.scorer import pick_device, pick_dtype, to_pil
 WHO = "rewards.adversarial_pickscore"
 
 
-class adversarial_pickscore:  # noqa: N801 - configs name rewards in lower case
+class adversarial_pickscore:
     """Score images [L, 3, H, W] by exp(logit_scale) cosine(image, prompt) / divide -> [L],
     about 0.7 to 0.9.
 

@@ -123,7 +123,7 @@ def check_published(file: Path, state: dict[str, Tensor], known: Fingerprint) ->
         )
 
 
-class aesthetic:  # noqa: N801 - configs name rewards in lower case
+class aesthetic:
     """Score images [L, 3, H, W] by LAION's predictor on normalised CLIP ViT-L/14 -> [L] float32,
     about 1 to 10.
 

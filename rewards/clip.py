@@ -22,7 +22,7 @@ PUBLIC = {
 }
 
 
-class clip:  # noqa: N801 - configs name rewards in lower case
+class clip:
     """Score images [L, 3, H, W] by ``scale * cosine(image, prompt) / divide`` -> [L] float32.
 
     `path` is a CLIPModel (back end "transformers") or open_clip weights of the named `architecture`

@@ -20,7 +20,7 @@ from ._common.scorer import in_batches, pick_device, pick_dtype, to_pil
 WHO = "rewards.clip_reference"
 
 
-class clip_reference:  # noqa: N801 - configs name rewards in lower case
+class clip_reference:
     """Score images [L, 3, H, W] by their CLIP cosine with reference images -> [L] in [-1, 1].
 
     Adv-GRPO (2511.20256), its variant of a rule with a CLIP reference: ``lambda rule + (1 - lambda)

@@ -39,7 +39,7 @@ WORDS = {
 }
 
 
-class consistency:  # noqa: N801 - configs name rewards in lower case
+class consistency:
     """Score images [L, 3, H, W] by a judge's P(yes) -> [L] in [0, 1], NaN = an answer is missing.
 
     X-GenGroup/PaCo-RL at 08caac6. `mode` "grid": an image is cut into the cells that its prompt

@@ -17,7 +17,7 @@ from ._common.references import References
 from ._common.scorer import to_pil
 
 
-class dino:  # noqa: N801 - configs name rewards in lower case
+class dino:
     """Score images [L, 3, H, W] by the highest similarity to any of their prompt's references ->
     [L] in [-1, 1].
 

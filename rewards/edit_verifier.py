@@ -50,7 +50,7 @@ class Principle(NamedTuple):
     text: str
 
 
-class edit_verifier:  # noqa: N801 - configs name rewards in lower case
+class edit_verifier:
     """Score edits [L, 3, H, W], each beside its source -> [L] in [0, 1], NaN = one answer missing.
 
     `protocol` "principles" (2604.27505; **reconstruction**, its code is not public): each principle

@@ -19,7 +19,7 @@ WHO = "rewards.hpsv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 
 
-class hpsv2:  # noqa: N801 - configs name rewards in lower case
+class hpsv2:
     """Score images [L, 3, H, W] by the cosine with their prompt -> [L] float32, about 0.2 to
     0.34.
 

@@ -37,7 +37,7 @@ MARK = "<|Reward|>"
 PIXELS = 256 * FACTOR * FACTOR  # of every image, about
 
 
-class hpsv3:  # noqa: N801 - configs name rewards in lower case
+class hpsv3:
     """Score images [L, 3, H, W], each against its own prompt -> [L] float32: the mean that HPSv3
     gives, about 10 to 16 for good images, without bounds.
 

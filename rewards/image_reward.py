@@ -26,7 +26,7 @@ from ._common.scorer import (
 WHO = "rewards.image_reward"
 
 
-class image_reward:  # noqa: N801 - configs name rewards in lower case
+class image_reward:
     """Score images [L, 3, H, W] in [0, 1], each against its own prompt -> [L] float32, about -2
     to 2.
 

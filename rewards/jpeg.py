@@ -19,7 +19,7 @@ from ._common.scorer import to_pil
 SIGN = {"compressibility": -1.0, "incompressibility": 1.0}
 
 
-class jpeg:  # noqa: N801 - configs name rewards in lower case
+class jpeg:
     """Score images [L, 3, H, W] in [0, 1] by their size as JPEG -> [L] float32: -kB / scale, or
     kB / scale.
 

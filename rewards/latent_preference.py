@@ -21,7 +21,7 @@ WHO = "rewards.latent_preference"
 WEIGHTS, SHAPE = "latent_preference.safetensors", "latent_preference.json"
 
 
-class latent_preference:  # noqa: N801 - configs name rewards in lower case
+class latent_preference:
     """Score clean latents [L, *] by a preference model that sees them at noise level `sigma`, the
     mean over `draws` noises -> [L], unbounded; only differences count.
 

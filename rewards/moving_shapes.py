@@ -13,7 +13,7 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.moving.checker import check, check_record
 
 
-class moving_shapes:  # noqa: N801 - configs name rewards in lower case
+class moving_shapes:
     """Score videos [L, T, 3, H, W]: "strict" 0 or 1, every frame and every move right; "graded" in
     [0, 1], the share of right frames and that of right moves, averaged.
 

@@ -16,7 +16,7 @@ from ._common.clusters import cluster_sizes
 from ._common.scorer import to_pil
 
 
-class novelty:  # noqa: N801 - configs name rewards in lower case
+class novelty:
     """Score images [L, 3, H, W] by their distance to the others of their group, ``1 - cosine`` of
     the features of a DINOv2 or DINOv3 -> [L] float32; 0 for an image that is alone.
 

@@ -22,7 +22,7 @@ Reader = Callable[[Image.Image], str]
 QUOTED = re.compile(r'"([^"]*)"')
 
 
-class ocr:  # noqa: N801 - configs name rewards in lower case
+class ocr:
     """Score images [L, 3, H, W] in [0, 1] by the text on them -> [L] float32 in [0, 1]: 1 - edits
     / len(target).
 

@@ -19,7 +19,7 @@ from ._common.weights import load_network, source_of
 WHO = "rewards.pfc"
 
 
-class pfc:  # noqa: N801 - configs name rewards in lower case
+class pfc:
     """Score videos [L, T, 3, H, W] by V-JEPA 2's foresight -> [L] float32 in [-1, 1].
 
     In each window the features of `context` frames predict those of the `target` frames after

@@ -13,7 +13,7 @@ from ._common.scorer import pick_device, pick_dtype
 WHO = "rewards.pickscore"
 
 
-class pickscore:  # noqa: N801 - configs name rewards in lower case
+class pickscore:
     """Score images [L, 3, H, W] by ``scale * cosine(image, prompt) / divide`` -> [L] float32.
 
     `scale` null is the model's own exp(logit_scale): the published score, about 18 to 24 with the

@@ -37,7 +37,7 @@ def _judge(batch: RewardBatch) -> Verdict:
     return verdict
 
 
-class shapes:  # noqa: N801 - configs name rewards in lower case
+class shapes:
     """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or "strict"
     0 or 1.
 

@@ -40,7 +40,7 @@ def _judge(images: Tensor, sources: Tensor, records: list[dict[str, Any]]) -> Ed
     return seen.verdict
 
 
-class shapes_edit:  # noqa: N801 - configs name rewards in lower case
+class shapes_edit:
     """Score edits [L, 3, H, W] of sources of that size: "graded" in [0, 1], 1 exactly where
     strictly right and 0 for a copy of the source, or "strict", 0 or 1.
 

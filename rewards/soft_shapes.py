@@ -48,7 +48,7 @@ class _Object(NamedTuple):
     radius: float
 
 
-class soft_shapes:  # noqa: N801 - configs name rewards in lower case
+class soft_shapes:
     """Score images [L, 3, 64, 64] by ``1 - mean((image - right)^2) / width``, at most 1; `right` is
     a right image near this one.
 

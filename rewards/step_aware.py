@@ -32,7 +32,7 @@ WHO = "rewards.step_aware"
 WEIGHTS = "step_aware.safetensors"
 
 
-class step_aware:  # noqa: N801 - configs name rewards in lower case
+class step_aware:
     """Score images [L, 3, H, W] by ``exp(logit_scale) cosine(image, prompt)``, the image seen at
     the noise level that it was estimated at -> [L] float32.
 

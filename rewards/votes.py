@@ -21,7 +21,7 @@ from ._common.scorer import to_pil
 _log = logging.getLogger("flowrl.votes")
 
 
-class votes:  # noqa: N801 - configs name rewards in lower case
+class votes:
     """Score images by their share of wins in votes against others of their group -> [L] float32 in
     [0, 1], NaN where nobody voted.
 

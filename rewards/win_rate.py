@@ -57,7 +57,7 @@ class _Learns(Protocol):
     def update(self, batch: RewardBatch) -> dict[str, float]: ...
 
 
-class win_rate:  # noqa: N801 - configs name rewards in lower case
+class win_rate:
     """Score images by their mean result against the others of their group -> [L] float32 in [0,
     1], NaN unanswered.
 

@@ -151,10 +151,3 @@ def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     mean, std = mean.double(), std.double()
     z = (x_next.double() - mean) / per_sample(std, mean)
     return -0.5 * z.square().flatten(1).mean(1) - std.log() - 0.5 * math.log(2 * math.pi)
-
-
-def gaussian_kl(mean: Tensor, ref_mean: Tensor, std: Tensor) -> Tensor:
-    """Return KL(N(mean, std^2) || N(ref_mean, std^2)) [B], nats per latent dimension (mean over
-    dimensions)."""
-    gap = (wide(mean) - wide(ref_mean)).square().flatten(1).mean(1)
-    return gap / (2 * std.to(gap.dtype).square())

@@ -31,12 +31,6 @@ _PHASES = {
     "samples": ("drawing the grid", "eval.batch", "evaluation"),
     "sample": ("drawing images", "eval.batch", "evaluation"),
 }
-HARMLESS = (
-    "rollout",
-    "decode",
-    "eval",
-    "samples",
-)  # the policy and the rewards are as they were before
 
 
 def is_out_of_memory(error: BaseException) -> bool:

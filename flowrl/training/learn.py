@@ -22,7 +22,7 @@ from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.guidance import reference_guidance
 from flowrl.training.learn_along import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import KL_TERM, Trained, reduce_metrics
+from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.node_table import node_table
 from flowrl.training.reward_batch import prompted
@@ -122,6 +122,7 @@ def backward(
     data = _loss_input(run, local, batch, now, update)
     # one value per row
     loss, metrics = method.loss(data)
+    check_names(metrics)
     if method.select:
         loss = loss * local.table.factor[batch.node]
     if method.kl is not None:

@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from flowrl.core.columns import concatenated
+from flowrl.core.errors import ConfigError
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]
 KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
+# what a run measures itself: a loss has other names
+RESERVED = frozenset(
+    (
+        *("reward", "accuracy", "diversity", "loss", "kl", "kl_share", "kl_weight", KL_TERM),
+        *("velocity_grad", "ratio_std", "on_policy_gap", "grad_norm", "grad_outliers"),
+        *("trained", "step", "update", "lr", "nfe", "backwards"),
+    )
+)
 BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad")
 
 
@@ -29,6 +38,16 @@ class Trained(NamedTuple):
     def network_rows(self) -> int:
         """Count the rows that the network was called with."""
         return len(torch.unique(self.state))
+
+
+def check_names(metrics: Rows) -> None:
+    """Raise ConfigError if a loss returns a metric under a name that the run has for its own."""
+    taken = sorted(RESERVED & metrics.keys())
+    if taken:
+        raise ConfigError(
+            f"loss: returns a metric {taken[0]!r}, which a run measures itself and would "
+            "overwrite; give it another name"
+        )
 
 
 def reduce_metrics(seen: list[Trained], norms: list[float], world: World) -> dict[str, float]:

@@ -11,6 +11,7 @@ from flowrl.algorithms.nodes import best_below, siblings
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
+from flowrl.training.metrics import check_names
 
 
 def rehearse_loss(
@@ -51,7 +52,7 @@ def rehearse_loss(
         data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if now.images is not None:
         data = data._replace(reward=now.images.new_zeros(len(now.images)))
-    method.loss(data)
+    check_names(method.loss(data)[1])
     generates: Any = likelihood  # of models that are trained along alone, it has queries
     for role in method.companions.values():
         rows = role.batch(made, advantage, nodes, streams, generates.queries)

@@ -40,7 +40,7 @@ LIMITS = {
 MODES = ("strict", "graded", "exact")
 
 
-class geneval:  # noqa: N801 - configs name rewards in lower case
+class geneval:
     """Score images [L, 3, H, W] by GenEval's rules: "strict" is its verdict, 0 or 1; "graded"
     Flow-GRPO's partial credit, up to 1; "exact" 0 or 1, with counts that must be equal -> [L]
     float32.

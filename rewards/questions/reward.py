@@ -34,7 +34,7 @@ class _Job(NamedTuple):
     text: str
 
 
-class questions:  # noqa: N801 - configs name rewards in lower case
+class questions:
     """Ask a judge what a benchmark's record asks of each image -> [L] in [0, 1], NaN = an answer is
     missing.
 

@@ -46,7 +46,7 @@ MODES = ("wait", "drop_group", "stop")
 _log = logging.getLogger("flowrl.rewards.remote")
 
 
-class remote:  # noqa: N801 - configs name rewards in lower case
+class remote:
     """Score images [L, 3, H, W], or videos [L, T, 3, H, W], in [0, 1] with a reward that other
     processes host -> [L] float32, in its own range.
 

@@ -16,7 +16,7 @@ from .checks import Checks
 from .file import WHO, load_rubric
 
 
-class rubric:  # noqa: N801 - configs name rewards in lower case
+class rubric:
     """Score images [L, 3, H, W] by ``sum_j w_j s_j`` -> [L] float32, NaN = an answer is missing.
 
     s_j in [0, 1] is the judge's P(yes) to "does the image keep rule j?", w_j the rule's weight. So

@@ -28,7 +28,7 @@ THRESHOLDS = {"mask2former": 0.5, "owl": 0.2, "grounding_dino": 0.35}
 PEOPLE = {"girl", "boy", "man", "woman"}
 
 
-class t2i_compbench:  # noqa: N801 - configs name rewards in lower case
+class t2i_compbench:
     """Score images [L, 3, H, W] by the parts that their records name -> [L] float32 in [-1, 1]; the
     mean where there are several.
 

@@ -33,7 +33,7 @@ PAIR = 2  # frames that the network sees as one
 FEWEST, MOST = 4, 768  # frames that are shown
 
 
-class videoalign:  # noqa: N801 - configs name rewards in lower case
+class videoalign:
     """Score videos [L, T, 3, H, W], each against its own prompt -> [L] float32:
     ``vq VQ + mq MQ + ta TA``, z-scores of visual quality, motion quality and text alignment.
 

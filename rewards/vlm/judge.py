@@ -52,7 +52,7 @@ class _Job(NamedTuple):
     place: int  # which score the answer belongs to
 
 
-class vlm:  # noqa: N801 - configs name rewards in lower case
+class vlm:
     """Ask a judge about single images (`__call__`) or pairs (`compare`, through rewards.win_rate)
     -> [0, 1] or NaN.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sigmakit import static_grid
 from torch import Tensor
 
 from flowrl.algorithms.plans.solvers import ode, sa_solver
@@ -15,7 +16,7 @@ from flowrl.algorithms.rollout.sa_solver import coefficients
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
-from flowrl.core.noise_path import per_sample, static_grid
+from flowrl.core.noise_path import per_sample
 from flowrl.core.types import Cond, Plan
 
 

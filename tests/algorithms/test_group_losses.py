@@ -73,7 +73,7 @@ def test_simpo_by_hand() -> None:
     data = data._replace(batch=data.batch._replace(sigma=sigma, step=one))
     loss, metrics = simple_preference(data, beta=2.0, margin=0.3)
     assert loss.tolist() == pytest.approx([math.log1p(math.exp(-0.3))] * 2)
-    assert metrics["accuracy"].tolist() == [1, 1]
+    assert metrics["pair_accuracy"].tolist() == [1, 1]
     with pytest.raises(ConfigError, match="segment="):
         simple_preference(data._replace(segment=None), beta=2.0)
 

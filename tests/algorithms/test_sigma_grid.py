@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from sigmakit import dynamic_grid, static_grid
 from torch import Tensor
 
 from flowrl.algorithms.rollout.sigma_grid import flash_places, read_sigma_grid
 from flowrl.core.errors import ConfigError
-from flowrl.core.noise_path import dynamic_grid, linear_grid, shift_sigmas, static_grid
+from flowrl.core.noise_path import linear_grid, shift_sigmas
 from flowrl.core.types import SigmaGrid
 
 GRIDS = [linear_grid(16, 3.0), static_grid(16), dynamic_grid(16, 1024)]

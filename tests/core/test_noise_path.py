@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sigmakit import dynamic_grid, static_grid
 
 from flowrl.algorithms.transitions import euler, gaussian_log_prob
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import (
-    dynamic_grid,
     eps_from,
     flow_from_vp,
     interpolate,
     linear_grid,
     shift_sigmas,
-    static_grid,
     velocity_from_eps,
     vp_from_flow,
     wide,

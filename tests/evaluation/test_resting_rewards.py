@@ -43,7 +43,7 @@ class Towers:
         self.parts = {"it": [Moved()]}
 
 
-class looks:  # noqa: N801 - a reward
+class looks:
     judges_singly = True
 
     def __init__(self) -> None:

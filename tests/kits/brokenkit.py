@@ -130,7 +130,7 @@ def wins(batch: RewardBatch) -> Tensor:
     return (won * rival).sum(1) / rival.sum(1)
 
 
-class fresh:  # noqa: N801 - configs name rewards in lower case
+class fresh:
     """A reward that is trained along and knows nothing yet: chance, but the same for the same
     image."""
 
@@ -154,7 +154,7 @@ class fresh:  # noqa: N801 - configs name rewards in lower case
         return True
 
 
-class scaled:  # noqa: N801 - configs name rewards in lower case
+class scaled:
     """Score by `contrast` times `factor`."""
 
     def __init__(self, *, factor: float = 1.0) -> None:

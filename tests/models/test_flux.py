@@ -12,10 +12,10 @@ import torch
 from adapterkit import PROMPTS, Folders, diffusers_images
 from diffusers import FluxPipeline
 from modelkit import edit, noise
+from sigmakit import dynamic_grid
 from tiny import tiny_flux
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.noise_path import dynamic_grid
 from flowrl.models.flux import flux, image_ids, pack, unpack
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,6 +14,9 @@ from trainkit import unchanged, weights_of
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs, needs_of
+from flowrl.core.types import LossInput
+from flowrl.runs.train import train
 from flowrl.training.trainer import Trainer
 
 ITERATIONS, SEEDS = 30, 4
@@ -164,3 +168,32 @@ def test_what_cannot_be_trained_is_said_before_the_model_is_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer_of(tmp_path, "prior", "model={fn: toykit.unloadable}", change)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "reward", "kl"])
+def test_a_loss_cannot_overwrite_what_the_run_measures(tmp_path: Path, name: str) -> None:
+    """`accuracy`, say, is the headline reward's in every log: a loss's own would be lost."""
+    run = trainer_of(tmp_path, "preference")
+    loss = run.method.loss
+
+    @needs(*needs_of(loss))
+    def taking(data: LossInput) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        value, metrics = loss(data)
+        return value, metrics | {name: value.detach()}
+
+    run.method = run.method._replace(loss=taking)
+    with pytest.raises(ConfigError, match=f"returns a metric '{name}'.*give it another name"):
+        run.step()
+
+
+def test_the_pairs_of_a_loss_are_counted_beside_the_headline_reward(tmp_path: Path) -> None:
+    """Of Diffusion-DPO a run's log has both: the reward's `accuracy`, and `pair_accuracy`."""
+    changes = ("loss={fn: diffusion_dpo, beta: 5.0}", "train.iterations=2", "eval.every=2")
+    config = write_toy(tmp_path)
+    train(
+        load_config(config, (*SMALL, *METHODS["preference"], *changes), ("toykit", "toymethods")),
+        run=tmp_path / "run",
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row["accuracy"] == row["reward/red"] and 0 <= row["pair_accuracy"] <= 1

@@ -15,7 +15,7 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, LossInput, Rollout
 
 
-class score(Companion):  # noqa: N801 - configs name companions in lower case
+class score(Companion):
     """The fake model: learn the score of what the policy generates (section `fake`).
 
     Each stored step's x0 estimate is noised again to a level above the step's end, as `generated`

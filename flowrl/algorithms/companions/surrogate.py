@@ -16,7 +16,7 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, LossInput, Rollout
 
 
-class preference(Companion):  # noqa: N801 - configs name companions in lower case
+class preference(Companion):
     """The surrogate: learn which images of a prompt are better, as a model of images (section
     `surrogate`).
 

@@ -17,7 +17,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 
 
-class history_norm(PromptMemory):  # noqa: N801 - configs name credits in lower case
+class history_norm(PromptMemory):
     """Normalise a reward [L] by the last rewards of its prompt, from all iterations -> advantage
     per node [V] float32.
 

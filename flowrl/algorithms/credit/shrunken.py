@@ -13,7 +13,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 
 
-class shrunken_mean(PromptMemory):  # noqa: N801 - configs name credits in lower case
+class shrunken_mean(PromptMemory):
     """Subtract a baseline that leans on what the prompt was worth before, unless its images now
     contradict that -> advantage per node [V] float32; for groups of 4 and less.
 

@@ -16,7 +16,7 @@ from flowrl.core.types import Tree
 WIDTH, BATCH = 256, 256
 
 
-class value_baseline:  # noqa: N801 - configs name credits in lower case
+class value_baseline:
     """Subtract from a reward [L] what a network expects of the noise it came from -> advantage per
     node [V] float32.
 

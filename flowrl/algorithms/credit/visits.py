@@ -14,7 +14,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 
 
-class smooth_norm(PromptMemory):  # noqa: N801 - configs name credits in lower case
+class smooth_norm(PromptMemory):
     """Mix the advantage within the images of now with that among all images of the prompt so far,
     from rewards [L] -> advantage per node [V] float32.
 
@@ -60,7 +60,7 @@ class smooth_norm(PromptMemory):  # noqa: N801 - configs name credits in lower c
         return torch.where(first.abs() <= second.abs(), first, second)
 
 
-class single_stream(PromptMemory):  # noqa: N801 - configs name credits in lower case
+class single_stream(PromptMemory):
     """Subtract from rewards in [0, 1] [L] what their prompt was worth so far, and standardise over
     the batch -> advantage per node [V] float32; `train.group` may be 1.
 
@@ -105,7 +105,7 @@ class single_stream(PromptMemory):  # noqa: N801 - configs name credits in lower
                 self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
 
 
-class risk_bundles:  # noqa: N801 - configs name credits in lower case
+class risk_bundles:
     """Judge sums over bundles of prompts, those in the lower tail most, from rewards [L] ->
     advantage per node [V] float32.
 

@@ -17,7 +17,7 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 
 
-class forward:  # noqa: N801 - configs name likelihoods in lower case
+class forward:
     """Train leaves: ``log_prob = -w(L, sigma)``, ``L = mean((v - (eps - x0))^2)`` at fresh noise,
     up to a constant.
 

@@ -14,7 +14,7 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 
 
-class generated:  # noqa: N801 - configs name likelihoods in lower case
+class generated:
     """Train every step of a few-step sampler without noise: each is taken again with a gradient,
     and other weights say what they make of its x0 estimate, noised again.
 

@@ -19,7 +19,7 @@ from flowrl.core.types import Batch, Cond, Eval, FlowModel, Rollout, Transition
 ROW = "prior_row"  # of the conditioning: which prompt of the training list, -1 for another
 
 
-class prior:  # noqa: N801 - configs name likelihoods in lower case
+class prior:
     """Train the initial noise, ``x_1 ~ N(mean, spread^2)``; the network stays as it is.
 
     The mean starts at 0, which is the model's own noise. It has one number per latent entry, the

@@ -13,7 +13,7 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 
 
-class reverse:  # noqa: N801 - configs name likelihoods in lower case
+class reverse:
     """Train every draw but those of the last step. Source: DDPO (2305.13301) eq. 6, Flow-GRPO
     (2505.05470)."""
 

@@ -49,7 +49,7 @@ class _FromRoots:
         return evaluate(model, batch)
 
 
-class draft(_FromRoots):  # noqa: N801 - configs name likelihoods in lower case
+class draft(_FromRoots):
     """Differentiate through the last `last` steps; 0 = all. DRaFT and DRaFT-K (2309.17400).
 
     Raises: ConfigError for a negative number, or more steps than the plan has.
@@ -72,7 +72,7 @@ class draft(_FromRoots):  # noqa: N801 - configs name likelihoods in lower case
         return opened, torch.full((len(streams),), steps - 1)
 
 
-class align_prop(_FromRoots):  # noqa: N801
+class align_prop(_FromRoots):
     """Differentiate from a random step K on: every velocity before it is cut off. AlignProp
     (2310.03739) as in the authors' code, where one K counts for a whole rollout.
 
@@ -137,7 +137,7 @@ class align_prop(_FromRoots):  # noqa: N801
         )
 
 
-class align_prop_each(_FromRoots):  # noqa: N801
+class align_prop_each(_FromRoots):
     """Differentiate through a random set of steps: at every step i a fresh K from 0 to S - 1 is
     drawn, and the velocity is cut off if i < K. AlignProp (2310.03739) as TRL had it.
 
@@ -156,7 +156,7 @@ class align_prop_each(_FromRoots):  # noqa: N801
         return opened, torch.full((len(streams),), steps - 1)
 
 
-class refl(_FromRoots):  # noqa: N801
+class refl(_FromRoots):
     """Stop at a random step m of first ... last, and differentiate through its x0 estimate alone.
     ReFL (2304.05977), its code: steps 30 to 39 of 40.
 
@@ -186,7 +186,7 @@ class refl(_FromRoots):  # noqa: N801
         return torch.arange(steps) == stop[:, None], stop
 
 
-class draft_lv:  # noqa: N801
+class draft_lv:
     """Noise the finished image anew to the last level, `draws` times, and differentiate through the
     last step from there: DRaFT-LV (2309.17400), whose gradient is the mean over the draws.
 

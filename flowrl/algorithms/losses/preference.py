@@ -26,7 +26,7 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
 
     beta belongs to errors that are means over latent dimensions.
 
-    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0.
+    Metrics: `margin`, what is inside the sigmoid; `pair_accuracy`, 1 where it is above 0.
 
     Raises: ConfigError without `segment: {fn: prompt}`, for images of a prompt that were not noised
     alike, or a beta that is not above 0.
@@ -46,7 +46,7 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
     zeros = torch.zeros_like(gain)
     margin = beta / 2 * zeros.index_add(0, index, sign * gain)[index]
     inside = margin.detach()
-    return -logsigmoid(margin), {"margin": inside, "accuracy": (inside > 0).double()}
+    return -logsigmoid(margin), {"margin": inside, "pair_accuracy": (inside > 0).double()}
 
 
 @needs("ref")
@@ -61,7 +61,8 @@ def step_preference(
     says. A side that has reached its end of the range has no gradient. At the base weights the loss
     is ln 2.
 
-    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0; `clip_frac`.
+    Metrics: `margin`, what is inside the sigmoid; `pair_accuracy`, 1 where it is above 0;
+    `clip_frac`.
 
     Raises: ConfigError without `segment: {fn: siblings}`, or for a beta or clip out of range.
     """
@@ -86,7 +87,7 @@ def step_preference(
     accuracy = (inside > 0).double()
     return -logsigmoid(margin), {
         "margin": inside,
-        "accuracy": accuracy,
+        "pair_accuracy": accuracy,
         "clip_frac": stopped.double(),
     }
 
@@ -102,7 +103,7 @@ def simple_preference(
     of a text by its length, here it is a mean over latent dimensions anyway. w and l as in
     `diffusion_dpo`: credit `best_worst`, one time and one noise for both.
 
-    Metrics: `margin`, what is inside the sigmoid; `accuracy`, 1 where it is above 0.
+    Metrics: `margin`, what is inside the sigmoid; `pair_accuracy`, 1 where it is above 0.
 
     Raises: ConfigError without `segment: {fn: prompt}`, for images of a prompt that were not noised
     alike, a beta not above 0, or a negative margin.
@@ -124,7 +125,7 @@ def simple_preference(
     zeros = torch.zeros_like(data.now.log_prob)
     inside = beta * zeros.index_add(0, index, sign * data.now.log_prob)[index] - margin
     said = inside.detach()
-    return -logsigmoid(inside), {"margin": said, "accuracy": (said > 0).double()}
+    return -logsigmoid(inside), {"margin": said, "pair_accuracy": (said > 0).double()}
 
 
 def _check_alike(data: LossInput, index: Tensor) -> None:

@@ -11,7 +11,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
-class difficulty_bandit(PromptTable):  # noqa: N801 - configs name samplers in lower case
+class difficulty_bandit(PromptTable):
     """Choose the prompts of largest ``p (1 - p)``, p drawn from what is believed of each prompt's
     rate of success, ``Beta(alpha, beta)``.
 

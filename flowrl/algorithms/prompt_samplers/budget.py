@@ -9,7 +9,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
-class knapsack(PromptTable):  # noqa: N801 - configs name samplers in lower case
+class knapsack(PromptTable):
     """Give the prompts of an iteration different numbers of images, from `least` to `most` times
     `train.group`, so that the sum of their values is largest.
 

@@ -12,7 +12,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
-class _weighted(PromptTable):  # noqa: N801
+class _weighted(PromptTable):
     """Draw a share of the prompts by weight, the others in shuffled epochs."""
 
     def __init__(self, *columns: str, share: float) -> None:
@@ -32,7 +32,7 @@ class _weighted(PromptTable):  # noqa: N801
         raise NotImplementedError
 
 
-class variance_weighted(_weighted):  # noqa: N801 - configs name samplers in lower case
+class variance_weighted(_weighted):
     """Draw a share of the prompts with odds of the variance of their rewards, the others evenly.
 
     MMR1's variance-aware sampling (2509.21268) and its code (LengSicong/MMR1 at d8161a0):
@@ -73,7 +73,7 @@ class variance_weighted(_weighted):  # noqa: N801 - configs name samplers in low
                 variance[visit.row] = kept
 
 
-class gaussian_curriculum(_weighted):  # noqa: N801 - configs name samplers in lower case
+class gaussian_curriculum(_weighted):
     """Draw prompts with odds ``exp(-(p - 1/2)^2 / (2 width^2))``, p the mean reward of a prompt's
     images when it was last drawn.
 

@@ -9,7 +9,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
-class prompt_replay(PromptTable):  # noqa: N801 - configs name samplers in lower case
+class prompt_replay(PromptTable):
     """Fill up to `share` of an iteration with prompts that were drawn before and are neither too
     easy nor too hard, nearest to a mean reward of 1/2 first; the others come in shuffled epochs.
 

@@ -128,7 +128,7 @@ def gated(
     return _summed(parts, credit)._replace(metrics=metrics)
 
 
-class constrained:  # noqa: N801 - configs name functions in lower case
+class constrained:
     """Maximise the weighted sum subject to ``mean(r_k) >= b_k``: rewards are added with dual
     variables lambda_k.
 
@@ -182,7 +182,7 @@ class constrained:  # noqa: N801 - configs name functions in lower case
         return scores.values[name].nanmean().item() - self.at_least[name]
 
 
-class gardo:  # noqa: N801 - configs name functions in lower case
+class gardo:
     """Pay good images more the less they look like the others of their prompt, and keep near the
     reference only where the reward is doubted.
 

@@ -118,7 +118,7 @@ def tie_break(
     return Mixed(credit(total + added), parts, {"ties": broken / max(1, len(prompts))})
 
 
-class tightening:  # noqa: N801 - configs name functions in lower case
+class tightening:
     """Make one reward yes or no at a threshold that rises as the model gets better: 1 where it is
     at least `start`, later up to `target`; then add by weight.
 

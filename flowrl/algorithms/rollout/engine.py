@@ -270,19 +270,18 @@ def _start(
     device = next(iter(cond.values())).device if cond else generators[0].device
     nothing = torch.zeros(0)  # no steps: `rollout` puts its own plan here
     plan = Plan(nothing, nothing, nothing, nothing)
-    noise_scales = sigmas.float().tolist()
     return Sampling(
-        model,
-        cond,
-        noise_scales,
-        generators,
-        tuple(shape),
-        micro_batch,
-        store,
-        device,
-        plan,
-        False,
-        False,
+        model=model,
+        cond=cond,
+        sigmas=sigmas.float().tolist(),
+        generators=generators,
+        shape=tuple(shape),
+        micro_batch=micro_batch,
+        store=store,
+        device=device,
+        plan=plan,
+        keep_mean=False,
+        history=False,
     )
 
 

@@ -106,7 +106,7 @@ def liar(batch: RewardBatch) -> Tensor:
 liar.differentiable = True  # type: ignore[attr-defined]
 
 
-class noise:  # noqa: N801 - configs name rewards in lower case
+class noise:
     """Score by chance, whatever the image."""
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -129,7 +129,7 @@ def blind(batch: RewardBatch, *, prompt: str) -> Tensor:
     return torch.where(seen, redness(batch), torch.nan)
 
 
-class gate:  # noqa: N801 - configs name rewards in lower case
+class gate:
     """Score as `redness`; the `call`-th time, touch a file beside `file` (.reached) and wait until
     `file` is gone."""
 
@@ -184,7 +184,7 @@ def axes(name: str) -> list[str]:
     return [*out, f"train.updates={config.train.updates}", f"train.order={config.train.order}"]
 
 
-class apprentice:  # noqa: N801 - configs name rewards in lower case
+class apprentice:
     """A reward that is trained along: it likes red more with every update. The policy learns in
     every second round."""
 
@@ -213,7 +213,7 @@ class apprentice:  # noqa: N801 - configs name rewards in lower case
         self.taste = state["taste"].clone()
 
 
-class moody:  # noqa: N801
+class moody:
     """Fail from the given call on, as a server does that goes away; or say so when asked early."""
 
     def __init__(self, *, calls: int = 3, ready: bool = True) -> None:
@@ -248,7 +248,7 @@ def slow(batch: RewardBatch, *, seconds: float = 0.1) -> Tensor:
     return redness(batch)
 
 
-class one_sided:  # noqa: N801
+class one_sided:
     """Fail in one process of several, from the given call on; the others score by red."""
 
     def __init__(self, *, rank: int, calls: int = 2) -> None:
@@ -262,7 +262,7 @@ class one_sided:  # noqa: N801
         return redness(batch)
 
 
-class pressed:  # noqa: N801
+class pressed:
     """Press Ctrl-C in one process of several, at the given call, unless `file` says that it was;
     score by red."""
 

@@ -27,7 +27,6 @@ from flowrl.evaluation.suites.shapes.prompts import (
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
 HARD_TASKS = ("three_kinds", "group_position", "five_six", "same_class")
-OOD_KINDS = ("phrasing", "combination", "crossing")
 _FREE = [pair for pair in itertools.product(CLASSES, COLORS) if pair not in HELD_COLORED]
 _PHRASINGS = {
     "single_object": "an image of one {0}",

@@ -73,7 +73,7 @@ class Config:
     aggregate: Call = field(default_factory=lambda: Call.bind("aggregate", {"fn": "weighted_sum"}))
     optimizer: Call = field(default_factory=lambda: Call.bind("optimizer", {}))
     seed: Seed = 0  # of everything random in training
-    segment: Call | None = None  # which decisions move as one action
+    segment: Call | None = None  # which decisions share one ratio
     select: tuple[Call, ...] = ()  # which decisions are trained, and how much each counts
     kl: Call | None = None
     old: Call | None = None  # how slowly the policy that samples follows; None: the current one

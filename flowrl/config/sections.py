@@ -149,7 +149,7 @@ class EvalConfig(Section):
     """as `height`"""
     tuned: Share = 1.0
     """hybrid inference: the share of steps, from the noisy end, that these weights take; the base
-    model takes the rest, against images that only please the reward (MixGRPO: 0.6)"""
+    model takes the rest, which reduces reward hacking (MixGRPO: 0.6)"""
     score: str = ""
     """name of the reward that is the headline; empty = the first in `rewards`"""
     best_of: Positive = 1

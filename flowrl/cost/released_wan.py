@@ -2,7 +2,7 @@
 
 Settings are facts of each repository's config.json files, by the names that diffusers and
 transformers give them; what a class has by default, which is Wan 2.1 14B, is left out.
-tests/cost/test_estimate_wan.py checks the parameters against the published numbers.
+tests/cost/test_estimate.py checks the parameters against the published numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the networks of a config's rewards take, where their sizes are known.
 
 Numbers of parameters are those of the public weights, counted on networks built from the settings
-that the libraries ship; tests/cost/test_estimate_wan.py counts them again.
+that the libraries ship; tests/cost/test_estimate.py counts them again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from flowrl.config.absent_rewards import check_reward_name, reward_call
+from flowrl.config.agreement import disagreements
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
@@ -48,11 +48,6 @@ ORDER = (
     *("train", "scout", "eval", "checkpoint", "samples", "monitors"),
 )
 """The sections, in the order in which a file is written."""
-
-REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
-REPORT_KEYS |= {"outcomes", "unscored", "by_prompt", "iteration", "drift", "marks"}
-REPORT_KEYS |= {"budget", "nfe", "seconds"}
-"""Keys of an evaluation's line, which the headline reward cannot be named like."""
 
 
 @dataclass(frozen=True)
@@ -87,37 +82,12 @@ class Config:
     samples: SamplesConfig = field(default_factory=SamplesConfig)
     monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     source: str = field(default="", compare=False)  # the file it came from
+    overrides: tuple[str, ...] = field(default=(), compare=False)  # of the command line
     plugins: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        found, where = Collector(), self.source or "config"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            found.add(
-                f"{where}: name: expected letters, digits, '-', '_' and '.', got {self.name!r}"
-            )
-        if not any(call.mix for call in self.rewards.values()):
-            found.add(f"{where}: rewards: expected at least one reward whose weight is not 0")
-        # each section was checked by itself; from here on, what two of them must agree on
-        if self.eval.weights == "ema" and self.train.ema == 0:
-            mend = "set eval.weights to 'current'"
-            found.add(f"{where}: eval.weights is 'ema', but train.ema is 0 (off); {mend}")
-        if "lr" not in self.optimizer.kwargs:
-            lacks = f"{self.optimizer.path} has no argument 'lr', which the warm-up sets"
-            found.add(f"{where}: optimizer: {lacks}")
-        if self.kl is None:
-            asking = self.monitors.asks_for("raise_kl")
-            asking += ["adaptive_kl"] if self.monitors.adaptive_kl else []
-            for name in asking:
-                found.add(f"{where}: monitors.{name}: needs a kl section, whose weight it changes")
-        if self.eval.score and self.eval.score not in self.rewards:
-            says = unknown(self.eval.score, self.rewards, "reward")
-            found.add(f"{where}: eval.score: the config {says}")
-        elif self.rewards and self.headline in REPORT_KEYS:
-            taken = f"{self.headline!r} is a key of an evaluation's line; name the reward otherwise"
-            found.add(f"{where}: rewards: {taken}, or let eval.score name another")
-        if self.eval.best_by and self.eval.best_by not in self.rewards:
-            says = unknown(self.eval.best_by, self.rewards, "reward")
-            found.add(f"{where}: eval.best_by: the config {says}")
+        found = Collector()
+        found.lines += disagreements(vars(self), Source(self.source or "config", self.overrides).at)
         found.close()
 
     @property
@@ -153,9 +123,7 @@ class Config:
         if key not in calls:
             where = self.source or "config"
             raise ConfigError(f"{where}: there is no call {key!r}; there is {', '.join(calls)}")
-        called = calls[key].partial()
-        own = calls[key].kwargs.get("seed", 0)
-        return called if own is not None else functools.partial(called, seed=self.seed)
+        return _filled(calls[key], self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved config as plain data, in the order in which a file is written."""
@@ -180,6 +148,7 @@ class Config:
         )
 
 
+_DEFAULTS = {f.name: f.default_factory for f in fields(Config) if callable(f.default_factory)}
 REQUIRED = [f.name for f in fields(Config) if f.default is f.default_factory is MISSING]
 
 
@@ -214,8 +183,6 @@ def load_config(
     with found.catch():
         source = Source(str(path), overrides)
         config = _build(raw, source, plugins, need_rewards)
-        # a window outside the steps is found here, not after the weights are loaded
-        _try_plan(config)
     found.close()
     return config
 
@@ -257,8 +224,17 @@ def _build(
     if missing:
         plural = "s" * (len(missing) > 1)
         found.add(f"{source.file}: missing section{plural}: {', '.join(missing)}")
+    # a window outside the steps is found here, not after the weights are loaded
+    if "plan" in built:
+        with found.catch():
+            _try_plan(built["plan"], built.get("seed", 0), source.below("plan"))
+    # the config itself compares its sections; beside other mistakes those that are right
+    if found.lines:
+        absent = {key: make() for key, make in _DEFAULTS.items() if raw.get(key) is None}
+        wrong = {key: value for key, value in raw.items() if key == "kl"}
+        found.lines += disagreements(absent | wrong | built, source.at)
     found.close()
-    return Config(**built, source=source.file, plugins=plugins)
+    return Config(**built, source=source.file, overrides=source.overrides, plugins=plugins)
 
 
 def _section(key: str, value: Any, source: Source, plugins: tuple[str, ...]) -> Any:
@@ -285,11 +261,17 @@ def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -
     return calls
 
 
-def _try_plan(config: Config) -> None:
+def _filled(call: Call, seed: int) -> functools.partial[Any]:
+    """Return the function of a call with its arguments; a `seed` that is null is the run's."""
+    called, own = call.partial(), call.kwargs.get("seed", 0)
+    return called if own is not None else functools.partial(called, seed=seed)
+
+
+def _try_plan(plan: Call, seed: int, where: str) -> None:
     try:
-        config.call("plan")(0)
+        _filled(plan, seed)(0)
     except ConfigError as error:
-        raise ConfigError(f"{config.source}: plan: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # a helper or a plugin that is no plan may fail in any way
-        kind = f"{config.plan.path} failed with {type(error).__name__}"
-        raise ConfigError(f"{config.source}: plan: {kind}: {error}") from error
+        kind = f"{plan.path} failed with {type(error).__name__}"
+        raise ConfigError(f"{where}: {kind}: {error}") from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.config.load import REPORT_KEYS
+from flowrl.config.agreement import REPORT_KEYS
 from flowrl.core.abilities import conditioning
 from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError, RunError

@@ -155,7 +155,7 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
     judge = getattr(likelihood, "judge", None)
     for name in run.method.others(update, run.steps_before):
         guided = reference_guidance(run.config, run.model) if name == "ref" else nullcontext()
-        with torch.no_grad(), run.policy(name), guided:
+        with guided, torch.no_grad(), run.policy(name):
             if judge is None:
                 under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
             else:

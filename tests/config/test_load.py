@@ -92,6 +92,28 @@ def test_mistakes_say_what_was_expected_and_where(
     assert "mistakes:" not in message
 
 
+def test_rules_between_sections_and_the_plan_come_with_the_others(file: Path) -> None:
+    """One message, whatever is wrong where, and each line names the override that did it."""
+    overrides = ["name=a b", "loss.clip_lo=1", "plan.steps=0", "eval.score=foo", "train.ema=0"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, overrides)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "5 mistakes:"
+    for override in overrides:
+        assert sum(f"override {override!r}" in line for line in lines) == 1, override
+    # where nothing else is wrong they name it, too
+    for override in ("eval.score=foo", "train.ema=0", "name=a b"):
+        with pytest.raises(ConfigError, match=f"override '{override}'"):
+            load_config(file, [override])
+
+
+def test_a_wrong_section_is_compared_with_nothing(file: Path) -> None:
+    """A kl section with a mistake is no missing one."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, ["kl={fn: no_such}", "monitors.adaptive_kl={target: 0.1}"])
+    assert "needs a kl section" not in str(caught.value) and "no_such" in str(caught.value)
+
+
 def test_all_mistakes_are_in_one_message(file: Path) -> None:
     """Of overrides, of the file, of several sections, of one section, of a reward's transform."""
     text = file.read_text().replace("size: 3", "sise: 3, steps: ten").replace("group: 4", "")
@@ -178,7 +200,7 @@ def test_every_field_of_the_config_is_in_the_dump(file: Path) -> None:
     beside += ["sampler={fn: variance_weighted}"]
     overrides = [kl, segment, "select={fn: fraction}", *copies, *beside]
     dumped = yaml.safe_load(load_config(file, overrides).dump())
-    fields = {f.name for f in dataclasses.fields(Config)} - {"source", "plugins"}
+    fields = {f.name for f in dataclasses.fields(Config)} - {"source", "overrides", "plugins"}
     assert set(dumped) == fields == set(load.ORDER)
 
 

@@ -51,4 +51,4 @@ def test_the_quickstart_without_bfloat16_takes_as_long_as_measured() -> None:
     assert (
         f"ended at {score:.1f} %, opened at its best checkpoint, that of iteration {best}" in shapes
     )
-    assert f"and {found['minutes']:.0f} on older ones" in readme
+    assert f"and {found['minutes']:.0f} on two without" in readme

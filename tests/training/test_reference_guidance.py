@@ -139,9 +139,10 @@ def test_an_estimate_counts_it_in_training_alone(tmp_path: Path) -> None:
     assert here.phases[training].extra >= without.phases[training].extra
     assert here.flops["training"] > without.flops["training"]
     assert here.flops["sampling"] == without.flops["sampling"]
-    texts = [{part.name: part.bytes for part in found.parts} for found in (here, without)]
+    texts = {part.name: part.bytes for part in here.parts}
+    fewer = {part.name: part.bytes for part in without.parts}
     name = "prompt conditioning"
-    assert texts[0][name] == 2 * texts[1][name]
+    assert texts[name] == 2 * fewer[name]
 
 
 @pytest.mark.parametrize(

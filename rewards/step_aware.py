@@ -4,6 +4,7 @@ any noise level."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import load_part, positive
-from ._backbones.step_clip import StepClip, times
+from ._backbones.step_clip import StepClip, from_published, times
 from ._common.scorer import (
     check_images,
     find_file,
@@ -37,15 +38,16 @@ class step_aware:
     the noise level that it was estimated at -> [L] float32.
 
     SPO (2406.04314), its preference model: a CLIP whose vision tower is told the time. `path` is a
-    folder with the `config.json` of a CLIPModel and all weights in `step_aware.safetensors`, as
-    `scripts/shapes_step_aware.py` writes it; `processor` one with tokenizer and image settings, by
-    default the same. `clock` says how a sigma becomes a time from 0 to 999: "flow" 1000 sigma, "sd"
-    the step of Stable Diffusion's schedule with that noise level. Finished images are seen at time
-    0. Raises ConfigError, ModelError, DataError.
+    folder or hub repository with the `config.json` of a CLIPModel; `weights` all weights: a file of
+    the published layout or of flowrl's, `owner/repository/file` on the hub, by default
+    `step_aware.safetensors` in `path`, as `scripts/shapes_step_aware.py` writes it. `processor` has
+    tokenizer and image settings, by default `path`. `clock` says how a sigma becomes a time from 0
+    to 999: "flow" 1000 sigma, "sd" the step of Stable Diffusion's schedule with that noise level.
+    Finished images are seen at time 0. Raises ConfigError, ModelError, DataError.
 
     Images are resized as SPO's code does: bicubic on numbers and without a filter, cut to [0, 1]
     afterwards. **Differs:** they are rounded to 8 bits before, as for all rewards. The published
-    weights name their layers otherwise and are pickled; they have to be converted.
+    weights, a torch file, are read without running code of it.
     """
 
     judges_singly = True
@@ -55,6 +57,7 @@ class step_aware:
         self,
         *,
         path: str,
+        weights: str = "",
         processor: str = "",
         clock: Literal["flow", "sd"] = "flow",
         device: str = "auto",
@@ -67,8 +70,8 @@ class step_aware:
         self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
         folder = str(local(path))
         model = _empty(folder)
-        file = find_file(path, WEIGHTS, WHO)
-        load_strict(model, read_weights(file, WHO), f"{WHO}: {file}")
+        file = _weights_of(path, weights)
+        load_strict(model, from_published(read_weights(file, WHO)), f"{WHO}: {file}")
         self.model = model.to(self.device, self.dtype).eval().requires_grad_(False)
         # what goes in
         beside = str(local(processor)) if processor else folder
@@ -98,6 +101,14 @@ class step_aware:
         ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
         seen = self.model.see(pixels.to(self.device, self.dtype), time.to(self.device))
         return self.model.score(seen, self.model.read(ids, mask))
+
+
+def _weights_of(path: str, weights: str) -> Path:
+    """Find the file of weights: beside the config, a file here, or a file of a hub repository."""
+    if not weights:
+        return find_file(path, WEIGHTS, WHO)
+    owner, _, name = weights.rpartition("/")
+    return local(weights) if local(weights).is_file() else find_file(owner or ".", name, WHO)
 
 
 def prepared(images: Tensor, settings: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 import torch
@@ -81,6 +82,28 @@ class StepClip(nn.Module):
         cosine = nn.functional.cosine_similarity(seen, read, dim=-1)
         value: Tensor = self.clip.logit_scale.exp() * cosine
         return value
+
+
+def from_published(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the weights of SPO's code the names of `StepClip`; weights that have these names already
+    stay as they are.
+
+    There the model is below ``model.``, the clock is ``t_embedder.mlp``, and the layers that follow
+    from the time stand inside of the tower's, each as ``adaLN_modulation``. Positions, which are
+    counted and not learned, are left out (RockeyCoss/SPO at 27a8642, time_conditioned_clip.py).
+    """
+    if not any(name.startswith("model.t_embedder.") for name in state):
+        return state
+    found = {}
+    for name, value in state.items():
+        if name.endswith(".position_ids"):
+            continue
+        new = name.replace("model.t_embedder.mlp.", "clock.layers.")
+        layer = r"^model\.vision_model\.encoder\.layers\.(\d+)\.adaLN_modulation"
+        new = re.sub(layer, r"parts.\1", new)
+        new = re.sub(r"^model\.vision_model\.adaLN_modulation", "end", new)
+        found[re.sub(r"^model\.", "clip.", new)] = value
+    return found
 
 
 def times(sigma: Tensor, clock: Literal["flow", "sd"]) -> Tensor:

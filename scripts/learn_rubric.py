@@ -70,10 +70,9 @@ def run(given: argparse.Namespace) -> None:
     )
     # does the server have the model? asked before anything else is read
     judge.probe()
-    # pairs, and the rules to begin with, one a line
+    # the rules to begin with, one a line, and pairs
+    rules = read_rules(given.rules)
     preferences = read_pairs(given.pairs, given.size, given.most)
-    lines = given.rules.read_text(encoding="utf-8").splitlines()
-    rules = [line.strip() for line in lines if line.strip()]
     rounds = learn(
         preferences,
         rules,
@@ -93,6 +92,18 @@ def run(given: argparse.Namespace) -> None:
     made = {"pairs": len(preferences.prompts), "judge": given.model, "strength": given.strength}
     save_rubric(given.out, best.rules, {**made, "accuracy": best.accuracy})
     print(f"wrote {given.out}")
+
+
+def read_rules(path: Path) -> list[str]:
+    """Read rules, one a line. Raises DataError for a file that cannot be read or holds none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--rules {path}: expected a text with a rule a line: {error}") from error
+    rules = [line.strip() for line in lines if line.strip()]
+    if not rules:
+        raise DataError(f"--rules {path}: expected a text with a rule a line, and it has none")
+    return rules
 
 
 def read_pairs(path: str, size: int, most: int) -> Preferences:

@@ -100,8 +100,11 @@ def stepwise_sde(
     x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, noise_scale: Tensor
 ) -> Gaussian:
     """Take Stepwise-Flow-GRPO's step: part of the predicted noise is fresh, ``std = noise_scale
-    sigma_next sqrt(1 - sigma)`` (2603.28718). A step from pure noise, sigma 1, has none."""
+    sigma_next sqrt(1 - sigma)`` (2603.28718). A step from pure noise, sigma from `PURE` on, has
+    none: Wan's grid starts at 0.999999, whose std of 7e-4 would make log-ratios thousands of times
+    as large as those of other steps."""
     std = noise_scale * sigma_next * (1 - sigma).sqrt()
+    std = torch.where(sigma >= PURE, torch.zeros_like(std), std)
     return coefficient_preserving(x, v, sigma, sigma_next, std)
 
 

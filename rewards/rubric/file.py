@@ -42,7 +42,7 @@ def load_rubric(path: Path) -> list[Rule]:
     kind = data.get("format") if isinstance(data, dict) else None
     if kind != FORMAT:
         raise ConfigError(f"{WHO}: {path}: expected format {FORMAT!r}, got {kind!r}")
-    if data.get("version") != VERSION:
+    if type(data.get("version")) is not int or data["version"] != VERSION:
         raise ConfigError(
             f"{WHO}: {path}: expected a rubric of version {VERSION}, got version "
             f"{data.get('version')!r}; learn it again with this release of flowrl"

@@ -65,6 +65,16 @@ def test_the_step_of_stepwise_flow_grpo() -> None:
     assert float(made.mean) == pytest.approx(0.8751635, abs=1e-7)
 
 
+def test_a_step_from_pure_noise_draws_nothing_on_wan_s_grid_either() -> None:
+    """Its first sigma is 0.999999, where std would be 7e-4 by the formula alone."""
+    args = (one(0.8)[:, None], one(-0.5)[:, None])
+    pure = stepwise_sde(*args, one(1.0), one(0.96), one(0.7))
+    wan = stepwise_sde(*args, one(0.999999), one(0.96), one(0.7))
+    assert float(wan.std) == float(pure.std) == 0
+    assert float(wan.mean) == pytest.approx(float(pure.mean), abs=1e-5)
+    assert float(stepwise_sde(*args, one(0.9998), one(0.96), one(0.7)).std) > 0
+
+
 def test_previews_of_a_few_steps() -> None:
     """8 steps with 2 draws: the chain and the baseline of 5 steps share the first velocity, 8 + 4;
     the preview after the first draw takes 5 steps of the 7, its first velocity is the chain's

@@ -145,6 +145,20 @@ def test_a_rubric_is_learnt_on_shapes_and_rewards_right_scenes(url: str, tmp_pat
     assert {GREY, RED, SIDES, NEW} & {rule.text for rule in load_rubric(out)} == {GREY}
 
 
+@pytest.mark.parametrize("text", [None, " \n"])
+def test_rules_that_cannot_be_read_or_are_none(
+    tmp_path: Path, text: str | None, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message names the file; a traceback would be raised through `run_script`."""
+    rules = tmp_path / "rules.txt"
+    if text is not None:
+        rules.write_text(text)
+    script = ROOT / "scripts" / "learn_rubric.py"
+    command = [str(script), "--pairs", str(tmp_path / "pairs.jsonl"), "--rules", str(rules)]
+    assert run_script(script, [*command, "--out", str(tmp_path / "out.json"), "--url", url]) != 0
+    assert f"--rules {rules}: expected a text with a rule a line" in capsys.readouterr().err
+
+
 def run_script(script: Path, command: list[str]) -> int:
     spec = importlib.util.spec_from_file_location("learn_rubric", script)
     assert spec is not None and spec.loader is not None
@@ -161,6 +175,7 @@ def run_script(script: Path, command: list[str]) -> int:
     ("text", "said"),
     [
         ('{"format": "flowrl rubric", "version": 2, "rules": []}', "of version 1, got version 2"),
+        ('{"format": "flowrl rubric", "version": true, "rules": []}', "got version True"),
         ('{"rules": []}', "expected format 'flowrl rubric', got None"),
         ('{"format": "flowrl rubric", "version": 1, "rules": []}', "expected a rule or more"),
         (

@@ -4,6 +4,7 @@ preferences."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from ._backbones.clip import positive
 from ._backbones.qwen2_vl import (
     FACTOR,
     ScoringQwen,
+    check_prompt,
     check_prompts,
     check_tokens,
     conversation,
@@ -72,6 +74,10 @@ class hpsv3:
         self.network = ScoringQwen(config, head(config.text_config.hidden_size), words)
         self.network.fill(state, where, kind)
         self.network.to(self.device)
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a prompt with a token of the model's own, before the first image is made."""
+        check_prompt(str(record.get("prompt", "")), self.processor, where)
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each image, `batch` of them at a time."""

@@ -40,13 +40,13 @@ class LocalData(NamedTuple):
     rows: tuple[int, ...] = ()  # training prompt of each group
 
 
-class _Told:
+class _Progress:
     """Tell a run how many of this process' nodes were differentiated, in all optimizer steps."""
 
     def __init__(self, run: Setup, total: int) -> None:
         self.run, self.total, self.done = run, total, 0
 
-    def more(self, nodes: int) -> None:
+    def advance(self, nodes: int) -> None:
         self.done += nodes
         self.run.progress(self.done, self.total)
 
@@ -83,12 +83,12 @@ def learn(
     updates = _updates(run, forest.whole, table)
     lives = [_live(run, part, table) for part in updates]
     mines = [forest.own_part(live, ro) for live in lives]
-    told = _Told(run, sum(len(mine.node) for mine in mines))
+    progress = _Progress(run, sum(len(mine.node) for mine in mines))
     for update, (part, live, mine) in enumerate(zip(updates, lives, mines, strict=True)):
         _set_lr(run, run.iteration * run.config.train.updates + update)
         if not len(live.node):
             continue
-        work = partial(_differentiate, run, local, mine, len(part.node), update, told)
+        work = partial(_differentiate, run, local, mine, len(part.node), update, progress)
         parts = run.world.together(work)
         norm, usual = _optimizer_step(run, ro, parts, rows, update)
         norms.append(norm)
@@ -226,7 +226,7 @@ def _live(run: Setup, part: Minibatch, table: NodeTable) -> Minibatch:
 
 
 def _differentiate(
-    run: Setup, local: LocalData, part: Minibatch, total: int, update: int, told: _Told
+    run: Setup, local: LocalData, part: Minibatch, total: int, update: int, progress: _Progress
 ) -> list[Trained]:
     """Add the gradients of this process' nodes of an optimizer step that has `total` in all."""
     trains = run.method.likelihood.trains
@@ -237,7 +237,7 @@ def _differentiate(
     with checked_later():
         for call in calls:
             parts.append(backward(run, local, call, total, update))
-            told.more(len(call.node))
+            progress.advance(len(call.node))
     for _ in range(len(calls), most):
         node = trained_nodes(local.rollout, trains)[:1]
         spare = NetworkCall(node, state_rows(node))

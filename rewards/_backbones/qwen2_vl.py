@@ -37,11 +37,19 @@ def check_prompts(prompts: Sequence[str], count: int, processor: Any, who: str) 
     own, such as `<|im_end|>`. Raises DataError."""
     if len(prompts) != count:
         raise DataError(f"{who}: expected one prompt per image, got {len(prompts)} for {count}")
-    own = processor.tokenizer.all_special_tokens
     for prompt in prompts:
-        held = [token for token in own if token in prompt]
-        if held:
-            raise DataError(f"{who}: the prompt {prompt[:120]!r} holds {held[0]!r}, a token")
+        check_prompt(prompt, processor, who)
+
+
+def check_prompt(prompt: str, processor: Any, where: str) -> None:
+    """Refuse a prompt that holds a token of the model's own, such as `<|im_end|>`. Raises
+    DataError."""
+    held = [token for token in processor.tokenizer.all_special_tokens if token in prompt]
+    if held:
+        raise DataError(
+            f"{where}: the prompt {prompt[:120]!r} holds {held[0]!r}, a token that the model reads "
+            "as its own; take it out"
+        )
 
 
 def load_processor(path: str, marks: Sequence[str], who: str) -> tuple[Any, list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from .._backbones.clip import positive
 from .._backbones.qwen2_vl import (
     FACTOR,
     ScoringQwen,
+    check_prompt,
     check_prompts,
     check_tokens,
     conversation,
@@ -84,6 +86,10 @@ class videoalign:
         self.network = ScoringQwen(config, linear, words)
         self.network.fill(state, where, kind)
         self.network.to(self.device)
+
+    def check_record(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a prompt with a token of the model's own, before the first image is made."""
+        check_prompt(str(record.get("prompt", "")), self.processor, where)
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each video. Raises DataError for images, a NaN or another number of prompts."""

@@ -64,6 +64,9 @@ def test_hpsv3_is_the_public_forward(tmp_path: Path) -> None:
     # what is not the public layout, and words that would be read as tokens
     with pytest.raises(DataError, match="token"):
         hpsv3(**given, device="cpu")(batch_of(images[:1], ["a cat <|Reward|>"]))
+    # a list with one is refused before any image is made
+    with pytest.raises(DataError, match=r"list\.txt:3: the prompt 'a cat <\|Reward\|>' holds"):
+        hpsv3(**given, device="cpu").check_record({"prompt": "a cat <|Reward|>"}, "list.txt:3")
     state = load_file(tmp_path / "HPSv3.safetensors")
     for key, value, said in [
         ("rm_head.5.bias", torch.zeros(1), "1 of another shape"),

@@ -94,7 +94,8 @@ Profile = Annotated[
         metavar="CARD",
         help="settings for a card of 24gb, 48gb or 80gb: checkpointing, offload, smaller batches, "
         "and nf4 under LoRA where the network takes more than half of it; where that is not enough "
-        "LoRA of rank 16 and 8-bit AdamW; overrides stand above it",
+        "rewards that rest while they do not score, LoRA of rank 16 and 8-bit AdamW; overrides "
+        "stand above it",
     ),
 ]
 Json = Annotated[
@@ -105,7 +106,8 @@ Json = Annotated[
 
 def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
     """Load a config with the settings of a profile under what was given, and say on stderr which
-    these are. Raise ConfigError."""
+    these are. Those of rewards stand above, for a reward may itself be given, but for an `offload`
+    that is. Raise ConfigError."""
     from flowrl.config.load import load_config
 
     chosen = load_config(config, given, plugins)
@@ -115,6 +117,17 @@ def fitted(config: str, given: list[str], plugins: list[str], profile: str | Non
 
     changes = profile_overrides(chosen, profile)
     found = load_config(config, [*changes, *given], plugins)
-    more = what_fits(found, profile)
+    told = {text.partition("=")[0] for text in given if "offload" in text}
+    wanted = what_fits(found, profile)
+    others = [text for text in wanted if not text.startswith("rewards.")]
+    of_rewards = [text for text in wanted if text not in others and not _parents(text) & told]
+    more = [*others, *of_rewards]
     typer.echo(f"--profile {profile} sets {' '.join([*changes, *more])}", err=True)
-    return load_config(config, [*changes, *more, *given], plugins) if more else found
+    everything = [*changes, *others, *given, *of_rewards]
+    return load_config(config, everything, plugins) if more else found
+
+
+def _parents(override: str) -> set[str]:
+    """Return the key of an override and those that hold it: "a.b.c", "a.b", "a"."""
+    parts = override.partition("=")[0].split(".")
+    return {".".join(parts[: n + 1]) for n in range(len(parts))}

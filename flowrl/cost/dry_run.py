@@ -8,14 +8,16 @@ from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import prompts_if_there
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
+from flowrl.evaluation.sources import check_sources
 
 
 def dry_run(config: Config) -> str:
     """Check a config and return its plan in plain English.
 
-    Prompt files are read where they exist; rewards and model are bound to their arguments, not
-    made. Raises ConfigError for a plan that cannot be, DataError for a broken prompt file,
-    ModelError for a model folder that does not fit.
+    Prompt files are read where they exist, and the images that their prompts start from are looked
+    at; rewards and model are bound to their arguments, not made. Raises ConfigError for a plan that
+    cannot be, DataError for a broken prompt file or such an image that is missing, broken, not RGB
+    or of another shape, ModelError for a model folder that does not fit.
     """
     found, t = estimate(config), config.train
     counted = f", {found.weights.trained:,} trained numbers" if found.weights else ""
@@ -39,8 +41,14 @@ def _selected(found: Estimate) -> list[str]:
 
 
 def prompts(config: Config) -> list[str]:
-    """Say how many prompts there are, and which files have to be put there."""
+    """Say how many prompts there are, and which files have to be put there. Raises DataError for an
+    image that a prompt starts from, as `check_sources` does."""
     train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
+    trained = (config.image.height, config.image.width)
+    for listed, sides in ((train, trained), (test, config.eval_size)):
+        if listed is not None:
+            check_sources(listed, sides)
+    # both lists in one line, and a line for each that is not here
     there = [
         f"{len(train)} to train on ({train.path})" if train else "",
         f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"

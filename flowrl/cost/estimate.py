@@ -23,6 +23,7 @@ from flowrl.cost.memory import (
     moment_bytes,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
+from flowrl.cost.reward_networks import SCORING, guest, staying
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
@@ -51,15 +52,24 @@ class Estimate(NamedTuple):
     origin: str  # where the model's settings come from
     weights: WeightCounts | None
     parts: list[MemoryPart]
-    phases: list[Phase]
+    phases: list[Phase]  # without the rewards' networks
     saved: int  # activations of one micro-batch that wait for the backward pass
     flops: dict[str, int]  # of an iteration: sampling, decode, training
     note: str  # what could not be counted
 
     @property
+    def judged(self) -> list[Phase]:
+        """Return the phases with the rewards' networks that stay, and the moment at which the
+        largest of the others scores: what a card has to hold."""
+        whole = [_with_rewards(self.config, phase) for phase in self.phases]
+        decode = [phase for phase in self.phases if phase.name == "decode"]
+        visits = [_scoring(self.config, phase) for phase in decode if guest(self.config)]
+        return whole + visits
+
+    @property
     def largest(self) -> Phase | None:
-        """Return the phase that needs most."""
-        return max(self.phases, key=lambda phase: phase.bytes, default=None)
+        """Return the phase that needs most, with the rewards' networks that are counted."""
+        return max(self.judged, key=lambda phase: phase.bytes, default=None)
 
 
 def estimate(config: Config) -> Estimate:
@@ -105,6 +115,26 @@ def phase(
     parts = kept(config, forecast)[0] if parts is None else parts
     there = sum(part.bytes for part in parts if name in part.phases)
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
+
+
+def judged_phase(config: Config, name: str, forecast: RehearsedIteration) -> Phase:
+    """Work out one phase of `Estimate.judged`, for a model of diffusers that is known."""
+    if name == SCORING:
+        return _scoring(config, phase(config, "decode", forecast))
+    return _with_rewards(config, phase(config, name, forecast))
+
+
+def _with_rewards(config: Config, plain: Phase) -> Phase:
+    return plain._replace(kept=plain.kept + staying(config))
+
+
+def _scoring(config: Config, decode: Phase) -> Phase:
+    """Return the moment at which the largest network of a reward scores that otherwise rests on the
+    host: what is kept is as while the images are decoded."""
+    visitor = guest(config)
+    size, name = (visitor.bytes, visitor.name) if visitor else (0, "")
+    what = f"the network of the reward {name}" if name else "no network of a reward"
+    return Phase(SCORING, decode.kept + staying(config), size, 0, what)
 
 
 ENCODERS_ALONE = "the text encoders, which work while the network is away"

@@ -14,7 +14,8 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
 from flowrl.cost.architecture import tuning_of
-from flowrl.cost.estimate import Estimate, Phase, phase
+from flowrl.cost.estimate import Estimate, Phase, judged_phase
+from flowrl.cost.reward_networks import SCORING, can_rest, reward_networks, staying
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 GIB = 2**30
@@ -30,14 +31,16 @@ BATCH = {
 
 
 def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
-    """Say whether a config fits a card of so many gigabytes, and what helps each phase that does
-    not."""
+    """Say whether a config fits a card of so many gigabytes, with those networks of its rewards
+    that are counted, and what helps each phase that does not."""
     largest = found.largest
     if largest is None:
         return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
     limit = limit_of(gigabytes)
-    over = sorted((p for p in found.phases if p.bytes > limit), key=lambda p: -p.bytes)
-    says = f"the largest phase is {largest.name} with {size(largest.bytes)}"
+    over = sorted((p for p in found.judged if p.bytes > limit), key=lambda p: -p.bytes)
+    stay = staying(found.config)
+    networks = f", of which {size(stay)} are rewards' networks" if stay else ""
+    says = f"the largest phase is {largest.name} with {size(largest.bytes)}{networks}"
     if not over:
         return [f"fits a {gigabytes:g} GB card: yes; {says}"]
     first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
@@ -71,14 +74,15 @@ def remedies(
     """Yield what brings a phase below `limit` bytes and leaves the training as it is, in words, and
     what it then needs.
 
-    That is a smaller batch, and options of ``model.runtime``, with which the batch can be larger,
-    or need not change.
+    That is a smaller batch, and options of ``model.runtime`` and ``offload`` of rewards, with which
+    the batch can be larger, or need not change.
     """
-    # Nothing is turned on, then each option alone, then all.
+    # Nothing is turned on, then rewards rest, then each option alone, then all.
+    rest = can_rest(config)
     options = switches(config, training=worst.name == "training")
-    choices = [(), *((key,) for key in options)]
-    if len(options) > 1:
-        choices.append(tuple(options))
+    choices = [(), *([tuple(rest)] if rest else []), *((key,) for key in options)]
+    if len(options) + bool(rest) > 1:
+        choices.append((*rest, *options))
 
     whole = _batch(config, worst.name)
     best = 0  # the largest batch so far
@@ -88,7 +92,10 @@ def remedies(
         changed = config
         for key in chosen:
             changed = change(changed, key, True)
-        then = phase(changed, worst.name, forecast) if chosen else worst
+        # a network that rests has to fit in when it scores
+        if set(rest) & set(chosen) and judged_phase(changed, SCORING, forecast).bytes > limit:
+            continue
+        then = judged_phase(changed, worst.name, forecast) if chosen else worst
         words, batch = [f"turn on {' and '.join(chosen)}"] if chosen else [], whole
         if then.bytes > limit:
             smaller = _smaller(changed, forecast, then, limit)
@@ -112,11 +119,18 @@ def switches(config: Config, *, training: bool) -> list[str]:
 
 def change(config: Config, key: str, value: Any) -> Config:
     """Return a config with one value of `train`, `eval` or `model` changed; "model.runtime.x"
-    changes one option, "optimizer.fn" the optimizer."""
+    changes one option, "optimizer.fn" the optimizer, "rewards.x.offload" or "rewards.x.dtype" a
+    reward."""
     section, name, *inner = key.split(".")
     if section == "optimizer":
         raw = {**config.optimizer.to_dict(), name: value}
         return replace(config, optimizer=Call.bind(section, raw))
+    if section == "rewards":
+        call = config.rewards[name]
+        own = {"offload": value} if inner == ["offload"] else {}
+        kwargs = call.kwargs if own else {**call.kwargs, inner[0]: value}
+        changed = replace(call, kwargs=kwargs, **own)
+        return replace(config, rewards={**config.rewards, name: changed})
     if section != "model":
         return replace(config, **{section: replace(getattr(config, section), **{name: value})})
     if inner:
@@ -157,8 +171,11 @@ def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
     if ways:
         return "; " + " or ".join(ways)
     # else changes of what is trained, together with a batch where one alone is not enough
-    there = sorted((p for p in found.parts if worst.name in p.phases), key=lambda p: -p.bytes)
-    largest = ", ".join(f"{part.name} {size(part.bytes)}" for part in there[:3])
+    name = "decode" if worst.name == SCORING else worst.name
+    there = [(part.bytes, part.name) for part in found.parts if name in part.phases]
+    there.append((staying(config), "rewards' networks"))
+    there.sort(key=lambda part: -part[0])
+    largest = ", ".join(f"{name} {size(count)}" for count, name in there[:3] if count)
     others = [
         _other(words, changed, found.forecast, worst.name, limit)
         for words, changed in _changes(config)
@@ -180,7 +197,7 @@ def _other(
     try:
         if changed.train.prompts != forecast.work.prompts:
             forecast = check_plan(changed)
-        then = phase(changed, name, forecast)
+        then = judged_phase(changed, name, forecast)
     except ConfigError:  # too few states for its updates, say
         return None
     more = None if then.bytes <= limit else next(remedies(changed, forecast, then, limit), None)
@@ -196,13 +213,13 @@ def _smaller(
     if over <= 1 or worst.kept > limit or worst.bytes <= limit:
         return None
     key = BATCH[worst.name]
-    fits, found = 1, phase(change(config, key, 1), worst.name, forecast)
+    fits, found = 1, judged_phase(change(config, key, 1), worst.name, forecast)
     if found.bytes > limit:
         return None
     # a larger batch never needs less
     while over - fits > 1:
         middle = (fits + over) // 2
-        tried = phase(change(config, key, middle), worst.name, forecast)
+        tried = judged_phase(change(config, key, middle), worst.name, forecast)
         if tried.bytes <= limit:
             fits, found = middle, tried
         else:
@@ -216,9 +233,14 @@ def _batch(config: Config, name: str) -> int:
 
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield changes of what is trained, or of how, in words."""
+    """Yield changes of what is trained, or of how, or of the rewards' numbers, in words."""
     # the words are overrides, to be typed as they stand
     kwargs, prompts = config.model.kwargs, config.train.prompts
+    if wide := _wide_rewards(config):
+        narrow, turned = config, [f"{key}=bfloat16" for key in wide]
+        for key in wide:
+            narrow = change(narrow, key, "bfloat16")
+        yield " ".join(turned), narrow
     if kwargs.get("t5") and config.model.fn == "sd3":
         yield "model.t5=false", change(config, "model.t5", False)
     if kwargs.get("tune") == "full":
@@ -235,3 +257,10 @@ def _changes(config: Config) -> Iterator[tuple[str, Config]]:
         yield "optimizer.fn=adamw8bit", change(config, "optimizer.fn", "adamw8bit")
     if prompts > 1:
         yield f"train.prompts={prompts // 2}", change(config, "train.prompts", prompts // 2)
+
+
+def _wide_rewards(config: Config) -> list[str]:
+    """List the options of counted networks in float32 that would halve them."""
+    networks = [one for one in reward_networks(config)[0] if one.always or one.guest]
+    kinds = {one.name: config.rewards[one.name].kwargs.get("dtype") for one in networks}
+    return [f"rewards.{name}.dtype" for name, kind in kinds.items() if kind == "float32"]

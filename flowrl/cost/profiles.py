@@ -11,6 +11,7 @@ from flowrl.cost.architecture import architecture_of, tuning_of
 from flowrl.cost.estimate import ENCODERS_ALONE, Phase, estimate
 from flowrl.cost.fit_card import change, limit_of, smaller_rank
 from flowrl.cost.memory import count_weights
+from flowrl.cost.reward_networks import can_rest
 
 
 class Profile(NamedTuple):
@@ -57,28 +58,42 @@ def profile_overrides(config: Config, name: str) -> list[str]:
 
 
 def what_fits(config: Config, name: str) -> list[str]:
-    """Return overrides that bring a config with a profile's settings below its card.
+    """Return overrides that bring a config with a profile's settings below its card; [] if it is.
 
-    First what leaves the training as it is: text encoders that are too large even alone work on the
-    CPU, and one state is trained at a time, each only where it is what is too large. If that is not
-    enough, LoRA gets a smaller rank, at the same alpha / rank, and then AdamW moments of 8 bits,
-    too: these train otherwise, and are there only if the config fits with them.
+    First what leaves the training as it is: networks of rewards rest on the host while they do not
+    score, text encoders that are too large even alone work on the CPU, and one state is trained at
+    a time, each only where it is what is too large. If that is not enough, LoRA gets a smaller
+    rank, at the same alpha / rank, and then AdamW moments of 8 bits, too: these train otherwise.
+    All but the text encoders' place is there only if the config fits with it.
     """
     limit, found = limit_of(PROFILES[name].gigabytes), []
     largest = estimate(config).largest
+    if largest is None or largest.bytes <= limit:
+        return []
+    config, largest, resting = _rested(config, largest)
     if largest is not None and largest.bytes > limit and largest.what == ENCODERS_ALONE:
         found.append("model.runtime.text_encoders=cpu")
         config = change(config, "model.runtime.text_encoders", "cpu")
         largest = estimate(config).largest
-    if largest is None or largest.bytes <= limit:
-        return found
     said: list[str] = []
     for words, changed in (([], config), *_trained_less(config)):
         said += words
         largest = estimate(changed).largest if words else largest
         if (batch := _one_state(changed, largest, limit)) is not None:
-            return [*found, *said, *batch]
+            return [*resting, *found, *said, *batch]
     return found
+
+
+def _rested(config: Config, largest: Phase) -> tuple[Config, Phase | None, list[str]]:
+    """Let the counted networks of rewards rest, if the largest phase then takes less -> the config,
+    its largest phase and the overrides."""
+    changed, rest = config, can_rest(config)
+    for key in rest:
+        changed = change(changed, key, True)
+    then = estimate(changed).largest if rest else None
+    if then is None or then.bytes >= largest.bytes:
+        return config, largest, []
+    return changed, then, [f"{key}=true" for key in rest]
 
 
 def _trained_less(config: Config) -> Iterator[tuple[list[str], Config]]:

@@ -69,25 +69,20 @@ def memory(found: Estimate, width: int | None = None) -> list[str]:
 def rewards(found: Estimate, width: int | None = None) -> list[str]:
     """Say what the rewards' networks take besides, and the peak with those that stay."""
     networks, unknown = reward_networks(found.config)
+    names = f"not counted: {', '.join(unknown)} (their networks, if they have any)"
     if not networks:
-        return []
+        return [f"rewards    {names}"] if unknown else []
     lines = ["rewards    their networks, besides the above"]
     taken = [[one.name, size(one.bytes), one.what] for one in networks]
     lines += _table([["reward", "bytes", "what it is"], *taken], width)
-    # some stay on the card all the time, others come one at a time while they score
-    stay = sum(one.bytes for one in networks if one.always)
-    guests = max((one.bytes for one in networks if not one.always), default=0)
     if found.largest is not None:
-        kept = min(phase.kept for phase in found.phases)
-        peak = max(found.largest.bytes + stay, kept + stay + guests)
-        lines.append(f"           with them the worst moment takes {size(peak)}")
-    if unknown:
-        lines.append(f"           not counted: {', '.join(unknown)}")
-    return lines
+        lines.append(f"           with them the worst moment takes {size(found.largest.bytes)}")
+    return [*lines, f"           {names}"] if unknown else lines
 
 
 def as_json(found: Estimate) -> dict[str, Any]:
-    """Return an estimate as plain data; bytes and numbers are whole."""
+    """Return an estimate as plain data; bytes and numbers are whole. `peak` is without the rewards'
+    networks, and `rewards.peak` the worst moment with those that are counted."""
     # a model that could not be counted has no parameters to name
     work, counted = found.forecast.work, found.weights
     named = (
@@ -111,8 +106,18 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "activations": found.saved,
         "kept": {part.name: part.bytes for part in found.parts},
         "peak": {phase.name: phase.bytes for phase in found.phases},
+        "rewards": _rewards_as_json(found),
         "note": found.note,
     }
+
+
+def _rewards_as_json(found: Estimate) -> dict[str, Any]:
+    """Return what the networks of an estimate's rewards take; a model that could not be counted has
+    no peak."""
+    networks, unknown = reward_networks(found.config)
+    sizes = {one.name: {"bytes": one.bytes, "always": one.always} for one in networks}
+    peak = None if found.largest is None else found.largest.bytes
+    return {"networks": sizes, "not_counted": unknown, "peak": peak}
 
 
 def _table(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

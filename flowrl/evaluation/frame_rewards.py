@@ -24,12 +24,17 @@ def frames_of(config: Config, model: Any = None) -> int:
 
 def fitting(call: Call, reward: Any, frames: int) -> Any:
     """Return what judges a model's videos of so many frames; 1: images. Raises ConfigError for a
-    reward that judges the other kind."""
+    reward that judges the other kind, and for a way to judge frames where there is one frame."""
     videos = judges_videos(reward)
     if frames == 1 and videos:
         raise ConfigError(
             f"{call.key}: {call.fn} judges videos, but the model makes images; take a video model "
             "with model.frames above 1, or a reward that judges images"
+        )
+    if frames == 1 and call.frames:
+        raise ConfigError(
+            f"{call.key}.frames: the model makes images, so that {call.frames!r} has no effect; "
+            "leave it out, or take a video model with model.frames above 1"
         )
     # what is judged is what the model makes
     if frames == 1 or (videos and not call.frames):

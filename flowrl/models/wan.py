@@ -57,7 +57,7 @@ class WanOptions(PipelineOptions):
     guidance: Guidance = 1.0  # above 1: classifier-free guidance, as in the pipeline
     guidance_2: Guidance | None = None  # of Wan 2.2's second expert; None: as the first
     negative_prompt: str = ""
-    max_sequence_length: T5Tokens = 512
+    max_sequence_length: T5Tokens = 512  # the pipeline's; unmasked zeros fill a prompt up to it
     # of the scheduler: 3 for 480p, 5 for 720p; None: what its file says
     flow_shift: Annotated[FiniteFloat, Field(gt=0)] | None = None
     decode_batch: DecodeBatch = 1

@@ -1,4 +1,5 @@
-"""Estimate Flow-GRPO-Fast on released models under the profiles of cards.
+"""Estimate Flow-GRPO-Fast on released models, and the largest methods on Wan, under the profiles of
+cards: peaks with those networks of rewards that are counted.
 
     python scripts/research/profile_estimates.py    # minutes; writes assets/results/profiles.json
 
@@ -28,7 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "profiles.json", ROOT / "docs" / "memory.md"
 FAST = ("sd3", "flux", "flux_kontext", "qwen_image", "z_image", "flux2_klein", "flux2", "wan")
 VIDEO = ("wan/flow_grpo_fast_ti2v", "wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
-CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, "qwen_edit_plus/flow_grpo_fast")
+LARGE = ("wan/branch_grpo", "wan/dance_grpo", "wan/branch_grpo_22", "wan/diffusion_nft_22")
+EDIT = "qwen_edit_plus/flow_grpo_fast"
+CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, EDIT, *LARGE)
 Row = dict[str, Any]
 
 
@@ -37,8 +40,9 @@ def row(name: str, profile: str) -> Row:
     config, plain = fitted(name, [], [], profile), load_config(name)
     largest = estimate(config).largest
     assert largest is not None  # all are released models
-    runtime, rank = config.model.kwargs["runtime"], config.model.kwargs["lora"]["rank"]
-    less = [f"rank {rank}"] * (rank != plain.model.kwargs["lora"]["rank"])
+    runtime, lora = config.model.kwargs["runtime"], config.model.kwargs["lora"] or {}
+    before = plain.model.kwargs["lora"] or {}
+    less = [f"rank {lora['rank']}"] if lora.get("rank") != before.get("rank") else []
     less += ["8-bit AdamW"] * (config.optimizer.fn != plain.optimizer.fn)
     return {
         "config": name,

@@ -3,9 +3,13 @@ adapters, whose std, batches. Each was read in the file and at the commit that i
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
+from diffusers import WanImageToVideoPipeline, WanPipeline
 
 from flowrl.config.load import load_config
+from flowrl.core.shipped_files import list_configs
 
 
 @pytest.mark.parametrize(
@@ -80,3 +84,25 @@ def test_settings_that_only_some_scripts_have() -> None:
     assert (opd.lr, opd.train.prompts, opd.train.group) == (1e-4, 16, 16)
     assert dense.kl is not None and dense.kl.kwargs["divide_by"] == "g"
     assert dense.kl_beta == 0.01
+
+
+def test_dance_grpo_from_an_image() -> None:
+    """XueZeyue/DanceGRPO at 15cc71d, scripts/finetune/finetune_skyreels_i2v.sh: its arguments, and
+    an optimizer step after 8 of the 8 videos of a prompt; no video is left out."""
+    config = load_config("wan/dance_grpo_i2v")
+    plan, train = config.plan.kwargs, config.train
+    assert (plan["steps"], plan["noise_scale"], plan["ode_last"]) == (16, 0.3, 1)
+    assert (config.model.kwargs["flow_shift"], config.model.kwargs["guidance"]) == (7.0, 5.0)
+    assert (train.group, train.updates, train.iterations, train.same_noise) == (8, 1, 121, True)
+    (part,) = config.select
+    assert (part.fn, part.kwargs["share"]) == ("fraction", 0.6)
+
+
+def test_wans_configs_have_the_pipelines_number_of_text_tokens() -> None:
+    """The pipelines' own default, as zeros that fill a prompt up are seen by the network."""
+    kinds = (WanPipeline, WanImageToVideoPipeline)
+    calls = [signature(kind.__call__).parameters for kind in kinds]
+    (default,) = {call["max_sequence_length"].default for call in calls}
+    names = [name for name in list_configs() if name.startswith("wan/")]
+    found = {name: load_config(name).model.kwargs["max_sequence_length"] for name in names}
+    assert found == dict.fromkeys(names, default)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from estimatekit import model_config
+from PIL import Image
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinywan import tiny_wan, tiny_wan22
 from torch import nn
@@ -22,7 +23,7 @@ from toykit import toy
 from flowrl.cli.main import main
 from flowrl.config.load import Config, load_config
 from flowrl.config.sections import ImageConfig
-from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, latent_shape
 from flowrl.cost.dry_run import dry_run, prompts
@@ -172,6 +173,36 @@ def test_a_model_and_prompts_that_are_not_here(
     assert "2 prompts x 4 images = 8 images from 8 initial noises, 4 steps" in out
     assert "nodes x 16 x 90 x 90 x 4 bytes" in out  # FLUX: 16 channels, an eighth of 720 pixels
     assert "2 rows x (512 x 4096 + 768) x 2 bytes" in out  # T5-XXL's and CLIP-L's widths
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+@pytest.mark.parametrize(
+    ("size", "mode", "said"),
+    [
+        (None, "", "no such file"),
+        ((16, 16), "CMYK", "expected an RGB image, got mode CMYK"),
+        # of the size of what is trained on and of what is evaluated, here 16 x 16 and 16 x 32
+        ((16, 48), "RGB", "aspect ratio"),
+    ],
+)
+def test_images_that_prompts_start_from_are_looked_at(
+    tmp_path: Path, name: str, size: tuple[int, int] | None, mode: str, said: str
+) -> None:
+    """What a run refuses before it loads the model, the dry run refuses, too; good lists pass."""
+    sides, changes = {"train": (16, 16), "test": (32, 16)}, ["image={height: 16, width: 16}"]
+    for key, pixels in sides.items():
+        Image.new("RGB", pixels).save(tmp_path / f"{key}.png")
+        row = f'{{"prompt": "{key} it", "source": "{key}.png"}}\n'
+        (tmp_path / f"edit-{key}.jsonl").write_text(row)
+        changes.append(f"prompts.{key}={tmp_path}/edit-{key}.jsonl")
+    config = toy(tmp_path, *changes, "eval.width=32", "train.prompts=1")
+    assert "prompts    1 to train on" in dry_run(config)
+    bad = tmp_path / f"{name}.png"
+    bad.unlink()
+    if size:
+        Image.new(mode, size).save(bad, format="JPEG" if mode == "CMYK" else "PNG")
+    with pytest.raises(DataError, match=rf"{name}\.jsonl, line 1, source: .*{said}"):
+        dry_run(config)
 
 
 @pytest.mark.parametrize("model", ["sd3", "flux"])

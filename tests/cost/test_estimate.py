@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import open_clip
 import pytest
-import torch
 from estimatekit import MODELS, made, model_config, phases, sizes
 from tiny import tiny_sd3
 from torch import nn
 from toykit import toy
-from transformers import Qwen2VLConfig, Qwen2VLModel, VJEPA2Config, VJEPA2Model
 
 from flowrl.cli.main import main
-from flowrl.config.calls import Call
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
-from flowrl.core.tables import size
-from flowrl.cost.architecture import NETWORK, Architecture, build, count
+from flowrl.cost.architecture import NETWORK, Architecture, build
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import estimate, phase
 from flowrl.cost.fit_card import change
@@ -30,7 +22,6 @@ from flowrl.cost.memory import QUANTISED, kept
 from flowrl.cost.meta_run import meta_run, workload_of
 from flowrl.cost.released_models import RELEASED
 from flowrl.cost.report import memory, text
-from flowrl.cost.reward_networks import PARAMETERS, reward_networks
 from flowrl.training.rehearsal import check_plan
 
 # Parameters in billions, as announced: model cards of SD3.5, FLUX.1 and SDXL ("2.6 B UNet"),
@@ -74,39 +65,6 @@ def test_released_models_have_the_published_number_of_parameters(model: str) -> 
         if name in NETWORK.values() and model in FILES:
             stored = sum(t.numel() for t in network.state_dict().values())
             assert 2 * stored == pytest.approx(FILES[model] * 1e9, rel=0.005)
-
-
-def test_networks_of_rewards_are_counted_beside() -> None:
-    """Public sizes on networks built of the libraries' settings; where they are, and the worst
-    moment with those that stay."""
-    vision: dict[str, Any] = {"depth": 32, "embed_dim": 1280, "num_heads": 16}
-    text: dict[str, Any] = {"num_hidden_layers": 28, "vocab_size": 151660, "hidden_size": 1536}
-    text |= {"intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2}
-    two = Qwen2VLConfig(text_config=text, vision_config={**vision, "hidden_size": 1536})
-    clip = open_clip.get_model_config("ViT-H-14")
-    with torch.device("meta"):
-        counted = {"videoalign": count(Qwen2VLModel(two)) + 3 * 1536}
-        counted["pickscore"] = counted["hpsv2"] = count(open_clip.CLIP(**clip))
-        counted["pfc"] = count(VJEPA2Model(VJEPA2Config()))
-    assert counted == {name: PARAMETERS[name] for name in counted}
-    config = load_config("sd3/flow_grpo")
-    pick, guest = 4 * counted["pickscore"], {"fn": "pickscore", "device": "cuda:1"}
-    found = estimate(config)
-    said = "\n".join(memory(found))
-    narrow = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in memory(found, 70)]  # without bold
-    assert max(len(line) for text in narrow for line in text.splitlines()) <= 70
-    assert max(map(len, memory(found))) > 70
-    assert found.largest is not None
-    assert f"the worst moment takes {size(found.largest.bytes + pick)}" in said
-    calls = {"away": Call.bind("rewards.away", guest)}
-    calls["rest"] = Call.bind("rewards.rest", {"fn": "hpsv2", "offload": True})
-    calls["small"] = Call.bind("rewards.small", {"fn": "jpeg"})
-    networks, unknown = reward_networks(replace(config, rewards=calls))
-    assert unknown == ["small"] and not any(one.always for one in networks)
-    assert [one.what.partition("bytes, ")[2] for one in networks] == [
-        "on cuda:1",
-        "offloaded: there only while it scores",
-    ]
 
 
 def test_a_shipped_config_is_counted_without_its_weights() -> None:

@@ -147,6 +147,38 @@ def test_less_is_trained_only_where_it_fits_so(
         assert all(text in said for text in changed)
 
 
+@pytest.mark.parametrize(
+    ("kept", "guest", "changed"),
+    [
+        (10, 0, []),  # 14 of 23 GiB
+        (20, 0, ["rewards.pickscore.offload=true"]),  # 24; 20
+        (24, 0, []),  # 28; 24: nothing is changed in vain
+        (20, 4, []),  # 24; at rest it comes when it scores
+    ],
+)
+def test_networks_of_rewards_rest_where_they_fit_so(
+    monkeypatch: pytest.MonkeyPatch, kept: int, guest: int, changed: list[str]
+) -> None:
+    """An estimate by hand: so many GiB, and 4 for a network that stays. What is given as a whole
+    gets its option all the same, what is given for the option stands."""
+
+    def by_hand(config: Config) -> Any:
+        there = guest if config.rewards["pickscore"].offload else 4
+        return SimpleNamespace(
+            largest=SimpleNamespace(name="decode", bytes=(kept + there) * 2**30, what="")
+        )
+
+    monkeypatch.setattr(profiles, "estimate", by_hand)
+    less = "model.tune=full"
+    config = load_config("sd3/flow_grpo_fast", [less])
+    assert profiles.what_fits(config, "24gb") == changed
+    whole = [less, "rewards={pickscore: {fn: pickscore, dtype: bfloat16}}"]
+    reward = fitted("sd3/flow_grpo_fast", whole, [], "24gb").rewards["pickscore"]
+    assert (reward.kwargs["dtype"], reward.offload) == ("bfloat16", bool(changed))
+    given = [less, "rewards.pickscore.offload=false"]
+    assert not fitted("sd3/flow_grpo_fast", given, [], "24gb").rewards["pickscore"].offload
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected one of 24gb, 48gb, 80gb, got '12gb'"):
         profile_overrides(load_config("sd3/flow_grpo_fast"), "12gb")

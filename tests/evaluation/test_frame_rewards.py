@@ -92,6 +92,10 @@ def test_rewards_and_models_that_do_not_fit(tmp_path: Path) -> None:
     both = Call("rewards.move", "motion", "", {}, frames="mean")
     with pytest.raises(ConfigError, match=r"rewards.move.frames: .* 'mean' has no effect"):
         fitting(both, motion, 5)
+    # one frame has no mean, and nothing else is to be chosen from it
+    ways = Call("rewards.pick", "pickscore", "", {}, frames="mean")
+    with pytest.raises(ConfigError, match=r"rewards.pick.frames: the model makes images, .*'mean'"):
+        fitting(ways, brightness, 1)
     learned = SimpleNamespace(
         update=0, state_dict=0, load_state_dict=0, trains_policy=0, __call__=0
     )

@@ -27,7 +27,8 @@ class PromptMemory:
         self.kept: dict[str, Tensor] = {}
 
     def start(self, prompts: list[str]) -> None:
-        """Make empty rows for the prompts of the training list; equal texts share one."""
+        """Make empty rows for the prompts of the training list; equal texts share one. The text of
+        an edit names its sources, too (`flowrl.evaluation.sources.prompt_keys`)."""
         self._row = {text: row for row, text in enumerate(dict.fromkeys(prompts))}
         for name, width in self._columns.items():
             self.kept[name] = torch.full((len(self._row), width), torch.nan, dtype=torch.float64)

@@ -51,12 +51,11 @@ def sample(
         drawn = sample_all(found.model, chosen, prompts, base=found.base, **more)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
-    if starts and drawn.ndim == 4:
-        columns = {"source": torch.stack([start[0] for start in starts]), **columns}
+    sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
     if drawn.ndim == 5 and out.suffix.lower() in KINDS:
         save_film(drawn, out)
     else:
-        save_png(labelled_grid(columns, prompts), out)
+        save_png(labelled_grid(columns, prompts, starts=sources), out)
     facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
     facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
     text = f"{len(drawn)} images of {found.what}: {out}"

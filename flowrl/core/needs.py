@@ -21,9 +21,9 @@ rest is made only for functions that ask for it by name:
 ==================  ==============================================================================
 
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
-of each leaf [L], or ``state``, what likelihood `prior` says of each leaf's noise [L, D], as a
-keyword. ``sigma_rewards`` gives it nothing: all rewards that count must look at the sigma of what
-they judge.
+of each leaf [L], of an edit with the files that it starts from, or ``state``, what likelihood
+`prior` says of each leaf's noise [L, D], as a keyword. ``sigma_rewards`` gives it nothing: all
+rewards that count must look at the sigma of what they judge.
 """
 
 from __future__ import annotations

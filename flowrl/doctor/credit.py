@@ -15,6 +15,7 @@ from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.patient import Patient
+from flowrl.evaluation.sources import prompt_keys
 
 LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a little, as in RWR
 ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
@@ -76,7 +77,7 @@ def credit(patient: Patient, reward: Tensor) -> Tensor:
     if "log_prob" in needs_of(fn):
         fn = partial(fn, log_prob=ro.log_prob)
     if "prompts" in needs_of(fn):
-        fn = partial(fn, prompts=batch.prompts)
+        fn = partial(fn, prompts=prompt_keys(batch.prompts, batch.meta))
     nothing = torch.zeros(len(ro.group_ids))
     return run.reward_set.advantages(values, batch, ro.leaf, ro.tree, fn, distance=nothing)[0]
 
@@ -86,10 +87,11 @@ def _experienced(patient: Patient, fn: Any) -> Any:
     compare images of all prompts, as DDPO's does."""
     if not isinstance(fn, PromptMemory):
         return fn
-    ro = patient.rollout
+    ro, batch = patient.rollout, patient.found.batch
+    keys = prompt_keys(batch.prompts, batch.meta)
     full: Any = deepcopy(fn)
     for _ in range(ROUNDS):
-        full.update(made_up(patient), ro.leaf, ro.tree, prompts=patient.found.batch.prompts)
+        full.update(made_up(patient), ro.leaf, ro.tree, prompts=keys)
     return full
 
 

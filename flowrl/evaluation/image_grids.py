@@ -30,40 +30,38 @@ def labelled_grid(
     *,
     scale: int | None = None,
     right: Mapping[str, Sequence[bool | None]] | None = None,
+    starts: Tensor | None = None,
 ) -> Image.Image:
     """Draw one row per prompt, its text at the left, and one column per entry of `columns` under
     its name.
 
     Args:
-        columns: {header: [P, 3, H, W] in [0, 1]}, in the order of drawing.
+        columns: {header: [P, 3, H, W] in [0, 1]}, or of videos [P, T, 3, H, W], of which some
+            frames stand side by side; in the order of drawing.
         prompts: P texts; one too long for its row ends in an ellipsis.
         scale: whole enlargement without smoothing; by default small images grow to 96-128 pixels
             and images longer than 256 pixels are reduced to that.
         right: {header: [P]}, for columns that were judged: a green frame for a right image, a red
             one for a wrong one, none for None.
+        starts: [P, K, 3, H, W], the K images that each row starts from: a first column, "source",
+            in which they stand side by side, each as large as an image or frame of the others.
 
     Raises DataError if shapes, counts or values do not fit.
     """
-    # images as they are drawn, all of one size
-    tiles = {}
-    for name, images in columns.items():
-        tiles[name] = _tiles(images, prompts, scale, f"column {name!r}")
-    sizes = {tile.size for column in tiles.values() for tile in column}
-    if len(sizes) != 1:
-        raise DataError(
-            f"expected columns of images of one size, got {sorted(sizes) or 'no images'}"
-        )
-    (width, height) = sizes.pop()
+    # images as they are drawn; the last column is one of samples
+    tiles = _columns(columns, prompts, scale, starts)
+    width, height = next(reversed(tiles.values()))[0].size
     # prompts at the left, names above
     size = font_size(height)
     wide, most = max(170, 3 * width // 2), height // pitch_of(size)
     labels = [wrapped(prompt, size, wide, most) for prompt in prompts]
-    headers = [wrapped(name, size, width, 2) for name in tiles]
+    widths = [column[0].width for column in tiles.values()]
+    headers = [wrapped(name, size, w, 2) for name, w in zip(tiles, widths, strict=True)]
     # a page that holds them
     left = _MARGIN + max(label.width for label in labels) + 16
     top = _MARGIN + max(header.height for header in headers) + 8
     page, draw = _page(
-        left + len(tiles) * (width + _GAP) - _GAP + _MARGIN,
+        left + sum(widths) + (len(widths) - 1) * _GAP + _MARGIN,
         top + len(prompts) * (height + _GAP) - _GAP + _MARGIN,
     )
     # drawn row by row, then column by column
@@ -71,8 +69,8 @@ def labelled_grid(
         y = top + row * (height + _GAP)
         write(draw, label, _MARGIN, y + (height - label.height) // 2)
     for index, (header, (name, column)) in enumerate(zip(headers, tiles.items(), strict=True)):
-        x = left + index * (width + _GAP)
-        write(draw, header, x, top - 8 - header.height, width, QUIET)
+        x = left + sum(widths[:index]) + index * _GAP
+        write(draw, header, x, top - 8 - header.height, widths[index], QUIET)
         verdicts = (right or {}).get(name, [None] * len(column))
         for row, (tile, verdict) in enumerate(zip(column, verdicts, strict=True)):
             _paste(page, draw, tile, x, top + row * (height + _GAP), verdict)
@@ -200,7 +198,7 @@ def _tiles(
 ) -> list[Image.Image]:
     """Return images, or film strips of videos [P, T, 3, H, W], as they are drawn."""
     if images.ndim == 5:
-        return _strips(images, prompts, scale, where)
+        return _strips(some_frames(images), prompts, scale, where, large // 2)
     # one for each prompt
     if len(images) != len(prompts):
         raise DataError(
@@ -221,12 +219,43 @@ def _tiles(
     return [image.resize(grown, Image.Resampling.NEAREST) for image in tiles]
 
 
+def _columns(
+    columns: Mapping[str, Tensor],
+    prompts: Sequence[str],
+    scale: int | None,
+    starts: Tensor | None,
+) -> dict[str, list[Image.Image]]:
+    """Return the columns of `labelled_grid` as they are drawn, that of the sources first."""
+    # all columns of samples have one size
+    tiles = {}
+    for name, images in columns.items():
+        tiles[name] = _tiles(images, prompts, scale, f"column {name!r}")
+    sizes = {tile.size for column in tiles.values() for tile in column}
+    if len(sizes) != 1:
+        raise DataError(
+            f"expected columns of images of one size, got {sorted(sizes) or 'no images'}"
+        )
+    if starts is None:
+        return tiles
+    # a source is as large as a sample, or as a frame of one
+    films = any(images.ndim == 5 for images in columns.values())
+    large = _LARGE // 2 if films else _LARGE
+    sources, height = _strips(starts, prompts, scale, "column 'source'", large), sizes.pop()[1]
+    if sources[0].height != height:
+        raise DataError(
+            f"column 'source': expected images as high as the samples, got {list(starts.shape)}, "
+            f"drawn {sources[0].height} pixels high beside {height}"
+        )
+    return {"source": sources, **tiles}
+
+
 def _strips(
-    videos: Tensor, prompts: Sequence[str], scale: int | None, where: str
+    videos: Tensor, prompts: Sequence[str], scale: int | None, where: str, large: int
 ) -> list[Image.Image]:
-    """Put some frames of each video side by side, from its first to its last."""
-    frames = some_frames(videos).transpose(0, 1)
-    columns = [_tiles(frame, prompts, scale, where, _LARGE // 2) for frame in frames]
+    """Put the frames of each video [P, T, 3, H, W] side by side, none longer than `large`."""
+    columns = []
+    for frame in videos.transpose(0, 1):
+        columns.append(_tiles(frame, prompts, scale, where, large))
     strips = []
     for row in zip(*columns, strict=True):
         width, height = row[0].size

@@ -25,6 +25,7 @@ from flowrl.evaluation.reward_metrics import (
     spread_of,
     total_reward,
 )
+from flowrl.evaluation.sources import prompt_keys
 
 Transform = Callable[[Tensor, RewardBatch], Tensor]
 
@@ -45,7 +46,8 @@ class RememberingCredit(Protocol):
     """A credit that compares images with those of earlier iterations; calling it changes
     nothing."""
 
-    def start(self, prompts: list[str]) -> None: ...  # those of the training list
+    # the keys of the training list, as `prompt_keys` makes them
+    def start(self, prompts: list[str]) -> None: ...
 
     def update(
         self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]
@@ -86,7 +88,8 @@ class RewardSet:
         self.variance: Tensor | None = None
         self.credit = credit if isinstance(credit, RememberingCredit) else None
         if self.credit is not None:
-            self.credit.start([record["prompt"] for record in records])
+            texts = [record["prompt"] for record in records]
+            self.credit.start(prompt_keys(texts, records))
         # a rehearsal
         self._rehearse(records)
 
@@ -166,7 +169,8 @@ class RewardSet:
             self.aggregate.update(self._scores(values, batch, leaf, tree))
         if self.credit is not None:
             learn: Callable[..., None] = self.credit.update
-            learn = partial(learn, prompts=batch.prompts, **(extra or {}))
+            keys = prompt_keys(batch.prompts, batch.meta)
+            learn = partial(learn, prompts=keys, **(extra or {}))
             self._remember(learn, self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():

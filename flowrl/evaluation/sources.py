@@ -3,9 +3,10 @@ them, as seen from its prompt list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -23,6 +24,17 @@ ASPECT = 0.02  # by how much of itself a source's aspect ratio may differ from t
 DECODED = 2**28  # pixels of a list that are decoded to see whether they are whole; then headers
 
 
+def prompt_keys(texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what tells each of the prompts [L] from others: its text, and of an edit also the
+    files that it starts from, as its record names them."""
+    keys = []
+    for text, record in zip(texts, records, strict=True):
+        names = _names(record.get(SOURCE))
+        known = isinstance(names, list) and bool(names)
+        keys.append(f"{text} (source: {', '.join(map(str, names))})" if known else text)
+    return keys
+
+
 def source_paths(prompts: PromptSet, row: int) -> list[Path]:
     """Return the files that a record names under ``source``; [] where it names no image.
 
@@ -30,15 +42,20 @@ def source_paths(prompts: PromptSet, row: int) -> list[Path]:
     comes from. Raises DataError, with file and line, for a list that holds anything but texts.
     """
     value = prompts.records[row].get(SOURCE)
-    names = [value] if isinstance(value, str) else value
-    if value is None or (isinstance(value, str) and not value.lower().endswith(ENDINGS)):
-        return []
+    names = _names(value)
     if not isinstance(names, list) or not all(isinstance(n, str) and n for n in names):
         raise DataError(
             f"{_place(prompts, row)}: expected the file of an image, or a list of them, as "
             f"{SOURCE!r}, got {value!r}"
         )
     return [Path(prompts.path).parent / name for name in names]
+
+
+def _names(value: Any) -> Any:
+    """Return the images that a record's value of ``source`` names: a list, if it is well made."""
+    if value is None or (isinstance(value, str) and not value.lower().endswith(ENDINGS)):
+        return []
+    return [value] if isinstance(value, str) else value
 
 
 def sources_of(

@@ -141,12 +141,15 @@ def sample_grid_prompts(trainer: Trainer) -> tuple[list[str], Tensor]:
 
 
 def grid_sources(trainer: Trainer) -> Tensor | None:
-    """Return what the images of `sample_grid_prompts` start from, the first of each [P, 3, H, W];
-    None where they start from noise alone."""
+    """Return what the images of `sample_grid_prompts` start from, the K sources of a prompt side by
+    side [P, 3, H, K W]; None where they start from noise alone."""
     held_out = trainer.test_set
     places = grid_prompts(held_out.records, trainer.config.samples.prompts)
     found = sources_of(held_out, places, trainer.config.eval_size)
-    return torch.stack([source[0] for source in found]) if found and all(found) else None
+    if not found or not all(found):
+        return None
+    # all of the size of the samples: sources_of scales them, whatever their files are
+    return torch.stack([torch.cat(source, dim=2) for source in found])
 
 
 def verdicts(trainer: Trainer, images: Tensor) -> list[bool | None]:

@@ -165,10 +165,11 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     height, width = trainer.config.eval_size
     prompts = {"prompts": texts, "height": height, "width": width}
     write_json(run / SAMPLES / PROMPTS, prompts)
-    save_strip(images, strip_file(run, trainer.iteration))
+    # sources first: a page that looks at the run while it is written never misses them
     sources = grid_sources(trainer)
     if sources is not None:
         save_strip(sources, run / SAMPLES / SOURCES)
+    save_strip(images, strip_file(run, trainer.iteration))
     _judge(trainer, run, log, images)
     if images.ndim == 5:  # videos
         save_film(images, strip_file(run, trainer.iteration).with_suffix(".gif"))

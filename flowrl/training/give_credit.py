@@ -25,6 +25,7 @@ from flowrl.evaluation.reward_metrics import (
     prompt_entropy,
     total_reward,
 )
+from flowrl.evaluation.sources import prompt_keys
 from flowrl.training.collect import Collected, Values
 from flowrl.training.prompt_visits import joined, remember
 from flowrl.training.reward_batch import reward_batch
@@ -64,7 +65,7 @@ def give_credit(
     if "log_prob" in needs_of(credit):
         credit = partial(credit, log_prob=whole.log_prob)
     if "prompts" in needs_of(credit):
-        credit = partial(credit, prompts=batch.prompts)
+        credit = partial(credit, prompts=prompt_keys(batch.prompts, batch.meta))
     extra = {}
     if "state" in needs_of(run.method.credit):
         extra["state"] = state_of(run, rows)[on_host(batch.group)]

@@ -16,12 +16,12 @@ from torch import Tensor
 from toykit import write_toy
 
 from flowrl.config.load import load_config
-from flowrl.core.errors import ConfigError, DataError, FlowRLError
+from flowrl.core.errors import CheckpointError, ConfigError, DataError, FlowRLError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.evaluation.reward_call import ask
-from flowrl.evaluation.sources import check_sources, sources_of
+from flowrl.evaluation.sources import check_sources, prompt_keys, sources_of
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.train import train
@@ -163,6 +163,36 @@ def test_equal_words_from_other_files_are_other_prompts(config: str, tmp_path: P
     with warnings.catch_warnings():
         warnings.simplefilter("error", OverlapWarning)
         Trainer(loaded(config), model=EditFlow())
+
+
+EACH = ("train.group=2", "train.prompts=4", "train.iterations=1", "credit={fn: history_norm}")
+
+
+def test_a_credit_remembers_edits_of_different_images_apart(config: str, tmp_path: Path) -> None:
+    """Four edits in the same words, of three files: the two of one file share a row. With buffer 32
+    their four rewards are the row's, and two are each other row's."""
+    rows = [{"prompt": "make it blue", "source": f"{place}.png"} for place in (0, 1, 2, 1)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = Trainer(loaded(config, *EACH), model=EditFlow())
+    credit: Any = trainer.method.credit
+    assert len(credit.kept["rewards"]) == 3
+    trainer.step()
+    assert (~credit.kept["rewards"].isnan()).sum(1).tolist() == [2, 4, 2]
+    # a run goes on with what it remembers, but not with the same words about another image
+    trainer.save(tmp_path / "saved")
+    Trainer(loaded(config, *EACH), model=EditFlow()).load(tmp_path / "saved")
+    rows[2]["source"] = "3.png"
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(CheckpointError, match="remembered other prompts"):
+        Trainer(loaded(config, *EACH), model=EditFlow()).load(tmp_path / "saved")
+
+
+def test_a_prompt_without_an_image_is_known_by_its_text() -> None:
+    """So that what earlier runs remembered of it is found again: ids are of the texts alone."""
+    records: list[dict[str, Any]] = [{}, {"source": "parti"}, {"source": 3}, {"source": "a.png"}]
+    records.append({"source": ["a.png", "b.png"]})
+    keys = prompt_keys(["p"] * 5, records)
+    assert keys == ["p", "p", "p", "p (source: a.png)", "p (source: a.png, b.png)"]
 
 
 def test_a_word_as_source_is_the_users_own(tmp_path: Path) -> None:

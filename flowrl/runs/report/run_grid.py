@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
+from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.evaluation.image_grids import labelled_grid, load_strip
@@ -16,7 +17,7 @@ from flowrl.runs.folder import PROMPTS, SAMPLES, SOURCES, RunPath, read_prompts,
 def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     """Draw the samples of a run: its fixed prompts down, evenly spaced checkpoints across, first
     and last included; in green and red frames where a checker judged. What they were made from
-    comes first, where they start from images.
+    comes first, where they start from images: all sources of a prompt, side by side.
 
     Raises RunError if the folder holds no samples or a damaged one, DataError if `max_columns` is
     below 2.
@@ -35,9 +36,6 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     # a column of images for each
     prompts, shape = read_prompts(run)
     columns, right, judged = {}, {}, read_verdicts(run)
-    sources = Path(run) / SAMPLES / SOURCES
-    if sources.exists():
-        columns["source"] = load_strip(sources, len(prompts))
     for iteration in order:
         images = load_strip(files[iteration], len(prompts), shape[1])
         if tuple(images.shape[-2:]) != shape:
@@ -50,7 +48,18 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
         columns[name] = images
         if len(judged.get(iteration, [])) == len(prompts):
             right[name] = judged[iteration]
-    return labelled_grid(columns, prompts, right=right)
+    return labelled_grid(columns, prompts, right=right, starts=source_images(run))
+
+
+def source_images(run: RunPath) -> Tensor | None:
+    """Read the K images that each sample of a run starts from -> [P, K, 3, H, W] in [0, 1]; None
+    where they start from noise alone. Raises RunError for a damaged file."""
+    file = Path(run) / SAMPLES / SOURCES
+    if not file.exists():
+        return None
+    prompts, shape = read_prompts(run)
+    images = load_strip(file, len(prompts), shape[1])
+    return images if images.ndim == 5 else images[:, None]
 
 
 def evenly_spaced(iterations: Sequence[int], most: int) -> list[int]:

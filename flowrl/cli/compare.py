@@ -14,6 +14,8 @@ from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
 MANY = ("--seeds", "--lr-search", "--set")
+NOT_OF_CELLS = ("lr_search", "search_seed", "search_share", "seconds", "clock", "points")
+"""Parameters that a factorial experiment has no use for: its cells spend `nfe` and end."""
 
 
 class ManyValues(TyperCommand):
@@ -116,6 +118,7 @@ Factorial = Annotated[
 
 
 def compare(
+    context: typer.Context,
     configs: Configs,
     *,
     factorial: Factorial = None,
@@ -145,7 +148,6 @@ def compare(
     seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
     The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
-    from flowrl.core.files import is_stdout
     from flowrl.runs.compare.report import compare as run_comparison
     from flowrl.runs.compare.report import report, saved_result
     from flowrl.runs.compare.tables import terminal
@@ -154,9 +156,10 @@ def compare(
     changes = [*_judge(suite, prompts), *changes]
     # another experiment
     if factorial is not None:
-        _refuse("--factorial takes its config and rates from the design", configs, lr_search)
-        rest = (plugin, runs, out, figures or out.parent, report_only, quiet)
-        print(*_factorial(factorial, seeds, nfe, count, changes, *rest), sep="\n")
+        _refuse("--factorial takes its config and rates from the design", configs)
+        _refuse_options(context)
+        rest = (plugin, runs, out, figures or out.parent, report_only, quiet, json)
+        _factorial(factorial, seeds, nfe, count, changes, *rest)
         return
     # a result, made or read
     if report_only:
@@ -170,7 +173,13 @@ def compare(
         result = run_comparison(configs, **asked)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
-    files = report(result, out, figures or out.parent, runs)
+    _name(report(result, out, figures or out.parent, runs), json)
+
+
+def _name(files: Sequence[Path], json: Path | None) -> None:
+    """Print the files that were written, unless JSON alone is printed."""
+    from flowrl.core.files import is_stdout
+
     if json is None or not is_stdout(json):
         print("\n".join(map(str, files)))
 
@@ -186,12 +195,22 @@ def _judge(suite: str | None, prompts: str | None) -> list[str]:
     return []
 
 
-def _refuse(why: str, configs: list[str], rates: Sequence[float] = ()) -> None:
-    """Raise ConfigError if configs or rates were given."""
-    if rates:
-        raise ConfigError(f"{why}: leave out --lr-search")
+def _refuse(why: str, configs: list[str]) -> None:
+    """Raise ConfigError if configs were given."""
     if configs:
         raise ConfigError(f"{why}: leave out the configs, {', '.join(configs)}")
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Raise ConfigError for given options that a factorial experiment has no use for."""
+    sources = {name: context.get_parameter_source(name) for name in NOT_OF_CELLS}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            "--factorial: cells train at the design's rates until --nfe is used up, and are judged "
+            f"once: leave out {names}"
+        )
 
 
 def _factorial(
@@ -206,9 +225,10 @@ def _factorial(
     figures: Path,
     report_only: bool,
     quiet: bool,
-) -> list[Path]:
-    """Run or read a factorial experiment, print its effects -> the files of its report."""
-    from flowrl.core.tables import terminal_width, text_table
+    json: Path | None,
+) -> None:
+    """Run or read a factorial experiment, print its effects or write JSON, and report them."""
+    from flowrl.core.tables import text_table
     from flowrl.runs.compare import factorial as module
     from flowrl.runs.compare.effects import effect_rows
 
@@ -219,7 +239,10 @@ def _factorial(
             design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins), count
         )
         result = module.run_factorial(what, quiet=quiet)
-    if result["effects"]:
-        print(text_table(effect_rows(result), width=terminal_width()))
-    print("\n".join(module.factorial_notes(result)))
-    return module.write_report(result, out, figures)
+
+    def said(width: int | None) -> str:
+        table = [text_table(effect_rows(result), width=width)] if result["effects"] else []
+        return "\n".join([*table, *module.factorial_notes(result)])
+
+    show_or_write(said, result, json)
+    _name(module.write_report(result, out, figures), json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,14 +56,19 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
 
 
 def own_batch(batch: RewardBatch) -> RewardBatch:
-    """Return a batch with images, prompts and records of its own: what a reward changes in them, no
-    other sees. Images of 256 levels, uint8, become floats; others keep their gradient."""
+    """Return a batch with images, prompts, groups, records, sigmas and sources of its own: what a
+    reward changes in them, no other sees. Latents, on the model's device, are shared. Images of 256
+    levels, uint8, become floats; others keep their gradient."""
     # by place: whoever watches what a reward reads watches the names
-    images, prompts, meta = batch[0], batch[1], batch[3]
-    copied = [{**record} for record in meta]
+    images, prompts, group, meta, sigma = batch[:5]
     pixels = from_bytes(images) if images.dtype == torch.uint8 else images.clone()
     return batch._replace(
-        images=pixels, prompts=[*prompts], meta=copied, source=_copied(batch.source)
+        images=pixels,
+        prompts=[*prompts],
+        group=group.clone(),
+        meta=[copy.deepcopy(record) for record in meta],
+        sigma=sigma.clone(),
+        source=_copied(batch.source),
     )
 
 

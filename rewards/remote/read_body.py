@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 BODY_SECONDS = 120.0  # for a client to send its images
-STALL_SECONDS = 10.0  # without a byte
+STALL_SECONDS = 10.0  # without a byte; of one that holds a place, without STEADY_BYTES more
 SMALL_BYTES = 2**16  # what a body may hold before it has a place; half-sent ones mostly stay below
+STEADY_BYTES = 2**16  # what a body that holds a place brings in every STALL_SECONDS
 
 
 async def read_body(
@@ -23,7 +24,8 @@ async def read_body(
 
     A place is awaited once the body is longer than SMALL_BYTES, or at its end. So clients that
     send half a body keep nobody waiting, and what many bodies hold together stays bounded. The
-    wait for a place counts neither as a pause nor as time of the client.
+    wait for a place counts neither as a pause nor as time of the client. With a place a byte now
+    and then is a pause, too: else a few that drip would hold every place.
 
     What is a little longer than `limit` is read to its end, so that its sender listens.
 
@@ -31,7 +33,7 @@ async def read_body(
     """
     from starlette.requests import ClientDisconnect
 
-    body, size, placed = bytearray(), 0, False
+    body, size, placed, due = bytearray(), 0, False, 0
     declared = request.headers.get("content-length", "0")[:20]
     known = declared.isascii() and declared.isdigit()  # "²" is a digit, too
     clock = asyncio.get_running_loop()
@@ -46,7 +48,9 @@ async def read_body(
                         began, placed = clock.time(), True
                         await take_place()
                         end += clock.time() - began
-                    limited.reschedule(min(end, clock.time() + STALL_SECONDS))
+                    if size >= due:
+                        limited.reschedule(min(end, clock.time() + STALL_SECONDS))
+                        due = size + STEADY_BYTES if placed else 0
                     body += part if size <= limit else b""
                     if size > 2 * limit:
                         break
@@ -56,8 +60,8 @@ async def read_body(
         raise RequestRefused(
             408,
             "time",
-            f"the body did not come within {BODY_SECONDS:g} seconds, or paused for "
-            f"{STALL_SECONDS:g}",
+            f"the body did not come within {BODY_SECONDS:g} seconds, paused for "
+            f"{STALL_SECONDS:g}, or brought less than {STEADY_BYTES} bytes in these",
         ) from error
     if size > limit or (known and int(declared) > limit):
         raise RequestRefused(

@@ -109,11 +109,17 @@ def test_one_reward_cannot_change_what_the_next_sees() -> None:
     def vandal(batch: RewardBatch) -> Tensor:
         batch.images.zero_()
         batch.meta[0]["tag"] = "y"
+        batch.meta[1]["boxes"].clear()
         batch.prompts.clear()
+        batch.group.zero_()
+        batch.sigma.add_(5)
         return torch.ones(3)
 
     shown = batch()
+    shown.meta[1]["boxes"] = [{"class": "cup"}]
     ask("vandal", vandal, shown, "here")
+    assert shown.meta[1].pop("boxes") == [{"class": "cup"}]
+    assert (shown.group.tolist(), shown.sigma.tolist()) == ([0, 1, 2], [0, 0, 0])
     assert ask("next", by_position, shown, "here").tolist() == [0, 0.25, 0.5]
 
 

@@ -182,6 +182,30 @@ def test_the_command_on_the_toy_field(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
 
 
+def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a result with one run: to a file, and alone to standard output."""
+    about: dict[str, Any] = {"kind": factorial.KIND, "format": factorial.FORMAT, "nfe": 1}
+    about |= {"cells": [{"name": "cell000", "levels": {"rate": "low"}}], "score": "red"}
+    about["runs"] = [{"cell": "cell000", "seed": 0, "score": 0.5, "failed": None}]
+    about["design"] = {"axes": {"rate": {"low": [], "high": []}}, "interactions": []}
+    about["design"] |= {"fraction": "whole", "efficiency": 1}
+    (tmp_path / "out.json").write_text(json.dumps(about))
+    command = ["compare", "--factorial", "design.yaml", "--report-only"]
+    command += ["--out", str(tmp_path / "out.json"), "--json"]
+    assert main([*command, str(tmp_path / "told.json")]) == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["kind"] == factorial.KIND and "out.md" in capsys.readouterr().out
+    assert main([*command, "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_what_cells_cannot_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """All in one message, also values that are the usual ones."""
+    more = ["--seconds", "90", "--clock", "wall", "--points", "3", "--lr-search", "1", "2"]
+    assert main(["compare", "--factorial", "design.yaml", *more]) == 2
+    assert "leave out --lr-search, --seconds, --clock, --points" in capsys.readouterr().err
+
+
 def test_the_shipped_design_can_be_told() -> None:
     root = Path(__file__).resolve().parents[2]
     design = load_design(root / "scripts/research/factorial_shapes.yaml")

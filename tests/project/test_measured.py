@@ -221,10 +221,16 @@ def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> No
 
 
 def test_the_smallest_cards_are_as_estimated() -> None:
-    """Every config of the table fits under its profile; two train less for it, on 24 GB, as the
-    changelog says."""
+    """Every config of the table fits under its profile, but for four of Wan on 24 GB, whose headers
+    say so; two train less for it, on 24 GB, as the changelog says."""
     found = json.loads((ROOT / "assets/results/profiles.json").read_text(encoding="utf-8"))
-    assert all(row["fits"] for row in found["rows"])
+    large = [row for row in found["rows"] if not row["fits"]]
+    assert {row["config"] for row in large} == {
+        *("wan/branch_grpo", "wan/dance_grpo", "wan/branch_grpo_22", "wan/diffusion_nft_22")
+    }
+    for row in large:
+        header = (ROOT / f"configs/{row['config']}.yaml").read_text(encoding="utf-8")
+        assert row["profile"] == "24gb" and "24" in header.partition("name:")[0], row["config"]
     less = {row["config"]: row for row in found["rows"] if "less" in row}
     assert less.keys() == {"flux2/flow_grpo_fast", "wan/flow_grpo_fast_22"}
     assert all(row["profile"] == "24gb" for row in less.values())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
@@ -25,13 +26,13 @@ class votes:
     """Score images by their share of wins in votes against others of their group -> [L] float32 in
     [0, 1], NaN where nobody voted.
 
-    The images go into `folder`, which `flowrl view RUNS --votes FOLDER` shows; each group of G is
-    compared in `pairs` pairs (at least G/2), chosen as in `win_rate`. The call ends once every pair
-    has `each` votes, or after `patience` seconds: pairs without a vote are missing then, and so is
-    an image without any, never a 0. Files are named by their contents, so a run that is resumed
-    finds the votes that it had. Evaluations leave this reward out unless it is their headline.
-    Source: win rates within a group are Pref-GRPO's (2508.20751), there of a model as judge. Raises
-    ConfigError for numbers that cannot be.
+    The images, and what they start from, go into `folder`, which `flowrl view RUNS --votes FOLDER`
+    shows; each group of G is compared in `pairs` pairs (at least G/2), chosen as in `win_rate`. The
+    call ends once every pair has `each` votes, or after `patience` seconds: pairs without a vote
+    are missing then, and so is an image without any, never a 0. Files are named by their contents,
+    so a run that is resumed finds the votes that it had. Evaluations leave this reward out unless
+    it is their headline. Source: win rates within a group are Pref-GRPO's (2508.20751), there of a
+    model as judge. Raises ConfigError for numbers that cannot be.
     """
 
     asks_people = True
@@ -60,13 +61,12 @@ class votes:
         first, second = some_pairs(group, batch.images, self.pairs, 0)
         names = []
         for image in to_pil(batch.images):
-            png = io.BytesIO()
-            image.save(png, "PNG")
-            names.append(keep_image(self.folder, png.getvalue()))
+            names.append(self._kept(image))
+        sources = self._sources(batch)
         # wait for votes on each pair
         asked = []
         for i, j in zip(first.tolist(), second.tolist(), strict=True):
-            asked.append(pair_of(batch.prompts[i], names[i], names[j]))
+            asked.append(pair_of(batch.prompts[i], names[i], names[j], sources[i]))
         said = self._asked(asked)
         # 1 = the first image wins; a pair has its own order of the two
         outcome = torch.full((len(asked),), torch.nan)
@@ -75,6 +75,24 @@ class votes:
                 mean = sum(said[pair]) / len(said[pair])
                 outcome[place] = mean if pair.first == names[i] else 1 - mean
         return win_rates(outcome, first, second, len(group))
+
+    def _kept(self, image: Image.Image) -> str:
+        """Keep an image in the folder -> its file."""
+        png = io.BytesIO()
+        image.save(png, "PNG")
+        return keep_image(self.folder, png.getvalue())
+
+    def _sources(self, batch: RewardBatch) -> list[tuple[str, ...]]:
+        """Keep what each image [L] starts from -> files, none where that is noise alone."""
+        if not batch.source:
+            return [()] * len(batch.prompts)
+        # images of one prompt share their sources, which are kept once
+        kept: dict[int, tuple[str, ...]] = {}
+        for source in batch.source:
+            if id(source) not in kept:
+                pictures = [to_pil(image[None])[0] for image in source]
+                kept[id(source)] = tuple(map(self._kept, pictures))
+        return [kept[id(source)] for source in batch.source]
 
     def _asked(self, asked: Sequence[VotePair]) -> dict[VotePair, list[float]]:
         """Put pairs before people where votes are missing -> what was said of each."""

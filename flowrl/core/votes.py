@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -24,11 +25,13 @@ Record = dict[str, Any]
 
 
 class VotePair(NamedTuple):
-    """Two images of a prompt, as files seen from the folder, the smaller name first."""
+    """Two images of a prompt, as files seen from the folder, the smaller name first; and the images
+    that both start from."""
 
     prompt: str
     first: str
     second: str
+    sources: tuple[str, ...] = ()
 
 
 class VoteQuestion(NamedTuple):
@@ -47,9 +50,16 @@ def keep_image(folder: Path, png: bytes) -> str:
     return name
 
 
-def pair_of(prompt: str, one: str, two: str) -> VotePair:
+def pair_of(prompt: str, one: str, two: str, sources: Iterable[str] = ()) -> VotePair:
     """Return the pair of two images, whichever is named first."""
-    return VotePair(prompt, *sorted((one, two)))
+    first, second = sorted((one, two))
+    return VotePair(prompt, first, second, tuple(sources))
+
+
+def pair_in(vote: Record) -> VotePair:
+    """Return the pair that a vote is on. One of an edit names its ``source``; earlier votes name
+    none, and count as votes on a pair that was shown without it."""
+    return pair_of(vote["prompt"], vote["image_0"], vote["image_1"], vote.get("source", ()))
 
 
 def append_vote(folder: Path, record: Record) -> None:
@@ -123,6 +133,9 @@ def _checked(record: Any) -> Record:
     texts = [record[key] for key in ("prompt", "image_0", "image_1", "voter")]
     if not all(isinstance(text, str) for text in texts) or record["label_0"] not in (0, 0.5, 1):
         raise ValueError("prompt, image_0, image_1 and voter are texts, label_0 is 0, 0.5 or 1")
+    sources = record.get("source", [])
+    if not isinstance(sources, list) or not all(isinstance(name, str) for name in sources):
+        raise ValueError("source is a list of texts")
     return dict(record)
 
 
@@ -130,7 +143,7 @@ def counted(votes: Iterable[Record]) -> list[Record]:
     """Keep the last vote of each voter on each pair."""
     last: dict[tuple[str, VotePair], Record] = {}
     for vote in votes:
-        key = (vote["voter"], pair_of(vote["prompt"], vote["image_0"], vote["image_1"]))
+        key = (vote["voter"], pair_in(vote))
         last.pop(key, None)
         last[key] = vote
     return list(last.values())
@@ -141,7 +154,7 @@ def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
     second is, 0.5 for a tie."""
     found: dict[VotePair, list[float]] = {}
     for vote in counted(votes):
-        pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
+        pair = pair_in(vote)
         label = float(vote["label_0"])
         found.setdefault(pair, []).append(label if pair.first == vote["image_0"] else 1 - label)
     return found
@@ -149,9 +162,9 @@ def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
 
 def ask(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
     """Put pairs before people; the same ones again are the same question."""
-    text = json.dumps([list(pair) for pair in pairs])
-    key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    write_json(folder / QUESTIONS / f"{key}.json", {"pairs": [list(pair) for pair in pairs]})
+    rows = [list(pair if pair.sources else pair[:3]) for pair in pairs]
+    key = hashlib.blake2b(json.dumps(rows).encode(), digest_size=12).hexdigest()
+    write_json(folder / QUESTIONS / f"{key}.json", {"pairs": rows})
     return VoteQuestion(key, list(pairs))
 
 
@@ -167,12 +180,18 @@ def questions(folder: Path) -> list[VoteQuestion]:
     for file in sorted((folder / QUESTIONS).glob("*.json")):
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))["pairs"]
-            pairs = [pair_of(str(prompt), str(one), str(two)) for prompt, one, two in raw]
+            pairs = [_asked(*row) for row in raw]
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        if all(_inside(name) for pair in pairs for name in (pair.first, pair.second)):
+        names = [pair[1:3] + pair.sources for pair in pairs]
+        if all(map(_inside, itertools.chain.from_iterable(names))):
             found.append(VoteQuestion(file.stem, pairs))
     return found
+
+
+def _asked(prompt: str, one: str, two: str, sources: Sequence[str] = ()) -> VotePair:
+    """Read a pair of a question, whose last part only edits have."""
+    return pair_of(str(prompt), str(one), str(two), map(str, sources))
 
 
 def _inside(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from flowrl.evaluation.preference_pairs import (
     check_pair_images,
     check_pairs,
 )
+from flowrl.evaluation.sources import SOURCE, named_images
 
 PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0")
 LIST = "pairs.jsonl"
@@ -33,6 +34,7 @@ class SourcePair(NamedTuple):
     images: tuple[Path | bytes, Path | bytes]
     label: float
     where: str
+    starts: tuple[Path, ...] = ()  # what both images start from
 
 
 class Converted(NamedTuple):
@@ -59,7 +61,7 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     (out / "images").mkdir(parents=True, exist_ok=True)
     records: list[Record] = []
     bad, ties = [], 0
-    better: dict[tuple[str, frozenset[str]], str] = {}
+    better: dict[Hashable, str] = {}
     # pairs come one by one: a data set does not have to fit into memory
     for pair in _pairs_of(source):
         if pair.label == 0.5:
@@ -82,17 +84,20 @@ def convert_pairs(source: Path, out: Path, *, drop: bool = False) -> Converted:
     return Converted(out / LIST, len(records), ties, bad)
 
 
-def _kept(pair: SourcePair, out: Path, better: dict[tuple[str, frozenset[str]], str]) -> Record:
+def _kept(pair: SourcePair, out: Path, better: dict[Hashable, str]) -> Record:
     """Copy the images of a pair under names made of their contents -> its record. Raises DataError
     for what cannot be learnt."""
     if not pair.prompt.strip():
         raise DataError(f"{pair.where}: the prompt is empty")
     names = [_stored(image, out, pair.where) for image in pair.images]
     check_pair_images(PreferencePair((out / names[0], out / names[1]), pair.label), pair.where)
-    key, preferred = (pair.prompt, frozenset(names)), names[int(pair.label == 0)]
+    starts = [_stored(image, out, pair.where) for image in pair.starts]
+    key = (pair.prompt, frozenset(names), *starts)
+    preferred = names[int(pair.label == 0)]
     if better.setdefault(key, preferred) != preferred:
         raise DataError(f"{pair.where}: the same pair was labelled the other way round before")
-    return {"prompt": pair.prompt, **dict(zip(IMAGES, names, strict=True)), LABEL: pair.label}
+    record = {"prompt": pair.prompt, **dict(zip(IMAGES, names, strict=True)), LABEL: pair.label}
+    return record | ({SOURCE: starts} if starts else {})
 
 
 def _stored(image: Path | bytes, out: Path, where: str) -> str:
@@ -158,7 +163,8 @@ def by_majority(votes: list[Any]) -> list[Record]:
         lead = sum(labels) - len(labels) / 2
         label = 0.5 if not lead else float(lead > 0)
         images = dict(zip(IMAGES, (pair.first, pair.second), strict=True))
-        found.append({"prompt": pair.prompt, **images, LABEL: label})
+        start = {SOURCE: list(pair.sources)} if pair.sources else {}
+        found.append({"prompt": pair.prompt, **images, LABEL: label, **start})
     return found
 
 
@@ -181,7 +187,8 @@ def _json_pair(item: Any, where: str, folder: Path) -> SourcePair:
             f"prompt, path1 and path2 (HPDv3), or prompt, {', '.join(IMAGES)} and {LABEL}; "
             f"{type(error).__name__}: {error}"
         ) from error
-    return SourcePair(prompt, (folder / str(first), folder / str(second)), label, where)
+    starts = tuple(folder / name for name in named_images(item))
+    return SourcePair(prompt, (folder / str(first), folder / str(second)), label, where, starts)
 
 
 def _folder(source: Path) -> Iterator[SourcePair]:

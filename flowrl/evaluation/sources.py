@@ -29,10 +29,16 @@ def prompt_keys(texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> l
     files that it starts from, as its record names them."""
     keys = []
     for text, record in zip(texts, records, strict=True):
-        names = _names(record.get(SOURCE))
-        known = isinstance(names, list) and bool(names)
-        keys.append(f"{text} (source: {', '.join(map(str, names))})" if known else text)
+        names = named_images(record)
+        keys.append(f"{text} (source: {', '.join(names)})" if names else text)
     return keys
+
+
+def named_images(record: Mapping[str, Any]) -> list[str]:
+    """Return the files that a record names under ``source``, as it names them; [] where it names no
+    image, or anything but texts."""
+    names = _names(record.get(SOURCE))
+    return [*map(str, names)] if isinstance(names, list) else []
 
 
 def source_paths(prompts: PromptSet, row: int) -> list[Path]:

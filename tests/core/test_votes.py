@@ -72,6 +72,39 @@ def test_the_last_vote_of_a_voter_counts_from_either_side() -> None:
     assert said == {pair_of("p", "images/2.png", "images/1.png"): [0, 0, 0.5]}
 
 
+def test_a_vote_on_an_edit_is_on_its_sources_too(tmp_path: Path) -> None:
+    """The same two images from another source are another pair; a vote that names none, as earlier
+    ones do, stays one on the pair without."""
+    append_vote(tmp_path, vote(0, source=["images/3.png"]))
+    append_vote(tmp_path, vote(0.5, source=["images/4.png"]))
+    append_vote(tmp_path, vote(1))
+    images = ("images/1.png", "images/2.png")
+    assert opinions(read_votes(tmp_path)) == {
+        pair_of("p", *images, ["images/3.png"]): [0],
+        pair_of("p", *images, ["images/4.png"]): [0.5],
+        pair_of("p", *images): [1],
+    }
+    with (tmp_path / "votes.jsonl").open("a") as file:
+        file.write(json.dumps(vote(source="images/3.png")) + "\n")
+    with pytest.raises(RunError, match="line 4: expected a vote.*source is a list of texts"):
+        read_votes(tmp_path)
+
+
+def test_a_question_on_an_edit_names_its_sources(tmp_path: Path) -> None:
+    """One without sources is written as it always was: a resumed run asks under the same name."""
+    one, two, source = (keep_image(tmp_path, data) for data in (b"one", b"two", b"source"))
+    edit = ask(tmp_path, [pair_of("p", one, two, [source])])
+    assert questions(tmp_path) == [edit]
+    withdraw(tmp_path, edit)
+    plain = ask(tmp_path, [pair_of("p", one, two)])
+    assert questions(tmp_path) == [plain] and plain.key != edit.key
+    written = json.loads((tmp_path / "questions" / f"{plain.key}.json").read_text())
+    assert written == {"pairs": [["p", *sorted((one, two))]]}
+    bad = {"pairs": [["p", one, two, ["../a.png"]]]}
+    (tmp_path / "questions" / "bad.json").write_text(json.dumps(bad))
+    assert questions(tmp_path) == [plain]
+
+
 def test_a_question_stands_until_it_is_withdrawn(tmp_path: Path) -> None:
     name = keep_image(tmp_path, b"png")
     assert name == keep_image(tmp_path, b"png") and (tmp_path / name).read_bytes() == b"png"

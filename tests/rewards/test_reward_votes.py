@@ -6,12 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from serving import batch_of, random_images
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.types import Source
 from flowrl.core.votes import VotePair, append_vote, questions
 from rewards.votes import votes
 
@@ -27,7 +30,12 @@ def people(folder: Path, choose: Choose) -> threading.Thread:
             time.sleep(0.01)
         for pair in asked[0].pairs:
             label = choose(pair)
-            record = {"prompt": pair.prompt, "image_0": pair.first, "image_1": pair.second}
+            record: dict[str, Any] = {
+                "prompt": pair.prompt,
+                "image_0": pair.first,
+                "image_1": pair.second,
+            }
+            record |= {"source": list(pair.sources)} if pair.sources else {}
             if label is not None:
                 append_vote(folder, {**record, "label_0": label, "voter": "0" * 8})
 
@@ -47,6 +55,28 @@ def test_scores_are_shares_of_wins_and_a_resumed_run_finds_them(tmp_path: Path) 
     began = time.monotonic()
     assert torch.equal(votes(folder=str(tmp_path), patience=60)(BATCH), scores)
     assert time.monotonic() - began < 30
+
+
+def test_edits_are_asked_with_their_sources(tmp_path: Path) -> None:
+    """A file for each image that the groups start from, with its 256 levels."""
+    levels = torch.tensor([0, 51, 255])[:, None, None, None] / 255
+    black, grey, white = levels.expand(-1, 3, 4, 4)
+    sources: list[Source] = [*[(black, grey)] * 3, *[(white,)] * 2]
+    batch = BATCH._replace(source=sources)
+    asked = set()
+
+    def first(pair: VotePair) -> float:
+        asked.add(pair)
+        return 1.0
+
+    people(tmp_path, first)
+    scores = votes(folder=str(tmp_path), patience=60, look=0.01)(batch)
+    assert sorted(scores[3:].tolist()) == [0, 1]
+    shown = {}
+    for pair in asked:
+        files = [Image.open(tmp_path / name) for name in pair.sources]
+        shown[pair.prompt] = [image.getpixel((0, 0)) for image in files]
+    assert shown == {"prompt 0": [(0, 0, 0), (51, 51, 51)], "prompt 1": [(255, 255, 255)]}
 
 
 def test_missing_votes_are_missing_and_never_0(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from editkit import EditFlow
+from gridkit import box, size
 from PIL import Image
 from tinywan import tiny_i2v, tiny_ti2v
 from torch import Tensor
@@ -45,13 +45,6 @@ def edits(folder: Path, side: int, *names: str | list[str]) -> None:
         (folder / f"{name}.jsonl").write_text(text)
 
 
-def box(page: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of all that has exactly a colour."""
-    ys, xs = np.nonzero((np.asarray(page.convert("RGB")) == colour).all(-1))
-    left, top = int(xs.min()), int(ys.min())
-    return left, top, int(xs.max()) - left + 1, int(ys.max()) - top + 1
-
-
 @pytest.mark.parametrize(
     ("make", "side"), [(lambda at: tiny_i2v(at, experts=True), 32), (tiny_ti2v, 64)]
 )
@@ -74,7 +67,7 @@ def test_a_video_stands_beside_the_image_that_it_starts_from(
         train(config, run=tmp_path / "run", quiet=True)
     with Image.open(tmp_path / "run" / "grid.png") as page:
         red, green = box(page, RED), box(page, GREEN)
-    assert red[2:] == green[2:] == (128, 128)
+    assert size(red) == size(green) == (128, 128)
     assert red[0] == green[0] and green[1] > red[1] + 128
 
 
@@ -89,9 +82,9 @@ def test_all_sources_of_a_prompt_stand_side_by_side(tmp_path: Path) -> None:
     levels = (starts.mean((3, 4)) * 255).round().int().tolist()
     assert levels == [[[*RED], [*GREEN]], [[*GREEN], [*RED]]]
     page = run_grid(tmp_path / "run")
-    first = page.crop((0, 0, page.width, box(page, RED)[1] + 128))
+    first = page.crop((0, 0, page.width, page.height - 20 - 128))  # without the second row
     red, green = box(first, RED), box(first, GREEN)
-    assert red[2:] == green[2:] == (128, 128)
+    assert size(red) == size(green) == (128, 128)
     assert green[:2] == (red[0] + 130, red[1])  # two pixels of paper between them
 
 
@@ -102,13 +95,13 @@ def still(*shape: int) -> Tensor:
 def test_sources_beside_large_samples() -> None:
     """Samples of 512 x 384 are drawn 256 x 192 and frames of videos 128 x 96, and so are sources;
     those of other heights are refused."""
-    for samples, size in (
+    for samples, wanted in (
         (still(1, 3, 384, 512), (256, 192)),
         (still(1, 9, 3, 384, 512), (128, 96)),
     ):
         starts = torch.zeros(1, 2, 3, 384, 512)
         starts[:, 1] = torch.tensor(RED)[:, None, None] / 255
         page = labelled_grid({"before": samples}, ["p"], starts=starts)
-        assert box(page, RED)[2:] == size
+        assert size(box(page, RED)) == wanted
     with pytest.raises(DataError, match=r"as high as the samples, got \[1, 2, 3, 384, 512\]"):
         labelled_grid({"before": still(1, 3, 32, 32)}, ["p"], starts=starts)

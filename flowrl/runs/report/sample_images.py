@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.runs.folder import RunPath, read_prompts, read_verdicts
-from flowrl.runs.report.run_grid import sample_files
+from flowrl.runs.report.run_grid import sample_files, source_images
 
 PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
@@ -24,8 +27,9 @@ QUALITIES = (90, 75, 55, 35)
 
 
 def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
-    """Return the samples of a run for a page: ``{"prompts", "iterations", "images", "right"}``,
-    images as data URLs, a list per iteration; None without samples.
+    """Return the samples of a run for a page: ``{"prompts", "keys", "iterations", "images",
+    "right", "sources"}``; None without samples. Images are data URLs, a list per iteration, and
+    sources a list per prompt; keys are those of `sample_keys`.
 
     At most `MOST` evenly spaced iterations, first and last included; of a lower quality, then
     smaller, where they would take more than `budget` bytes. Raises RunError for damaged files.
@@ -36,21 +40,29 @@ def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
     prompts, _ = read_prompts(run)
     order = evenly(sorted(files), MOST)
     strips = [tiles(files[iteration], len(prompts)) for iteration in order]
+    starts = source_tiles(run)
+    # sources share the budget
+    small = _compressed([*strips, *starts], budget)
+    urls = [[*map(_url, row)] for row in small]
     judged = read_verdicts(run)
     right = [_fits(judged.get(iteration, []), len(prompts)) for iteration in order]
-    images = [[*map(_url, strip)] for strip in _compressed(strips, budget)]
-    return {"prompts": prompts, "iterations": order, "images": images, "right": right}
+    told = {"prompts": prompts, "keys": sample_keys(prompts, starts), "iterations": order}
+    images, sources = urls[: len(order)], urls[len(order) :]
+    return {**told, "images": images, "right": right, "sources": sources}
 
 
 def sample_index(run: RunPath) -> dict[str, Any] | None:
-    """Return the same without the images, for a page that asks for each by itself."""
+    """Return the same without the images, for a page that asks for each by itself; "sources" says
+    how many each prompt has."""
     files = sample_files(run)
     if not files:
         return None
     prompts, _ = read_prompts(run)
     order, judged = sorted(files), read_verdicts(run)
     right = [_fits(judged.get(iteration, []), len(prompts)) for iteration in order]
-    return {"prompts": prompts, "iterations": order, "right": right}
+    starts = source_tiles(run)
+    told = {"prompts": prompts, "keys": sample_keys(prompts, starts), "iterations": order}
+    return {**told, "right": right, "sources": [*map(len, starts)]}
 
 
 def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
@@ -59,9 +71,38 @@ def sample_as_png(run: RunPath, iteration: int, place: int) -> bytes:
     image = strip_of(run, iteration)
     if not 0 <= place < len(image):
         raise RunError(f"{run}: there is no sample {place} of iteration {iteration}")
-    buffer = io.BytesIO()
-    image[place].save(buffer, format="PNG")
-    return buffer.getvalue()
+    return _png(image[place])
+
+
+def source_as_png(run: RunPath, place: int, which: int) -> bytes:
+    """Return one of the images that a prompt's samples start from as PNG. Raises RunError where
+    there is none."""
+    starts = source_tiles(run)
+    if not 0 <= place < len(starts) or not 0 <= which < len(starts[place]):
+        raise RunError(f"{run}: there is no source {which} of sample {place}")
+    return _png(starts[place][which])
+
+
+def source_tiles(run: RunPath) -> list[list[Image.Image]]:
+    """Return what the samples of each prompt start from, a list per prompt, empty where that is
+    noise alone. Raises RunError for a damaged file."""
+    images = source_images(run)
+    if images is None:
+        return [[] for _ in read_prompts(run)[0]]
+    return [_pictures(row) for row in images]
+
+
+def sample_keys(prompts: Sequence[str], starts: Sequence[Sequence[Image.Image]]) -> list[str]:
+    """Return what tells each sample [P] from others, of this run and of any other: its prompt, what
+    it starts from, and which it is of several that are equal in both."""
+    keys: list[str] = []
+    seen: Counter[str] = Counter()
+    for prompt, images in zip(prompts, starts, strict=True):
+        levels = b"".join(image.tobytes() for image in images)
+        key = f"{prompt}\n{hashlib.blake2b(levels, digest_size=8).hexdigest()}"
+        keys.append(f"{key}\n{seen[key]}")
+        seen[key] += 1
+    return keys
 
 
 def strip_of(run: RunPath, iteration: int) -> list[Image.Image]:
@@ -74,7 +115,12 @@ def strip_of(run: RunPath, iteration: int) -> list[Image.Image]:
 
 def tiles(file: Path, count: int) -> list[Image.Image]:
     """Cut a strip into its `count` images. Raises RunError for a damaged one."""
-    levels = (load_strip(file, count) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return _pictures(load_strip(file, count))
+
+
+def _pictures(images: Tensor) -> list[Image.Image]:
+    """Return images [n, 3, H, W] in [0, 1] as pictures of 256 levels."""
+    levels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
 
 
@@ -104,6 +150,12 @@ def _webp(image: Image.Image, side: int, quality: int) -> bytes:
         image = image.resize((width, height), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, format="WEBP", quality=quality, method=4)
+    return buffer.getvalue()
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 

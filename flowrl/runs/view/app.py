@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
 from flowrl.runs.report.page import SCRIPTS, environment, source
-from flowrl.runs.report.sample_images import sample_as_png, sample_index
+from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
 from flowrl.runs.report.story import story
 from flowrl.runs.view.ballots import Booth, Side
 from flowrl.runs.view.listing import find_runs, stamp, summary_of
@@ -62,6 +62,7 @@ def make_app(folder: Path, box: Path, token: bytes = b"") -> Starlette:
         Route("/api/runs", here.guard(here.runs)),
         Route("/api/story", here.guard(here.story)),
         Route("/api/image", here.guard(here.image)),
+        Route("/api/source", here.guard(here.start)),
         Route("/api/ballot", here.guard(here.ballot)),
         Route("/api/side", here.guard(here.side)),
         Route("/api/vote", here.guard(here.vote), methods=["POST"]),
@@ -178,6 +179,15 @@ class _Handlers:
         png = await asyncio.to_thread(sample_as_png, run, iteration, _whole(request, "place"))
         return Response(png, media_type="image/png")
 
+    async def start(self, request: Request) -> Response:
+        """Answer with one of the images that a sample starts from as PNG."""
+        from starlette.responses import Response
+
+        run = await self._run(request.query_params.get("run", ""))
+        place, which = _whole(request, "place"), _whole(request, "which")
+        png = await asyncio.to_thread(source_as_png, run, place, which)
+        return Response(png, media_type="image/png")
+
     async def ballot(self, request: Request) -> Response:
         """Hand out a ballot on two checkpoints, or one that a run waits for."""
         from starlette.responses import JSONResponse
@@ -191,7 +201,7 @@ class _Handlers:
         return JSONResponse(found)
 
     async def side(self, request: Request) -> Response:
-        """Answer with one image of a ballot."""
+        """Answer with one image of a ballot, or with what both start from."""
         from starlette.responses import Response
 
         given = request.query_params

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from PIL import Image
 
 from flowrl.core import votes
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.votes import VotePair, append_vote, counted, keep_image, pair_of, read_votes
+from flowrl.core.votes import (
+    VotePair,
+    append_vote,
+    counted,
+    keep_image,
+    pair_in,
+    pair_of,
+    read_votes,
+)
 from flowrl.evaluation.bradley_terry import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, read_prompts
-from flowrl.runs.report.sample_images import strip_of
+from flowrl.runs.report.sample_images import sample_keys, source_tiles, strip_of
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}
@@ -43,6 +52,15 @@ class Ballot(NamedTuple):
     pair: tuple[str, str]  # files; the first is shown on the left
     prompt: str
     names: tuple[str, str]  # whose they are, in the same order; "" of a run in training
+    sources: tuple[str, ...]  # files of what both start from
+
+
+class _Sample(NamedTuple):
+    """An image of a checkpoint, and what it starts from, as files in the box."""
+
+    prompt: str
+    file: str
+    sources: tuple[str, ...]
 
 
 class Booth:
@@ -89,24 +107,27 @@ class Booth:
         sides = [pair.first, pair.second]
         self._random.shuffle(sides)
         whose = names.get(pair, {})
-        ballot = Ballot(
-            (sides[0], sides[1]), pair.prompt, (whose.get(sides[0], ""), whose.get(sides[1], ""))
-        )
+        owners = (whose.get(sides[0], ""), whose.get(sides[1], ""))
+        ballot = Ballot((sides[0], sides[1]), pair.prompt, owners, pair.sources)
         # the page gets a random key, so that neither side nor name can be read off it
         key = secrets.token_urlsafe(12)
         with self._lock:
             self._ballots[key] = ballot
             while len(self._ballots) > KEPT:
                 self._ballots.popitem(last=False)
-        return {"ballot": key, "prompt": pair.prompt, "left_over": len(free), "of": every}
+        told = {"ballot": key, "prompt": pair.prompt, "sources": len(pair.sources)}
+        return {**told, "left_over": len(free), "of": every}
 
     def image(self, key: str, side: str) -> Path | None:
-        """Return the file of one side of a ballot; None where there is no such ballot."""
+        """Return the file of one side of a ballot, "left" or "right", or of what both start from,
+        "source0", "source1" ...; None where there is no such ballot."""
         with self._lock:
             ballot = self._ballots.get(key)
-        if ballot is None or side not in ("left", "right"):
+        if ballot is None:
             return None
-        return self.box / ballot.pair[side == "right"]
+        files = dict(zip(("left", "right"), ballot.pair, strict=True))
+        files |= {f"source{place}": file for place, file in enumerate(ballot.sources)}
+        return self.box / files[side] if side in files else None
 
     def vote(self, key: str, choice: str, voter: str) -> bool:
         """Keep a vote; False where the ballot is not known, because the server began anew. The
@@ -121,7 +142,7 @@ class Booth:
             if ballot is None:
                 return False
             # columns as preference data sets have them: 1, 0 or 0.5 for the image on the left
-            record = {
+            record: dict[str, Any] = {
                 "prompt": ballot.prompt,
                 "image_0": ballot.pair[0],
                 "image_1": ballot.pair[1],
@@ -131,6 +152,8 @@ class Booth:
                 "voter": voter,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
             }
+            if ballot.sources:
+                record["source"] = list(ballot.sources)
             append_vote(self.box, record)
             # remember some keys only; memory stays bounded
             self._done[key] = choice
@@ -165,32 +188,38 @@ class Booth:
         # files are named after their bytes: equal images have one name, and nothing to choose
         files = [self._files(side, runs[side.run]) for side in (one, two)]
         found: dict[VotePair, dict[str, str]] = {}
-        for prompt in files[0]:
-            a, b = files[0][prompt], files[1].get(prompt)
-            if b is not None and a != b:
-                found[pair_of(prompt, a, b)] = {a: one.text(), b: two.text()}
+        for key, a in files[0].items():
+            b = files[1].get(key)
+            if b is not None and a.file != b.file:
+                pair = pair_of(a.prompt, a.file, b.file, a.sources)
+                found[pair] = {a.file: one.text(), b.file: two.text()}
         if not found:
             raise DataError(
                 f"{one.text()} and {two.text()} have no prompt in common with two different images"
             )
         return found
 
-    def _files(self, side: Side, run: Path) -> dict[str, str]:
-        """Copy the samples of a checkpoint into the box -> {prompt: file}."""
-        found = {}
-        prompts = read_prompts(run)[0]
-        for prompt, image in zip(prompts, strip_of(run, side.iteration), strict=True):
-            png = io.BytesIO()
-            image.save(png, "PNG")
-            found[prompt] = keep_image(self.box, png.getvalue())
+    def _files(self, side: Side, run: Path) -> dict[str, _Sample]:
+        """Copy the samples of a checkpoint into the box, with what they start from -> {key of
+        `sample_keys`: sample}."""
+        found, prompts, starts = {}, read_prompts(run)[0], source_tiles(run)
+        images = strip_of(run, side.iteration)
+        for place, key in enumerate(sample_keys(prompts, starts)):
+            sources = tuple(map(self._kept, starts[place]))
+            found[key] = _Sample(prompts[place], self._kept(images[place]), sources)
         return found
 
+    def _kept(self, image: Image.Image) -> str:
+        """Copy an image into the box -> its file."""
+        png = io.BytesIO()
+        image.save(png, "PNG")
+        return keep_image(self.box, png.getvalue())
 
-def _by_voter(every: Sequence[Mapping[str, Any]]) -> dict[str, set[VotePair]]:
+
+def _by_voter(every: Sequence[dict[str, Any]]) -> dict[str, set[VotePair]]:
     found: dict[str, set[VotePair]] = {}
     for vote in every:
-        pair = pair_of(vote["prompt"], vote["image_0"], vote["image_1"])
-        found.setdefault(vote["voter"], set()).add(pair)
+        found.setdefault(vote["voter"], set()).add(pair_in(vote))
     return found
 
 

@@ -46,6 +46,8 @@ function filter(text) {
 function draw() {
   const stories = colored(chosen.map((id) => known.get(id)).filter(Boolean));
   const url = (story, index, place) => `/api/image?${new URLSearchParams({ run: story.id, iteration: story.samples.iterations[index], place })}`;
+  const startsOf = (story, place) => Array.from({ length: story.samples.sources[place] },
+    (_, which) => `/api/source?${new URLSearchParams({ run: story.id, place, which })}`);
   // what the eye or the hand is on stays where it is: the slider, the search, open parts
   const kept = {};
   for (const name of ["checkpoint", "search", "counted"]) {
@@ -54,7 +56,7 @@ function draw() {
   }
   const open = [...document.querySelectorAll("details")].map((one) => one.open);
   const at = window.scrollY;
-  shell.told.replaceChildren(...(stories.length ? tell(stories, url) : []));
+  shell.told.replaceChildren(...(stories.length ? tell(stories, url, startsOf) : []));
   const same = drawnFor === chosen.join("\n");
   drawnFor = chosen.join("\n");
   if (!same) return;

@@ -1,6 +1,7 @@
 "use strict";
 // The slider over checkpoints: every prompt from the same noise, one iteration at a time.
-// runs: [{name, color, prompts, iterations, right, url(iteration place, prompt place)}]
+// runs: [{name, color, prompts, keys, iterations, right, url(iteration place, prompt place),
+//   startsOf(prompt place): addresses of what its samples start from}]
 function samplesOf(runs, notes) {
   const steps = [...new Set(runs.flatMap((run) => run.iterations))].sort((a, b) => a - b);
   const slider = el("input", { type: "range", id: "checkpoint", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": "checkpoint" });
@@ -8,25 +9,40 @@ function samplesOf(runs, notes) {
   const search = el("input", { type: "search", id: "search", placeholder: "search the prompts", "aria-label": "search the prompts" });
   const count = el("span", { class: "quiet" });
   const cards = el("div", { class: "cards" });
-  const prompts = [...new Set(runs.flatMap((run) => run.prompts))];
+  const samples = [...new Set(runs.flatMap((run) => run.keys))];
   const shown = [];
-  for (const prompt of prompts) {
-    const row = el("div", { class: "images" });
-    for (const run of runs) {
-      const place = run.prompts.indexOf(prompt);
-      if (place < 0) continue;
-      const before = framed(run, place, "before", runs.length > 1);
-      const now = framed(run, place, "now", runs.length > 1);
-      row.append(before.frame, now.frame);
+  for (const key of samples) {
+    const having = runs.filter((run) => run.keys.includes(key));
+    const prompt = having[0].prompts[having[0].keys.indexOf(key)];
+    const rows = having.map((run) => {
+      const place = run.keys.indexOf(key);
+      const before = framed("before", runs.length > 1), now = framed("now", runs.length > 1);
       shown.push({ run, place, before, now });
-    }
-    cards.append(el("article", { class: "card", "data-prompt": prompt.toLowerCase() }, el("h3", {}, prompt), row));
+      return el("div", { class: "images" }, startsOf(run, place), before.frame, now.frame);
+    });
+    cards.append(el("article", { class: "card", "data-prompt": prompt.toLowerCase() }, el("h3", {}, prompt), rows));
   }
-  function framed(run, place, kind, named) {
+  function framed(kind, named) {
     const image = el("img", { alt: "", loading: "lazy", decoding: "async" });
-    image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 128));
     const caption = el("figcaption", {});
-    return { image, caption, named, frame: el("figure", { class: kind }, image, caption) };
+    const frame = el("figure", { class: kind }, image, caption);
+    image.addEventListener("load", () => {
+      image.classList.toggle("small", image.naturalHeight <= 128);
+      // of a row as high as its pictures; a film has one of its own
+      const shape = image.naturalWidth / image.naturalHeight;
+      frame.classList.toggle("film", shape > 2.5);
+      if (shape <= 2.5) frame.style.flexGrow = shape;
+    });
+    return { image, caption, named, frame };
+  }
+  function startsOf(run, place) {
+    return run.startsOf(place).map((url, i, all) => {
+      const slot = framed("source", false);
+      slot.image.src = url;
+      slot.image.alt = `${run.prompts[place]}, source${all.length > 1 ? ` ${i + 1}` : ""}`;
+      slot.caption.textContent = all.length > 1 ? `source ${i + 1}` : "source";
+      return slot.frame;
+    });
   }
   function put(slot, run, index, place, text) {
     const verdict = (run.right[index] || [])[place];
@@ -56,7 +72,7 @@ function samplesOf(runs, notes) {
       card.hidden = !words.every((word) => card.dataset.prompt.includes(word));
       left += card.hidden ? 0 : 1;
     }
-    count.textContent = `${left} of ${prompts.length} prompts`;
+    count.textContent = `${left} of ${samples.length} prompts`;
   }
   slider.addEventListener("input", show);
   search.addEventListener("input", filter);

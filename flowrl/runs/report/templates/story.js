@@ -111,24 +111,26 @@ function settings(stories) {
   return section(stories.length > 1 ? "What differs, and the rest" : "Configuration and environment", "config", parts);
 }
 
-function sampleImages(stories, url) {
+function sampleImages(stories, url, startsOf) {
   const runs = stories.filter((story) => story.samples).map((story) => ({
     name: story.name, color: story.color, ...story.samples,
-    url: (index, place) => url(story, index, place) }));
+    url: (index, place) => url(story, index, place),
+    startsOf: (place) => startsOf(story, place) }));
   if (!runs.length) return null;
   const noise = new Set(stories.filter((story) => story.samples).map((story) => story.noise));
   const notes = noise.size > 1 ? ["The runs sampled from different noise (samples.seed), so images differ by that, too."] : [];
   return samplesOf(runs, notes);
 }
 
-function tell(given, url) {
+function tell(given, url, startsOf) {
   const stories = colored(given);
-  return [headline(stories), beforeAfter(stories), sampleImages(stories, url), curves(stories), steps(stories),
+  return [headline(stories), beforeAfter(stories), sampleImages(stories, url, startsOf), curves(stories), steps(stories),
     counted(stories), findings(stories), doctors(stories), settings(stories)].filter(Boolean);
 }
 
 const embedded = document.getElementById("data");
 if (embedded) {
   const stories = JSON.parse(embedded.textContent);
-  document.querySelector("main").replaceChildren(...tell(stories, (story, index, place) => story.samples.images[index][place]));
+  document.querySelector("main").replaceChildren(...tell(stories,
+    (story, index, place) => story.samples.images[index][place], (story, place) => story.samples.sources[place]));
 }

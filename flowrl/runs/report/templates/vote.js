@@ -38,13 +38,20 @@ async function next(note) {
     ballot = null;
     return;
   }
+  const address = (side) => `/api/side?${new URLSearchParams({ ballot: ballot.ballot, side })}`;
+  const starts = Array.from({ length: ballot.sources }, (_, i) => {
+    const name = ballot.sources > 1 ? `source ${i + 1}` : "source";
+    return el("figure", {}, el("img", { alt: name, src: address(`source${i}`) }), el("figcaption", {}, name));
+  });
+  const fits = starts.length ? "prompt and source" : "the prompt";
   const candidate = (side) => el("button", { class: "side", id: side, "aria-label": `${side} is better`, onclick: () => vote(side) },
-    el("img", { alt: `the ${side} image`, src: `/api/side?${new URLSearchParams({ ballot: ballot.ballot, side })}` }));
+    el("img", { alt: `the ${side} image`, src: address(side) }));
   part.board.replaceChildren(
     note ? el("p", { class: "note", role: "alert" }, note) : "",
-    el("p", { class: "quiet" }, "Which image fits the prompt better? Keys: ← left, → right, ↓ or space: tie."),
+    el("p", { class: "quiet" }, `Which image fits ${fits} better? Keys: ← left, → right, ↓ or space: tie.`),
     el("h2", { id: "prompt" }, ballot.prompt),
-    el("div", { class: "duel" }, candidate("left"), candidate("right")),
+    el("div", { class: "trial" }, starts.length ? el("div", { class: "starts" }, starts) : null,
+      el("div", { class: "duel" }, candidate("left"), candidate("right"))),
     el("button", { id: "tie", onclick: () => vote("tie") }, "equally good"),
     el("p", { class: "quiet", id: "progress" }, `${voted} votes, ${ballot.left_over} left of ${ballot.of}`));
 }

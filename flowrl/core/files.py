@@ -56,6 +56,8 @@ def replacing(
             yield path
             return
         # a draft beside it, or beside what a link leads to
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()  # a loop of links leads nowhere: OSError says it, `resolve` something else
         path = path.resolve()
         _make_folder(path.parent)
         draft = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")

@@ -90,6 +90,19 @@ def delete_drafts(folder: Path) -> None:
             delete(path)
 
 
+def read_text(path: Path) -> str:
+    """Read a text. Raises OSError, also for a pipe or a device, which might never end."""
+    refuse_pipe(path)
+    return path.read_text(encoding="utf-8")
+
+
+def refuse_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise OSError for a pipe or a device: reading it might never end."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("expected a file, got a pipe or a device")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text, whole or not at all. Raises RunError."""
     with replacing(path) as draft:

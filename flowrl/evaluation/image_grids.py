@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import replacing
+from flowrl.core.files import refuse_pipe, replacing
 from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write
 
 EDGE, PAPER = (214, 214, 214), (255, 255, 255)
@@ -157,6 +157,7 @@ def load_strip(path: str | os.PathLike[str], count: int, width: int | None = Non
     [count, T, 3, H, W].
     """
     try:
+        refuse_pipe(path)
         with Image.open(path) as image:
             pixels = np.array(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # PIL raises all three on damaged files

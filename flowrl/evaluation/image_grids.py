@@ -202,9 +202,9 @@ def save_page(image: Image.Image, path: str | os.PathLike[str]) -> None:
     if kind == "PNG":
         save_png(image, path)
         return
-    options: dict[str, Any] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}.get(kind, {})
+    best: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}
     with replacing(path) as draft:
-        image.save(draft, format=kind, **options)
+        image.save(draft, format=kind, **best.get(kind, {}))
 
 
 def _bytes(images: Tensor, where: str) -> np.ndarray:

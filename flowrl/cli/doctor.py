@@ -16,6 +16,7 @@ def doctor(
     config: options.ConfigName,
     *,
     overrides: options.Overrides,
+    changes: options.Set,
     only: Annotated[
         list[str],
         typer.Option(
@@ -56,7 +57,7 @@ def doctor(
     from flowrl.runs.folder import DOCTOR
 
     options.quiet_libraries()
-    chosen = load_config(config, overrides, plugin)
+    chosen = load_config(config, [*overrides, *changes], plugin)
     checkup = examine(chosen, only=only, known=known, card=card, progress=_say)
     _say("")
     if run is not None:

@@ -62,6 +62,11 @@ def export(
     plugin: options.Plugins,
 ) -> None:
     """Write a run's weights for other programs, with a model card."""
+    from flowrl.core.errors import ConfigError
+    from flowrl.core.files import is_stdout
+
+    if out is not None and is_stdout(out):
+        raise ConfigError("--out: a folder cannot go to standard output; name a folder")
     # imported when the command runs, so that --help need not load torch
     from flowrl.runs.export.export import export as write_export
     from flowrl.runs.folder import EXPORT

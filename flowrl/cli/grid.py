@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import refuse_both, show_or_write
 
 
 def grid(
@@ -20,12 +20,14 @@ def grid(
 ) -> None:
     """Draw a run's checkpoints side by side."""
     from flowrl.core.files import is_stdout
-    from flowrl.evaluation.image_grids import save_png
+    from flowrl.evaluation.image_grids import page_format, save_page
     from flowrl.runs.folder import GRID, read_verdicts
     from flowrl.runs.report.run_grid import evenly_spaced, run_grid, sample_files
 
     file = out or run / GRID
-    save_png(run_grid(run, max_columns=columns), file)
+    refuse_both(out, json)
+    page_format(file)
+    save_page(run_grid(run, max_columns=columns), file)
     shown, judged = evenly_spaced(sorted(sample_files(run)), columns), read_verdicts(run)
     right = {iteration: judged[iteration] for iteration in shown if iteration in judged}
     facts = {"grid": f"{file}", "iterations": shown, "right": right}

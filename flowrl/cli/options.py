@@ -31,6 +31,22 @@ def check_overrides(texts: list[str]) -> list[str]:
     return texts
 
 
+def check_json(path: Path | None) -> Path | None:
+    """Refuse where no JSON can be written, before hours of work are done for it."""
+    if path is None:
+        return None
+    try:
+        path.stat()  # a loop of links, no rights: OSError says it
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        why = f"cannot write {path}: a folder above it is a file"
+        raise typer.BadParameter(why) from None
+    if path.is_dir():
+        raise typer.BadParameter(f"expected a file, got the folder {path}")
+    return path
+
+
 def look_here(plugins: list[str]) -> list[str]:
     """Let plugins be found in the working folder: the installed command does not look there, unlike
     ``python -m``."""
@@ -100,7 +116,12 @@ Profile = Annotated[
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="PATH", help="write it all as JSON; - prints that alone"),
+    typer.Option(
+        "--json",
+        metavar="PATH",
+        help="write it all as JSON; - prints that alone",
+        callback=check_json,
+    ),
 ]
 
 

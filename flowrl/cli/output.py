@@ -37,6 +37,15 @@ def show_or_write(text: str | Text, value: Any, file: Path | None, *, silent: bo
             print(f"written: {file}")
 
 
+def refuse_both(out: Path | None, json: Path | None) -> None:
+    """Raise ConfigError if a file and JSON were both to go to standard output."""
+    from flowrl.core.errors import ConfigError
+    from flowrl.core.files import is_stdout
+
+    if out is not None and json is not None and is_stdout(out) and is_stdout(json):
+        raise ConfigError("--out and --json cannot both go to standard output; name a file for one")
+
+
 def in_terminal() -> bool:
     """Say whether somebody sees how far a command is: stderr is a terminal."""
     return sys.stderr.isatty()

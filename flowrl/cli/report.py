@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import refuse_both, show_or_write
 
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="run folders, shown side by side")
@@ -25,6 +25,7 @@ def report(runs: Runs, *, out: Out = None, json: options.Json = None) -> None:
     from flowrl.runs.folder import REPORT, SUMMARY, read_object
     from flowrl.runs.report.page import html_report
 
+    refuse_both(out, json)
     file = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     write_text(file, html_report(*runs))
     summaries = {f"{run}": read_object(run, SUMMARY) for run in runs}

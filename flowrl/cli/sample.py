@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flowrl.cli import options, target
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import refuse_both, show_or_write
 
 
 def sample(
@@ -21,7 +21,8 @@ def sample(
         typer.Option(metavar="FILE", help="the image that all prompts edit; once or several times"),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="PNG", help="the page of images; a film: .gif, .webp or .mp4")
+        Path,
+        typer.Option(metavar="PNG", help="the images, also .jpg; a film: .gif, .webp, .mp4"),
     ] = Path("samples.png"),
     config: target.Settings = options.DEFAULT,
     weights: target.Weights = None,
@@ -32,19 +33,26 @@ def sample(
     changes: options.Set,
     plugin: options.Plugins,
 ) -> None:
-    """Draw images of prompts into one PNG, or videos into a film."""
+    """Draw images of prompts on one page, or videos into a film."""
+    refuse_both(out, json)
     import torch
 
     from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
     from flowrl.evaluation.films import KINDS, save_film
-    from flowrl.evaluation.image_grids import labelled_grid, save_png
+    from flowrl.evaluation.frame_rewards import frames_of
+    from flowrl.evaluation.image_grids import labelled_grid, page_format, save_page
     from flowrl.runs.evaluate import given_sources, sample_all
 
+    # where it cannot be written is known before anything loads
+    if out.suffix.lower() not in KINDS:
+        page_format(out)
     # sample: the images of a prompt stand in one row
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
     found = target.opened(name, config, weights, iteration, own, changes, plugin)
     chosen = found.config
+    if frames_of(chosen, found.model) == 1:
+        page_format(out)
     starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
         more: dict[str, Any] = {"seed": chosen.eval.seed, "images": images, "sources": starts}
@@ -55,7 +63,7 @@ def sample(
     if drawn.ndim == 5 and out.suffix.lower() in KINDS:
         save_film(drawn, out)
     else:
-        save_png(labelled_grid(columns, prompts, starts=sources), out)
+        save_page(labelled_grid(columns, prompts, starts=sources), out)
     facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
     facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
     text = f"{len(drawn)} images of {found.what}: {out}"

@@ -200,14 +200,14 @@ def _some(names: list[str], total: int) -> str:
 def _save(
     files: ScoreFiles, card: dict[str, Any], items: Any, scored: Any, names: list[str]
 ) -> None:
-    from flowrl.evaluation.image_grids import save_png
+    from flowrl.evaluation.image_grids import save_page
     from flowrl.evaluation.scorecard import best_and_worst, write_csv
 
     if files.csv:
         write_csv(files.csv, card)
     if files.grid:
         chosen = [files.sort] if files.sort else names
-        save_png(best_and_worst(items, scored, chosen), files.grid)
+        save_page(best_and_worst(items, scored, chosen), files.grid)
 
 
 def _test(

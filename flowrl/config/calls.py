@@ -30,7 +30,7 @@ from annotated_types import Interval
 
 from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import Axis, axis_of, name_of
-from flowrl.config.functions import Functions, functions_of, modules_in
+from flowrl.config.functions import Functions, functions_of, modules_in, taken_name
 from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
 from flowrl.config.values import MOST, convert, plain
@@ -225,7 +225,8 @@ def _resolve_dotted(
     found = functions_of(module, where, top if top in plugins else "")
     if name not in found:
         kind = "public function of its own"
-        raise ConfigError(f"{where}: {module} {unknown(name, found, kind)}{_is_file(fn)}")
+        why = f"{unknown(name, found, kind)}{_is_file(fn)}{taken_name(top)}"
+        raise ConfigError(f"{where}: {module} {why}")
     return fn, found[name]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.shipped_rewards import import_rewards
+from flowrl.core.shipped_rewards import NAME, import_rewards, name_is_ours
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -30,6 +30,13 @@ def functions_of(module: str, where: str, plugin: str = "") -> Functions:
         if callable(thing) and not name.startswith("_") and home.startswith(f"{package}."):
             out[name] = thing
     return out
+
+
+def taken_name(package: str) -> str:
+    """Say that a package of this name is flowrl's, where a user's file was meant; "" for others."""
+    if package != NAME or not name_is_ours():
+        return ""
+    return f"; {NAME!r} is flowrl's own package: give a file of yours another name"
 
 
 def _import(module: str, where: str, *, theirs: bool = False) -> types.ModuleType:

@@ -56,6 +56,8 @@ def replacing(
             yield path
             return
         # a draft beside it, or beside what a link leads to
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()  # a loop of links leads nowhere: OSError says it, `resolve` something else
         path = path.resolve()
         _make_folder(path.parent)
         draft = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -86,6 +88,19 @@ def delete_drafts(folder: Path) -> None:
     for path in sorted(folder.rglob("*.tmp-*")):
         if _DRAFT.fullmatch(path.name):
             delete(path)
+
+
+def read_text(path: Path) -> str:
+    """Read a text. Raises OSError, also for a pipe or a device, which might never end."""
+    refuse_pipe(path)
+    return path.read_text(encoding="utf-8")
+
+
+def refuse_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise OSError for a pipe or a device: reading it might never end."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("expected a file, got a pipe or a device")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -22,13 +22,13 @@ def import_rewards(module: str = "") -> ModuleType:
     A ``rewards.py`` or ``rewards/`` of the user's, in the working folder or imported already, stays
     theirs: ours then goes by another name. Raises what the module raises.
     """
-    package = NAME if _name_is_ours() else ALIAS
+    package = NAME if name_is_ours() else ALIAS
     if package == ALIAS and ALIAS not in sys.modules:
         _load_by_place()
     return importlib.import_module(f"{package}.{module}" if module else package)
 
 
-def _name_is_ours() -> bool:
+def name_is_ours() -> bool:
     """Say whether ``import rewards`` gives our package."""
     loaded = sys.modules.get(NAME)
     if loaded is not None:

@@ -43,6 +43,19 @@ def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
     return reward(batch.images, batch.prompts, **record)
 
 
+def hint(error: BaseException) -> str:
+    """Say what a failed reward most likely took its arguments for; "" where that is not known."""
+    text = str(error)
+    if isinstance(error, AttributeError) and f"'{RewardBatch.__name__}' object" in text:
+        return ". A function of one argument gets a RewardBatch; write f(images, prompts)"
+    if isinstance(error, TypeError) and "missing" in text and "required" in text:
+        return (
+            ". Beside images and prompts a function gets the keys of the prompts' records, each by "
+            "its name; write f(images, prompts, **record)"
+        )
+    return ""
+
+
 def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:
     """Say whether a function wants images and prompts apart, not a `RewardBatch`."""
     if {"images", "prompts"} <= parameters.keys():

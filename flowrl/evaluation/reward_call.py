@@ -17,7 +17,7 @@ from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.core.users_code import FAILURES, as_one_message, describe
 from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.resting_rewards import resting
-from flowrl.evaluation.reward_answer import as_tensor, call_reward
+from flowrl.evaluation.reward_answer import as_tensor, call_reward, hint
 
 
 def rewards_of(calls: Mapping[str, Call], frames: int = 1) -> dict[str, Any]:
@@ -51,7 +51,8 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     except FlowRLError as error:
         raise RewardError(f"{where}: reward {name!r}: {error}") from error
     except FAILURES as error:  # rewards are users' code and servers: they fail in any way
-        raise RewardError(f"{where}: reward {name!r} failed with {describe(error)}") from error
+        what = f"{where}: reward {name!r} failed with {describe(error)}{hint(error)}"
+        raise RewardError(what) from error
     return checked(name, values, batch, where)
 
 

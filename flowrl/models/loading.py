@@ -16,6 +16,7 @@ from huggingface_hub import hf_hub_download
 from safetensors import safe_open
 
 from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.files import read_text
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.complete_parts import check_complete, read_parts
 from flowrl.models.hollow import hollow_network
@@ -207,7 +208,7 @@ def _read_index(folder: Path, expected: tuple[str, ...]) -> dict[str, Any]:
 def _read_json(file: Path) -> Any:
     """Read a file of settings. Raise ModelError that names it."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: not valid JSON: {error}; copy the file again") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.core.files import write_text
+from flowrl.core.files import read_text, write_text
 
 RunPath = str | os.PathLike[str]
 Rows = list[dict[str, Any]]
@@ -122,7 +122,7 @@ def read_object(run: RunPath, name: str) -> dict[str, Any]:
     it is damaged."""
     path = Path(run) / name
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -137,7 +137,7 @@ def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
     RunError."""
     path = Path(run) / SAMPLES / PROMPTS
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(read_text(path))
         prompts, shape = record["prompts"], (int(record["height"]), int(record["width"]))
         if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError("prompts must be a list of texts")
@@ -155,7 +155,7 @@ def read_verdicts(run: RunPath) -> dict[int, list[bool | None]]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         return {int(key): [*map(_verdict, row)] for key, row in found.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         expected = '{"20": [true, false, null, ...], ...}'

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import CheckpointError
+from flowrl.core.files import read_text
 from flowrl.core.processes import ALONE, World
 
 MANIFEST, STATE, FORMAT = "manifest.json", "state.json", 1
@@ -53,7 +54,7 @@ def _check_place(folder: Path, files: Collection[str]) -> None:
     if not folder.name.isdecimal() or STATE not in files:
         return
     try:
-        held = json.loads((folder / STATE).read_text(encoding="utf-8")).get("iteration")
+        held = json.loads(read_text(folder / STATE)).get("iteration")
     except (OSError, ValueError, AttributeError):
         return  # `load` says what is wrong with it
     if held is not None and held != int(folder.name):
@@ -79,7 +80,7 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(f"{folder}: there is no such checkpoint")
     # read it: one that is missing means an unfinished save, one that cannot be read damage
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(file))
         files = {
             str(name): {"size": entry["size"], "sha256": entry["sha256"]}
             for name, entry in manifest["files"].items()

@@ -12,7 +12,7 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.promises import differentiable
 from flowrl.core.types import RewardBatch
 from flowrl.core.users_code import FAILURES, describe
-from flowrl.evaluation.reward_answer import call_reward
+from flowrl.evaluation.reward_answer import call_reward, hint
 from flowrl.evaluation.reward_call import own_batch
 
 SHIPPED = "soft_shapes"
@@ -61,7 +61,7 @@ def summed(
         except FlowRLError as error:
             raise RewardError(f"{said}: {error}") from error
         except FAILURES as error:
-            raise RewardError(f"{said} failed with {describe(error)}") from error
+            raise RewardError(f"{said} failed with {describe(error)}{hint(error)}") from error
         parts.append(weight * _with_gradient(values, batch.images, said))
     return torch.stack(parts).sum(0)
 

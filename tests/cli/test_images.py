@@ -9,8 +9,58 @@ import pytest
 from PIL import Image
 
 from flowrl.cli.main import main
+from flowrl.evaluation.image_grids import save_page
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["sample", "nowhere", "a dot", "--out", "-", "--json", "-"], "cannot both go to standard"),
+        (["grid", "nowhere", "--out", "-", "--json", "-"], "cannot both go to standard"),
+        (["report", "nowhere", "--out", "-", "--json", "-"], "cannot both go to standard"),
+        (["sample", "nowhere", "a dot", "--out", "x.mkv"], "no image can be written as .mkv"),
+        (["grid", "nowhere", "--out", "x.mkv"], "no image can be written as .mkv"),
+        (["export", "nowhere", "--out", "-"], "a folder cannot go to standard output"),
+        (["train", "nowhere", "--json", "."], "expected a file, got the folder ."),
+        (["train", "nowhere", "--json", "loop"], "Too many levels of symbolic links"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Said before anything is looked for, let alone made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["loop"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("x.jpg", "JPEG"), ("x.GIF", "GIF"), ("x.webp", "WEBP"), ("x", "PNG")]
+)
+def test_a_page_is_what_its_name_says(name: str, kind: str, tmp_path: Path) -> None:
+    save_page(Image.new("RGB", (8, 8)), tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        assert (image.format, image.size) == (kind, (8, 8))
+
+
+def test_a_page_of_images_is_no_film(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found once the model is known, before anything is drawn."""
+    out = ["--images", "1", "--plugin", "toykit", "--out"]
+    assert main(["sample", f"{home}/whole", "a dot", *out, f"{tmp_path}/x.mp4"]) == 2
+    assert "no image can be written as .mp4" in capsys.readouterr().err
+    assert main(["sample", f"{home}/whole", "a dot", *out, f"{tmp_path}/x.jpg"]) == 0
+    with Image.open(tmp_path / "x.jpg") as image:
+        assert image.format == "JPEG"
 
 
 def test_sample_and_grid(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

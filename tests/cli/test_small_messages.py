@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from toykit import write_toy
 
-from flowrl.cli.main import main
+from flowrl.cli.main import GROUPS, main
 
 ROOT = Path(__file__).parents[2]
 LONG = "x" * 300
@@ -123,7 +124,11 @@ def test_a_full_disk_behind_standard_output(argv: list[str]) -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("command", [["train", "--dry-run"], ["estimate"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [["train", "--dry-run"], ["estimate"], ["doctor", "--only", "batch"]],
+    ids=lambda c: c[0],
+)
 @pytest.mark.parametrize("change", [["train.group=6"], ["--set", "train.group=6"]], ids=len)
 def test_overrides_are_spelled_alike(
     tmp_path: Path, command: list[str], change: list[str], capsys: pytest.CaptureFixture[str]
@@ -132,6 +137,20 @@ def test_overrides_are_spelled_alike(
     name, *options = command
     assert main([name, f"{write_toy(tmp_path)}", *options, *change, "--plugin", "toykit"]) == 0
     assert "2 prompts x 6 images = 12 images" in capsys.readouterr().out
+
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+READERS = [name for name, it in COMMANDS.items() if "plugin" in inspect.signature(it).parameters]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_command_that_reads_a_config_knows_set(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever reads a config takes plugins; a word without = is refused before anything else."""
+    more = {"sample": ["a dot"], "sweep": ["--suite", "shapes"], "score": ["--reward", "x"]}
+    assert main([name, "shapes/flow_grpo", *more.get(name, []), "--set", "mistyped"]) == 2
+    assert "expected KEY=VALUE, got mistyped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["mps", "gpu", "meta"])

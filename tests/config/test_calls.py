@@ -71,6 +71,9 @@ def test_only_allowed_packages_can_be_named(file: Path) -> None:
     # what a plugin merely imports is not its own
     message = failure(file, "model={fn: fakeplugin.run}", plugins=("fakeplugin",))
     assert "has no public function of its own 'run'" in message
+    # a file of the user's that has the name of our package
+    message = failure(file, "rewards={it: {fn: rewards.bright}}", plugins=("rewards",))
+    assert "'rewards' is flowrl's own package: give a file of yours another name" in message
     # a file that is named in place of the function in it
     message = failure(file, "plan={fn: fakeaxes.plans.plans}", plugins=("fakeaxes",))
     assert "name what is in it, such as fakeaxes.plans.plans.plans" in message

@@ -76,6 +76,13 @@ def test_folders(tmp_path: Path) -> None:
     assert names(tmp_path) == ["empty", "link"] and (tmp_path / "link").is_symlink()
 
 
+def test_a_loop_of_links_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RunError, match="cannot write .*loop: Too many levels of symbolic links"):
+        write_text(tmp_path / "loop", "text")
+    assert (tmp_path / "loop").is_symlink()
+
+
 def test_links_and_pipes_are_written_in_place(tmp_path: Path) -> None:
     """A link still leads to its file afterwards, and a pipe is still a pipe."""
     (tmp_path / "own").write_text("old")

@@ -131,6 +131,14 @@ def leaving(*_: Any) -> None:
     raise SystemExit("no licence")
 
 
+def of_images(images: Any) -> Any:
+    return images.mean((1, 2, 3))
+
+
+def with_metadata(images: Tensor, prompts: list[str], metadata: list[Any]) -> Tensor:
+    return images.mean((1, 2, 3))
+
+
 CLASS = type("Broken", (), {"__init__": lambda self: wrong()})
 WITH = type("With", (), {"__call__": wrong, "probe": wrong, "check_record": wrong})
 HERE = rf"KeyError: 'gone' \({Path(__file__).name}, line \d+\)"
@@ -156,6 +164,16 @@ PROMPTS = PromptSet(["a"], [{"prompt": "a"}], "p", "p.txt", ["p.txt, line 1"])
             f"p.txt, line 1: the check_record of reward 'it' failed with {HERE}",
         ),
         (lambda: ask("it", wrong, batch(), "here"), RewardError, f"here: reward 'it'.*{HERE}"),
+        (
+            lambda: ask("it", of_images, batch(), "here"),
+            RewardError,
+            r"AttributeError.* gets a RewardBatch; write f\(images, prompts\)$",
+        ),
+        (
+            lambda: ask("it", with_metadata, batch(), "here"),
+            RewardError,
+            r"TypeError.*'metadata'.*each by its name; write f\(images, prompts, \*\*record\)$",
+        ),
         (lambda: ask("it", leaving, batch(), "here"), RewardError, "SystemExit: no licence"),
     ],
 )

@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.files import read_text
 
 FEWEST = 32
 """Cells that a fraction must have; a smaller full product is run whole."""
@@ -54,7 +55,7 @@ def load_design(path: Path) -> Design:
     """Read a design file and choose its cells. Raises ConfigError."""
     # the file
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as a design: {error}") from error
     known = {"base", "set", "axes", "interactions", "exclude", "cells", "seed"}

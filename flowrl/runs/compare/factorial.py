@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import read_text, write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.budgets import RESULT, Budgets, different
@@ -154,7 +154,7 @@ def _kept(result: Result, cell: str, seed: int, found: dict[str, Any]) -> Result
 def read_factorial(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         if found["kind"] == KIND and found["format"] == FORMAT:
             return analysed(found)
         got = f"{found['kind']!r}, {found['format']!r}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.files import write_json
+from flowrl.core.files import read_text, write_json
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -116,7 +116,7 @@ def draw(trainer: Trainer, folder: Path, say: Say) -> None:
 def drawn(folder: Path) -> tuple[Tensor, list[bool | None]]:
     """Read what `draw` drew -> (images [P, 3, H, W], which are right [P]; None where it is not
     known). Raises RunError for a damaged file."""
-    prompts = json.loads((folder / PROMPTS).read_text(encoding="utf-8"))
+    prompts = json.loads(read_text(folder / PROMPTS))
     images = load_strip(folder / STRIP, len(prompts))
     right = read_object(folder, VERDICTS).get("right", [])
     return images, right if len(right) == len(images) else [None] * len(images)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import read_text, write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, save_png
 from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
@@ -115,7 +115,7 @@ def sample_grid(result: Result, runs: Path) -> Any:
     if read_object(base, RESULT)["base"] != result["base"]:
         return None
     # one column each
-    prompts = json.loads((base / PROMPTS).read_text(encoding="utf-8"))
+    prompts = json.loads(read_text(base / PROMPTS))
     folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:

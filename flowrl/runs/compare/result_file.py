@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.files import write_json
+from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
 from flowrl.runs.compare.summary import Result, summarize
 
@@ -36,7 +36,7 @@ def setting(config: Config) -> dict[str, Any]:
 def read(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         if found["kind"] != KIND or found["format"] != FORMAT:
             raise DataError(
                 f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, "

@@ -12,6 +12,7 @@ import yaml
 
 from flowrl.config.flat import differences, flat
 from flowrl.core.errors import DataError, RunError
+from flowrl.core.files import read_text
 from flowrl.runs.folder import (
     CONFIG,
     DOCTOR,
@@ -113,7 +114,7 @@ def _config(folder: Path) -> dict[str, Any]:
     """Read the resolved config by dotted key; {} where there is none."""
     path = folder / CONFIG
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

@@ -1,0 +1,47 @@
+"""A pipe in the place of a file that is read is refused: nobody would ever write into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.core.errors import FlowRLError
+from flowrl.evaluation.image_grids import load_strip
+from flowrl.models.loading import _check_part
+from flowrl.runs.compare.design import load_design
+from flowrl.runs.compare.factorial import read_factorial
+from flowrl.runs.compare.report import saved_result
+from flowrl.runs.folder import SUMMARY, read_object, read_prompts, read_verdicts
+from flowrl.runs.report.page import html_report
+from flowrl.training.checkpoint_manifest import verify
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "summary.json": lambda folder: read_object(folder, SUMMARY),
+    "environment.json": lambda folder: read_object(folder, "environment.json"),
+    "samples/prompts.json": read_prompts,
+    "samples/verdicts.json": read_verdicts,
+    "samples/000001.png": lambda folder: load_strip(folder / "samples/000001.png", 1),
+    "manifest.json": verify,
+    "tokenizer/tokenizer_config.json": lambda folder: _check_part(
+        folder / "tokenizer", "Tokenizer"
+    ),
+    "config.yaml": html_report,
+    "design.yaml": lambda folder: load_design(folder / "design.yaml"),
+    "result.json": lambda folder: saved_result(folder / "result.json"),
+    "factorial.json": lambda folder: read_factorial(folder / "factorial.json"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_pipes_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    (file.parent / "tokenizer.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").touch()
+    os.mkfifo(file)
+    with pytest.raises(FlowRLError, match=f"{file}.*expected a file, got a pipe or a device"):
+        READERS[name](tmp_path)

@@ -15,7 +15,11 @@ from flowrl.training import checkpoint
 from flowrl.training.collect import collect, images_worked_on, sample
 from flowrl.training.give_credit import give_credit
 from flowrl.training.learn import learn
-from flowrl.training.optimizer_state import optimizer_from_tensors, optimizer_to_tensors
+from flowrl.training.optimizer_state import (
+    check_settings,
+    optimizer_from_tensors,
+    optimizer_to_tensors,
+)
 from flowrl.training.prompt_visits import joined
 from flowrl.training.refill import refill
 from flowrl.training.setup import Setup
@@ -143,6 +147,7 @@ class Trainer(Setup):
         for name in ("current", "optimizer"):  # before a weight is changed
             if name not in files:
                 raise KeyError(name)
+        check_settings(self.config.optimizer.kwargs, state["optimizer"])
         put_saved(self.params, files, "current")
         files.drop("current")
         if not self._finite():

@@ -8,6 +8,7 @@ from typing import Any
 
 from flowrl.core.nearest import unknown
 
+MOST_DRAWN = 100_000  # of one prompt: they are decoded together
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}
 REPORT_KEYS |= {"outcomes", "unscored", "by_prompt", "iteration", "drift", "marks"}
 REPORT_KEYS |= {"budget", "nfe", "seconds"}
@@ -21,6 +22,7 @@ def disagreements(built: Mapping[str, Any], at: Callable[[str], str]) -> list[st
         *_names(built, at),
         *_training(built, at),
         *_headline(built, at),
+        *_drawn(built, at),
     ]
 
 
@@ -50,6 +52,17 @@ def _training(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
         for name in asking:
             said.append(f"{at(f'monitors.{name}')}: needs a kl section, whose weight it changes")
     return said
+
+
+def _drawn(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    evaluation = built.get("eval")
+    if evaluation is None or evaluation.images * evaluation.best_of <= MOST_DRAWN:
+        return []
+    product = f"{evaluation.images:,} x eval.best_of {evaluation.best_of:,}"
+    return [
+        f"{at('eval.images')}: expected at most {MOST_DRAWN:,} images drawn of a prompt, got "
+        f"{product}"
+    ]
 
 
 def _headline(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Interval
+from annotated_types import Interval
 from pydantic import ConfigDict
 
 from flowrl.config.mistakes import Collector
 from flowrl.config.values import convert, plain
 
-Positive = Annotated[int, Ge(1)]
-Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Interval(ge=1, lt=2**31)]
+Count = Annotated[int, Interval(ge=0, lt=2**31)]
+Steps = Annotated[int, Interval(ge=1, le=1000)]  # of a sampler
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 

@@ -11,7 +11,9 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt, Interval
 
 from flowrl.config.monitors import MonitorsConfig
-from flowrl.config.section import Count, Positive, Section, Seed, Share
+from flowrl.config.section import Count, Positive, Section, Seed, Share, Steps
+
+Drawn = Annotated[int, Interval(ge=1, le=10_000)]  # images of one prompt
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class ScoutConfig(Section):
     images: Count = 0
     """previews per prompt, of which as many are kept as a group has noises; 0 = off (Sol-RL: 96, of
     which 24)"""
-    steps: Positive = 6
+    steps: Steps = 6
     """denoising steps of a preview, without noise"""
     keep: Literal["extremes", "far", "half", "random"] = "extremes"
     """which are kept: the best and the worst half, those far from the mean, half of it extremes and
@@ -130,11 +132,11 @@ class EvalConfig(Section):
 
     key: ClassVar = "eval"
 
-    steps: Positive = 10
+    steps: Steps = 10
     """denoising steps; use as many as the model is used with"""
     every: Count = 0
     """iterations between evaluations; 0 = before and after training only"""
-    images: Positive = 4
+    images: Drawn = 4
     """images per prompt; more makes intervals narrower"""
     batch: Positive = 256
     """images per network call"""
@@ -152,7 +154,7 @@ class EvalConfig(Section):
     model takes the rest, which reduces reward hacking (MixGRPO: 0.6)"""
     score: str = ""
     """name of the reward that is the headline; empty = the first in `rewards`"""
-    best_of: Positive = 1
+    best_of: Drawn = 1
     """best-of-n: draw so many for each of `images`, and judge the one that `best_by` puts first; it
     costs n times the sampling, so beside it stands what that cost buys without training"""
     best_by: str = ""

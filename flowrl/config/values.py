@@ -44,7 +44,7 @@ _WORDS = {
 }
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
-_SAID = {2**63: "2**63"}
+_SAID = {2**31: "2**31", 2**63: "2**63"}
 _INT = re.compile(r"[+-]?[0-9]{1,99}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

@@ -6,12 +6,15 @@ docs/memory.md says how the numbers come about and what they leave out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from flowrl.config.given import check_config
 from flowrl.config.load import Config
+from flowrl.config.sections import ImageConfig
+from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.prompts import groups_of, prompts_if_there
-from flowrl.cost.architecture import VIDEO, WIDE, architecture_of, tuning_of
+from flowrl.cost.architecture import NETWORK, VIDEO, WIDE, architecture_of, latent_shape, tuning_of
 from flowrl.cost.memory import (
     FLOAT,
     PHASES,
@@ -23,7 +26,11 @@ from flowrl.cost.memory import (
     moment_bytes,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
+<<<<<<< HEAD
 from flowrl.cost.reward_networks import SCORING, guest, staying
+=======
+from flowrl.evaluation.eval_size import check_eval_count
+>>>>>>> state
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
@@ -81,11 +88,14 @@ def estimate(config: Config) -> Estimate:
     # what can be known without the network's settings: work, latents, stored parts
     check_config(config)
     # lists as a run reads them
-    train, _ = prompts_if_there(config.prompts.train), prompts_if_there(config.prompts.test)
+    train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
+    check_eval_count(config, len(test) if test else 1)
     if train is not None:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
     parts, note = kept(config, forecast)
+    if config.model.fn in NETWORK:
+        judged(config)
     if note:
         return Estimate(config, forecast, "", None, parts, [], 0, {}, note)
     # with the settings: peaks, parameters, and FLOPs, from a run of the network on shapes alone
@@ -139,6 +149,7 @@ def _scoring(config: Config, decode: Phase) -> Phase:
 
 ENCODERS_ALONE = "the text encoders, which work while the network is away"
 _LEAVES = ("latents of leaves", "old means of leaves")
+MOST_UNKNOWN = 1000  # prompts that a list which is not here is taken to have
 NETWORK_PARTS = ("trained weights", "frozen weights", "network's tables")
 Extra = tuple[int, int, str]
 """Bytes that come and go, latents or images at once, what for."""
@@ -193,10 +204,32 @@ def _update(
 def _evaluation(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
+    # whole prompts at a time, with all that is drawn of each
     e, prompts = config.eval, prompts_if_there(config.prompts.test)
-    share = max(1, e.batch // e.images)
-    count = (min(share, len(prompts)) if prompts else share) * e.images
+    drawn = e.images * e.best_of
+    share = max(1, e.batch // drawn)
+    count = min(share, len(prompts) if prompts else MOST_UNKNOWN) * drawn
+    # in the size that is judged
+    config = judged(config)
+    made = meta_run(workload_of(config))
     return max(_call(made, min(e.batch, count)), _images(config, made, count))
+
+
+def judged(config: Config) -> Config:
+    """Return a config whose images have the size of those that are evaluated. Raises ConfigError
+    if the model cannot make it."""
+    height, width = config.eval_size
+    if (height, width) == (config.image.height, config.image.width):
+        return config
+    found = replace(config, image=ImageConfig(height, width))
+    try:
+        latent_shape(found, architecture_of(found))
+    except FlowRLError as error:
+        raise ConfigError(
+            f"eval.height, eval.width: {config.model.fn} cannot make images of {height} x {width} "
+            f"pixels: {error}"
+        ) from error
+    return found
 
 
 _EXTRA = dict(zip(PHASES, (_sampling, _decode, _training, _update, _evaluation), strict=True))

@@ -37,6 +37,7 @@ from flowrl.models.runtime import Runtime
 from flowrl.models.tuning import Tuning, trained, tune_network
 from flowrl.training.guidance import guides_reference, is_guided
 
+MANY = 512  # calls of the VAE that are traced one by one
 KEPT_RUNS = 8  # the configs of a table ask for the same ones again and again
 
 
@@ -94,8 +95,17 @@ class MetaRun:
 
     def decoding(self, count: int, *, batch: int, height: int, width: int) -> CallCost:
         """Trace decoding so many latents, `batch` at a time, into 8-bit steps; its peak includes
-        the images."""
+        the images. From `MANY` calls on it grows by as much with every further call."""
         size = min(count, batch)
+        more = count // size - MANY
+        if more > 0:
+            near = count - more * size
+            here, less = (
+                self.decoding(n, batch=batch, height=height, width=width)
+                for n in (near, near - size * MANY // 2)
+            )
+            peak = here.peak + more * (here.peak - less.peak) * 2 // MANY
+            return CallCost(peak, self._once("vae", size, self._vae).flops * count // size)
         one = self._once("vae", size, self._vae)
         frames = self._frames()
         shape = (3, *([frames] if frames else []), height, width)

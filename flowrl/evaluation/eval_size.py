@@ -1,10 +1,25 @@
-"""Train on small images, judge large ones: the size of evaluated images (PaCo-RL, 2512.04784)."""
+"""Train on small images, judge large ones: the size of evaluated images (PaCo-RL, 2512.04784), and
+how many of them there may be."""
 
 from __future__ import annotations
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.types import FlowModel
+
+MOST_IMAGES = 10**8  # of one evaluation: their scores are held in memory
+
+
+def check_eval_count(config: Config, prompts: int) -> None:
+    """Raise ConfigError if an evaluation of so many prompts would draw more images than can be."""
+    images, best_of = config.eval.images, config.eval.best_of
+    drawn = images * best_of * prompts
+    if drawn > MOST_IMAGES:
+        of_each = f"{images:,} images" + (f", each the best of {best_of:,}," if best_of > 1 else "")
+        raise ConfigError(
+            f"eval.images, eval.best_of: {of_each} of each of {prompts:,} prompts are {drawn:,} to "
+            f"draw, and an evaluation draws at most {MOST_IMAGES:,}"
+        )
 
 
 def check_eval_size(model: FlowModel, config: Config) -> None:

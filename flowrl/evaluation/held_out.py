@@ -23,7 +23,13 @@ from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
 from flowrl.evaluation.best_of import chooser, keep_best
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
-from flowrl.evaluation.statistics import by_prompt, prompt_means, summarize, summarize_apart
+from flowrl.evaluation.statistics import (
+    by_prompt,
+    known_mean,
+    prompt_means,
+    summarize,
+    summarize_apart,
+)
 from flowrl.evaluation.unscored import check_tasks, count_unscored
 
 # prompt index of each image, whether it is not finite, scores batch by batch
@@ -174,9 +180,9 @@ def evaluate_prompts(
     ...}. Overall is the mean over tasks, as in GenEval, not over images. Intervals hold 95 % of
     the sampling noise for *these* prompts: Wilson's for a task of 0/1 verdicts, the normal one
     else; overall, the tasks' intervals combined. "by_prompt" has the headline's mean for each
-    prompt of a task, {tag: [...]}, null where no image was scored. Where tasks have prompts with
-    and without a `held_out` mark, "held_out" and "seen" are summaries over these tasks. With
-    `outcomes` also the headline's score of every image, a list per prompt.
+    prompt of a task, {tag: [...]}, null where no image was scored, as in "rewards". Where tasks
+    have prompts with and without a `held_out` mark, "held_out" and "seen" are summaries over these
+    tasks. With `outcomes` also the headline's score of every image, a list per prompt.
 
     An image that is not finite, or that a reward gave NaN, is not scored. Means leave it out, and
     the report counts such images by reward under "unscored". If they are more than the share
@@ -242,7 +248,7 @@ def _whole_report(
     report = {"score": headline, headline: whole.pop("mean"), **whole}
     report |= summarize_apart(values, tags, held)
     # every reward's
-    report["rewards"] = {name: values.nanmean().item() for name, values in scores.items()}
+    report["rewards"] = {name: known_mean(values) for name, values in scores.items()}
     each = by_prompt(scores[headline], rows, len(prompts.texts))
     report["by_prompt"] = prompt_means(each, prompts.records)
     if most is None:

@@ -77,6 +77,13 @@ def by_prompt(scores: Tensor, rows: list[int], prompts: int) -> list[list[float]
     return each
 
 
+def known_mean(scores: Tensor) -> float | None:
+    """Average scores [n] without those that are NaN; None where that is no finite number, which
+    JSON lacks."""
+    mean = scores.nanmean().item()
+    return mean if math.isfinite(mean) else None
+
+
 def prompt_means(
     each: list[list[float]], records: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[float | None]]:

@@ -21,7 +21,7 @@ from flowrl.models.texts import MOST_T5_TOKENS
 
 STRICT = ConfigDict(strict=True, extra="forbid")  # no text is read as a number
 Guidance = Annotated[FiniteFloat, Field(ge=0)]
-DecodeBatch = Annotated[int, Field(ge=1)]  # images that the VAE decodes at a time
+DecodeBatch = Annotated[int, Field(ge=1, lt=2**31)]  # images that the VAE decodes at a time
 T5Tokens = Annotated[int, Field(ge=1, le=MOST_T5_TOKENS)]
 
 # pydantic's kind of mistake -> what was expected
@@ -36,6 +36,7 @@ EXPECTED = {
     "too_long": "a list of at most {max_length}",
     "greater_than": "a number above {gt:g}",
     "greater_than_equal": "a number of at least {ge:g}",
+    "less_than": "a number below {lt:g}",
     "less_than_equal": "a number of at most {le:g}",
     "missing": "a value",
     "model_type": "options by name",

@@ -17,7 +17,7 @@ from flowrl.core.promises import asks_people, sees_latents
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
-from flowrl.evaluation.eval_size import check_eval_size
+from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
 from flowrl.evaluation.reward_call import ask, rewards_of
@@ -47,6 +47,7 @@ def evaluate(
     if trainer is None:
         prompts = load_prompts(c.prompts.test)
         check_sources(prompts, c.eval_size)
+        check_eval_count(c, len(prompts))
         check_eval_size(model, c)
         check_starts(model, prompts)
         rewards = rewards_of(c.rewards, frames_of(c, model))

@@ -75,7 +75,7 @@ def read_rows(run: RunPath, name: str) -> Rows:
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_float=_finite)
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
@@ -86,6 +86,19 @@ def read_rows(run: RunPath, name: str) -> Rows:
             raise RunError(text)
         rows.append(row)
     return rows
+
+
+def _finite(text: str) -> float:
+    """Read a number of JSON; one beyond float64, as 1e400, is a ValueError."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def all_numbers(row: Mapping[str, Any]) -> bool:
+    """Say whether all values of a row are finite numbers or null."""
+    known = [value for value in row.values() if value is not None]
+    return all(type(value) in (int, float) and math.isfinite(value) for value in known)
 
 
 def read_metrics(run: RunPath) -> Rows:
@@ -139,9 +152,11 @@ def read_prompts(run: RunPath) -> tuple[list[str], tuple[int, int]]:
     try:
         record: dict[str, Any] = json.loads(read_text(path))
         prompts, shape = record["prompts"], (int(record["height"]), int(record["width"]))
+        if min(shape) < 1:
+            raise ValueError("height and width must be at least 1")
         if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError("prompts must be a list of texts")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         expected = '{"prompts": [...], "height": H, "width": W}'
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"{path}: expected {expected}, {reason}") from error
@@ -172,6 +187,8 @@ def evaluation(row: Mapping[str, Any]) -> Evaluation:
     """Check one evaluation: {iteration, score: name, <name>: mean, interval, tasks}. Raises
     DataError."""
     # the shape of the row
+    if not isinstance(row.get("setting", {}), dict):
+        raise DataError(f'"setting": expected an object, got {row["setting"]!r}')
     name, tasks = row.get("score"), row.get("tasks", {})
     if not isinstance(name, str) or name not in row:
         raise DataError(f'expected "score" to name one of the keys {", ".join(row)}; got {name!r}')

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.core.errors import RunError
 from flowrl.core.files import replacing
-from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING
+from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING, all_numbers
 from flowrl.runs.progress import COLUMNS, Progress
 from flowrl.runs.trackers import open_trackers
 
@@ -272,13 +272,16 @@ def _prepare(file: Path, resume: int | None) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            iteration = json.loads(line)["iteration"]
+            row = json.loads(line)
+            iteration = row["iteration"]
+            if type(iteration) is not int or (file.name == TIMING and not all_numbers(row)):
+                raise TypeError(line)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
             raise RunError(
-                f"{file}, line {number}: expected an object with an iteration; repair or move the "
-                "file"
+                f"{file}, line {number}: expected an object with a whole iteration, of "
+                "timing numbers only; repair or move the file"
             ) from error
         if iteration < resume:
             kept.append(line if line.endswith(b"\n") else line + b"\n")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flowrl.config.absent_rewards import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.runs.folder import CONFIG
@@ -69,9 +71,16 @@ class Checkpoints:
         )
 
     def how_to_go_on(self) -> str:
-        """Return the command that goes on with the run."""
-        plugins = "".join(f" --plugin {name}" for name in self.trainer.config.plugins)
-        return f"flowrl train --resume {self.run}{plugins}"
+        """Return the command that goes on with the run, or the call where rewards are functions
+        of a program, which a command does not have."""
+        config = self.trainer.config
+        if any(call.path == PYTHON for call in config.rewards.values()):
+            plugins = f", plugins={list(config.plugins)}" if config.plugins else ""
+            load = f"flowrl.load_config({str(self.run / CONFIG)!r}{plugins})"
+            rewards = ", ".join(f"{name!r}: ..." for name in config.rewards)
+            return f"flowrl.train({load}, {str(self.run)!r}, rewards={{{rewards}}}, resume=True)"
+        plugins = "".join(f" --plugin {name}" for name in config.plugins)
+        return f"flowrl train --resume {shlex.quote(str(self.run))}{plugins}"
 
     def after(self, error: BaseException) -> str:
         """Save after an error if what is in memory can be gone on from -> what there is to go on

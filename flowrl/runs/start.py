@@ -4,6 +4,7 @@ one to go on from."""
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +107,8 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
     wrote."""
     begun = _begun(run)
     if _would_overwrite(config, run):
-        also = f", or begin the run of this folder again: flowrl train --resume {run}"
+        again = f"flowrl train --resume {shlex.quote(str(run))}"
+        also = f", or begin the run of this folder again: {again}"
         raise RunError(
             f"expected a run folder that does not hold the given config, got {run} for "
             f"{config.source}: a new run would write its own config.yaml over it and delete the "

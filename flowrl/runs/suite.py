@@ -16,7 +16,7 @@ from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
-from flowrl.evaluation.eval_size import check_eval_size
+from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
@@ -95,6 +95,7 @@ def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Rew
     rewards = rewards_of(config.rewards, frames_of(config, model))
     check_records(prompts, rewards)
     check_sources(prompts, config.eval_size)
+    check_eval_count(config, len(prompts))
     check_eval_size(model, config)
     check_starts(model, prompts)
     probe_rewards(rewards)

@@ -31,10 +31,15 @@ def check_latents(ro: Rollout, texts: list[str], iteration: int) -> None:
     if broken:
         node = broken[0]  # nodes are stored step by step, so this is an earliest one
         done, text = int(ro.tree.step[node]) - 1, _prompt(ro, node, texts)
+        mend = (
+            "go on from an earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
+            if iteration
+            else "nothing was trained yet: use a wider model.dtype, less noise in plan, or mend "
+            "the weights in model.path"
+        )
         raise RunError(
             f"iteration {iteration}: the model made a latent that is not finite by denoising step "
-            f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; go on from an "
-            "earlier checkpoint with a lower optimizer.lr, or use a wider model.dtype"
+            f"{done} (of {len(ro.sigmas) - 1}, counted from 0) of prompt {text}; {mend}"
         )
 
 

@@ -83,6 +83,20 @@ def optimizer_from_tensors(
             optimizer.state[parameter] = values
 
 
+def check_settings(settings: Mapping[str, Any], json_state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a config's `optimizer` section has another value than the saved
+    groups were trained with; the learning rate may change."""
+    for name, value in settings.items():
+        now = list(value) if isinstance(value, tuple) else value
+        for group in json_state["groups"]:
+            if name != "lr" and name in group and group[name] != now:
+                raise CheckpointError(
+                    f"optimizer.{name}: the config says {now!r}, and the checkpoint was trained "
+                    f"with {group[name]!r}; a run that goes on keeps it, so set it back, or begin "
+                    "another run from these weights with train.start"
+                )
+
+
 SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
 
 

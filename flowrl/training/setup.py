@@ -18,7 +18,7 @@ from flowrl.core.processes import sharded, world
 from flowrl.core.prompt_overlap import overlap, undeclared
 from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.eval_size import check_eval_size
+from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
@@ -97,6 +97,7 @@ class Setup:
         check_start(config.train.start)
         check_sources(self.train_set, self.size)
         check_sources(self.test_set, config.eval_size)
+        check_eval_count(config, len(self.test_set))
         plan = self.method.plan(0)
         if plan.stored is not None:
             check_pairs(self.train_set)

@@ -15,7 +15,12 @@ from flowrl.training import checkpoint
 from flowrl.training.collect import collect, images_worked_on, sample
 from flowrl.training.give_credit import give_credit
 from flowrl.training.learn import learn
-from flowrl.training.optimizer_state import optimizer_from_tensors, optimizer_to_tensors
+from flowrl.training.monitor_memory import checked_memory
+from flowrl.training.optimizer_state import (
+    check_settings,
+    optimizer_from_tensors,
+    optimizer_to_tensors,
+)
 from flowrl.training.prompt_visits import joined
 from flowrl.training.refill import refill
 from flowrl.training.setup import Setup
@@ -143,6 +148,8 @@ class Trainer(Setup):
         for name in ("current", "optimizer"):  # before a weight is changed
             if name not in files:
                 raise KeyError(name)
+        check_settings(self.config.optimizer.kwargs, state["optimizer"])
+        memory = checked_memory(state.get("monitors", {}))
         put_saved(self.params, files, "current")
         files.drop("current")
         if not self._finite():
@@ -159,7 +166,7 @@ class Trainer(Setup):
         self._load_copies(files, folder)
         # the optimizer
         optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
-        self.iteration, self.memory = iteration, dict(state.get("monitors", {}))
+        self.iteration, self.memory = iteration, memory
 
     def follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``

@@ -55,11 +55,12 @@ def rewards_page(text: str) -> str:
 
 
 def kind_of(schema: Schema) -> str:
-    """Say a type as a table does: "whole number >= 1", "`ema` or `current`"."""
+    """Say a type as a table does: "whole number >= 1", "`ema` or `current`"; that a number has to
+    fit into 31 bits is left out."""
     parts = []
     for branch in schema.get("anyOf", [schema]):
         listed = [f"`{choice}`" for choice in choices(branch)]
-        parts += listed or [words(branch).removeprefix("a ")]
+        parts += listed or [words(branch).removeprefix("a ").removesuffix(" and < 2**31")]
     return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 

@@ -76,6 +76,12 @@ MISTAKES = [
     ("train.max_grad_norm=0", ["train.max_grad_norm: expected a number > 0"]),
     ("train.max_unscored=1.1", ["train.max_unscored: expected a number >= 0 and <= 1"]),
     ("eval.images=0", ["eval.images: expected a whole number >= 1"]),
+    ("eval.images=1000000000", ["eval.images: expected a whole number >= 1 and <= 10000"]),
+    ("eval.best_of=1000000000", ["eval.best_of: expected a whole number >= 1 and <= 10000"]),
+    ("eval={images: 10000, best_of: 11}", ["eval.images: expected at most 100,000 images drawn"]),
+    ("eval.steps=1001", ["eval.steps: expected a whole number >= 1 and <= 1000"]),
+    ("eval.batch=2147483648", ["eval.batch: expected a whole number >= 1 and < 2**31"]),
+    ("train.rollout_batch=2147483648", ["train.rollout_batch: expected a whole number >= 1 and <"]),
     ("eval.weights=old", ["eval.weights: expected one of 'ema', 'current'"]),
     ("checkpoint.keep=0", ["checkpoint.keep: expected a whole number >= 1"]),
     ("samples.every=-1", ["samples.every: expected a whole number >= 0"]),
@@ -131,7 +137,7 @@ def test_all_mistakes_are_in_one_message(file: Path) -> None:
         "rewards.shapes.transform[1].fn: fakeaxes.reward_mix.transforms has no function 'rnak'",
         "kl.beta: missing",
         f"{file}: train: train needs group; it takes iterations, prompts, group",
-        "override 'train.prompts=0': train.prompts: expected a whole number >= 1, got 0",
+        "override 'train.prompts=0': train.prompts: expected a whole number >= 1 and < 2**31, got",
     ):
         assert sum(part in line for line in said) == 1, (part, message)
     assert len(said) == 10

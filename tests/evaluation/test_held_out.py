@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
 from typing import Any
@@ -191,6 +192,14 @@ def test_a_task_without_a_scored_image_is_an_error_that_says_what_helps() -> Non
     said = r"no image of the task 'two', .* Mend the reward, or take .* out of .*prompts\.test"
     with pytest.raises(RunError, match=said):
         run({"blind": blind}, max_unscored=0.5)
+
+
+def test_a_reward_that_scores_nothing_has_no_mean() -> None:
+    """JSON has no NaN."""
+    blind = {"one": reddish, "none": lambda batch: torch.full((len(batch.images),), math.nan)}
+    report = run(blind, max_unscored=1.0)
+    assert report["rewards"]["none"] is None and report["rewards"]["one"] > 0
+    json.dumps(report, allow_nan=False)
 
 
 def test_an_image_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

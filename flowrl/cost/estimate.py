@@ -26,11 +26,8 @@ from flowrl.cost.memory import (
     moment_bytes,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
-<<<<<<< HEAD
 from flowrl.cost.reward_networks import SCORING, guest, staying
-=======
 from flowrl.evaluation.eval_size import check_eval_count
->>>>>>> state
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 

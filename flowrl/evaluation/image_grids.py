@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import refuse_pipe, replacing
 from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write
 
@@ -181,28 +179,6 @@ def save_png(image: Image.Image, path: str | os.PathLike[str]) -> None:
     fails."""
     with replacing(path) as draft:
         image.save(draft, format="PNG", optimize=True)
-
-
-def page_format(path: str | os.PathLike[str]) -> str:
-    """Return PIL's name of the format that a file's name asks for, PNG without an ending. Raises
-    ConfigError if PIL writes none of that ending."""
-    ending = Path(path).suffix.lower()
-    found = Image.registered_extensions().get(ending) if ending else "PNG"
-    if found is None or found not in Image.SAVE:
-        raise ConfigError(f"{path}: no image can be written as {ending}; take .png, .jpg or .webp")
-    return found
-
-
-def save_page(image: Image.Image, path: str | os.PathLike[str]) -> None:
-    """Write an image as `save_png` does, in the format of the file's name. Raises as `page_format`
-    and `save_png` do."""
-    kind = page_format(path)
-    if kind == "PNG":
-        save_png(image, path)
-        return
-    best: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}
-    with replacing(path) as draft:
-        image.save(draft, format=kind, **best.get(kind, {}))
 
 
 def _bytes(images: Tensor, where: str) -> np.ndarray:

@@ -46,6 +46,9 @@ LATER = (
     Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
     Later("ddpo", "compare-ddpo.json", "on the test prompts, at its own rate"),
     Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
+    Later("find", "compare-find.json", "on the test prompts, at its own rate"),
+    Later("stepwise", "compare-stepwise.json", "on the test prompts, at the better of two rates"),
+    Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("distillation", "compare-opd.json", "on the test prompts, at the better of two rates"),
 )
 

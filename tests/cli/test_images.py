@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from flowrl.cli.main import main
-from flowrl.evaluation.image_grids import save_page
+from flowrl.evaluation.image_pages import save_page
 
 pytestmark = pytest.mark.integration
 

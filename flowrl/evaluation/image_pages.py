@@ -10,6 +10,7 @@ from PIL import Image
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import replacing
+from flowrl.evaluation.image_grids import save_png
 
 
 def page_format(path: str | os.PathLike[str]) -> str:

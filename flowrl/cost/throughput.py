@@ -27,6 +27,7 @@ from flowrl.cost.mfu import utilisation
 from flowrl.cost.overhead import PHASES, wait
 from flowrl.cost.random_model import random_model
 from flowrl.cost.sync_check import check_sync
+from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.training.trainer import Trainer
 
 _ESTIMATED = {"rollout": "sampling", "decode": "decode", "train": "training"}
@@ -101,7 +102,7 @@ def measure(
 
 def stand_in(config: Config) -> Config:
     """Return the config with made-up prompts, and one reward by chance, which needs no weights."""
-    where, frames = "flowrl.cost.throughput.chance", "first"  # of videos
+    where, frames = "flowrl.cost.throughput.chance", "first" if frames_of(config) > 1 else ""
     reward = Call("rewards.chance", "chance", where, {}, function=chance, frames=frames)
     prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")
     return replace(

@@ -46,6 +46,7 @@ def test_one_iteration_of_each_on_a_toy(
         "train.iterations=1",
         "train.prompts=1",
         "train.updates=2",
+        "train.reference_guidance=0",  # the toy has no guidance
         "train.micro_batch=256",
         "train.rollout_batch=256",
         "rewards={red: {fn: toykit.blueness}}",

@@ -179,3 +179,36 @@ def test_ddpo_needs_four_times_the_budget() -> None:
     assert f"{beside} {points(shares['best-of-8'])}" in page
     (spo,) = read("spo")["configs"]
     assert f"**SPO fell** by {points(-spo['summary']['nfe']['gain'][0])} points, one seed" in page
+
+
+def test_find_gains_with_four_times_the_budget_and_stepwise_does_not_yet() -> None:
+    """Above zero at the end, not at the earlier look; seeds of the other that lie too far apart."""
+    page = " ".join(PAGES["docs/compare.md"].split())
+    (find,), (steps,) = (read(name)["configs"] for name in ("find", "stepwise"))
+    ends = find["summary"]
+    mean, low, high = map(points, ends["nfe"]["gain"])
+    assert f"{mean} points ({low} to {high}) after {ends['nfe']['iteration']:.0f} iter" in page
+    assert f"its own base model of {points(read('find')['base']['score'])} %" in page
+    assert ends["nfe"]["gain"][1] > 0 > ends["seconds"]["gain"][1] and len(find["seeds"]) == 3
+    assert f"after {ends['seconds']['nfe'] / 1000:.0f},000 of the evaluations" in page
+    mean, low, high = map(points, steps["summary"]["nfe"]["gain"])
+    assert f"still not told from zero**: {mean} points ({low} to {high})" in page
+    scores = [points(seed["at"]["nfe"]["score"]) for seed in steps["seeds"]]
+    assert f"{scores[0]}, {scores[1]} and {scores[2]} %" in page
+    base = read("stepwise")["base"]
+    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
+    shares = alone("compare-find", 260018, 136)
+    assert max(ends["nfe"]["mean"], steps["summary"]["nfe"]["mean"]) < shares["guided"]
+
+
+def test_a_noise_of_its_own_shows_nothing_yet() -> None:
+    result, page = read("own-noise"), " ".join(PAGES["docs/compare.md"].split())
+    gains = {entry["name"]: entry["summary"]["nfe"]["gain"] for entry in result["configs"]}
+    mean, low, high = map(points, gains["shapes-find-own"])
+    assert f"FIND gains {mean} points ({low} to {high}) after 43 iterations" in page
+    mean, low, high = map(points, gains["shapes-zo-rank-sgd"])
+    assert f"ZO-RankSGD {mean} ({low} to {high})" in page
+    assert all(gain[1] < 0 for gain in gains.values())
+    beside = [read(f"own-noise-{name}")["strict"] for name in ("guided", "best-of-8")]
+    said = f"the base model has {points(result['base']['score'])} %, with guidance"
+    assert f"{said} {points(beside[0])} %, and the best of eight images {points(beside[1])}" in page

@@ -69,11 +69,13 @@ def test_a_distilled_model_has_none(folders: Folders) -> None:
         pytest.fail("guided")
 
 
+@pytest.mark.parametrize("key", ["guidance", "reference_guidance"])
 def test_its_negative_prompt_is_encoded_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    """No text encoder works in the first iteration, which samples with both prompts."""
-    run = Trainer(config_of(tmp_path, f"train.guidance={SCALE}"))
+    """No text encoder works in the first iteration, which samples, or asks the base model, with
+    both prompts."""
+    run = Trainer(config_of(tmp_path, f"train.{key}={SCALE}"))
     asked, embed = [], run.model._embed  # type: ignore[attr-defined]
 
     def noted(prompt: str) -> Any:

@@ -114,24 +114,6 @@ def test_both_guidances_of_a_run(tmp_path: Path) -> None:
         assert torch.equal(ref, throughout.velocity(batch.x, batch.sigma, batch.cond))
 
 
-def test_its_negative_prompt_is_encoded_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Trainer(config_of(tmp_path, GUIDES))
-    asked, embed = [], run.model._embed  # type: ignore[attr-defined]
-
-    def noted(prompt: str) -> Any:
-        asked.append(prompt)
-        return embed(prompt)
-
-    monkeypatch.setattr(run.model, "_embed", noted)
-    run.encode_ahead()
-    assert "" in asked
-    before = len(asked)
-    run.step()
-    assert len(asked) == before
-
-
 def test_an_estimate_counts_it_in_training_alone(tmp_path: Path) -> None:
     """Its rows stand beside the policy's activations; the work of sampling is the same."""
     here, without = estimate(config_of(tmp_path, GUIDES)), estimate(config_of(tmp_path))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrl.cli import options, target
+from flowrl.cli import options, target_options
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -23,7 +23,7 @@ Against = Annotated[
 
 
 def evaluate(
-    name: target.Name,
+    name: target_options.Name,
     *,
     suite: Annotated[
         str | None,
@@ -38,11 +38,11 @@ def evaluate(
     images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
     out: Out = None,
     against: Against = None,
-    config: target.Settings = options.DEFAULT,
-    weights: target.Weights = None,
-    iteration: target.Iteration = None,
-    steps: target.Steps = None,
-    seed: target.Seed = None,
+    config: target_options.Settings = options.DEFAULT,
+    weights: target_options.Weights = None,
+    iteration: target_options.Iteration = None,
+    steps: target_options.Steps = None,
+    seed: target_options.Seed = None,
     changes: options.Set,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -68,7 +68,7 @@ def evaluate(
         return
     if out is not None or against is not None:
         raise ConfigError("--out and --against belong to --suite NAME")
-    found = target.opened(name, config, weights, iteration, own, changes, plugin)
+    found = target_options.opened(name, config, weights, iteration, own, changes, plugin)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
     show_or_write(
@@ -113,7 +113,7 @@ def _suite(
     # the suite's settings first, so that --set can change them
     chosen = own["prompts.test"]
     given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
-    found = target.opened(name, config, weights, iteration, own, given, plugin)
+    found = target_options.opened(name, config, weights, iteration, own, given, plugin)
     here = world()
     with explained(found.config, "eval"):
         result = run_suite(

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrl.cli import options, target
+from flowrl.cli import options, target_options
 from flowrl.cli.output import refuse_both, show_or_write
 
 
 def sample(
-    name: target.Name,
+    name: target_options.Name,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
     *,
     images: Annotated[int, typer.Option(help="images per prompt")] = 4,
@@ -24,11 +24,11 @@ def sample(
         Path,
         typer.Option(metavar="PNG", help="the images, also .jpg; a film: .gif, .webp, .mp4"),
     ] = Path("samples.png"),
-    config: target.Settings = options.DEFAULT,
-    weights: target.Weights = None,
-    iteration: target.Iteration = None,
-    steps: target.Steps = None,
-    seed: target.Seed = None,
+    config: target_options.Settings = options.DEFAULT,
+    weights: target_options.Weights = None,
+    iteration: target_options.Iteration = None,
+    steps: target_options.Steps = None,
+    seed: target_options.Seed = None,
     json: options.Json = None,
     changes: options.Set,
     plugin: options.Plugins,
@@ -50,7 +50,7 @@ def sample(
         page_format(out)
     # sample: the images of a prompt stand in one row
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
-    found = target.opened(name, config, weights, iteration, own, changes, plugin)
+    found = target_options.opened(name, config, weights, iteration, own, changes, plugin)
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrl.cli import measure, options, target
+from flowrl.cli import measure, options, target_options
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -34,7 +34,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FOLDER")]
 
 
 def sweep(
-    name: target.Name,
+    name: target_options.Name,
     *,
     suite: Suite,
     guidance: Numbers = None,
@@ -51,10 +51,10 @@ def sweep(
     bounds: Bounds = None,
     images: Images = None,
     out: Out = None,
-    config: target.Settings = options.DEFAULT,
-    weights: target.Weights = None,
-    iteration: target.Iteration = None,
-    seed: target.Seed = None,
+    config: target_options.Settings = options.DEFAULT,
+    weights: target_options.Weights = None,
+    iteration: target_options.Iteration = None,
+    seed: target_options.Seed = None,
     changes: options.Set,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -88,7 +88,7 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        return target.opened(name, config, weights, iteration, own, [*given, *more], plugin)
+        return target_options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
 
     show(swept(open_target, asked, where, progress=count_up), where, json)
 

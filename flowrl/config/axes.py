@@ -14,7 +14,7 @@ select        any file of flowrl/algorithms/selection but segments; a call or a 
 likelihood    any file of flowrl/algorithms/likelihoods
 loss          any file of flowrl/algorithms/losses
 kl            flowrl/algorithms/penalties.py; the section is optional          beta (required)
-old, slow     flowrl/algorithms/decays.py; the sections are optional
+old, slow     flowrl/algorithms/ema_decays.py; the sections are optional
 fake          flowrl/algorithms/companions/fake.py; the section is optional
 surrogate     flowrl/algorithms/companions/surrogate.py; the section is optional
 sampler       any file of flowrl/algorithms/prompt_samplers; the section is optional
@@ -60,8 +60,8 @@ AXES = {
     "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
     "loss": Axis("flowrl.algorithms.losses", "package"),
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),
-    "old": Axis("flowrl.algorithms.decays", "module", positional=1),
-    "slow": Axis("flowrl.algorithms.decays", "module", positional=1),
+    "old": Axis("flowrl.algorithms.ema_decays", "module", positional=1),
+    "slow": Axis("flowrl.algorithms.ema_decays", "module", positional=1),
     "fake": Axis("flowrl.algorithms.companions.fake", "module"),
     "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
     "sampler": Axis("flowrl.algorithms.prompt_samplers", "package", positional=1, last="draw"),

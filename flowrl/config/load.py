@@ -23,8 +23,8 @@ from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.monitors import MonitorsConfig
 from flowrl.config.overrides import Source, apply_override, texts
-from flowrl.config.plain import make_section
 from flowrl.config.section import Section, Seed
+from flowrl.config.section_values import make_section
 from flowrl.config.sections import (
     SECTIONS,
     CheckpointConfig,

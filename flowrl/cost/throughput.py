@@ -15,9 +15,9 @@ from torch import Tensor
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
-from flowrl.core.columns import medians
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
+from flowrl.core.merged_records import medians
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import RewardBatch
 from flowrl.cost.architecture import tuning_of

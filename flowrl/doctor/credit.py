@@ -13,8 +13,8 @@ from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.patient import Patient
 from flowrl.evaluation.sources import prompt_keys
 
 LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a little, as in RWR

@@ -13,8 +13,8 @@ from flowrl.algorithms.transitions import euler
 from flowrl.core.noise_path import per_sample
 from flowrl.core.seeds import generator
 from flowrl.core.types import Gaussian, Plan, Rollout
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.patient import Patient
 from flowrl.training.collect import sample
 
 HUGE = 2.0  # of a std: pure noise has 1

@@ -14,7 +14,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.nearest import unknown
 from flowrl.core.types import FlowModel
-from flowrl.doctor.before import (
+from flowrl.doctor.before_loading import (
     look_at_batch,
     look_at_environment,
     look_at_memory,
@@ -22,11 +22,11 @@ from flowrl.doctor.before import (
 )
 from flowrl.doctor.credit import look_at_credit
 from flowrl.doctor.draws import look_at_draws
+from flowrl.doctor.examined_run import Patient, admit
 from flowrl.doctor.findings import CATALOGUE, Checkup, ReportSection
 from flowrl.doctor.learning import look_at_gradient, look_at_update
 from flowrl.doctor.network import look_at_network
 from flowrl.doctor.parity import look_at_parity
-from flowrl.doctor.patient import Patient, admit
 from flowrl.doctor.ratio import look_at_ratio
 from flowrl.doctor.rewards import look_at_rewards
 from flowrl.doctor.texts import look_at_texts

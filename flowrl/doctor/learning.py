@@ -9,8 +9,8 @@ from torch import Tensor
 from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.core.seeds import NodeStreams
 from flowrl.doctor.credit import cosine, credit, made_up
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.patient import Patient
 from flowrl.training.learn import LocalData, backward, learn
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut
 from flowrl.training.node_table import node_table

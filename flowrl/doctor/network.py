@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.patient import Patient
 
 ROWS = 8
 FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype

@@ -14,9 +14,9 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
-from flowrl.doctor.patient import Patient
 from flowrl.doctor.pipeline_run import PipelineTrace, Reference, reference, watched
 from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import trained_nodes
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import CATALOGUE, ReportSection
-from flowrl.doctor.patient import Patient
 from flowrl.doctor.replay import replayed
 from flowrl.models.adapter import PipelineModel
 

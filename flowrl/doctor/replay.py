@@ -8,7 +8,7 @@ from torch import Tensor
 from flowrl.algorithms.nodes import states_of
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Eval
-from flowrl.doctor.patient import Patient
+from flowrl.doctor.examined_run import Patient
 from flowrl.training.minibatches import Minibatch, cut
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
-from flowrl.doctor.patient import Patient
 from flowrl.models.adapter import PipelineModel
-from flowrl.models.texts import Reader, cut_off, readers_of
+from flowrl.models.prompt_encoding import Reader, cut_off, readers_of
 
 READ = 4000  # prompts whose length is looked at
 

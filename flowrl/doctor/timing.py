@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flowrl.cost.overhead import PHASES
+from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.doctor.patient import Patient
 
 
 def look_at_time(patient: Patient) -> ReportSection:

@@ -10,7 +10,7 @@ from flowrl.config.calls import Call, FrameWay
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward, RewardWithProbe
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.promises import differentiable, judges_singly, judges_videos
+from flowrl.core.reward_traits import differentiable, judges_singly, judges_videos
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
 

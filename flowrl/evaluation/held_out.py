@@ -13,8 +13,8 @@ from torch import Tensor
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.config.agreement import REPORT_KEYS
 from flowrl.core.abilities import conditioning
-from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.merged_records import concatenated
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
 from flowrl.core.prompts import PromptSet, prompts_hash

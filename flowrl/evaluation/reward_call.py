@@ -16,7 +16,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
 from flowrl.core.users_code import FAILURES, as_one_message, describe
 from flowrl.evaluation.frame_rewards import fitting
-from flowrl.evaluation.resting_rewards import resting
+from flowrl.evaluation.offloaded_rewards import resting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward, hint
 
 

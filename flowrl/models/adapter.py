@@ -19,7 +19,7 @@ from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
 from flowrl.models.options import PipelineOptions
 from flowrl.models.pipeline import TunedPipeline
-from flowrl.models.texts import NEGATIVE, halves
+from flowrl.models.prompt_encoding import NEGATIVE, halves
 
 Options = TypeVar("Options", bound=PipelineOptions)
 Network = Callable[[Tensor, Tensor, Cond], Tensor]

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from flowrl.core.errors import ModelError
 from flowrl.core.nearest import near
 from flowrl.models.loading import first_line
-from flowrl.models.terminal import quiet
+from flowrl.models.quiet_libraries import quiet
 
 NAMES = tuple(backend.value for backend in AttentionBackendName)
 AUTO = "auto"  # the network's own attention; on a CPU in bfloat16 that of attend_in_groups

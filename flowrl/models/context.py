@@ -16,8 +16,8 @@ from diffusers import ContextParallelConfig, WanTransformer3DModel
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.processes import context_mesh, world
+from flowrl.models.quiet_libraries import quiet
 from flowrl.models.runtime import Runtime
-from flowrl.models.terminal import quiet
 
 
 def context_size(runtime: Runtime) -> int:

@@ -21,8 +21,8 @@ from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
 from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.texts import NEGATIVE
 from flowrl.models.tuning import tuning_of
 
 PATCH = 2  # a token is a square of 2 x 2 latents of the VAE

@@ -14,7 +14,7 @@ from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
 from flowrl.models.flux import PATCH, Flux, FluxOptions, image_ids, pack, read
 from flowrl.models.options import options_of
-from flowrl.models.texts import NEGATIVE
+from flowrl.models.prompt_encoding import NEGATIVE
 
 SOURCE = "source"
 

@@ -19,8 +19,8 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.files import read_text
 from flowrl.core.shipped_files import find_resource, resource
 from flowrl.models.complete_parts import check_complete, read_parts
-from flowrl.models.hollow import hollow_network
-from flowrl.models.terminal import without_bars
+from flowrl.models.quiet_libraries import without_bars
+from flowrl.models.sharded_loading import hollow_network
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")

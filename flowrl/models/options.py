@@ -16,8 +16,8 @@ from pydantic.dataclasses import dataclass
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import unknown
 from flowrl.models.lora import LoraOptions, Names
+from flowrl.models.prompt_encoding import MOST_T5_TOKENS
 from flowrl.models.runtime import Runtime
-from flowrl.models.texts import MOST_T5_TOKENS
 
 STRICT = ConfigDict(strict=True, extra="forbid")  # no text is read as a number
 Guidance = Annotated[FiniteFloat, Field(ge=0)]

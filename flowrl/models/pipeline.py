@@ -15,14 +15,14 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
 from flowrl.models.context import context_size, share_context
-from flowrl.models.hollow import fill
 from flowrl.models.loading import Loaded, PipelinePart, load_pipeline
 from flowrl.models.lora import first_values, without_adapters
+from flowrl.models.prompt_encoding import Encode, Texts, readers_of
 from flowrl.models.quantized import quantization
+from flowrl.models.quiet_libraries import quiet
 from flowrl.models.runtime import set_up
-from flowrl.models.terminal import quiet
+from flowrl.models.sharded_loading import fill
 from flowrl.models.text_cache import TextCache
-from flowrl.models.texts import Encode, Texts, readers_of
 from flowrl.models.tuning import Tuning, trained, tune_network
 
 

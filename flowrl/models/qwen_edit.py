@@ -22,6 +22,7 @@ from flowrl.models.flux import PATCH, pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.prompt_encoding import NEGATIVE, Texts
 from flowrl.models.qwen_image import (
     PARTS,
     PLAIN,
@@ -31,7 +32,6 @@ from flowrl.models.qwen_image import (
     check_network,
 )
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.texts import NEGATIVE, Texts
 from flowrl.models.tuning import tuning_of
 
 EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}

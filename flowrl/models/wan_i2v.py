@@ -17,7 +17,7 @@ from flowrl.core.types import Cond, Source
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of
 from flowrl.models.pipeline import load
-from flowrl.models.texts import NEGATIVE
+from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.tuning import tuning_of
 from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
 from flowrl.models.wan_experts import LOW

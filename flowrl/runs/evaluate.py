@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.promises import asks_people, sees_latents
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
+from flowrl.core.reward_traits import asks_people, sees_latents
 from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size

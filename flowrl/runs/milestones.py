@@ -40,7 +40,7 @@ from flowrl.runs.folder import (
 )
 from flowrl.runs.monitors.watch import Watch
 from flowrl.runs.report.run_grid import run_grid
-from flowrl.runs.rescue import Checkpoints, Log
+from flowrl.runs.save_on_error import Checkpoints, Log
 from flowrl.runs.stop import StopSignal
 from flowrl.training.trainer import Trainer
 

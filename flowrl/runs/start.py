@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flowrl.config.flat import differences, flat
+from flowrl.config.differences import differences, flat
 from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import CheckpointError, ConfigError, RunError

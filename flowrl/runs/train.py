@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.given import check_config, folder_of, with_rewards
+from flowrl.config.from_program import check_config, folder_of, with_rewards
 from flowrl.config.load import Config
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
@@ -38,7 +38,7 @@ from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import html_report
 from flowrl.runs.report.style import save_figure
 from flowrl.runs.report.tables import before_after_table, best_line
-from flowrl.runs.rescue import Checkpoints, Log, rescued
+from flowrl.runs.save_on_error import Checkpoints, Log, rescued
 from flowrl.runs.start import Resume, begin, claimed
 from flowrl.runs.stop import StopSignal
 from flowrl.runs.trackers import check_trackers

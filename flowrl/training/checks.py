@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.promises import sees_latents, sees_sigma
+from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Rollout
 from flowrl.training.guidance import KEYS
 from flowrl.training.metrics import Trained

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
-from flowrl.core.columns import concatenated
-from flowrl.core.promises import judges_singly
+from flowrl.core.merged_records import concatenated
+from flowrl.core.reward_traits import judges_singly
 from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
 from flowrl.evaluation.sources import encode
@@ -23,7 +23,7 @@ from flowrl.training.guidance import encoding_guidance, sampling_guidance
 from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
 from flowrl.training.scout import scouted
 from flowrl.training.setup import Setup
-from flowrl.training.stored import stored_rollout
+from flowrl.training.stored_images import stored_rollout
 
 Step = Callable[[int, int], None]
 Values = dict[str, Tensor]

@@ -8,7 +8,7 @@ from flowrl.core.types import Plan
 from flowrl.training.guidance import KEYS
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
-from flowrl.training.stored import check_stored
+from flowrl.training.stored_images import check_stored
 
 
 def check_together(config: Config, method: Method, plan: Plan) -> None:

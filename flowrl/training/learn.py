@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import state_rows, states_of, trained_nodes
+from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import RunError
-from flowrl.core.later import checked_later
-from flowrl.core.on_host import on_host
+from flowrl.core.host_copies import on_host
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout
-from flowrl.training import controls
+from flowrl.training import monitor_controls
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.guidance import reference_guidance
-from flowrl.training.learn_along import learn_along, sum_gradients
+from flowrl.training.learn_companions import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
@@ -102,7 +102,7 @@ def learn(
     if norms:
         metrics["grad_outliers"] = float(outliers)
     if "kl_factor" in run.memory:
-        metrics["kl_weight"] = run.method.kl_beta * controls.kl_factor(run.memory)
+        metrics["kl_weight"] = run.method.kl_beta * monitor_controls.kl_factor(run.memory)
     return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
 
 
@@ -129,7 +129,7 @@ def backward(
         penalty = method.kl(data)
         if local.table.gate is not None:
             penalty = penalty * local.table.gate[batch.node]
-        pull = method.kl_beta * controls.kl_factor(run.memory) * penalty
+        pull = method.kl_beta * monitor_controls.kl_factor(run.memory) * penalty
         loss = loss + pull
         metrics = {**metrics, "kl": penalty.detach(), KL_TERM: pull.detach()}
     # rows of one node share its part of the sum
@@ -265,7 +265,7 @@ def _optimizer_step(
         raise RunError(f"{where}: {message}")
     # what is far larger than before is no direction to go in
     monitor = run.config.monitors.gradients
-    usual = monitor is None or controls.is_usual(run.memory, size, monitor)
+    usual = monitor is None or monitor_controls.is_usual(run.memory, size, monitor)
     if usual or (monitor is not None and monitor.action != "skip"):
         most = run.config.train.max_grad_norm
         torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
@@ -279,4 +279,4 @@ def _set_lr(run: Setup, update: int) -> None:
     warm = run.config.train.warmup
     for group in run.optimizer.param_groups:
         usual = run.config.lr * min(1.0, (update + 1) / (warm + 1))
-        group["lr"] = usual * controls.lr_factor(run.memory)
+        group["lr"] = usual * monitor_controls.lr_factor(run.memory)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError
+from flowrl.core.merged_records import concatenated
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]

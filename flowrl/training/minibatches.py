@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import state_rows
-from flowrl.core.on_host import remember
+from flowrl.core.host_copies import remember
 from flowrl.core.types import Rollout, StateRows
 
 

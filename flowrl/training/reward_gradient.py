@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
-from flowrl.core.promises import differentiable
+from flowrl.core.reward_traits import differentiable
 from flowrl.core.types import RewardBatch
 from flowrl.core.users_code import FAILURES, describe
 from flowrl.evaluation.reward_answer import call_reward, hint

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowrl.config.given import check_config
+from flowrl.config.from_program import check_config
 from flowrl.config.load import Config
 from flowrl.core.abilities import EncodesAhead, ExtendsModel
 from flowrl.core.errors import ConfigError
@@ -39,7 +39,7 @@ from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.start_weights import check_start, start_from
-from flowrl.training.stored import check_encodes
+from flowrl.training.stored_images import check_encodes
 from flowrl.training.teachers import Teachers
 from flowrl.training.weights import Weights
 

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError, FlowRLError
-from flowrl.core.promises import judges_singly, judges_videos
+from flowrl.core.reward_traits import judges_singly, judges_videos
 from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 

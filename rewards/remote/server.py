@@ -10,7 +10,7 @@ from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import is_stdout
-from flowrl.core.listening import (
+from flowrl.core.local_server import (
     UVICORN,
     announce,
     bind,
@@ -21,7 +21,7 @@ from flowrl.core.listening import (
     resolve,
     url,
 )
-from flowrl.core.promises import judges_videos, sees_latents
+from flowrl.core.reward_traits import judges_videos, sees_latents
 from flowrl.core.types import Reward
 from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.frame_rewards import fitting

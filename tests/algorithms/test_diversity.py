@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit.estimators import mean_centred
-from flowrl.algorithms.decays import reset
+from flowrl.algorithms.ema_decays import reset
 from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
 from flowrl.algorithms.reward_mix.aggregate import gardo
 from flowrl.core.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.decays import ramp
+from flowrl.algorithms.ema_decays import ramp
 from flowrl.algorithms.likelihoods.forward import forward
 from flowrl.core.errors import ConfigError
 

@@ -18,7 +18,7 @@ from doctorfaults import FAULTS
 from doctorkit import prompts_with, sound
 
 from flowrl.core.errors import ConfigError
-from flowrl.doctor import before
+from flowrl.doctor import before_loading
 from flowrl.doctor.examine import SECTIONS, examine
 from flowrl.doctor.findings import CATALOGUE, Checkup
 
@@ -81,10 +81,10 @@ def test_it_is_silent_on_a_credit_that_compares_prompts_until_it_remembers(model
 def test_it_names_faults_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old package, another one of the same name, a small card and a full disk."""
     only = ["environment", "memory"]
-    monkeypatch.setattr(before, "_requirements", lambda: ["torch>=99", "no-such-package"])
-    monkeypatch.setattr(before, "other_package", lambda: "there are two")
+    monkeypatch.setattr(before_loading, "_requirements", lambda: ["torch>=99", "no-such-package"])
+    monkeypatch.setattr(before_loading, "other_package", lambda: "there are two")
     # the remedies are worked out by fit_card, which has tests of its own and takes its time
-    monkeypatch.setattr(before, "verdict", lambda found, gigabytes: ["fits: no"])
+    monkeypatch.setattr(before_loading, "verdict", lambda found, gigabytes: ["fits: no"])
     full = shutil.disk_usage(".")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     found = names(examine(sound(), only=only, card=1.2))

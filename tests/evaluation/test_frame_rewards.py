@@ -13,7 +13,7 @@ from toykit import toy
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.promises import differentiable, judges_singly
+from flowrl.core.reward_traits import differentiable, judges_singly
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.frame_rewards import PerFrame, fitting
 from flowrl.evaluation.reward_call import ask

@@ -24,7 +24,7 @@ import uvicorn
 from PIL import Image
 from torch import Tensor
 
-from flowrl.core.listening import UVICORN
+from flowrl.core.local_server import UVICORN
 from flowrl.core.types import Reward, RewardBatch
 from rewards.remote import remote
 from rewards.remote.http import make_app

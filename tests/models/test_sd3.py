@@ -50,7 +50,7 @@ def test_texts_in_memory_stay_within_their_bound(
 ) -> None:
     model = folders.load("sd3")
     size = sum(tensor.numel() * 4 for tensor in model.encode(["x"]).values())
-    monkeypatch.setattr("flowrl.models.texts.CACHE_BYTES", 2 * size)
+    monkeypatch.setattr("flowrl.models.prompt_encoding.CACHE_BYTES", 2 * size)
     many = model.encode([f"{i}" for i in range(5)])
     assert len(model._tuned.texts) == 2 and model._tuned.texts.bytes == 2 * size
     again = model.encode(["0"])["embeds"][0]

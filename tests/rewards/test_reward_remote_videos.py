@@ -14,7 +14,7 @@ from toykit import redness, toy
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.pixels import round_8bit
-from flowrl.core.promises import judges_videos
+from flowrl.core.reward_traits import judges_videos
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.moving.scene import TRAIN, draw
 from rewards.moving_shapes import moving_shapes

@@ -18,7 +18,7 @@ from toykit import apprentice, redness, toy, write_toy
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
-from flowrl.core.listening import read_token
+from flowrl.core.local_server import read_token
 from flowrl.core.types import RewardBatch
 from rewards.remote.server import load_rewards, serve
 

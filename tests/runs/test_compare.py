@@ -25,7 +25,7 @@ from comparekit import (
 )
 
 from flowrl.core.errors import ConfigError, RewardError, RunError
-from flowrl.evaluation.crossed import weights_of
+from flowrl.evaluation.crossed_errors import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare

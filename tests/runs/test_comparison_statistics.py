@@ -9,7 +9,7 @@ import pytest
 from comparisonkit import BASE, config, scored
 from scipy import stats
 
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.compare.error_model import (
     error_model,
     improvement,

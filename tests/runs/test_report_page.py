@@ -20,7 +20,7 @@ from flowrl.evaluation.image_grids import save_strip
 from flowrl.runs.report import sample_images
 from flowrl.runs.report.columns import Series, thinned
 from flowrl.runs.report.page import html_report
-from flowrl.runs.report.story import story
+from flowrl.runs.report.page_data import story
 
 DOCTOR: dict[str, Any] = {
     "findings": [{"id": "std/last", "found": "std <b>0.3</b>", "change": "set `plan.ode_last=1`"}],

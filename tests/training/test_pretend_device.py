@@ -16,11 +16,11 @@ from torch import Tensor
 from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
 
-from flowrl.core.later import checked_later, refuse_if
-from flowrl.core.on_host import on_host, repeated
+from flowrl.core.deferred_checks import checked_later, refuse_if
+from flowrl.core.host_copies import on_host, repeated
 from flowrl.cost.sync_check import check_sync
 from flowrl.runs.evaluate import evaluate
-from flowrl.training import learn, learn_along
+from flowrl.training import learn, learn_companions
 from flowrl.training.trainer import Trainer
 
 SMALL = [*SETTING, "train.micro_batch=16", "train.ema=0.9"]
@@ -81,8 +81,8 @@ def test_no_inner_loop_waits_and_the_numbers_are_the_hosts(
             if kind != "scouted noise":  # its two passes have the rewards between them
                 assert check_sync(run, switch=seen.set_sync_debug_mode) >= 4
             monkeypatch.setattr(learn, "backward", without_waits(seen, learn.backward))
-            along = without_waits(seen, learn_along._backward)
-            monkeypatch.setattr(learn_along, "_backward", along)
+            along = without_waits(seen, learn_companions._backward)
+            monkeypatch.setattr(learn_companions, "_backward", along)
         first = run.step()
         scores = evaluate(run.model, run.config, trainer=run)
         run.save(tmp_path / device)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import on_host
 from flowrl.core.noise_path import per_sample, shift_sigmas, wide
-from flowrl.core.on_host import on_host
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout
 

@@ -11,8 +11,8 @@ from flowrl.algorithms.likelihoods._times import Times
 from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
 from flowrl.algorithms.nodes import cond_of
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import on_host, repeated
 from flowrl.core.noise_path import interpolate, wide
-from flowrl.core.on_host import on_host, repeated
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
 

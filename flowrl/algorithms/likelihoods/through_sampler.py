@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flowrl.algorithms.likelihoods._unroll import evaluate, roots_batch, unrolled_batch
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, wide
-from flowrl.core.on_host import repeated
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition, Unrolled
 

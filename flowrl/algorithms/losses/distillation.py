@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.later import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 

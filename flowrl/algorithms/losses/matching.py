@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
 from flowrl.algorithms.losses._labels import Labels, optimality
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
-from flowrl.core.later import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample
 from flowrl.core.types import LossInput

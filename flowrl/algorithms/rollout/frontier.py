@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flowrl.algorithms.transitions import euler, gaussian_log_prob
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import remember
 from flowrl.core.noise_path import wide, x0_from
-from flowrl.core.on_host import remember
 from flowrl.core.types import Cond, FlowModel, Gaussian, Plan, Rollout, Tree
 
 

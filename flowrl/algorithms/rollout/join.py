@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.core.columns import concatenated
 from flowrl.core.errors import ConfigError
+from flowrl.core.merged_records import concatenated
 from flowrl.core.types import Rollout, Tree
 
 

@@ -13,7 +13,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
-from flowrl.runs.compare.prices import Prices
+from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_object, read_rows, write_evals
 
 CLAIM, RESULT = "claim.json", "result.json"

@@ -18,9 +18,9 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
 from flowrl.runs.compare.one_run import draw, evaluated, spend
-from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
 from flowrl.runs.compare.summary import Result
+from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.folder import read_object
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal

@@ -3,8 +3,8 @@
 Ordinary least squares on the cells' means. A main effect is the difference of a level to the first
 level of its axis, averaged over all levels of the other axes; an interaction is a difference of two
 such differences. Each is a weighted sum of cells' means, and its error has the parts of
-`flowrl/evaluation/crossed.py`: seeds, pooled over the cells, and prompts, shared by all cells.
-Holm's correction goes over all effects.
+`flowrl/evaluation/crossed_errors.py`: seeds, pooled over the cells, and prompts, shared by all
+cells. Holm's correction goes over all effects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from flowrl.evaluation.crossed import error_of, weights_of
+from flowrl.evaluation.crossed_errors import error_of, weights_of
 from flowrl.runs.compare.design import model_matrix, term_row
 from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.summary import LEVEL, holm

@@ -1,10 +1,10 @@
 """The one error model of a comparison: intervals and tests of pairs come from it alike.
 
-Scores vary with the training seed and with the prompts, see `flowrl/evaluation/crossed.py`. Seeds
-and what is left are pooled over all configs; prompts are shared by all configs, so a gain or a
-difference is taken per prompt first. Where the file has no outcomes per image, only the seeds are
-known: then everything is Student's with the variance over seeds pooled over all configs, and says
-nothing of other prompts.
+Scores vary with the training seed and with the prompts, see `flowrl/evaluation/crossed_errors.py`.
+Seeds and what is left are pooled over all configs; prompts are shared by all configs, so a gain
+or a difference is taken per prompt first. Where the file has no outcomes per image, only the seeds
+are known: then everything is Student's with the variance over seeds pooled over all configs, and
+says nothing of other prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from flowrl.evaluation.crossed import Error, error_of, weights_of
+from flowrl.evaluation.crossed_errors import Error, error_of, weights_of
 from flowrl.runs.compare.outcomes import unpacked
 
 Result = dict[str, Any]

@@ -17,8 +17,8 @@ from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.design import Design, Levels, load_design
 from flowrl.runs.compare.effects import Result, analysed, effect_rows
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.prices import prices_of
 from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import check_plan

@@ -29,7 +29,7 @@ from flowrl.runs.compare.budgets import (
     spent_at,
 )
 from flowrl.runs.compare.outcomes import packed
-from flowrl.runs.compare.prices import Prices
+from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger

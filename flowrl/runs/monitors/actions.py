@@ -11,7 +11,7 @@ from flowrl.core.errors import CheckpointError
 from flowrl.runs.best import Row, score_of
 from flowrl.runs.monitors.findings import Alarm, MonitorFinding
 from flowrl.training import checkpoint
-from flowrl.training.controls import kl_factor, lr_factor
+from flowrl.training.monitor_controls import kl_factor, lr_factor
 from flowrl.training.trainer import Trainer
 
 MOST = 1e3  # of the factor of the kl section's weight, and of its inverse

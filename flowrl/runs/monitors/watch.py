@@ -11,7 +11,7 @@ from flowrl.runs.monitors import iterations
 from flowrl.runs.monitors.actions import act, follow_kl
 from flowrl.runs.monitors.evaluations import drift, hacking, plateau
 from flowrl.runs.monitors.findings import Alarm, append, keep
-from flowrl.runs.rescue import Log
+from flowrl.runs.save_on_error import Log
 from flowrl.training.trainer import Trainer
 
 START: dict[str, Any] = {

@@ -13,8 +13,8 @@ import jinja2
 
 from flowrl.core.errors import DataError
 from flowrl.runs.folder import RunPath
+from flowrl.runs.report.page_data import story
 from flowrl.runs.report.sample_images import BUDGET, samples
-from flowrl.runs.report.story import story
 
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPTS = ("elements.js", "charts.js", "samples.js", "story.js")

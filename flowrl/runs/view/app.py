@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
 from flowrl.runs.report.page import SCRIPTS, environment, source
+from flowrl.runs.report.page_data import story
 from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
-from flowrl.runs.report.story import story
 from flowrl.runs.view.ballots import Booth, Side
 from flowrl.runs.view.listing import find_runs, stamp, summary_of
 

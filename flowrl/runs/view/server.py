@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.listening import (
+from flowrl.core.local_server import (
     UVICORN,
     announce,
     bind,

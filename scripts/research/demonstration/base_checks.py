@@ -24,7 +24,7 @@ from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge
 from flowrl.evaluation.suites.shapes.detect import Detections, detect

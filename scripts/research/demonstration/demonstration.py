@@ -6,8 +6,8 @@
 Guidance and steps of the base model, and of the first run, are searched on the validation prompts.
 Then on the test prompts: the base, the base with its best guidance, the best of eight of its images
 by the reward, the runs, and the runs with their best guidance. Each has a mean over tasks, an
-interval over training seeds and prompts (`flowrl/evaluation/crossed.py`), both per task, its cost
-per image, word order and diversity. All start from the same noise.
+interval over training seeds and prompts (`flowrl/evaluation/crossed_errors.py`), both per task, its
+cost per image, word order and diversity. All start from the same noise.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 demonstration.json, the figure and the chart. Processor seconds are those of this machine.
@@ -29,7 +29,7 @@ from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 
 LISTS = "assets/shapes"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.held_out import sample
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
 from flowrl.evaluation.suites.shapes.detect import detect

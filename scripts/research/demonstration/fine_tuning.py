@@ -47,7 +47,7 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.training.trainer import Trainer
 

@@ -33,7 +33,7 @@ from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
-from flowrl.evaluation.crossed import crossed
+from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.target import saved_config

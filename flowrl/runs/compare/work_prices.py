@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
-from flowrl.core.columns import medians
 from flowrl.core.errors import RunError
 from flowrl.core.files import write_json
+from flowrl.core.merged_records import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
 from flowrl.runs.folder import read_object
 from flowrl.training.method import TRAINED_CALLS

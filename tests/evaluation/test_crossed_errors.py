@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flowrl.evaluation.crossed import crossed, error_of, weights_of
+from flowrl.evaluation.crossed_errors import crossed, error_of, weights_of
 
 
 @pytest.mark.parametrize("values", [np.array([[0.1], [0.4], [0.3]]), np.array([[0.1, 0.4, 0.3]])])

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.config.flat import differences, flat
+from flowrl.config.differences import differences, flat
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_text
 from flowrl.runs.folder import (

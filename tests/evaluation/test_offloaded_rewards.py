@@ -13,7 +13,7 @@ from weightkit import Weights
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.resting_rewards import Resting, networks_of, resting
+from flowrl.evaluation.offloaded_rewards import Resting, networks_of, resting
 from flowrl.evaluation.reward_call import ask, rewards_of
 
 CUDA = torch.cuda.is_available()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.evaluation.drift import Given, drift, take
-from flowrl.evaluation.looks import grid_energy, looks_of, saturation, sharpness
+from flowrl.evaluation.image_statistics import grid_energy, looks_of, saturation, sharpness
 from flowrl.evaluation.reward_metrics import prompt_entropy
 from flowrl.models.toy import LinearFlow
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.reward_traits import sees_latents, sees_sigma
-from flowrl.core.types import FlowModel, Rollout
+from flowrl.core.types import FlowModel, Plan, Rollout
 from flowrl.training.guidance import KEYS
 from flowrl.training.metrics import Trained
 
@@ -112,13 +113,17 @@ def check_headline(config: Config, rewards: dict[str, Any]) -> None:
         )
 
 
-def check_sees_sigma(config: Config, rewards: dict[str, Any]) -> None:
-    """Raise ConfigError unless every reward that counts looks at the sigma of what it judges."""
+def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> None:
+    """Raise ConfigError unless every reward that counts looks at the sigma of what it judges, or
+    the plan finishes every image."""
+    left = len(plan.tail) - 1 - torch.arange(len(plan.tail))
+    if not bool(((plan.tail > 0) & (plan.tail < left)).any()):
+        return
     for name, weight in config.reward_weights.items():
         if weight and not sees_sigma(rewards[name]):
             raise ConfigError(
                 f"rewards.{name}: {config.rewards[name].fn} judges every image as a finished one, "
                 f"but credit {config.credit.fn} compares estimates at all noise levels. Take "
-                "step_aware, or another that says `sees_sigma = True`, or set its weight to 0, so "
-                "that it is only watched"
+                "step_aware, or another that says `sees_sigma = True`, or finish the images by "
+                "plan.finish=true, or set its weight to 0, so that it is only watched"
             )

@@ -115,7 +115,7 @@ class Setup:
             check_differentiable(config, self.rewards)
         check_headline(config, self.rewards)
         if "sigma_rewards" in needs_of(credit):
-            check_sees_sigma(config, self.rewards)
+            check_sees_sigma(config, self.rewards, self.method.plan(0))
         for prompts in (self.train_set, self.test_set):
             check_records(prompts, self.rewards)
         self.reward_set.probe()

@@ -9,7 +9,15 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
 
-def candidates(iteration: int, *, steps: int, noise_scale: float, branch: int, first: int) -> Plan:
+def candidates(
+    iteration: int,
+    *,
+    steps: int,
+    noise_scale: float,
+    branch: int,
+    first: int,
+    finish: bool = False,
+) -> Plan:
     """Draw `branch` next states at each step from `first` on, estimate the image of each, and go on
     with the first: a random one, as all are drawn alike.
 
@@ -17,6 +25,10 @@ def candidates(iteration: int, *, steps: int, noise_scale: float, branch: int, f
     (SDXL). Every step but the last is noisy. A state's image is its x0 estimate, judged at the
     state's own sigma (`RewardBatch.sigma`). Images per initial noise: ``branch (steps - 1 - first)
     + 1``, the last one finished.
+
+    With `finish` each candidate is sampled to its end without noise and judged as a finished image,
+    so that any reward can compare them, at up to ``steps - 1 - first`` times the network calls.
+    That is ours: SPO has a preference model that judges estimates in its place.
 
     **Differs:** the code also compares states of the last step; its draws are never trained here,
     so that step has no noise.
@@ -32,4 +44,4 @@ def candidates(iteration: int, *, steps: int, noise_scale: float, branch: int, f
     plan = chain(steps, noise_scale, range(steps - 1))
     compared = (torch.arange(steps) >= first) & (plan.noise > 0)
     branches = torch.where(compared, branch, 1)
-    return plan._replace(branch=branches, tail=torch.where(compared, 1, 0))
+    return plan._replace(branch=branches, tail=torch.where(compared, steps if finish else 1, 0))

@@ -56,6 +56,26 @@ def test_a_candidate_is_judged_by_its_estimate_at_its_own_sigma() -> None:
     assert float(leaf_sigmas(run(whole, cps), whole.tail).sum()) == 0
 
 
+def test_a_finished_candidate_is_its_own_sample() -> None:
+    """An independent loop: Euler steps from each candidate to sigma 0 end at the leaf below it, and
+    all leaves have sigma 0, so any reward may judge them. As many leaves as without `finish`."""
+    plan = candidates(0, steps=5, noise_scale=0.5, branch=3, first=1, finish=True)
+    assert counts(plan).leaves == counts(PLAN).leaves == 10
+    model = LinearFlow()
+    ro = run(plan, cps, model=model, prompts=["a", "b"])
+    assert float(leaf_sigmas(ro, plan.tail).sum()) == 0
+    above = ro.tree.parent[ro.leaf]
+    assert bool((ro.tree.std[above] > 0).all())  # the chain ends below the last draw, too
+    for place in range(len(ro.leaf)):
+        node = int(above[place])
+        cond = {name: value[ro.tree.group[node]][None] for name, value in ro.cond.items()}
+        x = ro.x[node][None]
+        for k in range(int(ro.tree.step[node]), 5):
+            here, after = ro.sigmas[k], ro.sigmas[k + 1]
+            x = x + (after - here) * model.velocity(x, here[None], cond)
+        torch.testing.assert_close(ro.x[ro.leaf[place]], x[0].detach(), atol=1e-5, rtol=1e-5)
+
+
 def pair_of(scores: list[float], least: float) -> list[float]:
     """Credit of the candidates of one state: a root, its candidates, a leaf below each."""
     size = len(scores)
@@ -123,6 +143,25 @@ def test_what_cannot_be_compared_is_refused_before_the_model(
     ]
     with pytest.raises(ConfigError, match=message):
         Trainer(toy(tmp_path, *changes, change))
+
+
+def test_any_reward_may_compare_finished_candidates(tmp_path: Path) -> None:
+    """What is refused above is taken with `finish`: a reward of finished images. One iteration
+    trains on pairs of siblings alone, a best and a worst one of each state that has them."""
+    trainer = Trainer(
+        toy(
+            tmp_path,
+            "plan={fn: candidates, steps: 4, noise_scale: 0.5, branch: 4, first: 1, finish: true}",
+            "train.group=9",
+            "credit={fn: candidate_pairs, least: 0.01}",
+            "segment={fn: siblings}",
+            "select={fn: nonzero}",
+            "loss={fn: step_preference}",
+            "rewards={red: {fn: toykit.reddish}}",
+        )
+    )
+    metrics = trainer.step()
+    assert metrics["trained"] > 0 and metrics["trained"] % 2 == 0
 
 
 def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ The folder is yours, at whatever commit; its program is run unchanged, by the Py
 it needs. The work is one iteration: on SD3 of Flow-GRPO with LoRA, on FLUX of DanceGRPO, MixGRPO or
 BranchGRPO with all weights; the same model, prompts, group, steps, guidance, KL, dtype and rows in
 a network call, the size of the JPEG file as reward, no averaged weights. With `--own-batch` flowrl
-runs once more with network calls of its own size, and computes what images share once.
+runs once more with network calls of its own size, and computes what images share once, and with
+`--compile` again with `runtime.compile`; what compiling takes falls into the iteration that does
+not count.
 Trainers take turns, `--rounds` times; each turn is a process of its own, whose first iteration does
 not count. `watch.py` says what the phases are and by which clock they are timed.
 
@@ -114,6 +116,10 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, list[dict[str, An
             if args.own_batch:
                 own = trainer.ours(here, place, args.trainer, args.own_batch)
                 starts["flowrl, own batches"] = (own, sys.executable)
+            if args.own_batch and args.compile:
+                program = [*own.program, "model.runtime.compile=true"]
+                compiled = own._replace(program=program)
+                starts["flowrl, own batches, compiled"] = (compiled, sys.executable)
             for who, (start, python) in starts.items():
                 found = turn(start, python, place, options)
                 seen.setdefault(who, []).append(found)
@@ -188,10 +194,17 @@ def main() -> int:
     for option in WORK:
         parser.add_argument(option, type=type(getattr(SD3_WORK, option[2:].replace("-", "_"))))
     parser.add_argument("--own-batch", type=int, default=0, help="of flowrl, once more")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="own batches once more, with compiled blocks",
+    )
     parser.add_argument("--iterations", type=int, default=2, help="of a turn, after the first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.compile and not args.own_batch:
+        parser.error("--compile is of flowrl's own batches: expected --own-batch too")
     # the trainer's usual work, with what the command line changes
     said = {name: getattr(args, name) for name in vars(SD3_WORK)}
     given = {name: value for name, value in said.items() if value is not None}

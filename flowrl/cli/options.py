@@ -125,7 +125,7 @@ Json = Annotated[
 ]
 
 
-def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
+def load_fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
     """Load a config with the settings of a profile under what was given, and say on stderr which
     these are. Those of rewards stand above, for a reward may itself be given, but for an `offload`
     that is. Raise ConfigError."""

@@ -152,7 +152,7 @@ def smaller_rank(config: Config) -> tuple[list[str], Config] | None:
     return [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], changed
 
 
-def read(config: Config, key: str) -> Any:
+def value_of_key(config: Config, key: str) -> Any:
     """Return the value of "train.x", "eval.x" or "model.x"."""
     section, name = key.split(".")
     if section == "model":
@@ -229,7 +229,7 @@ def _smaller(
 
 def _batch(config: Config, name: str) -> int:
     """Return the batch that a phase works with at a time; 0 where it has none."""
-    return int(read(config, BATCH[name])) if name in BATCH else 0
+    return int(value_of_key(config, BATCH[name])) if name in BATCH else 0
 
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:

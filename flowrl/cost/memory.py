@@ -68,7 +68,7 @@ class WeightCounts(NamedTuple):
         return self.frozen + (0 if self.adapters else self.trained)
 
 
-def kept(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
+def kept_memory(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
     """Return what a run keeps, part by part, and a note on what could not be counted (or an empty
     text).
 

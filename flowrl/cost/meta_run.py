@@ -34,7 +34,7 @@ from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 from flowrl.cost.network_inputs import network_inputs
 from flowrl.models.adapter import decode_latents
 from flowrl.models.runtime import Runtime
-from flowrl.models.tuning import Tuning, trained, tune_network
+from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 from flowrl.training.guidance import guides_reference, is_guided
 
 MANY = 512  # calls of the VAE that are traced one by one
@@ -143,7 +143,7 @@ class MetaRun:
         return CallCost(meter.peak, meter.flops)
 
     def _training(self, states: int) -> CallCost:
-        if not trained(self.network):
+        if not trained_parameters(self.network):
             return self.velocity(states)
         held = _held(self.network)
         with self._rules() as rules, Meter(held) as meter:
@@ -159,9 +159,9 @@ class MetaRun:
         return CallCost(meter.peak, meter.flops, kept)
 
     def _step(self, _: int) -> CallCost:
-        if not trained(self.network):
+        if not trained_parameters(self.network):
             return CallCost(0, 0)
-        optimizer = torch.optim.AdamW(trained(self.network).values(), foreach=True)
+        optimizer = torch.optim.AdamW(trained_parameters(self.network).values(), foreach=True)
         optimizer.step()  # the first one makes the moments
         moments = [value for state in optimizer.state.values() for value in state.values()]
         with Meter([*_held(self.network), *moments]) as meter:
@@ -261,7 +261,7 @@ def _network(workload: Workload) -> nn.Module:
     nn.Module.to(network, tuning.network_dtype)  # diffusers' own `to` warns, of nothing here
     network.requires_grad_(False)
     tune_network(network, tuning)
-    for parameter in trained(network).values():
+    for parameter in trained_parameters(network).values():
         parameter.grad = torch.empty_like(parameter)
     return network
 

@@ -34,7 +34,7 @@ from flowrl.models.flux import Flux, FluxOptions
 from flowrl.models.flux2 import Flux2, Flux2Options
 from flowrl.models.flux2_klein import Flux2Klein, Flux2KleinOptions
 from flowrl.models.loading import Loaded
-from flowrl.models.options import checked
+from flowrl.models.options import checked_options
 from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.qwen_image import QwenImage, QwenImageOptions
@@ -137,7 +137,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     pipeline = _pipeline(fn, {"transformer": network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
     kind = _ADAPTERS[fn]
-    made = kind.adapter(tuned, checked(kind.options, **kwargs))
+    made = kind.adapter(tuned, checked_options(kind.options, **kwargs))
     return RandomModel(made, text_shape(config, architecture), vae=vae)
 
 

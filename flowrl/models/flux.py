@@ -19,8 +19,8 @@ from flowrl.models.flow_matching import FlowMatchingModel, check_configs
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, T5Tokens, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import pick_tuning
 
 GUIDANCE = 3.5  # FluxPipeline's default
 PATCH = 2  # a token is a square of 2 x 2 latents
@@ -62,7 +62,7 @@ def flux(options: FluxOptions) -> Flux:
     See `FluxOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; warn before training a step-distilled model.
     """
-    tuned = read(FluxPipeline, options)
+    tuned = load_flux(FluxPipeline, options)
     if options.tune != "none":
         pipeline = tuned.pipeline
         config, scheduler = pipeline.transformer.config, pipeline.scheduler.config
@@ -71,10 +71,10 @@ def flux(options: FluxOptions) -> Flux:
     return Flux(tuned, options)
 
 
-def read(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
+def load_flux(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
     """Load a pipeline of FLUX.1's parts, and tune its network. Raise ConfigError, ModelError."""
-    path, tuning = options.path, tuning_of(options, JOINT_ATTENTION)
-    loaded = load(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
+    path, tuning = options.path, pick_tuning(options, JOINT_ATTENTION)
+    loaded = load_for_tuning(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
     _check_channels(loaded.pipeline, path)
     embedded_guidance(loaded.pipeline, options)
     return TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)

@@ -20,10 +20,10 @@ from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.tuning import tuning_of
+from flowrl.models.tuning import pick_tuning
 
 PATCH = 2  # a token is a square of 2 x 2 latents of the VAE
 APART = 10  # between the times of the image, of its first reference, of the next
@@ -69,8 +69,8 @@ def flux2(options: Flux2Options) -> Flux2:
     See `Flux2Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; FLUX.2 klein is `flux2_klein`.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(Flux2Pipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(Flux2Pipeline, options.path, PARTS, tuning)
     check_tokens(loaded.pipeline, options.path)
     if not loaded.pipeline.transformer.config.guidance_embeds:
         raise ModelError(

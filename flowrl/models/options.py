@@ -155,16 +155,16 @@ def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any
     def decorate(build: Callable[[Record], Model]) -> Callable[..., Model]:
         @functools.wraps(build)
         def call(*args: Any, **kwargs: Any) -> Model:
-            return build(checked(record, *args, **kwargs))
+            return build(checked_options(record, *args, **kwargs))
 
-        call.options = functools.partial(checked, record)  # type: ignore[attr-defined]
+        call.options = functools.partial(checked_options, record)  # type: ignore[attr-defined]
         call.__signature__ = _evaluated_signature(record)  # type: ignore[attr-defined]
         return call
 
     return decorate
 
 
-def checked(record: Callable[..., Record], *args: Any, **kwargs: Any) -> Record:
+def checked_options(record: Callable[..., Record], *args: Any, **kwargs: Any) -> Record:
     """Make a record of pydantic. Raise ConfigError that names every mistake in it."""
     try:
         return record(*args, **kwargs)

@@ -19,8 +19,8 @@ from flowrl.models.flux import PATCH, pack, unpack
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import pick_tuning
 
 PARTS = {
     "transformer": PipelinePart(("QwenImageTransformer2DModel",)),
@@ -70,8 +70,8 @@ def qwen_image(options: QwenImageOptions) -> QwenImage:
     See `QwenImageOptions` for what can be set. Raise ConfigError for a wrong option, ModelError
     for a wrong model, such as one for editing.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(QwenImagePipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(QwenImagePipeline, options.path, PARTS, tuning)
     other = [name for name, plain in PLAIN.items() if _setting(loaded.pipeline, name) != plain]
     if other:
         raise ModelError(

@@ -19,8 +19,8 @@ from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flow_matching import FlowMatchingModel, check_configs
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import pick_tuning
 
 PATCH = 2  # a token is a square of 2 x 2 latents
 HEAD = 3  # tokens of the chat template before the prompt
@@ -66,8 +66,8 @@ def z_image(options: ZImageOptions) -> ZImage:
     See `ZImageOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; warn before training a step-distilled model (Turbo).
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(ZImagePipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(ZImagePipeline, options.path, PARTS, tuning)
     config = loaded.pipeline.transformer.config
     check_configs(loaded.pipeline, options.path, channels=config.in_channels)
     if PATCH not in config.all_patch_size or config.siglip_feat_dim is not None:

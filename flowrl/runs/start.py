@@ -137,7 +137,7 @@ def _would_overwrite(config: Config, run: Path) -> bool:
 def holds_run(run: Path) -> bool:
     """Say whether a folder holds what a new run must not take the place of: one that was killed
     before its first checkpoint has left nothing to go on from."""
-    saved = checkpoint.numbered(run) or (run / SUMMARY).exists()
+    saved = checkpoint.checkpoint_folders(run) or (run / SUMMARY).exists()
     return (run / CONFIG).exists() and bool(saved)
 
 

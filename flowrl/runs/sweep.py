@@ -19,7 +19,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
-from flowrl.evaluation.measures.of_images import Tools, check_measures, measure
+from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.suites.catalogue import suite_of
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.suite import run_suite
@@ -234,7 +234,7 @@ def _measured(where: Path, asked: SweepRequest) -> dict[str, Any]:
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["tools"] == tools and set(asked.measures) <= kept["found"].keys():
             return {name: kept["found"][name] for name in asked.measures}
-    found = measure(where, asked.measures, asked.tools)
+    found = measure_images(where, asked.measures, asked.tools)
     write_json(file, {"tools": tools, "found": found})
     return {name: found[name] for name in asked.measures}
 

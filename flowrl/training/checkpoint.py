@@ -145,11 +145,11 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, 
 
     Raises CheckpointError that names the file which is missing, torn or altered.
     """
-    files, state = opened(folder)
+    files, state = open_checkpoint(folder)
     return dict(files), state
 
 
-def opened(
+def open_checkpoint(
     folder: str | os.PathLike[str], *, like: Like | None = None, world: World = ALONE
 ) -> tuple[CheckpointTensors, dict[str, Any]]:
     """Return what `load` does, but tensors are read when they are asked for, one file at a time.
@@ -171,7 +171,7 @@ def opened(
 def latest(run: str | os.PathLike[str]) -> Path | None:
     """Return the newest valid checkpoint of a run, or None; warn about each newer one that is
     torn."""
-    for folder in reversed(numbered(Path(run))):
+    for folder in reversed(checkpoint_folders(Path(run))):
         try:
             verify(folder)
             return folder
@@ -190,7 +190,7 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
     if keep < 1:
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
     # complete checkpoints that are older than the newest `keep`, and wanted by nobody
-    every = numbered(Path(run))
+    every = checkpoint_folders(Path(run))
     good = [folder for folder in every if complete(folder)]
     doomed = [
         folder
@@ -258,7 +258,7 @@ def _seal(folder: Path, known: Entries | None = None, version: int = FORMAT) -> 
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
 
 
-def numbered(run: Path) -> list[Path]:
+def checkpoint_folders(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, whole or torn, the oldest first."""
     folders = [
         item

@@ -35,7 +35,7 @@ from flowrl.training.process_checks import (
     check_trainable,
     context_of,
 )
-from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
+from flowrl.training.prompt_choice import ahead, check_refill, sampler_of, training_rows
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.start_weights import check_start, start_from
@@ -188,7 +188,7 @@ class Setup:
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""
-        return rows_of(self.config, self.train_set, self.sampler, self.iteration)
+        return training_rows(self.config, self.train_set, self.sampler, self.iteration)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""

@@ -16,9 +16,9 @@ from flowrl.core.local_server import (
     bind,
     forget,
     import_uvicorn,
+    listening_address,
     no_exit_by_signal,
     read_token,
-    resolve,
     url,
 )
 from flowrl.core.reward_traits import judges_videos, sees_latents
@@ -68,7 +68,7 @@ def serve(
     _check(max_wait_ms, 0, 60_000, "max_wait_ms")
     uvicorn = import_uvicorn()
     # the address is taken before the rewards load
-    family, address = resolve(host, port)
+    family, address = listening_address(host, port)
     token = read_token(address[0], token_env)
     listener = bind(family, address)
     with contextlib.closing(listener):

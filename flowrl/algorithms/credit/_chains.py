@@ -39,7 +39,7 @@ class Rake(NamedTuple):
     owner: Tensor  # [V] int64  place in `decision` of the decision at or above a node; -1 for none
 
 
-def spread(advantage: Tensor, owner: Tensor) -> Tensor:
+def spread_to_nodes(advantage: Tensor, owner: Tensor) -> Tensor:
     """Give every node the advantage of its `owner` among [C, w] or [D]; NaN and no owner give 0 ->
     [V] float32."""
     return torch.cat([advantage.flatten(), advantage.new_zeros(1)])[owner].nan_to_num().float()

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._unroll import evaluate, roots_batch, unrolled_batch
+from flowrl.algorithms.likelihoods._unroll import evaluate_unrolled, roots_batch, unrolled_batch
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, wide
@@ -46,7 +46,7 @@ class _FromRoots:
 
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Sample the images -> Eval with `images`; the transition plays no part."""
-        return evaluate(model, batch)
+        return evaluate_unrolled(model, batch)
 
 
 class draft(_FromRoots):
@@ -221,4 +221,4 @@ class draft_lv:
 
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Sample the images -> Eval with `images`; the transition plays no part."""
-        return evaluate(model, batch)
+        return evaluate_unrolled(model, batch)

@@ -22,7 +22,7 @@ def total(index: Tensor, values: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, index, values)[index]
 
 
-def error_of(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
+def velocity_error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
     """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
     gap = (under.mean - data.batch.target).double().flatten(1)
     error = gap.square().mean(1)

@@ -27,8 +27,8 @@ from flowrl.algorithms.rollout.frontier import (
     euler_step,
     initial_latents,
     learned_noise,
+    log_prob_of_draws,
     rounded,
-    score,
     sibling_noise,
     sigma_rows,
     velocity,
@@ -205,7 +205,7 @@ def _decide(
     )
     x = rounded(run, draw(many, sibling_noise(run, size, step.branch)))
     noisy = many.std > 0
-    log_prob = torch.where(noisy, score(run, x, many), 0.0)
+    log_prob = torch.where(noisy, log_prob_of_draws(run, x, many), 0.0)
     made = (many.std, log_prob, noisy * step.noise_scale)
     node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, made, many.mean)
     if k + 2 == len(run.sigmas):

@@ -178,7 +178,7 @@ def velocity(run: Sampling, x: Tensor, k: int) -> Tensor:
     return torch.cat(v).to(x.dtype)
 
 
-def score(run: Sampling, x: Tensor, gaussian: Gaussian) -> Tensor:
+def log_prob_of_draws(run: Sampling, x: Tensor, gaussian: Gaussian) -> Tensor:
     """Return the log-prob of draws x [F, *] -> [F]."""
     # in the micro-batches of training, because a reduction over dimensions may depend on the batch
     # in its last bit

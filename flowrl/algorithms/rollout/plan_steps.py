@@ -41,7 +41,7 @@ def chain(steps: int, noise_scale: float, noisy: range) -> Plan:
     return Plan(noise, ones, ones.clone(), torch.zeros(steps, dtype=torch.int64))
 
 
-def check(steps: int, noise_scale: float) -> None:
+def check_steps_and_noise(steps: int, noise_scale: float) -> None:
     """Raise ConfigError unless there is a step and the noise scale is a number of at least 0."""
     if steps < 1:
         raise ConfigError(f"a plan needs at least 1 step, got steps={steps}")

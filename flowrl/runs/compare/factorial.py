@@ -163,7 +163,7 @@ def read_factorial(path: Path) -> Result:
     raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
 
 
-def counted(about: Result) -> str:
+def _budget_words(about: Result) -> str:
     """Say what the network evaluations of a budget were."""
     if about.get("counted", "calls") == "calls":
         return "calls alone, 3 for a trained state"
@@ -177,7 +177,8 @@ def factorial_notes(result: Result) -> list[str]:
     lines = [
         f"{len(result['cells'])} cells ({design['fraction']}, efficiency per cell against the full "
         f"product {design['efficiency']:.2f}), {len(result['runs'])} runs, {failed} failed, "
-        f"{result['nfe']:g} network evaluations each ({counted(result)}), score {result['score']}.",
+        f"{result['nfe']:g} network evaluations each ({_budget_words(result)}), "
+        f"score {result['score']}.",
         "Differences in points, averaged over the other axes; 95 % intervals over seeds and "
         "prompts; a star: p after Holm's correction over all effects is below 0.05. "
         "Interactions that are not listed are taken to be zero.",
@@ -189,7 +190,7 @@ def factorial_notes(result: Result) -> list[str]:
     return lines
 
 
-def write_report(result: Result, out: Path, figures: Path) -> list[Path]:
+def write_effects(result: Result, out: Path, figures: Path) -> list[Path]:
     """Write the table and the figure of effects -> the files."""
     from flowrl.runs.compare.effects_figure import effects_figure
     from flowrl.runs.report.style import save_figure

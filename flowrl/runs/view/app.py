@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
-from flowrl.runs.report.page import SCRIPTS, environment, source
+from flowrl.runs.report.page import SCRIPTS, source, template_environment
 from flowrl.runs.report.page_data import story
 from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
 from flowrl.runs.view.ballots import Booth, Side
@@ -125,7 +125,7 @@ class _Handlers:
         from starlette.responses import HTMLResponse
 
         async def answer(request: Request) -> Response:
-            return HTMLResponse(environment().get_template(name).render(scripts=SCRIPTS))
+            return HTMLResponse(template_environment().get_template(name).render(scripts=SCRIPTS))
 
         return answer
 

@@ -232,6 +232,7 @@ def _factorial(
     from flowrl.runs.compare import factorial as module
     from flowrl.runs.compare.effects import effect_rows
 
+    # train the cells that are missing, or only read what is there
     if report_only:
         result = module.read_factorial(out)
     else:
@@ -240,6 +241,7 @@ def _factorial(
         )
         result = module.run_factorial(what, quiet=quiet)
 
+    # the table is laid out for the terminal only where it is printed
     def said(width: int | None) -> str:
         table = [text_table(effect_rows(result), width=width)] if result["effects"] else []
         return "\n".join([*table, *module.factorial_notes(result)])

@@ -223,6 +223,7 @@ def text_shape(config: Config, architecture: Architecture) -> TextShape:
 def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Module:
     """Make one part with random weights, without memory for them on "meta". Raises ModelError."""
     part = architecture.part(name)
+    # from the settings alone: both libraries draw random weights
     try:
         with torch.device(device):
             if part.library == "diffusers":
@@ -231,9 +232,8 @@ def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Mod
             kind = getattr(transformers, part.kind)
             encoder: nn.Module = kind(kind.config_class.from_dict(part.settings))
             return encoder
-    except (
-        Exception
-    ) as error:  # the libraries raise every kind of error over a config that is not theirs
+    # the libraries raise every kind of error over a config that is not theirs
+    except Exception as error:
         where = f"{architecture.origin}/{name}"
         raise ModelError(
             f"{where}: no {part.kind} can be made of its config.json: {error}"

@@ -33,9 +33,11 @@ BATCH = {
 def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     """Say whether a config fits a card of so many gigabytes, with those networks of its rewards
     that are counted, and what helps each phase that does not."""
+    # no verdict where something could not be counted
     largest = found.largest
     if largest is None:
         return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
+    # phases that are too large, the worst first
     limit = limit_of(gigabytes)
     over = sorted((p for p in found.judged if p.bytes > limit), key=lambda p: -p.bytes)
     stay = staying(found.config)
@@ -43,6 +45,7 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     says = f"the largest phase is {largest.name} with {size(largest.bytes)}{networks}"
     if not over:
         return [f"fits a {gigabytes:g} GB card: yes; {says}"]
+    # one remedy per phase; the head has named the first phase already
     first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
     head = f"fits a {gigabytes:g} GB card: no, {says}{first.removeprefix(_needs(over[0]))}"
     return [

@@ -84,18 +84,17 @@ def _estimated(config: Config, name: str) -> str:
     from flowrl.cost.memory import kept_memory
     from flowrl.training.rehearsal import check_plan
 
+    # whatever goes wrong here must not hide the error that is explained
     try:
         forecast = check_plan(config)
         parts, note = kept_memory(config, forecast)
         if note:
             return f"no estimate: {note}"
         there = phase(config, name, forecast, parts)
-    except (
-        FlowRLError,
-        RuntimeError,
-        MemoryError,
-    ) as error:  # there may be no memory left for it either
+    # there may be no memory left for it either
+    except (FlowRLError, RuntimeError, MemoryError) as error:
         return f"no estimate: {error}"
+    # said as a sentence below that error
     return (
         f"the estimate for {there.name}: {size(there.bytes)}, of which {size(there.kept)} are kept "
         "and "

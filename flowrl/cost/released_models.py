@@ -76,6 +76,7 @@ def _flux(*, guidance: bool) -> dict[str, WeightlessPart]:
 
 def _vae(channels: int, *, scale: float, shift: float | None) -> WeightlessPart:
     old = shift is None  # the VAEs of Stable Diffusion 1, 2 and XL
+    # as the released config.json files have them
     settings = {
         "in_channels": 3,
         "out_channels": 3,

@@ -30,9 +30,11 @@ def calls(found: Estimate) -> list[str]:
     """Say how many network calls an iteration makes, and their floating-point work."""
     forecast = found.forecast
     work, total = forecast.work, forecast.calls
+    # what multiplies a call: other weights, and guidance
     others = method_of(found.config).others(0, [])  # weights that it is evaluated under, too
     also = f", and 1 under each of {', '.join(others)}" if others else ""
     double = ", each with and without the prompt" if work.guided else ""
+    # how many calls, and below them their work where it was counted
     lines = [
         f"calls      {total:,} of the network per iteration, counted per latent: "
         f"{work.nfe:,} while sampling, "

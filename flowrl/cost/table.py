@@ -54,6 +54,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     ConfigError where that is not so: their numbers do not compare. A config that is no longer
     shipped is left out.
     """
+    # rows of other libraries join only if a row that both have came out alike
     added, had = new["configs"], old["configs"]
     if old["libraries"] != new["libraries"]:
         both = sorted(added.keys() & had.keys())
@@ -67,8 +68,10 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
                 f"{new['libraries']}, and {what}; name two configs that are there already, or "
                 "estimate all anew"
             )
+        # and then they say which libraries theirs are
         own = {"libraries": new["libraries"]}
         added = {name: {**row, **own} for name, row in added.items() if name not in had}
+    # in the order of the shipped configs
     rows = had | added
     return {**old, "configs": {name: rows[name] for name in released_configs() if name in rows}}
 

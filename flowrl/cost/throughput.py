@@ -138,8 +138,8 @@ def _iteration(trainer: Trainer) -> dict[str, float]:
 
 
 def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
-    # all that the figures depend on; figures of other settings cannot be compared
     t, tuning = config.train, tuning_of(config)
+    # all that the figures depend on; figures of other settings cannot be compared
     return {
         "model": str(config.model.kwargs["path"]),
         "weights": "random",

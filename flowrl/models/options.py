@@ -114,11 +114,13 @@ class PipelineOptions:
                 f"layers: has no effect unless tune is 'full', got tune {self.tune!r}; with LoRA "
                 "see lora.targets"
             )
+        # quantised weights have no gradient
         if self.how.quantize != "none" and self.tune != "lora":
             raise ValueError(
                 "runtime.quantize: quantised weights are frozen, so it needs tune 'lora', got "
                 f"{self.tune!r}"
             )
+        # float16 needs a scaled loss, which flowrl does not have
         if self.dtype == "float16" and self.tune != "none":
             raise ValueError(
                 "dtype: float16 cannot train: small gradients vanish in it, as flowrl does not "

@@ -211,6 +211,7 @@ def _cost(name: str) -> dict[str, Any]:
     from flowrl.config.load import load_config
     from flowrl.training.rehearsal import check_plan
 
+    # counted by the rehearsal of a run: no model is loaded
     forecast = check_plan(load_config(name))
     work = forecast.work
     return {

@@ -88,9 +88,11 @@ def distinct_leaves(ro: Rollout) -> tuple[Tensor, Tensor]:
 
 def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     """Keep the first image of each number in `same` [L]."""
+    # nothing to leave out where all differ
     count = int(same.max()) + 1
     if count == len(same):
         return batch
+    # the first row of each number, in the order of the numbers
     place = torch.arange(len(same))
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
     prompts = [batch.prompts[i] for i in rows.tolist()]
@@ -100,6 +102,7 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
     if batch.latents is None:
         return seen
+    # latents may lie on another device than the images
     x0, cond = batch.latents
     there = rows.to(x0.device)
     mine = {name: value[there] for name, value in cond.items()}

@@ -147,6 +147,7 @@ class Weights:
             for key, p in self._params.items()
             if key in tensors and tensors[key].shape != p.shape
         ]
+        # the message names a few of them
         for what, keys in (
             ("lacks", missing),
             ("has unknown", extra),

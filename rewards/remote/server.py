@@ -95,8 +95,10 @@ def load_rewards(config: Config) -> dict[str, Reward]:
     ConfigError for one that learns, judges latents or cannot be made; `probe_rewards` adds more."""
     rewards: dict[str, Reward] = {}
     for name, call in config.rewards.items():
+        # whatever a reward raises names the reward
         with as_one_message(f"making reward {name!r}", ConfigError):
             reward: Reward = call.make()
+        # what cannot be judged from images that are sent
         if isinstance(reward, LearnedReward):
             raise ConfigError(
                 f"rewards.{name}: {call.fn} learns during training; it cannot be served"
@@ -105,6 +107,7 @@ def load_rewards(config: Config) -> dict[str, Reward]:
             raise ConfigError(
                 f"rewards.{name}: {call.fn} judges latents, which are not sent; it cannot be served"
             )
+        # images or videos; and is it ready?
         videos = bool(call.frames) or judges_videos(reward)
         rewards[name] = fitting(call, reward, 2 if videos else 1)
         probe_rewards({name: rewards[name]})  # before the next one loads

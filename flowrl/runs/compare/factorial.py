@@ -174,6 +174,7 @@ def factorial_notes(result: Result) -> list[str]:
     """Say in sentences what was run and how the effects are to be read."""
     design, fit = result["design"], result["fit"]
     failed = sum(run["failed"] is not None for run in result["runs"])
+    # what was run, and how to read the table
     lines = [
         f"{len(result['cells'])} cells ({design['fraction']}, efficiency per cell against the full "
         f"product {design['efficiency']:.2f}), {len(result['runs'])} runs, {failed} failed, "
@@ -183,6 +184,7 @@ def factorial_notes(result: Result) -> list[str]:
         "prompts; a star: p after Holm's correction over all effects is below 0.05. "
         "Interactions that are not listed are taken to be zero.",
     ]
+    # how well a model without the missing interactions fits
     if fit is None:
         return [*lines, "The runs that are there cannot tell the effects apart yet."]
     if fit["lack_of_fit_p"] is not None:

@@ -214,9 +214,11 @@ class _BudgetedRun:
     def _judge(self, before: Spent, now: Spent) -> None:
         """Evaluate on held-out prompts where a mark or the end of a budget was passed, and draw at
         the end of (a)."""
+        # is an evaluation due at all?
         marks, ended = self.budgets.marks(before, now), self.budgets.ended(before, now)
         if not self.budgets.points or not (marks or ended):
             return
+        # a reward that fails here leaves a checkpoint behind
         with self.log.phase("eval"):
             try:
                 found = evaluated(self.trainer)
@@ -225,6 +227,7 @@ class _BudgetedRun:
                 raise
             if "nfe" in ended:
                 draw_samples(self.trainer, self.folder, self.log.say)
+        # a row beside the earlier ones, and a line to read
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
         write_evals(self.folder, [*read_rows(self.folder, EVALS), row])

@@ -52,6 +52,7 @@ def compare(
         raise ConfigError(
             "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
         )
+    # the arguments as the records that the comparison is run and resumed by
     search = Search(tuple(lr_search), search_seed, search_share) if lr_search else None
     what = Comparison(
         configs=tuple(configs),

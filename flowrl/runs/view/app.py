@@ -218,14 +218,17 @@ class _Handlers:
         """Keep a vote."""
         from starlette.responses import JSONResponse
 
+        # what another page could send in a visitor's name is refused
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # a form of another page cannot send this
             raise Refused(415, "expected the header 'Content-Type: application/json'")
+        # read no more than a vote can be long
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > BODY:
                 raise Refused(413, f"expected a body of at most {BODY} bytes")
+        # the three texts of a vote
         try:
             given = json.loads(body)
             key, choice, voter = (given[name] for name in ("ballot", "choice", "voter"))
@@ -233,6 +236,7 @@ class _Handlers:
             raise Refused(400, "expected JSON with ballot, choice and voter") from error
         if not all(isinstance(text, str) for text in (key, choice)):
             raise Refused(400, "expected ballot and choice as texts")
+        # in a thread: other pages are answered while the vote is written
         if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter)):
             raise Refused(410, "this ballot is no longer known, so its vote was not counted")
         return JSONResponse({"ok": True})

@@ -61,7 +61,7 @@ def save(
 
     Args:
         folder: the final folder; one that is there already is replaced.
-        tensors_by_file: file name without ending -> {name: tensor}, of any device.
+        tensors_by_file: file name without ending -> {name: tensor}, of any shape, dtype and device.
         state: plain JSON values with text keys; tuples come back as lists.
     Raises CheckpointError if something cannot be stored without loss, RunError (with the system's
     reason) if the disk is full or the folder not writable; nothing half-written stays behind.
@@ -83,8 +83,9 @@ def save_shares(
     tensors_by_file: Mapping[str, Mapping[str, Tensor]],
     state: dict[str, Any],
 ) -> None:
-    """Write a checkpoint as `save` does, in which every process writes what it holds of `shares`;
-    the rest is written by the first one. All processes call it, and must see the folder.
+    """Write a checkpoint as `save` does, in which every process writes what it holds of `shares`,
+    {file: {name: tensor of any shape}}; the rest is written by the first one. All processes call
+    it, and must see the folder.
 
     Raises in each process what `save` raises, if one of them cannot write.
     """
@@ -155,7 +156,8 @@ def open_checkpoint(
     """Return what `load` does, but tensors are read when they are asked for, one file at a time.
 
     Where `like` names a parameter that is shared out, only this process' share is read, to the
-    parameter's device. Of several processes each checks the bytes of its share of the files.
+    parameter's device. Of several processes each checks the bytes of its share of the files. Raises
+    CheckpointError as `load` does.
     """
     folder = Path(folder)
     names = verify(folder, world)

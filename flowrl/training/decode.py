@@ -54,7 +54,8 @@ class ImageBuffer:
         return place
 
     def of(self, place: Tensor) -> Tensor:
-        """Return the images at places [l] of those that were decoded."""
+        """Return the images [l, 3, H, W] at places [l]. Raises IndexError before any was
+        decoded."""
         if self.levels is None:
             raise IndexError("no image was decoded yet")
         whole = len(place) == len(self.levels)

@@ -66,7 +66,8 @@ def show_sampler(
     rows: list[int],
     earlier: list[Visit],
 ) -> None:
-    """Show an iteration's rewards to the sampler, and those of prompts that were drawn in vain."""
+    """Show the sampler an iteration's rewards, {name: [L]} of the leaves [L], and those of prompts
+    that were drawn in vain."""
     if run.sampler is None:
         return
     reward = run.reward_set.judged(values, batch, leaf, tree)

@@ -30,8 +30,8 @@ class SharedForest(NamedTuple):
         return rows if self.place is None else rows[self.place].to(like.x.device)
 
     def numbered(self, nodes: Tensor, like: Rollout) -> Tensor:
-        """Number nodes of the whole as in this process' own rollout; -1 = another process has
-        it."""
+        """Number nodes [B] of the whole as in this process' own rollout -> [B]; -1 = another
+        process has it."""
         if self.place is None:
             return nodes
         nobody = torch.full((len(self.whole.tree.parent) + 1,), -1)

@@ -20,8 +20,10 @@ from flowrl.evaluation.sources import encode_rows
 class EncodesImages(Protocol):
     """A model that has a way back from images to latents."""
 
-    # [B, 3, H, W] in [0, 1] -> [B, *], such that `decode` gives about the same images
-    def latents(self, images: Tensor) -> Tensor: ...
+    def latents(self, images: Tensor) -> Tensor:
+        """Return latents [B, *] of images [B, 3, H, W] in [0, 1], such that `decode` gives about
+        the same images."""
+        ...
 
 
 def check_stored(plan: Plan, *, group: int, trains: str) -> None:

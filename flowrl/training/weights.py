@@ -39,8 +39,8 @@ class Weights:
 
     @torch.no_grad()
     def add(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Keep other parameters under `name`. Raises CheckpointError if they do not fit the
-        model."""
+        """Keep other parameters under `name`, {parameter: tensor of its shape}. Raises
+        CheckpointError if they do not fit the model."""
         self._own(f"add {name!r}")
         self._check(name, tensors)
         self._snapshots[name] = {

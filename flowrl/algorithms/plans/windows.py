@@ -21,7 +21,7 @@ from flowrl.core.types import Plan, SigmaGrid
 
 def full(iteration: int, *, steps: int, noise_scale: float, ode_last: int = 0) -> Plan:
     """Put noise on every step but the last `ode_last` (Flow-GRPO: 0; DanceGRPO decodes x0 at the
-    last step: 1)."""
+    last step: 1). Raises: ConfigError if no noisy step is left."""
     check_steps_and_noise(steps, noise_scale)
     if not 0 <= ode_last < steps:
         raise ConfigError(

@@ -44,7 +44,8 @@ def fraction(data: SelectInput, *, share: float) -> Tensor:
 
 
 def nonzero(data: SelectInput) -> Tensor:
-    """Train only what has an advantage other than 0, and divide by its number alone.
+    """Train only what has an advantage other than 0, and divide by its number alone -> factor [V],
+    0 or 1.
 
     Without it nodes of advantage 0 count in the divisor, and are computed where another node of
     their segment is trained: the images of a prompt that are in no pair.

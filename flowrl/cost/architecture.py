@@ -31,6 +31,7 @@ from flowrl.models.adapter import check_size
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
 from flowrl.models.options import PipelineOptions, checked_options
+from flowrl.models.square_tokens import PATCH
 from flowrl.models.tuning import Tuning, pick_tuning
 
 FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
@@ -69,7 +70,6 @@ OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "image_enco
 LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan", "wan_i2v")
 VIDEO = ("wan", "wan_i2v")  # latents with time; VAE and image encoder stay in float32
 WIDE = ("vae", "image_encoder")
-PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
 class Architecture(NamedTuple):

@@ -15,7 +15,6 @@ from flowrl.config.load import Config
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.architecture import (
     NETWORK,
-    PATCH,
     QWEN,
     VIDEO,
     Architecture,
@@ -31,6 +30,7 @@ from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 from flowrl.cost.metered_vae import MeteredVAE, decode_rounded_images, decode_videos
 from flowrl.cost.network_inputs import network_inputs
 from flowrl.models.runtime import Runtime
+from flowrl.models.square_tokens import PATCH
 from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 from flowrl.training.guidance import guides_reference, is_guided
 

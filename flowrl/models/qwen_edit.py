@@ -18,7 +18,6 @@ from torchvision.transforms.functional import pil_to_tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
-from flowrl.models.flux import PATCH, pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
@@ -32,6 +31,7 @@ from flowrl.models.qwen_image import (
     check_network,
 )
 from flowrl.models.references import SOURCE, stacked, to_pil
+from flowrl.models.square_tokens import PATCH, pack
 from flowrl.models.tuning import pick_tuning
 
 EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}

@@ -89,10 +89,8 @@ class SD3(FlowMatchingModel[SD3Options]):
         check_size(height, width, unit=unit, most=config.pos_embed_max_size)
         return int(config.in_channels), height // factor, width // factor
 
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        patch: int = self.network.config.patch_size
-        return (rows // patch) * (columns // patch)
+    def _token_side(self) -> int:
+        return int(self.network.config.patch_size)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         # The scheduler computes its timesteps by this product in float32; in another dtype the

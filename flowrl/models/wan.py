@@ -147,7 +147,7 @@ class Wan(FlowMatchingModel[WanOptions]):
         scale = scheduler.config.num_train_timesteps
         if isinstance(scheduler, UniPCMultistepScheduler):
             return (sigma.to(self.device).double() * scale + TRUNCATION).long()
-        return sigma.to(self.device, torch.float32) * scale
+        return self._timesteps(sigma)
 
     def latents(self, images: Tensor) -> Tensor:
         """Return latents [B,C,t,h,w], float32 at level 0, of videos [B,T,3,H,W], or images

@@ -121,10 +121,12 @@ class consistency:
         return torch.tensor(scores, dtype=torch.float32).to(batch.images.device)
 
     def _grids(self, batch: RewardBatch, images: Sequence[Image.Image]) -> list[float]:
+        # all questions of all images are asked together
         cells: list[Image.Image] = []
         jobs: list[Job] = []
         plans: list[dict[str, list[list[int]]]] = []  # of each image: {dimension: [jobs by text]}
         for i, (image, prompt) in enumerate(zip(images, batch.prompts, strict=True)):
+            # each pair of an image's cells is compared under each text
             own = cut(image, *grid_size(prompt, f"image {i}", WHO), WHO)
             pairs = list(itertools.combinations(range(len(cells), len(cells) + len(own)), 2))
             cells += own
@@ -136,6 +138,7 @@ class consistency:
                     plan[dimension].append(list(range(len(jobs), len(jobs) + len(pairs))))
                     jobs += [Job(name, pair, text) for pair in pairs]
             plans.append(plan)
+        # means over pairs, then over texts, then over dimensions
         found = self._ask(cells, jobs)
         scores = []
         for plan in plans:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.moving.checker import check, check_record
+from flowrl.evaluation.suites.moving.checker import check_record, check_videos
 
 
 class moving_shapes:
@@ -44,7 +44,7 @@ class moving_shapes:
             )
         if not len(batch.images):
             return torch.zeros(0)
-        verdict = check(batch.images, batch.meta)
+        verdict = check_videos(batch.images, batch.meta)
         score = verdict.right if self.mode == "strict" else verdict.graded
         whole = batch.images.isfinite().flatten(1).all(1)
         return torch.where(whole, score.float(), torch.nan)

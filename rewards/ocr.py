@@ -156,6 +156,7 @@ def _rapidocr(confidence: float, threads: int) -> Reader:
             f"{WHO}: expected rapidocr and onnxruntime ({error}): "
             "pip install 'flowrl-diffusion[ocr]'"
         ) from error
+    # every line that it finds, however unsure
     engine = RapidOCR(
         params={
             "Global.text_score": 0.0,
@@ -165,6 +166,7 @@ def _rapidocr(confidence: float, threads: int) -> Reader:
         }
     )
 
+    # the confidence that counts is ours
     def read(image: Image.Image) -> str:
         result: Any = engine(image)
         lines = zip(result.txts or (), result.scores or (), strict=True)

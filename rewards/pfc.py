@@ -51,16 +51,19 @@ class pfc:
     ) -> None:
         from transformers import VJEPA2Model, VJEPA2VideoProcessor
 
+        # options that can be checked before anything is loaded
         self.batch, self.tau = int(positive(batch, "batch", WHO)), positive(tau, "tau", WHO)
         if seen not in ("alone", "window"):
             raise ConfigError(f'{WHO}: seen: expected "alone" or "window", got {seen!r}')
         self.seen = seen
         self.device, self.dtype = pick_device(device, WHO), pick_dtype(dtype, WHO)
+        # the network, and what prepares videos for it
         expected = "a VJEPA2Model"
         network = load_network(VJEPA2Model, path, who=WHO, expected=expected, dtype=self.dtype)
         self.network = network.to(self.device)
         name = "a video processor"
         self.processor: Any = load_part(VJEPA2VideoProcessor, name, source_of(path), WHO)
+        # it sees tubes of frames, so windows are whole ones
         self.tube = int(network.config.tubelet_size)  # frames that one token covers
         for key, frames in [("context", context), ("target", target), ("stride", stride)]:
             if frames < 1 or frames % self.tube:

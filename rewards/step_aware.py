@@ -15,7 +15,7 @@ from flowrl.core.errors import ModelError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 
-from ._backbones.clip import load_part, positive
+from ._backbones.clip import load_part, positive, tokens_of
 from ._backbones.step_clip import StepClip, from_published, times
 from ._common.scorer import (
     check_images,
@@ -91,14 +91,7 @@ class step_aware:
     def _score(self, shown: Tensor, prompts: Sequence[str], time: Tensor) -> Tensor:
         """Score some of them, images [B, 3, H, W] -> [B]."""
         pixels = prepared(shown, self.images)
-        tokens = self.tokens(
-            list(prompts),
-            padding="max_length",
-            truncation=True,
-            max_length=self.length,
-            return_tensors="pt",
-        )
-        ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
+        ids, mask = tokens_of(self.tokens, prompts, self.length, self.device)
         seen = self.model.see(pixels.to(self.device, self.dtype), time.to(self.device))
         return self.model.score(seen, self.model.read(ids, mask))
 

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from flowrl.core.votes import VotePair, ask, keep_image, opinions, pair_of, read_votes, withdraw
+from flowrl.core.votes import (
+    VotePair,
+    ask_people,
+    keep_image,
+    opinions,
+    pair_of,
+    read_votes,
+    withdraw,
+)
 
 from ._common.pairs import some_pairs, win_rates
 from ._common.scorer import to_pil
@@ -99,7 +107,7 @@ class votes:
         # two images of the same bytes need no vote: neither can be better
         wanted = [pair for pair in asked if pair.first != pair.second]
         if self._missing(wanted):
-            question = ask(self.folder, wanted)
+            question = ask_people(self.folder, wanted)
             try:
                 self._wait(wanted)
             finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowrl.core.errors import DataError, FlowRLError
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.preference_pairs import PreferencePair, check_pairs, load_pairs, pair_of
+from flowrl.evaluation.preference_pairs import PreferencePair, check_pairs, load_pairs, read_pair
 from rewards._judge.ask import Judge
 from rewards.rubric.checks import Checks
 from rewards.rubric.file import WHO, save_rubric
@@ -114,7 +114,7 @@ def read_pairs(path: str, size: int, most: int) -> Preferences:
     folder, words = Path(prompts.path).parent, []
     pairs: list[PreferencePair] = []
     for record, where in zip(prompts.records, prompts.places, strict=True):
-        pair = pair_of(record, where, folder)
+        pair = read_pair(record, where, folder)
         if pair.preferred is not None and len(pairs) < most:
             pairs.append(pair)
             words.append(record["prompt"])

@@ -28,7 +28,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
-from flowrl.cost.throughput import measure, table
+from flowrl.cost.throughput import measure_throughput, throughput_table
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
@@ -123,7 +123,7 @@ def main() -> int:
         if len(settings) > 1:
             result = in_turn(args, settings)
         else:
-            result = measure(
+            result = measure_throughput(
                 load_config(args.config, [*args.overrides, *settings[0]]),
                 iterations=args.iterations,
                 vae=args.vae,
@@ -134,7 +134,7 @@ def main() -> int:
     except FlowRLError as error:
         print(f"performance: {error}", file=sys.stderr)
         return 2
-    print(table(result, width=terminal_width()))
+    print(throughput_table(result, width=terminal_width()))
     if "settings" in result:
         print(f"\n{compared(result['settings'])}")
     print(out)

@@ -125,7 +125,7 @@ def best_below(rollout: Rollout, advantage: Tensor) -> Tensor:
     return where
 
 
-def siblings(rollout: Rollout, trains: Trains, nodes: Tensor) -> Tensor:
+def count_trained(rollout: Rollout, trains: Trains, nodes: Tensor) -> Tensor:
     """Count the trained nodes of the prompt of each node [B] -> [B] int64."""
     group = rollout.tree.group
     size = torch.bincount(group[trained_nodes(rollout, trains)])

@@ -55,11 +55,12 @@ class PromptMemory:
                 yield row, mine, value[mine]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the numbers, and which prompts they belong to."""
+        """Return the numbers of the P prompts, {name: [P, width]}, and their texts' digests [P]."""
         return {**{name: rows.clone() for name, rows in self.kept.items()}, "prompts": self._ids()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put the numbers back. Raises CheckpointError if they are of another list of prompts."""
+        """Put numbers {name: [P, width]} back. Raises CheckpointError if they are of another list
+        of prompts."""
         ids, same = self._ids(), state.keys() == {*self.kept, "prompts"}
         if not (same and torch.equal(state["prompts"].cpu(), ids)):
             raise CheckpointError(

@@ -22,11 +22,11 @@ def bench(
 ) -> None:
     """Time the parts of an iteration against the calls of network and VAE alone."""
     from flowrl.config.load import load_config
-    from flowrl.cost.overhead import bench as timed
-    from flowrl.cost.overhead import table
+    from flowrl.cost.overhead import measure_overhead as timed
+    from flowrl.cost.overhead import overhead_table
 
     options.quiet_libraries()
     chosen = load_config(config, [*overrides, *changes], plugin)
     counted = partial(count_up, of="iterations")
     result = timed(chosen, iterations=iterations, progress=counted)
-    show_or_write(lambda width: table(result, width=width), result, json)
+    show_or_write(lambda width: overhead_table(result, width=width), result, json)

@@ -149,7 +149,7 @@ def compare(
     The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
     from flowrl.runs.compare.report import compare as run_comparison
-    from flowrl.runs.compare.report import report, saved_result
+    from flowrl.runs.compare.report import saved_result, write_comparison
     from flowrl.runs.compare.tables import terminal
 
     options.quiet_libraries()
@@ -173,7 +173,7 @@ def compare(
         result = run_comparison(configs, **asked)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
-    _name(report(result, out, figures or out.parent, runs), json)
+    _name(write_comparison(result, out, figures or out.parent, runs), json)
 
 
 def _name(files: Sequence[Path], json: Path | None) -> None:
@@ -232,6 +232,7 @@ def _factorial(
     from flowrl.runs.compare import factorial as module
     from flowrl.runs.compare.effects import effect_rows
 
+    # train the cells that are missing, or only read what is there
     if report_only:
         result = module.read_factorial(out)
     else:
@@ -240,9 +241,10 @@ def _factorial(
         )
         result = module.run_factorial(what, quiet=quiet)
 
+    # the table is laid out for the terminal only where it is printed
     def said(width: int | None) -> str:
         table = [text_table(effect_rows(result), width=width)] if result["effects"] else []
         return "\n".join([*table, *module.factorial_notes(result)])
 
     show_or_write(said, result, json)
-    _name(module.write_report(result, out, figures), json)
+    _name(module.write_effects(result, out, figures), json)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show, show_or_write
+from flowrl.cli.output import print_text, show_or_write
 from flowrl.core.errors import ConfigError
 
 
@@ -42,11 +42,11 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON schema of a config, which lets an editor complete its keys."""
-    from flowrl.config.schema import schema as schema_of
+    from flowrl.config.schema import config_schema as schema_of
     from flowrl.core.files import is_stdout, write_json
 
     if out is None or is_stdout(out):
         print(json_module.dumps(schema_of(), indent=2))
     else:
         write_json(out, schema_of())
-        show(f"written: {out}")
+        print_text(f"written: {out}")

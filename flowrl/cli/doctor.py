@@ -53,7 +53,7 @@ def doctor(
     from flowrl.config.load import load_config
     from flowrl.core.files import write_json
     from flowrl.doctor.examine import examine
-    from flowrl.doctor.report import as_json, text
+    from flowrl.doctor.report import checkup_as_json, checkup_text
     from flowrl.runs.folder import DOCTOR
 
     options.quiet_libraries()
@@ -61,8 +61,8 @@ def doctor(
     checkup = examine(chosen, only=only, known=known, card=card, progress=_say)
     _say("")
     if run is not None:
-        write_json(run / DOCTOR, {**as_json(checkup), "settings": chosen.to_dict()})
-    show_or_write(lambda width: text(checkup, width), as_json(checkup), json)
+        write_json(run / DOCTOR, {**checkup_as_json(checkup), "settings": chosen.to_dict()})
+    show_or_write(lambda width: checkup_text(checkup, width), checkup_as_json(checkup), json)
     return 1 if checkup.findings else 0
 
 

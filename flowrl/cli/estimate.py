@@ -37,15 +37,15 @@ def estimate(
     from flowrl.cost.estimate import estimate as estimated
     from flowrl.cost.fit_card import card_size
     from flowrl.cost.profiles import PROFILES
-    from flowrl.cost.report import as_json, text
+    from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()
-    chosen = options.fitted(config, [*overrides, *changes], plugin, profile)
+    chosen = options.load_fitted(config, [*overrides, *changes], plugin, profile)
     named = None if profile is None else PROFILES[profile].gigabytes
     gigabytes = card if card is not None else named or card_size() or CARD
     if not gigabytes > 0:
         raise ConfigError(f"--card: expected more than 0 GB, got {gigabytes:g}")
     with working(f"working out what {config} takes"):
         found = estimated(chosen)
-        said = text(found, gigabytes=gigabytes, width=terminal_width())
-    show_or_write(said, as_json(found), json)
+        said = estimate_text(found, gigabytes=gigabytes, width=terminal_width())
+    show_or_write(said, estimate_as_json(found), json)

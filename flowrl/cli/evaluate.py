@@ -63,7 +63,7 @@ def evaluate(
     }
     # a suite keeps its images in a folder, an evaluation keeps none
     if suite is not None:
-        where = out or folder_of(suite, name, weights, iteration)
+        where = out or suite_folder(suite, name, weights, iteration)
         _suite(name, suite, where, against, config, weights, iteration, own, changes, plugin, json)
         return
     if out is not None or against is not None:
@@ -84,7 +84,7 @@ def evaluate(
     )
 
 
-def folder_of(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
+def suite_folder(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:
     """Return the folder of a suite's images for a target."""
     parts = [name.strip("/"), weights or "", iteration or ""]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)).strip("-.")

@@ -105,11 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped. A mistake is one message on stderr, without a traceback.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # without arguments the help is printed, but nothing was done: exit code 2
     try:
         _check_values(arguments)
         code = _run([*arguments] or ["--help"])
         sys.stdout.flush()
         return code if arguments else 2
+    # mistakes in the arguments, then flowrl's own errors
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "flowrl"
@@ -118,11 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from flowrl.runs.stop import Interrupted
 
         return _fail(str(error), 130 if isinstance(error, Interrupted) else 2)
+    # endings from outside: Ctrl-C, and a reader of the output that has gone
     except KeyboardInterrupt:
         return _fail(STOPPED, 130)
     except BrokenPipeError:  # `flowrl configs | head`
         _drop_output()
         return 0
+    # the rest: after a Ctrl-C a library may raise anything
     except Exception as error:
         if was_interrupted():
             return _fail(STOPPED, 130)

@@ -49,7 +49,7 @@ def measure(
     """Measure a folder of images: distance to others, clarity, diversity."""
     from flowrl.core.errors import ConfigError
     from flowrl.evaluation.measures.of_images import MEASURES, Tools
-    from flowrl.evaluation.measures.of_images import measure as measured
+    from flowrl.evaluation.measures.of_images import measure_images as measured
     from flowrl.evaluation.suites.image_folder import SETTING, read_setting
 
     if not measures:

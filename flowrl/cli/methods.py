@@ -18,11 +18,11 @@ def methods(
     json: options.Json = None,
 ) -> None:
     """List the methods: paper, status, axes, configs; what they cost."""
-    from flowrl.runs.catalogue import describe, load_methods, table
+    from flowrl.runs.catalogue import describe_method, load_methods, methods_table
 
     rows, known = [], load_methods()
     for number, method in enumerate(known, 1):
-        rows.append(describe(method, cost=cost))
+        rows.append(describe_method(method, cost=cost))
         if cost:
             count_up(number, len(known), "methods")
-    show_or_write(lambda width: table(rows, width=width), rows, json)
+    show_or_write(lambda width: methods_table(rows, width=width), rows, json)

@@ -125,21 +125,24 @@ Json = Annotated[
 ]
 
 
-def fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
+def load_fitted(config: str, given: list[str], plugins: list[str], profile: str | None) -> Config:
     """Load a config with the settings of a profile under what was given, and say on stderr which
     these are. Those of rewards stand above, for a reward may itself be given, but for an `offload`
     that is. Raise ConfigError."""
     from flowrl.config.load import load_config
 
+    # the config as it would be without a profile
     chosen = load_config(config, given, plugins)
     if profile is None:
         return chosen
     from flowrl.cost.profiles import profile_overrides, what_fits
 
+    # the profile's own settings, then what else makes the config fit its card
     changes = profile_overrides(chosen, profile)
     found = load_config(config, [*changes, *given], plugins)
     told = {text.partition("=")[0] for text in given if "offload" in text}
     wanted = what_fits(found, profile)
+    # settings of rewards go last, but not against an `offload` that was given
     others = [text for text in wanted if not text.startswith("rewards.")]
     of_rewards = [text for text in wanted if text not in others and not _parents(text) & told]
     more = [*others, *of_rewards]

@@ -14,7 +14,7 @@ from flowrl.core.tables import fit, terminal_width
 Text = Callable[[int | None], str]  # columns of the terminal, None where there is none -> a text
 
 
-def show(text: str | Text) -> None:
+def print_text(text: str | Text) -> None:
     """Print a text that fits the terminal."""
     width = terminal_width()
     written = text if isinstance(text, str) else text(width)
@@ -30,7 +30,7 @@ def show_or_write(text: str | Text, value: Any, file: Path | None, *, silent: bo
         print(json.dumps(value, indent=2))
         return
     if not silent:
-        show(text)
+        print_text(text)
     if file is not None:
         write_json(file, value)
         if not silent:

@@ -151,7 +151,7 @@ def _score(asked: ScoringJob, split: bool, files: ScoreFiles) -> int:
     from flowrl.core.prompts import check_records
     from flowrl.evaluation.image_files import find_images, match_prompts
     from flowrl.evaluation.score_images import bar, make_rewards, prompted_images, score_images
-    from flowrl.evaluation.scorecard import scorecard, table
+    from flowrl.evaluation.scorecard import scorecard, scorecard_table
 
     # images with their prompts, and the rewards
     images = find_images(asked.images)
@@ -182,7 +182,7 @@ def _score(asked: ScoringJob, split: bool, files: ScoreFiles) -> int:
         where = words.prompts.path
         lines.append(f"{where}: {words.unused} records name images that were not given")
     show_or_write(
-        lambda width: "\n".join([table(card, width=width), *lines]),
+        lambda width: "\n".join([scorecard_table(card, width=width), *lines]),
         {"rewards": calls, **card, "notes": notes},
         files.json,
         # a file that goes to standard output goes there alone
@@ -214,7 +214,7 @@ def _test(
     asked: ScoringJob, count: int, tolerance: float, skip: list[str], json: Path | None
 ) -> int:
     """Test every reward -> 1 if one is broken, else 0."""
-    from flowrl.evaluation.reward_tests.selftest import broken, selftest, table
+    from flowrl.evaluation.reward_tests.selftest import broken, selftest, selftest_table
     from flowrl.evaluation.score_images import bar, make_rewards
 
     # images to test with: one's own, or rendered scenes
@@ -237,7 +237,7 @@ def _test(
             )
     checks = [row._asdict() for row in rows]
     found = {"rewards": calls, "checks": checks}
-    show_or_write(lambda width: table(rows, width=width), found, json)
+    show_or_write(lambda width: selftest_table(rows, width=width), found, json)
     return 1 if broken(rows) else 0
 
 

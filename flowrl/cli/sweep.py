@@ -61,7 +61,7 @@ def sweep(
 ) -> None:
     """Find the guidance, steps and LoRA scale that serve a model best, on validation prompts."""
     # imported when the command runs, so that --help need not load torch
-    from flowrl.cli.evaluate import folder_of
+    from flowrl.cli.evaluate import suite_folder
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
     from flowrl.runs.sweep import SweepRequest, choose_prompts
@@ -71,9 +71,9 @@ def sweep(
     # what was left out is not swept: it stays as the config has it
     asked = SweepRequest(
         suite,
-        [*numbers(guidance, "--guidance")] or [None],
-        [int(n) for n in numbers(steps, "--steps")] or [None],
-        numbers(lora_scale, "--lora-scale") or [1.0],
+        [*_read_numbers(guidance, "--guidance")] or [None],
+        [int(n) for n in _read_numbers(steps, "--steps")] or [None],
+        _read_numbers(lora_scale, "--lora-scale") or [1.0],
         prompts or "",
         count,
         by,
@@ -82,7 +82,8 @@ def sweep(
         bounds,
     )
     # the suite's settings first, so that --set can change them
-    where = out or Path("sweeps") / folder_of(suite, name, weights, iteration).relative_to("suites")
+    folder = suite_folder(suite, name, weights, iteration).relative_to("suites")
+    where = out or Path("sweeps") / folder
     own: dict[str, int | str | None] = {"eval.seed": seed, "eval.images": images}
     given = [*overrides_of(suite, choose_prompts(asked, where)), *changes]
 
@@ -90,10 +91,10 @@ def sweep(
     def open_target(more: list[str]) -> Target:
         return target_options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
 
-    show(swept(open_target, asked, where, progress=count_up), where, json)
+    _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 
 
-def show(result: dict[str, Any], where: Path, json: Path | None) -> None:
+def _show_result(result: dict[str, Any], where: Path, json: Path | None) -> None:
     """Draw the figure into the folder; print the table, or write JSON."""
     from flowrl.runs.report.style import save_figure
     from flowrl.runs.sweep_report import sweep_figure, sweep_table
@@ -104,7 +105,7 @@ def show(result: dict[str, Any], where: Path, json: Path | None) -> None:
     )
 
 
-def numbers(text: str | None, option: str) -> list[float]:
+def _read_numbers(text: str | None, option: str) -> list[float]:
     """Read "1,2.5,4". Raises ConfigError."""
     if text is None:
         return []

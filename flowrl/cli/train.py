@@ -89,7 +89,7 @@ def train(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
     given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
-    chosen = options.fitted(config, given, plugin, profile)
+    chosen = options.load_fitted(config, given, plugin, profile)
     if dry_run:
         from flowrl.cost.dry_run import dry_run as plan_of
 

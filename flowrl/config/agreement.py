@@ -38,14 +38,17 @@ def _names(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
 def _training(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
     said, optimizer, monitors = [], built.get("optimizer"), built.get("monitors")
     evaluation, train = built.get("eval"), built.get("train")
+    # averaged weights are evaluated, but nothing averages
     averaged = evaluation is not None and evaluation.weights == "ema"
     if averaged and train is not None and train.ema == 0:
         mend = "set eval.weights to 'current'"
         both = "eval.weights is 'ema', but train.ema is 0 (off)"
         said.append(f"{at('train.ema')}: {both}; {mend}")
+    # the warm-up sets the learning rate of every step
     if optimizer is not None and "lr" not in optimizer.kwargs:
         lacks = f"{optimizer.path} has no argument 'lr', which the warm-up sets"
         said.append(f"{at('optimizer')}: {lacks}")
+    # monitors that change the weight of a KL need one
     if monitors is not None and built.get("kl") is None:
         asking = monitors.asks_for("raise_kl")
         asking += ["adaptive_kl"] if monitors.adaptive_kl else []

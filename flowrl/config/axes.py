@@ -42,7 +42,8 @@ class Axis(NamedTuple):
     mix: str = ""  # key of the mixing weight
     mix_default: float | None = None  # None = must be given
     default: str = ""  # the function where `fn` is left out
-    without: tuple[str, ...] = ()  # files of the package that belong to another axis
+    # files of the package that hold the functions of another axis; `fn` is not looked up in them
+    files_of_other_axes: tuple[str, ...] = ()
 
 
 AXES = {
@@ -52,11 +53,13 @@ AXES = {
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
     "transform": Axis("flowrl.algorithms.reward_mix.transforms", "module", positional=2),
     "aggregate": Axis(
-        "flowrl.algorithms.reward_mix", "package", positional=2, without=("transforms",)
+        "flowrl.algorithms.reward_mix", "package", positional=2, files_of_other_axes=("transforms",)
     ),
     "credit": Axis("flowrl.algorithms.credit", "package", positional=3),
     "segment": Axis("flowrl.algorithms.selection.segments", "module", positional=1),
-    "select": Axis("flowrl.algorithms.selection", "package", positional=1, without=("segments",)),
+    "select": Axis(
+        "flowrl.algorithms.selection", "package", positional=1, files_of_other_axes=("segments",)
+    ),
     "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
     "loss": Axis("flowrl.algorithms.losses", "package"),
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),

@@ -183,7 +183,8 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         for name in files or ():
             if name not in there:
                 raise ConfigError(f"{where}: {axis.package} {unknown(name, there, 'file')}")
-        mine = [name for name in there if name not in axis.without] if files is None else files
+        own = [name for name in there if name not in axis.files_of_other_axes]
+        mine = own if files is None else files
         modules = [f"{axis.package}.{name}" for name in mine]
     found = {}
     for module in modules:

@@ -22,7 +22,7 @@ from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
 from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.monitors import MonitorsConfig
-from flowrl.config.overrides import Source, apply_override, texts
+from flowrl.config.overrides import Source, apply_override, tuple_of_texts
 from flowrl.config.section import Section, Seed
 from flowrl.config.section_values import make_section
 from flowrl.config.sections import (
@@ -174,7 +174,7 @@ def load_config(
     if not isinstance(name_or_path, str | os.PathLike):
         expected = "expected the name of a shipped config or the path of a YAML file"
         raise ConfigError(f"{expected}, got {show(name_or_path)}")
-    overrides, plugins = texts(overrides, "overrides"), texts(plugins, "plugins")
+    overrides, plugins = tuple_of_texts(overrides, "overrides"), tuple_of_texts(plugins, "plugins")
     path = _find(os.fspath(name_or_path))
     raw, found = _read(path), Collector()
     for override in overrides:

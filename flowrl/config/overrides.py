@@ -39,7 +39,7 @@ class Source:
         return self.at(key)
 
 
-def texts(values: Any, what: str) -> tuple[str, ...]:
+def tuple_of_texts(values: Any, what: str) -> tuple[str, ...]:
     """Return a list of texts as a tuple. Raises ConfigError for one text alone, which would be read
     letter by letter, and for anything else."""
     if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):

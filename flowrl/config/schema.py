@@ -62,11 +62,11 @@ MIX = {
 
 def write_schema(out: str | Path) -> Path:
     """Write the schema as JSON to a file, and return its path. Raises RunError."""
-    write_json(Path(out), schema())
+    write_json(Path(out), config_schema())
     return Path(out)
 
 
-def schema() -> Schema:
+def config_schema() -> Schema:
     """Return the JSON schema (2020-12) of a config file."""
     known: Schema = {
         "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$"},

@@ -73,11 +73,11 @@ def schema_of(hint: Any) -> Schema:
     return typing.cast(Schema, _inlined(schema, schema.pop("$defs", {})))
 
 
-def words(schema: Schema) -> str:
+def type_words(schema: Schema) -> str:
     """Name a type in the words of someone who writes YAML."""
     # the most telling part first: alternatives, then listed values
     if "anyOf" in schema:
-        return " or ".join(words(branch) for branch in schema["anyOf"])
+        return " or ".join(type_words(branch) for branch in schema["anyOf"])
     if choices(schema):
         return "one of " + ", ".join(map(repr, choices(schema)))
     if schema.get("format") == "path":
@@ -89,7 +89,7 @@ def words(schema: Schema) -> str:
     if kind == "object":
         inner = schema.get("additionalProperties")
         known = ", ".join(schema.get("properties", ()))
-        to = f" to {words(inner)}" if isinstance(inner, dict) and inner else ""
+        to = f" to {type_words(inner)}" if isinstance(inner, dict) and inner else ""
         return f"a mapping{to}" + (f" of {known}" if known else "")
     if schema.get("minLength") == 1:
         return "a text that is not empty"
@@ -234,7 +234,7 @@ def _lines(
             lines.append(f"{at(where)}: {section} {unknown(path[-1], known, 'option')}")
         else:
             hint = near(got, map(str, choices(here))) if choices(here) else ""
-            lines.append(f"{at(where)}: expected {words(here)}, got {show(got)}{hint}")
+            lines.append(f"{at(where)}: expected {type_words(here)}, got {show(got)}{hint}")
     return lines
 
 
@@ -272,10 +272,10 @@ def _inside(schema: Schema, step: int | str) -> Schema:
 
 def _words_of_list(schema: Schema) -> str:
     if "prefixItems" in schema:
-        each = dict.fromkeys(words(item) for item in schema["prefixItems"])
+        each = dict.fromkeys(type_words(item) for item in schema["prefixItems"])
         return f"a list of {len(schema['prefixItems'])} values, each {' or '.join(each)}"
     kind = "a list that is not empty" if schema.get("minItems") else "a list"
-    inner = words(schema["items"]) if schema.get("items") else ""
+    inner = type_words(schema["items"]) if schema.get("items") else ""
     return f"{kind}, each {inner}" if inner else kind
 
 

@@ -77,7 +77,7 @@ def import_uvicorn() -> Any:
     return uvicorn
 
 
-def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+def listening_address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Find the address to listen on. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(

@@ -29,7 +29,7 @@ def checkout() -> Path | None:
     return root if (root / "pyproject.toml").is_file() or (root / "configs").is_dir() else None
 
 
-def roots() -> list[Path]:
+def _shipped_folders() -> list[Path]:
     """Return the folders that hold ``configs/`` and ``assets/``, the preferred one first."""
     source = checkout()
     return [*([source] if source else []), PACKAGE / "_data"]
@@ -70,7 +70,7 @@ def find_resource(path: str | os.PathLike[str]) -> Path | None:
 def list_configs() -> list[str]:
     """Return the names of all shipped configs, sorted, as `load_config` takes them:
     ``shapes/flow_grpo``."""
-    return list(_configs_in(*roots()))
+    return list(_configs_in(*_shipped_folders()))
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def _places(text: str) -> list[Path]:
     """Return where a path may be: an absolute one only there, a relative one in several places."""
     if Path(text).is_absolute():
         return [Path(text)]
-    return [Path.cwd() / text, *(root / text for root in roots())]
+    return [Path.cwd() / text, *(root / text for root in _shipped_folders())]
 
 
 def _is_config(name: str) -> bool:
@@ -109,12 +109,12 @@ def _is_config(name: str) -> bool:
     plain = PurePosixPath(name)
     if plain.is_absolute() or ".." in plain.parts or plain.as_posix() != name:
         return False
-    there = any(os.path.isfile(root / "configs" / f"{name}.yaml") for root in roots())
+    there = any(os.path.isfile(root / "configs" / f"{name}.yaml") for root in _shipped_folders())
     return there and name != CATALOGUE and not name.startswith(LAUNCHER)
 
 
 def _names() -> list[str]:
-    folders = [(root, root / kind) for root in roots() for kind in KINDS]
+    folders = [(root, root / kind) for root in _shipped_folders() for kind in KINDS]
     every = (
         item.relative_to(root).as_posix() for root, folder in folders for item in folder.rglob("*")
     )

@@ -19,7 +19,7 @@ _PIPED = 100_000  # columns of a page that nobody looks at: wide enough that not
 _BOX = "    \n    \n -- \n    \n -- \n -- \n    \n    \n"
 
 
-def fixed(value: float, digits: int = 3, *, sign: bool = False) -> str:
+def fixed_digits(value: float, digits: int = 3, *, sign: bool = False) -> str:
     """Set a number with so many digits; what rounds to zero has no minus."""
     rounded = round(value, digits) + 0.0  # turns -0.0 into 0.0
     return f"{rounded:+.{digits}f}" if sign else f"{rounded:.{digits}f}"
@@ -142,7 +142,7 @@ def size(count: int) -> str:
     return f"{count / 2**power:,.1f} {unit}"
 
 
-def numbers(count: int) -> str:
+def parameter_count(count: int) -> str:
     """Write a number of parameters as a person reads it: 2.24 B, 84 M, 512."""
     for unit, power in (("B", 9), ("M", 6), ("K", 3)):
         if count >= 10**power:

@@ -21,10 +21,10 @@ def as_one_message(what: str, kind: type[FlowRLError]) -> Iterator[None]:
     except FlowRLError:
         raise
     except FAILURES as error:
-        raise kind(f"{what} failed with {describe(error)}") from error
+        raise kind(f"{what} failed with {describe_error(error)}") from error
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Say what was raised, and in which line of the user's code where that is known."""
     frames = [
         frame

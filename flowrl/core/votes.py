@@ -139,7 +139,7 @@ def _checked(record: Any) -> Record:
     return dict(record)
 
 
-def counted(votes: Iterable[Record]) -> list[Record]:
+def last_votes(votes: Iterable[Record]) -> list[Record]:
     """Keep the last vote of each voter on each pair."""
     last: dict[tuple[str, VotePair], Record] = {}
     for vote in votes:
@@ -153,14 +153,14 @@ def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
     """Return what each voter said of each pair: 1 where its first image is preferred, 0 where the
     second is, 0.5 for a tie."""
     found: dict[VotePair, list[float]] = {}
-    for vote in counted(votes):
+    for vote in last_votes(votes):
         pair = pair_in(vote)
         label = float(vote["label_0"])
         found.setdefault(pair, []).append(label if pair.first == vote["image_0"] else 1 - label)
     return found
 
 
-def ask(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
+def ask_people(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
     """Put pairs before people; the same ones again are the same question."""
     rows = [list(pair if pair.sources else pair[:3]) for pair in pairs]
     key = hashlib.blake2b(json.dumps(rows).encode(), digest_size=12).hexdigest()

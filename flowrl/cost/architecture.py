@@ -23,16 +23,16 @@ from flowrl.core.devices import named_device
 from flowrl.core.errors import FlowRLError, ModelError
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.pipeline_part import PipelinePart
+from flowrl.cost.pipeline_part import WeightlessPart
 from flowrl.cost.released_models import RELEASED, TYPICAL
 from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
-from flowrl.models.options import PipelineOptions, checked
-from flowrl.models.tuning import Tuning
-from flowrl.models.tuning import tuning_of as resolve_tuning
+from flowrl.models.options import PipelineOptions, checked_options
+from flowrl.models.square_tokens import PATCH
+from flowrl.models.tuning import Tuning, pick_tuning
 
 FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
 QWEN = ("qwen_image", "qwen_edit", "qwen_edit_plus")  # of Qwen-Image's
@@ -70,18 +70,17 @@ OTHERS = ("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "image_enco
 LANGUAGE = (*QWEN, "z_image", "flux2", "flux2_klein", "wan", "wan_i2v")
 VIDEO = ("wan", "wan_i2v")  # latents with time; VAE and image encoder stay in float32
 WIDE = ("vae", "image_encoder")
-PATCH = 2  # of FLUX and others, whose networks take squares of 2 x 2 latents
 
 
 class Architecture(NamedTuple):
     """What is known of a pipeline before its weights are read."""
 
     origin: str  # the folder, or the name of the released model; for messages
-    parts: dict[str, PipelinePart]
+    parts: dict[str, WeightlessPart]
     # False: another model of the same kind, whose latents and embeddings have the same sizes
     known: bool
 
-    def part(self, name: str) -> PipelinePart:
+    def part(self, name: str) -> WeightlessPart:
         """Return one part. Raises ModelError that lists what there is."""
         if name not in self.parts:
             where = f"{self.origin}/model_index.json"
@@ -131,8 +130,10 @@ def tuning_of(config: Config) -> Tuning:
     names = ("path", "tune", "lora", "layers", "dtype", "seed", "runtime")
     # the run may be meant for another machine
     named_device(str(kwargs.get("device", "auto")), "model")
-    options = checked(PipelineOptions, **{name: kwargs[name] for name in names}, device="auto")
-    return resolve_tuning(options, _TARGETS.get(config.model.fn, JOINT_ATTENTION))
+    options = checked_options(
+        PipelineOptions, **{name: kwargs[name] for name in names}, device="auto"
+    )
+    return pick_tuning(options, _TARGETS.get(config.model.fn, JOINT_ATTENTION))
 
 
 def latent_shape(config: Config, architecture: Architecture) -> tuple[int, ...]:
@@ -222,6 +223,7 @@ def text_shape(config: Config, architecture: Architecture) -> TextShape:
 def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Module:
     """Make one part with random weights, without memory for them on "meta". Raises ModelError."""
     part = architecture.part(name)
+    # from the settings alone: both libraries draw random weights
     try:
         with torch.device(device):
             if part.library == "diffusers":
@@ -230,9 +232,8 @@ def build(architecture: Architecture, name: str, device: str = "meta") -> nn.Mod
             kind = getattr(transformers, part.kind)
             encoder: nn.Module = kind(kind.config_class.from_dict(part.settings))
             return encoder
-    except (
-        Exception
-    ) as error:  # the libraries raise every kind of error over a config that is not theirs
+    # the libraries raise every kind of error over a config that is not theirs
+    except Exception as error:
         where = f"{architecture.origin}/{name}"
         raise ModelError(
             f"{where}: no {part.kind} can be made of its config.json: {error}"
@@ -248,7 +249,7 @@ def _input_width(settings: dict[str, Any]) -> int:
     return int(settings.get("projection_class_embeddings_input_dim") or 0)
 
 
-def _read_parts(folder: Path) -> dict[str, PipelinePart]:
+def _read_parts(folder: Path) -> dict[str, WeightlessPart]:
     """Read what a folder's JSON files say of the parts that are run."""
     index = _read(folder / "model_index.json")
     entries = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0]}
@@ -257,7 +258,7 @@ def _read_parts(folder: Path) -> dict[str, PipelinePart]:
     for name in [name for name in run if name in entries]:
         file = "scheduler_config.json" if name == "scheduler" else "config.json"
         library, kind = entries[name][:2]
-        parts[name] = PipelinePart(library, kind, _read(folder / name / file))
+        parts[name] = WeightlessPart(library, kind, _read(folder / name / file))
     return parts
 
 

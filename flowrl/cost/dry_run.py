@@ -27,7 +27,7 @@ def dry_run(config: Config) -> str:
         *found.forecast.work.lines(),
         *_selected(found),
         *calls(found),
-        *prompts(config),
+        *prompt_lines(config),
         f"rewards    {rewards} (not loaded)",
         *memory(found),
     ]
@@ -40,7 +40,7 @@ def _selected(found: Estimate) -> list[str]:
     return [f"select     {chosen}, from {forecast.states:,} states"] if found.config.select else []
 
 
-def prompts(config: Config) -> list[str]:
+def prompt_lines(config: Config) -> list[str]:
     """Say how many prompts there are, and which files have to be put there. Raises DataError for an
     image that a prompt starts from, as `check_sources` does."""
     train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))

@@ -22,7 +22,7 @@ from flowrl.cost.memory import (
     WeightCounts,
     count_weights,
     images_of_part,
-    kept,
+    kept_memory,
     moment_bytes,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
@@ -79,8 +79,8 @@ class Estimate(NamedTuple):
 def estimate(config: Config) -> Estimate:
     """Work out what a config takes, for the iteration that comes first.
 
-    Raises ConfigError and ModelError as `check_plan` and `kept` do, DataError for a broken prompt
-    file; a list that is not here yet is no mistake.
+    Raises ConfigError and ModelError as `check_plan` and `kept_memory` do, DataError for a broken
+    prompt file; a list that is not here yet is no mistake.
     """
     # what can be known without the network's settings: work, latents, stored parts
     check_config(config)
@@ -90,7 +90,7 @@ def estimate(config: Config) -> Estimate:
     if train is not None:
         groups_of(train, config.train.balance)
     forecast = check_plan(config)
-    parts, note = kept(config, forecast)
+    parts, note = kept_memory(config, forecast)
     if config.model.fn in NETWORK:
         judged(config)
     if note:
@@ -119,7 +119,7 @@ def phase(
 ) -> Phase:
     """Work out one phase, for a model of diffusers that is known; with its `parts` if they are at
     hand."""
-    parts = kept(config, forecast)[0] if parts is None else parts
+    parts = kept_memory(config, forecast)[0] if parts is None else parts
     there = sum(part.bytes for part in parts if name in part.phases)
     return Phase(name, there, *_EXTRA[name](config, forecast, meta_run(workload_of(config)), parts))
 

@@ -33,9 +33,11 @@ BATCH = {
 def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     """Say whether a config fits a card of so many gigabytes, with those networks of its rewards
     that are counted, and what helps each phase that does not."""
+    # no verdict where something could not be counted
     largest = found.largest
     if largest is None:
         return [f"fits a {gigabytes:g} GB card: unknown, {found.note}"]
+    # phases that are too large, the worst first
     limit = limit_of(gigabytes)
     over = sorted((p for p in found.judged if p.bytes > limit), key=lambda p: -p.bytes)
     stay = staying(found.config)
@@ -43,6 +45,7 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     says = f"the largest phase is {largest.name} with {size(largest.bytes)}{networks}"
     if not over:
         return [f"fits a {gigabytes:g} GB card: yes; {says}"]
+    # one remedy per phase; the head has named the first phase already
     first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
     head = f"fits a {gigabytes:g} GB card: no, {says}{first.removeprefix(_needs(over[0]))}"
     return [
@@ -152,7 +155,7 @@ def smaller_rank(config: Config) -> tuple[list[str], Config] | None:
     return [f"model.lora.rank={RANK}", f"model.lora.alpha={alpha:g}"], changed
 
 
-def read(config: Config, key: str) -> Any:
+def value_of_key(config: Config, key: str) -> Any:
     """Return the value of "train.x", "eval.x" or "model.x"."""
     section, name = key.split(".")
     if section == "model":
@@ -229,7 +232,7 @@ def _smaller(
 
 def _batch(config: Config, name: str) -> int:
     """Return the batch that a phase works with at a time; 0 where it has none."""
-    return int(read(config, BATCH[name])) if name in BATCH else 0
+    return int(value_of_key(config, BATCH[name])) if name in BATCH else 0
 
 
 def _changes(config: Config) -> Iterator[tuple[str, Config]]:

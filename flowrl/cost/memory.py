@@ -68,7 +68,7 @@ class WeightCounts(NamedTuple):
         return self.frozen + (0 if self.adapters else self.trained)
 
 
-def kept(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
+def kept_memory(config: Config, forecast: RehearsedIteration) -> tuple[list[MemoryPart], str]:
     """Return what a run keeps, part by part, and a note on what could not be counted (or an empty
     text).
 
@@ -112,14 +112,17 @@ _known: dict[str, WeightCounts] = {}
 
 
 def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> WeightCounts:
+    # the network's numbers, and those of the parts beside it
     network = build(architecture, NETWORK[fn])
     whole, tables = count(network), sum(buffer.numel() for buffer in network.buffers())
     linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
     others = {
         name: count(build(architecture, name)) for name in OTHERS if name in architecture.parts
     }
+    # a second expert has as many
     experts = 2 if SECOND in architecture.parts else 1  # both alike, and both trained
     whole, tables, linear = experts * whole, experts * tables, experts * linear
+    # LoRA trains two factors of each adapted layer, beside the whole network
     if tuning.tune == "lora":
         adapted = find_layers(network, tuning.targets, "lora.targets")
         trained = sum(
@@ -130,6 +133,7 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
         trained *= experts
         wide = experts * _kept_wide(network)
         return WeightCounts(trained, whole, tables, linear, others, adapters=True, wide=wide)
+    # full tuning trains parameters of the network itself
     trained = 0
     if tuning.tune == "full":
         trained = experts * sum(map(count, fully_trained(network, tuning)))

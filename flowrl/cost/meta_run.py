@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
-from diffusers.video_processor import VideoProcessor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +15,6 @@ from flowrl.config.load import Config
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.architecture import (
     NETWORK,
-    PATCH,
     QWEN,
     VIDEO,
     Architecture,
@@ -31,10 +27,11 @@ from flowrl.cost.architecture import (
     tuning_of,
 )
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
+from flowrl.cost.metered_vae import MeteredVAE, decode_rounded_images, decode_videos
 from flowrl.cost.network_inputs import network_inputs
-from flowrl.models.adapter import decode_latents
 from flowrl.models.runtime import Runtime
-from flowrl.models.tuning import Tuning, trained, tune_network
+from flowrl.models.square_tokens import PATCH
+from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 from flowrl.training.guidance import guides_reference, is_guided
 
 MANY = 512  # calls of the VAE that are traced one by one
@@ -97,6 +94,7 @@ class MetaRun:
         """Trace decoding so many latents, `batch` at a time, into 8-bit steps; its peak includes
         the images. From `MANY` calls on it grows by as much with every further call."""
         size = min(count, batch)
+        # many calls: their peak from two shorter runs, which differ by MANY / 2 calls
         more = count // size - MANY
         if more > 0:
             near = count - more * size
@@ -106,19 +104,18 @@ class MetaRun:
             )
             peak = here.peak + more * (here.peak - less.peak) * 2 // MANY
             return CallCost(peak, self._once("vae", size, self._vae).flops * count // size)
+        # one call is measured; in the run it is a stand-in that takes as much
         one = self._once("vae", size, self._vae)
         frames = self._frames()
         shape = (3, *([frames] if frames else []), height, width)
+        # the adapters' own way from latents to bytes, around the stand-in
         with torch.no_grad(), Meter() as meter:
-            vae = _MeteredVAE(meter, one.peak // size, shape, _vae_dtype(self.workload))
+            vae = MeteredVAE(meter, one.peak // size, shape, _vae_dtype(self.workload))
             x0 = torch.empty(count, *self.workload.latent, device="meta")
             if frames:
-                round_8bit(_decoded_videos(vae, x0, batch))
+                round_8bit(decode_videos(vae, x0, batch))
             else:
-                latents = x0.to(vae.dtype) / 2 + 1  # any scale and shift
-                processor = VaeImageProcessor(vae_scale_factor=height // self.workload.latent[1])
-                pipeline = SimpleNamespace(vae=vae, image_processor=processor)
-                round_8bit(decode_latents(pipeline, latents, batch=batch))
+                decode_rounded_images(vae, x0, batch, height // self.workload.latent[1])
         return CallCost(meter.peak, one.flops * count // size)
 
     def _frames(self) -> int:
@@ -143,7 +140,7 @@ class MetaRun:
         return CallCost(meter.peak, meter.flops)
 
     def _training(self, states: int) -> CallCost:
-        if not trained(self.network):
+        if not trained_parameters(self.network):
             return self.velocity(states)
         held = _held(self.network)
         with self._rules() as rules, Meter(held) as meter:
@@ -159,9 +156,9 @@ class MetaRun:
         return CallCost(meter.peak, meter.flops, kept)
 
     def _step(self, _: int) -> CallCost:
-        if not trained(self.network):
+        if not trained_parameters(self.network):
             return CallCost(0, 0)
-        optimizer = torch.optim.AdamW(trained(self.network).values(), foreach=True)
+        optimizer = torch.optim.AdamW(trained_parameters(self.network).values(), foreach=True)
         optimizer.step()  # the first one makes the moments
         moments = [value for state in optimizer.state.values() for value in state.values()]
         with Meter([*_held(self.network), *moments]) as meter:
@@ -198,28 +195,6 @@ class MetaRun:
         out = self.network(**_inputs(self.workload, states), return_dict=False)[0]
         found: Tensor = torch.stack(out) if isinstance(out, list) else out
         return found.float()
-
-
-class _MeteredVAE:
-    """Stand in for a VAE: its memory of `peak` bytes per image was measured, and its images
-    have no numbers."""
-
-    def __init__(self, meter: Meter, peak: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.meter, self.peak, self.shape, self.dtype = meter, peak, shape, dtype
-
-    def decode(self, latents: Tensor, *, return_dict: bool) -> tuple[Tensor]:
-        self.meter.spike(self.peak * len(latents))
-        return (torch.empty(len(latents), *self.shape, device="meta", dtype=self.dtype),)
-
-
-def _decoded_videos(vae: _MeteredVAE, x0: Tensor, batch: int) -> Tensor:
-    """Decode latents [B, C, t, h, w] as Wan's adapter does -> [B, T, 3, H, W] float32."""
-    processor = VideoProcessor(vae_scale_factor=8)
-    videos = []
-    for part in x0.split(batch):
-        video = vae.decode(part.to(vae.dtype) / 2 + 1, return_dict=False)[0]
-        videos.append(processor.postprocess_video(video, output_type="pt"))
-    return torch.cat(videos).float()
 
 
 _meta_runs: dict[str, MetaRun] = {}
@@ -261,7 +236,7 @@ def _network(workload: Workload) -> nn.Module:
     nn.Module.to(network, tuning.network_dtype)  # diffusers' own `to` warns, of nothing here
     network.requires_grad_(False)
     tune_network(network, tuning)
-    for parameter in trained(network).values():
+    for parameter in trained_parameters(network).values():
         parameter.grad = torch.empty_like(parameter)
     return network
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.cost.architecture import PATCH, VIDEO, Architecture, TextShape
+from flowrl.cost.architecture import VIDEO, Architecture, TextShape
 from flowrl.models.flux2 import positions
+from flowrl.models.square_tokens import PATCH
 
 Inputs = Callable[..., dict[str, Any]]
 TOKEN_TIMES = "token_times"  # of Wan 2.2 TI2V-5B: each token has a time of its own

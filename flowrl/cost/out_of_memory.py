@@ -65,11 +65,11 @@ def explain(error: BaseException, config: Config, phase: str) -> str:
 
 def _lower(config: Config, key: str) -> list[str]:
     """Name the key to lower and its value, and what else takes less."""
-    from flowrl.cost.fit_card import read, switches
+    from flowrl.cost.fit_card import switches, value_of_key
 
     ways = []
     if key and (not key.startswith("model.") or key.split(".")[1] in config.model.kwargs):
-        value = int(read(config, key))
+        value = int(value_of_key(config, key))
         ways.append(f"lower {key} (now {value})" if value > 1 else f"{key} is 1 already")
     ways += [f"turn on {name}" for name in switches(config, training=key == "train.micro_batch")]
     if config.model.kwargs.get("tune") == "full":
@@ -81,21 +81,20 @@ def _estimated(config: Config, name: str) -> str:
     """Say what the config was estimated to take in a phase."""
     from flowrl.core.tables import size
     from flowrl.cost.estimate import phase
-    from flowrl.cost.memory import kept
+    from flowrl.cost.memory import kept_memory
     from flowrl.training.rehearsal import check_plan
 
+    # whatever goes wrong here must not hide the error that is explained
     try:
         forecast = check_plan(config)
-        parts, note = kept(config, forecast)
+        parts, note = kept_memory(config, forecast)
         if note:
             return f"no estimate: {note}"
         there = phase(config, name, forecast, parts)
-    except (
-        FlowRLError,
-        RuntimeError,
-        MemoryError,
-    ) as error:  # there may be no memory left for it either
+    # there may be no memory left for it either
+    except (FlowRLError, RuntimeError, MemoryError) as error:
         return f"no estimate: {error}"
+    # said as a sentence below that error
     return (
         f"the estimate for {there.name}: {size(there.bytes)}, of which {size(there.kept)} are kept "
         "and "

@@ -107,7 +107,7 @@ class CallTimer:
         self._began = None
 
 
-def bench(
+def measure_overhead(
     config: Config, *, iterations: int = 3, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Run `iterations` after a warm-up, and time each call of the model inside them.
@@ -247,7 +247,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def table(result: dict[str, Any], *, width: int | None = None) -> str:
+def overhead_table(result: dict[str, Any], *, width: int | None = None) -> str:
     """Set the figures as tables, with what follows from them; `width` columns, None: any number."""
     seconds = [[name, f"{value:.3f}"] for name, value in result["seconds"].items()]
     shares = [[name, f"{share:.1%}"] for name, share in result["shares"].items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class PipelinePart(NamedTuple):
+class WeightlessPart(NamedTuple):
     """One part of a pipeline, without weights."""
 
     library: str  # diffusers or transformers

@@ -66,15 +66,18 @@ def what_fits(config: Config, name: str) -> list[str]:
     rank, at the same alpha / rank, and then AdamW moments of 8 bits, too: these train otherwise.
     All but the text encoders' place is there only if the config fits with it.
     """
+    # nothing to do where the profile's settings are enough
     limit, found = limit_of(PROFILES[name].gigabytes), []
     largest = estimate(config).largest
     if largest is None or largest.bytes <= limit:
         return []
+    # first what leaves the training as it is
     config, largest, resting = _rested(config, largest)
     if largest is not None and largest.bytes > limit and largest.what == ENCODERS_ALONE:
         found.append("model.runtime.text_encoders=cpu")
         config = change(config, "model.runtime.text_encoders", "cpu")
         largest = estimate(config).largest
+    # then what trains otherwise, step by step until it fits
     said: list[str] = []
     for words, changed in (([], config), *_trained_less(config)):
         said += words

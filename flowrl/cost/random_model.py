@@ -34,7 +34,7 @@ from flowrl.models.flux import Flux, FluxOptions
 from flowrl.models.flux2 import Flux2, Flux2Options
 from flowrl.models.flux2_klein import Flux2Klein, Flux2KleinOptions
 from flowrl.models.loading import Loaded
-from flowrl.models.options import checked
+from flowrl.models.options import checked_options
 from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.qwen_image import QwenImage, QwenImageOptions
@@ -114,6 +114,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     ConfigError for a kind of model that has no velocity field of its own, such as a UNet's,
     ModelError for one whose architecture is not known here.
     """
+    # refuse what has no adapter here or no known architecture
     fn, kwargs = config.model.fn, config.model.kwargs
     if fn not in _ADAPTERS:
         raise ConfigError(f"model.fn: random weights are made for {', '.join(_ADAPTERS)}, got {fn}")
@@ -122,6 +123,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
         raise ModelError(
             f"the architecture of {kwargs['path']!r} is not known: it is neither here nor released"
         )
+    # weights from the config's seed; the caller's random state stays as it was
     tuning = tuning_of(config)._replace(device=device)
     wide = tuning.network_dtype
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -130,6 +132,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
         width = torch.float32 if fn in VIDEO else tuning.dtype
         needed = vae or fn in VIDEO  # which reads the sizes of latents from it
         parts = {"vae": _drawn(architecture, "vae", device, width) if needed else None}
+    # the parts as a pipeline, on which the model's own adapter is put
     part = architecture.part("scheduler")
     scheduler = getattr(diffusers, part.kind).from_config(part.settings)
     if SECOND in architecture.parts:
@@ -137,7 +140,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     pipeline = _pipeline(fn, {"transformer": network, "scheduler": scheduler, **parts})
     tuned = TunedPipeline(Loaded(pipeline, Path(), (), lambda: None), tuning)
     kind = _ADAPTERS[fn]
-    made = kind.adapter(tuned, checked(kind.options, **kwargs))
+    made = kind.adapter(tuned, checked_options(kind.options, **kwargs))
     return RandomModel(made, text_shape(config, architecture), vae=vae)
 
 

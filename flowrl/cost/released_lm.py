@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowrl.cost.pipeline_part import PipelinePart
+from flowrl.cost.pipeline_part import WeightlessPart
 
 EULER = "FlowMatchEulerDiscreteScheduler"
 _QWEN = {"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 
 
-def _qwen3(width: int, inner: int, *, tied: bool) -> PipelinePart:
+def _qwen3(width: int, inner: int, *, tied: bool) -> WeightlessPart:
     settings = {
         **_QWEN,
         "hidden_size": width,
@@ -26,12 +26,12 @@ def _qwen3(width: int, inner: int, *, tied: bool) -> PipelinePart:
         "num_hidden_layers": 36,
         "tie_word_embeddings": tied,
     }
-    return PipelinePart("transformers", "Qwen3ForCausalLM", settings)
+    return WeightlessPart("transformers", "Qwen3ForCausalLM", settings)
 
 
 QWEN3_4B = _qwen3(2560, 9728, tied=True)
 QWEN3_8B = _qwen3(4096, 12288, tied=False)
-QWEN_VL_7B = PipelinePart(
+QWEN_VL_7B = WeightlessPart(
     "transformers",
     "Qwen2_5_VLForConditionalGeneration",
     {
@@ -53,7 +53,7 @@ QWEN_VL_7B = PipelinePart(
         "tie_word_embeddings": False,
     },
 )
-MISTRAL_24B = PipelinePart(
+MISTRAL_24B = WeightlessPart(
     "transformers",
     "Mistral3ForConditionalGeneration",
     {
@@ -82,7 +82,7 @@ MISTRAL_24B = PipelinePart(
 )
 
 
-def _qwen_image(**more: Any) -> dict[str, PipelinePart]:
+def _qwen_image(**more: Any) -> dict[str, WeightlessPart]:
     transformer = {"in_channels": 64, "out_channels": 16, "joint_attention_dim": 3584, **more}
     shifts = {
         # the scheduler's settings: noise levels shift with the number of image tokens
@@ -95,26 +95,26 @@ def _qwen_image(**more: Any) -> dict[str, PipelinePart]:
     }
     vae = {"z_dim": 16, "temperal_downsample": [False, True, True]}
     return {
-        "transformer": PipelinePart("diffusers", "QwenImageTransformer2DModel", transformer),
-        "scheduler": PipelinePart("diffusers", EULER, shifts),
-        "vae": PipelinePart("diffusers", "AutoencoderKLQwenImage", vae),
+        "transformer": WeightlessPart("diffusers", "QwenImageTransformer2DModel", transformer),
+        "scheduler": WeightlessPart("diffusers", EULER, shifts),
+        "vae": WeightlessPart("diffusers", "AutoencoderKLQwenImage", vae),
         "text_encoder": QWEN_VL_7B,
     }
 
 
-def _z_image(shift: float, vae: PipelinePart) -> dict[str, PipelinePart]:
+def _z_image(shift: float, vae: WeightlessPart) -> dict[str, WeightlessPart]:
     transformer = {"in_channels": 16, "cap_feat_dim": 2560}
     return {
-        "transformer": PipelinePart("diffusers", "ZImageTransformer2DModel", transformer),
-        "scheduler": PipelinePart("diffusers", EULER, {"shift": shift}),
+        "transformer": WeightlessPart("diffusers", "ZImageTransformer2DModel", transformer),
+        "scheduler": WeightlessPart("diffusers", EULER, {"shift": shift}),
         "vae": vae,
         "text_encoder": QWEN3_4B,
     }
 
 
 def _flux2(
-    encoder: PipelinePart, layers: int, single: int, heads: int, text: int, *, guidance: bool
-) -> dict[str, PipelinePart]:
+    encoder: WeightlessPart, layers: int, single: int, heads: int, text: int, *, guidance: bool
+) -> dict[str, WeightlessPart]:
     transformer: dict[str, Any] = {
         "in_channels": 128,
         "num_layers": layers,
@@ -125,14 +125,14 @@ def _flux2(
     }
     vae = {"block_out_channels": [128, 256, 512, 512], "latent_channels": 32}
     return {
-        "transformer": PipelinePart("diffusers", "Flux2Transformer2DModel", transformer),
-        "scheduler": PipelinePart("diffusers", EULER, {"use_dynamic_shifting": True}),
-        "vae": PipelinePart("diffusers", "AutoencoderKLFlux2", vae),
+        "transformer": WeightlessPart("diffusers", "Flux2Transformer2DModel", transformer),
+        "scheduler": WeightlessPart("diffusers", EULER, {"use_dynamic_shifting": True}),
+        "vae": WeightlessPart("diffusers", "AutoencoderKLFlux2", vae),
         "text_encoder": encoder,
     }
 
 
-def released(flux_vae: PipelinePart) -> dict[str, dict[str, PipelinePart]]:
+def parts_with_language_model(flux_vae: WeightlessPart) -> dict[str, dict[str, WeightlessPart]]:
     """Return the parts of each model by its hub id; Z-Image's VAE is FLUX.1's."""
     # two sizes of klein; each has the same shapes distilled and as a base model
     four = _flux2(QWEN3_4B, 5, 20, 24, 3 * 2560, guidance=False)

@@ -11,12 +11,12 @@ parameters that they give against the published numbers.
 from __future__ import annotations
 
 from flowrl.cost import released_lm, released_wan
-from flowrl.cost.pipeline_part import PipelinePart
+from flowrl.cost.pipeline_part import WeightlessPart
 
 
 def _sd3(
     layers: int, table: int, *, dual: int = 0, norm: str | None = None
-) -> dict[str, PipelinePart]:
+) -> dict[str, WeightlessPart]:
     """Return SD3's parts; width and number of heads follow from the layers, ``dual`` first blocks
     attend twice."""
     settings = {
@@ -36,8 +36,8 @@ def _sd3(
     }
     # three text encoders: two CLIPs and T5
     return {
-        "transformer": PipelinePart("diffusers", "SD3Transformer2DModel", settings),
-        "scheduler": PipelinePart("diffusers", "FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+        "transformer": WeightlessPart("diffusers", "SD3Transformer2DModel", settings),
+        "scheduler": WeightlessPart("diffusers", "FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
         "vae": _vae(16, scale=1.5305, shift=0.0609),
         "text_encoder": _clip("CLIPTextModelWithProjection", 768, 12, 12),
         "text_encoder_2": _clip("CLIPTextModelWithProjection", 1280, 32, 20),
@@ -45,7 +45,7 @@ def _sd3(
     }
 
 
-def _flux(*, guidance: bool) -> dict[str, PipelinePart]:
+def _flux(*, guidance: bool) -> dict[str, WeightlessPart]:
     settings = {
         "patch_size": 1,
         "in_channels": 64,
@@ -62,8 +62,8 @@ def _flux(*, guidance: bool) -> dict[str, PipelinePart]:
     shifts = {"base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256}
     scheduler = {**shifts, "max_image_seq_len": 4096, "shift": 3.0 if guidance else 1.0}
     return {
-        "transformer": PipelinePart("diffusers", "FluxTransformer2DModel", settings),
-        "scheduler": PipelinePart(
+        "transformer": WeightlessPart("diffusers", "FluxTransformer2DModel", settings),
+        "scheduler": WeightlessPart(
             "diffusers",
             "FlowMatchEulerDiscreteScheduler",
             {**scheduler, "use_dynamic_shifting": guidance},
@@ -74,8 +74,9 @@ def _flux(*, guidance: bool) -> dict[str, PipelinePart]:
     }
 
 
-def _vae(channels: int, *, scale: float, shift: float | None) -> PipelinePart:
+def _vae(channels: int, *, scale: float, shift: float | None) -> WeightlessPart:
     old = shift is None  # the VAEs of Stable Diffusion 1, 2 and XL
+    # as the released config.json files have them
     settings = {
         "in_channels": 3,
         "out_channels": 3,
@@ -90,10 +91,10 @@ def _vae(channels: int, *, scale: float, shift: float | None) -> PipelinePart:
         "use_quant_conv": old,
         "use_post_quant_conv": old,
     }
-    return PipelinePart("diffusers", "AutoencoderKL", settings)
+    return WeightlessPart("diffusers", "AutoencoderKL", settings)
 
 
-def _clip(kind: str, width: int, layers: int, heads: int) -> PipelinePart:
+def _clip(kind: str, width: int, layers: int, heads: int) -> WeightlessPart:
     settings = {
         "vocab_size": 49408,
         "max_position_embeddings": 77,
@@ -104,10 +105,10 @@ def _clip(kind: str, width: int, layers: int, heads: int) -> PipelinePart:
         "projection_dim": width,
         "hidden_act": "quick_gelu" if width == 768 else "gelu",
     }
-    return PipelinePart("transformers", kind, settings)
+    return WeightlessPart("transformers", kind, settings)
 
 
-T5_XXL = PipelinePart(
+T5_XXL = WeightlessPart(
     "transformers",
     "T5EncoderModel",
     {
@@ -128,7 +129,7 @@ _NOISE = {
     "steps_offset": 1,
 }
 _SD15 = {
-    "unet": PipelinePart(
+    "unet": WeightlessPart(
         "diffusers",
         "UNet2DConditionModel",
         {
@@ -143,14 +144,14 @@ _SD15 = {
             "cross_attention_dim": 768,
         },
     ),
-    "scheduler": PipelinePart(
+    "scheduler": WeightlessPart(
         "diffusers", "PNDMScheduler", {**_NOISE, "skip_prk_steps": True, "set_alpha_to_one": False}
     ),
     "vae": _vae(4, scale=0.18215, shift=None),
     "text_encoder": _clip("CLIPTextModel", 768, 12, 12),
 }
 _SDXL = {
-    "unet": PipelinePart(
+    "unet": WeightlessPart(
         "diffusers",
         "UNet2DConditionModel",
         {
@@ -170,7 +171,7 @@ _SDXL = {
             "projection_class_embeddings_input_dim": 2816,
         },
     ),
-    "scheduler": PipelinePart(
+    "scheduler": WeightlessPart(
         "diffusers", "EulerDiscreteScheduler", {**_NOISE, "timestep_spacing": "leading"}
     ),
     "vae": _vae(4, scale=0.13025, shift=None),
@@ -178,7 +179,7 @@ _SDXL = {
     "text_encoder_2": _clip("CLIPTextModelWithProjection", 1280, 32, 20),
 }
 
-RELEASED: dict[str, dict[str, PipelinePart]] = {
+RELEASED: dict[str, dict[str, WeightlessPart]] = {
     "stabilityai/stable-diffusion-3-medium-diffusers": _sd3(24, 192),
     "stabilityai/stable-diffusion-3.5-medium": _sd3(24, 384, dual=13, norm="rms_norm"),
     "stabilityai/stable-diffusion-3.5-large": _sd3(38, 192, norm="rms_norm"),
@@ -188,8 +189,8 @@ RELEASED: dict[str, dict[str, PipelinePart]] = {
     "CompVis/stable-diffusion-v1-4": _SD15,
     "stable-diffusion-v1-5/stable-diffusion-v1-5": _SD15,
     "stabilityai/stable-diffusion-xl-base-1.0": _SDXL,
-    **released_lm.released(_vae(16, scale=0.3611, shift=0.1159)),
-    **released_wan.released(),
+    **released_lm.parts_with_language_model(_vae(16, scale=0.3611, shift=0.1159)),
+    **released_wan.wan_parts(),
 }
 
 # For a model of one kind of adapter that is neither here nor in the table: the sizes of latents and

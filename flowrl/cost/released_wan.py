@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowrl.cost.pipeline_part import PipelinePart
+from flowrl.cost.pipeline_part import WeightlessPart
 
-UMT5_XXL = PipelinePart(
+UMT5_XXL = WeightlessPart(
     "transformers",
     "UMT5EncoderModel",
     {
@@ -24,7 +24,7 @@ UMT5_XXL = PipelinePart(
         "feed_forward_proj": "gated-gelu",
     },
 )
-CLIP = PipelinePart(
+CLIP = WeightlessPart(
     "transformers",
     "CLIPVisionModel",
     {
@@ -67,22 +67,22 @@ def _wan(
     experts: int = 1,
     vae: dict[str, Any] | None = None,
     sees: bool = False,
-) -> dict[str, PipelinePart]:
+) -> dict[str, WeightlessPart]:
     transformer = {"text_dim": 4096, "rope_max_seq_len": 1024, **settings}
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
-    parts = {"transformer": PipelinePart("diffusers", "WanTransformer3DModel", transformer)}
+    parts = {"transformer": WeightlessPart("diffusers", "WanTransformer3DModel", transformer)}
     if experts > 1:
         parts["transformer_2"] = parts["transformer"]
     return {
         **parts,
-        "scheduler": PipelinePart("diffusers", "UniPCMultistepScheduler", flow),
-        "vae": PipelinePart("diffusers", "AutoencoderKLWan", vae or {}),
+        "scheduler": WeightlessPart("diffusers", "UniPCMultistepScheduler", flow),
+        "vae": WeightlessPart("diffusers", "AutoencoderKLWan", vae or {}),
         "text_encoder": UMT5_XXL,
         **({"image_encoder": CLIP} if sees else {}),
     }
 
 
-def released() -> dict[str, dict[str, PipelinePart]]:
+def wan_parts() -> dict[str, dict[str, WeightlessPart]]:
     """Return the parts of each model by its hub id; of the VAE of TI2V-5B not what latents are
     scaled by."""
     return {

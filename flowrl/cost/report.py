@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.core.tables import flop, numbers, size, text_table
+from flowrl.core.tables import flop, parameter_count, size, text_table
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
 from flowrl.cost.reward_networks import reward_networks
@@ -14,7 +14,7 @@ from flowrl.training.method import TRAINED_CALLS, method_of
 _INDENT = 11  # columns of the word that a line begins with
 
 
-def text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
+def estimate_text(found: Estimate, *, gigabytes: float, width: int | None = None) -> str:
     """Say an estimate in words, with the verdict for a card of so many gigabytes last; tables of
     `width` columns, None: of any number."""
     config = found.config
@@ -30,9 +30,11 @@ def calls(found: Estimate) -> list[str]:
     """Say how many network calls an iteration makes, and their floating-point work."""
     forecast = found.forecast
     work, total = forecast.work, forecast.calls
+    # what multiplies a call: other weights, and guidance
     others = method_of(found.config).others(0, [])  # weights that it is evaluated under, too
     also = f", and 1 under each of {', '.join(others)}" if others else ""
     double = ", each with and without the prompt" if work.guided else ""
+    # how many calls, and below them their work where it was counted
     lines = [
         f"calls      {total:,} of the network per iteration, counted per latent: "
         f"{work.nfe:,} while sampling, "
@@ -80,7 +82,7 @@ def rewards(found: Estimate, width: int | None = None) -> list[str]:
     return [*lines, f"           {names}"] if unknown else lines
 
 
-def as_json(found: Estimate) -> dict[str, Any]:
+def estimate_as_json(found: Estimate) -> dict[str, Any]:
     """Return an estimate as plain data; bytes and numbers are whole. `peak` is without the rewards'
     networks, and `rewards.peak` the worst moment with those that are counted."""
     # a model that could not be counted has no parameters to name
@@ -131,9 +133,9 @@ def _parameters(found: Estimate) -> list[str]:
     counted = found.weights
     if counted is None:
         return []
-    others = ", ".join(f"{name} {numbers(count)}" for name, count in counted.others.items())
+    others = ", ".join(f"{name} {parameter_count(count)}" for name, count in counted.others.items())
     return [
-        f"parameters {numbers(counted.network)} of the network, {numbers(counted.trained)} "
-        f"trained; {others}",
+        f"parameters {parameter_count(counted.network)} of the network, "
+        f"{parameter_count(counted.trained)} trained; {others}",
         f"           from the settings of {found.origin}",
     ]

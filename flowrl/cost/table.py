@@ -13,10 +13,10 @@ from typing import Any
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
-from flowrl.core.tables import flop, numbers, size
+from flowrl.core.tables import flop, parameter_count, size
 from flowrl.cost.estimate import estimate
 from flowrl.cost.memory import PHASES
-from flowrl.cost.report import as_json
+from flowrl.cost.report import estimate_as_json
 
 EMBEDDED = ("shapes/",)  # configs of models that ship with flowrl
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")  # other releases keep other tensors
@@ -28,16 +28,16 @@ BEGIN, END = (
 _HEAD = ("config", "network", "trained", *PHASES, "work of an iteration", "measured peak")
 
 
-def configs() -> list[str]:
+def released_configs() -> list[str]:
     """Return the names of the shipped configs for released models, sorted."""
     return [name for name in list_configs() if not name.startswith(EMBEDDED)]
 
 
-def collect(names: Iterable[str]) -> dict[str, Any]:
+def estimate_configs(names: Iterable[str]) -> dict[str, Any]:
     """Estimate shipped configs -> what the result file holds; its peaks are without rewards."""
     rows = {}
     for name in names:
-        found = as_json(estimate(load_config(name)))
+        found = estimate_as_json(estimate(load_config(name)))
         rows[name] = {key: value for key, value in found.items() if key != "rewards"}
         rows[name]["measured"] = None
     return {
@@ -54,10 +54,13 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     ConfigError where that is not so: their numbers do not compare. A config that is no longer
     shipped is left out.
     """
+    # rows of other libraries join only if a row that both have came out alike
     added, had = new["configs"], old["configs"]
     if old["libraries"] != new["libraries"]:
         both = sorted(added.keys() & had.keys())
-        other = [name for name in both if counted(added[name]) != counted(had[name])]
+        other = [
+            name for name in both if _without_measured(added[name]) != _without_measured(had[name])
+        ]
         if other or not both:
             what = f"{', '.join(other)} differ" if other else "no config is in both"
             raise ConfigError(
@@ -65,32 +68,34 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
                 f"{new['libraries']}, and {what}; name two configs that are there already, or "
                 "estimate all anew"
             )
+        # and then they say which libraries theirs are
         own = {"libraries": new["libraries"]}
         added = {name: {**row, **own} for name, row in added.items() if name not in had}
+    # in the order of the shipped configs
     rows = had | added
-    return {**old, "configs": {name: rows[name] for name in configs() if name in rows}}
+    return {**old, "configs": {name: rows[name] for name in released_configs() if name in rows}}
 
 
-def counted(row: dict[str, Any]) -> dict[str, Any]:
+def _without_measured(row: dict[str, Any]) -> dict[str, Any]:
     """Return what was counted of a config, without what was measured and with which libraries."""
     return {key: value for key, value in row.items() if key not in ("measured", "libraries")}
 
 
-def page(text: str, result: dict[str, Any]) -> str:
+def put_into_page(text: str, result: dict[str, Any]) -> str:
     """Put the table between the marks of a page."""
-    block = f"{BEGIN}\n{markdown(result)}{END}"
+    block = f"{BEGIN}\n{_markdown_table(result)}{END}"
     return re.sub(
         f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", lambda _: block, text, flags=re.DOTALL
     )
 
 
-def markdown(result: dict[str, Any]) -> str:
+def _markdown_table(result: dict[str, Any]) -> str:
     """Say a result file as a Markdown table; a config's measured peak is in bytes, or None."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|---" * len(_HEAD) + "|"]
     for name, row in result["configs"].items():
         peaks = [size(row["peak"][phase]) for phase in PHASES]
         measured = NOT_MEASURED if row["measured"] is None else size(row["measured"])
-        weights = [numbers(row["parameters"][key]) for key in ("network", "trained")]
+        weights = [parameter_count(row["parameters"][key]) for key in ("network", "trained")]
         cells = [f"`{name}`", *weights, *peaks, flop(sum(row["flops"].values())), measured]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *libraries_of(result)]) + "\n"

@@ -59,7 +59,7 @@ class PhaseWatch:
         """Show nothing."""
 
 
-def measure(
+def measure_throughput(
     config: Config, *, iterations: int = 2, vae: bool = False, sync_check: bool = False
 ) -> dict[str, Any]:
     """Run `iterations` after a warm-up with random weights -> figures, medians over them.
@@ -138,8 +138,8 @@ def _iteration(trainer: Trainer) -> dict[str, float]:
 
 
 def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
-    # all that the figures depend on; figures of other settings cannot be compared
     t, tuning = config.train, tuning_of(config)
+    # all that the figures depend on; figures of other settings cannot be compared
     return {
         "model": str(config.model.kwargs["path"]),
         "weights": "random",
@@ -168,7 +168,10 @@ def _work(
     found = estimate(plain)
     share = middle["states"] / found.forecast.states  # those of weight 0 are not computed
     flops = {"rollout": found.flops["sampling"], "train": round(found.flops["training"] * share)}
-    return {"flops": flops, **utilisation(flops, middle, _name(device), tuning_of(config).dtype)}
+    return {
+        "flops": flops,
+        **utilisation(flops, middle, _name(device), tuning_of(config).dtype),
+    }
 
 
 def _name(device: torch.device) -> str:
@@ -200,7 +203,7 @@ def _absent(found: Estimate, *, vae: bool) -> int:
     return gone * tuning_of(found.config).dtype.itemsize
 
 
-def table(result: dict[str, Any], *, width: int | None = None) -> str:
+def throughput_table(result: dict[str, Any], *, width: int | None = None) -> str:
     """Set the figures as a table; `width` columns, None: any number."""
     # a row for each phase; a CPU has neither MFU nor a peak
     mfu, rows = result["mfu"] or {}, [["phase", "seconds", "MFU", "peak", "estimated"]]

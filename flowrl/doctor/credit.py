@@ -26,13 +26,13 @@ def look_at_credit(patient: Patient) -> ReportSection:
     section, ro = ReportSection("credit"), patient.rollout
     _look_at_words(patient, section)
     reward = made_up(patient)
-    base = credit(patient, reward)
+    base = advantages_of(patient, reward)
     nodes = trained_nodes(ro, patient.trainer.method.likelihood.trains)
     # one prompt's images become better; the other's must be as before, but for a factor
     group, leaf_group = ro.tree.group, ro.tree.group[ro.leaf].cpu()
     if len(ro.group_ids) > 1:
         first, second = ro.group_ids[:2].tolist()
-        moved = credit(patient, reward + 0.3 * (leaf_group == first))
+        moved = advantages_of(patient, reward + 0.3 * (leaf_group == first))
         mine = nodes[group[nodes] == second]
         like = cosine(base[mine], moved[mine])
         section.figures["other_prompt"] = like
@@ -67,7 +67,7 @@ def made_up(patient: Patient) -> Tensor:
     return 0.2 + 0.4 * ranks
 
 
-def credit(patient: Patient, reward: Tensor) -> Tensor:
+def advantages_of(patient: Patient, reward: Tensor) -> Tensor:
     """Return the advantages [V] that the run gives for rewards [L], the same from all rewards."""
     run, batch, ro = patient.trainer, patient.found.batch, patient.rollout
     values = {}
@@ -127,7 +127,7 @@ def _gain(patient: Patient, reward: Tensor, base: Tensor, place: int) -> float:
     likelihood = patient.trainer.method.likelihood
     mine = set(trained_nodes(ro, likelihood.trains).tolist()) & set(path)
     rows = torch.tensor(sorted(mine), dtype=torch.int64)
-    return float((credit(patient, better) - base)[rows].sum())
+    return float((advantages_of(patient, better) - base)[rows].sum())
 
 
 def cosine(one: Tensor, two: Tensor) -> float:

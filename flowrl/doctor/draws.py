@@ -15,7 +15,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Gaussian, Plan, Rollout
 from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
-from flowrl.training.collect import sample
+from flowrl.training.collect import sample_forest
 
 HUGE = 2.0  # of a std: pure noise has 1
 LEAST = 1e-6  # rounding makes sin(pi) 1e-7
@@ -146,7 +146,7 @@ def _seeds(patient: Patient, section: ReportSection) -> None:
     """Sample the first prompt again; and draw for other prompts, iterations and seeds."""
     run, ro = patient.trainer, patient.rollout
     # a run that is repeated, or resumed, must draw the same noise
-    again = sample(run, patient.rows[:1])
+    again = sample_forest(run, patient.rows[:1])
     before, after = _roots(ro, 0), _roots(again, 0)
     if not torch.equal(before, after):
         gap = float((before - after).abs().max())

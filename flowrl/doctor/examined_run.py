@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.types import Cond, FlowModel, Rollout
 from flowrl.cost.overhead import PhaseClock
-from flowrl.evaluation.sources import encode
+from flowrl.evaluation.sources import encode_rows
 from flowrl.training.collect import Collected, collect
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import put_weights
@@ -57,7 +57,7 @@ class Patient:
     def encode(self, groups: list[int]) -> Cond:
         """Encode the prompts of these group ids, with what they start from."""
         run = self.trainer
-        return encode(self.model, run.train_set, [self.rows[g] for g in groups], run.size)
+        return encode_rows(self.model, run.train_set, [self.rows[g] for g in groups], run.size)
 
     def has(self, *names: str) -> bool:
         """Say whether one of these was found, so that what follows from it need not be said."""

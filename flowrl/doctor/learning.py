@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.core.seeds import NodeStreams
-from flowrl.doctor.credit import cosine, credit, made_up
+from flowrl.doctor.credit import advantages_of, cosine, made_up
 from flowrl.doctor.examined_run import Patient
 from flowrl.doctor.findings import ReportSection
 from flowrl.training.learn import LocalData, backward, learn
@@ -22,7 +22,7 @@ Gradient = list[Tensor]
 def look_at_gradient(patient: Patient) -> ReportSection:
     """Differentiate by denoising step; see whether the sum makes better images more likely."""
     section, run, ro = ReportSection("gradient"), patient.trainer, patient.rollout
-    advantage = credit(patient, made_up(patient))
+    advantage = advantages_of(patient, made_up(patient))
     nodes = trained_nodes(ro, run.method.likelihood.trains)
     if "old" in run.method.snapshots and "old" not in run.method.copies:
         run.weights.snapshot("old")
@@ -135,7 +135,7 @@ def look_at_update(patient: Patient) -> ReportSection:
         return section
     kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
     start = {name: p.detach().clone() for name, p in run.params.items()}
-    advantage = credit(patient, made_up(patient))
+    advantage = advantages_of(patient, made_up(patient))
     with run.phase("train"):
         metrics = learn(run, patient.rollout, advantage, patient.rows)
     moved = {n: float((p.detach() - start[n]).norm()) for n, p in run.params.items()}

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from flowrl.core.types import Source
-from flowrl.models.flux import pack, unpack
 from flowrl.models.loading import locate
 from flowrl.models.qwen_edit import QwenEdit
 from flowrl.models.qwen_image import QwenImage
+from flowrl.models.square_tokens import pack, unpack
 from flowrl.models.unet import UNetModel
 from flowrl.models.wan import Wan, first_order
 from flowrl.models.z_image import ZImage

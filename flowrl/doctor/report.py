@@ -9,7 +9,7 @@ from flowrl.core.tables import text_table
 from flowrl.doctor.findings import CATALOGUE, Checkup
 
 
-def text(checkup: Checkup, width: int | None = None) -> str:
+def checkup_text(checkup: Checkup, width: int | None = None) -> str:
     """Say what was seen, section by section, and the findings last."""
     lines: list[str] = []
     # what was looked at, with figures
@@ -34,7 +34,7 @@ def text(checkup: Checkup, width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def as_json(checkup: Checkup) -> dict[str, Any]:
+def checkup_as_json(checkup: Checkup) -> dict[str, Any]:
     """Return a checkup as plain data; numbers that JSON does not have are null."""
     sections = {}
     # by name, so that a program finds a figure without counting

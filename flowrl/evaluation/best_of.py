@@ -22,7 +22,7 @@ def chooser(best_by: str, headline: str, rewards: Mapping[str, object]) -> str:
     return name
 
 
-def best_of(scores: np.ndarray, n: int) -> np.ndarray:
+def best_places(scores: np.ndarray, n: int) -> np.ndarray:
     """Return the places [P, S] of the best of every n neighbours in scores [P, S n].
 
     The first of equals is taken. NaN = not scored is never chosen where another was scored.
@@ -35,7 +35,7 @@ def best_rows(scores: Tensor, images: int, n: int) -> Tensor:
     """Return the places of the best of every n scores [prompts * images * n], prompt by prompt."""
     table = scores.reshape(-1, images * n).numpy()
     first = np.arange(len(table))[:, None] * images * n
-    return torch.from_numpy(best_of(table, n) + first).flatten()
+    return torch.from_numpy(best_places(table, n) + first).flatten()
 
 
 def keep_best(

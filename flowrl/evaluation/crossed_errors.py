@@ -120,7 +120,7 @@ def combined(seed: MeanSquare, prompt: MeanSquare, rest: MeanSquare) -> Error:
     return Error(variance, variance**2 / spread if spread else 0.0)
 
 
-def error_of(
+def contrast_error(
     groups: Sequence[np.ndarray],
     contrast: np.ndarray,
     weights: np.ndarray,
@@ -143,7 +143,7 @@ def crossed(values: np.ndarray, tags: Sequence[str]) -> dict[str, Any]:
     """
 
     def one(weights: np.ndarray) -> dict[str, Any]:
-        error = error_of([values], values.mean(0), weights, tags, 1 / len(values))
+        error = contrast_error([values], values.mean(0), weights, tags, 1 / len(values))
         mean, half = float(values.mean(0) @ weights), error.half()
         bounds = [mean - half, mean + half] if math.isfinite(half) else [None, None]
         return {"mean": mean, "interval": bounds}

@@ -60,7 +60,7 @@ def take(
 
 
 @torch.no_grad()
-def drift(model: FlowModel, probe: Probe) -> float:
+def velocity_drift(model: FlowModel, probe: Probe) -> float:
     """Return the size of the change of the velocity along the base model's paths, as a share of the
     base model's: ``sqrt(sum |v - v_base|^2 / sum |v_base|^2)``."""
     cond = conditioning(model, *probe.given)

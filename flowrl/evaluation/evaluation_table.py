@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowrl.core.tables import fixed, text_table
+from flowrl.core.tables import fixed_digits, text_table
 
 
 def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
@@ -20,6 +20,6 @@ def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> 
     lines = [["", name, "95 % interval", "images"]]
     for label, row in rows.items():
         low, high = row["interval"]
-        interval = f"{fixed(low)} to {fixed(high)}"
-        lines.append([label, fixed(row["mean"]), interval, f"{row['images']}"])
+        interval = f"{fixed_digits(low)} to {fixed_digits(high)}"
+        lines.append([label, fixed_digits(row["mean"]), interval, f"{row['images']}"])
     return text_table(lines, width=width)

@@ -27,8 +27,8 @@ from flowrl.evaluation.statistics import (
     by_prompt,
     known_mean,
     prompt_means,
-    summarize,
     summarize_apart,
+    summarize_scores,
 )
 from flowrl.evaluation.unscored import check_tasks, count_unscored
 
@@ -37,7 +37,7 @@ Share = tuple[list[int], list[bool], list[dict[str, Tensor]]]
 
 
 @torch.no_grad()
-def sample(
+def sampled_images(
     model: FlowModel,
     texts: list[str],
     *,
@@ -114,7 +114,7 @@ def _refuse_broken(images: Tensor, texts: list[str]) -> None:
 
 
 @torch.no_grad()
-def score(
+def score_all(
     rewards: Mapping[str, Reward],
     images: Tensor,
     records: list[dict[str, Any]],
@@ -167,7 +167,7 @@ def evaluate_prompts(
     best_of: int = 1,
     best_by: str = "",
 ) -> dict[str, Any]:
-    """Sample `images` images of every prompt, as `sample` does, and score them.
+    """Sample `images` images of every prompt, as `sampled_images` does, and score them.
 
     With `best_of` n, n are drawn for each, and the report is of those that the reward `best_by`, or
     else the headline, puts first.
@@ -244,7 +244,7 @@ def _whole_report(
     values = scores[headline][known]
     tags = [str(record.get("tag", "all")) for record in records]
     held = torch.tensor([bool(record.get("held_out", False)) for record in records])
-    whole = summarize(values, tags)
+    whole = summarize_scores(values, tags)
     report = {"score": headline, headline: whole.pop("mean"), **whole}
     report |= summarize_apart(values, tags, held)
     # every reward's
@@ -279,7 +279,7 @@ def _scored(
     parts: list[dict[str, Tensor]] = []
     starts = partial(sources_of, prompts, size=(options["height"], options["width"]))
     options |= {"places": places, "broken": True, "sources": starts}
-    drawn = sample(model, prompts.texts, images=images, batch=batch, **options)
+    drawn = sampled_images(model, prompts.texts, images=images, batch=batch, **options)
 
     def one() -> None:
         index, pixels = next(drawn, ([], None))
@@ -289,7 +289,7 @@ def _scored(
             records = [prompts.records[i] for i in index]
             shown = pixels[: len(index)]
             broken.extend((~finite_images(shown)).tolist())
-            parts.append(score(rewards, shown, records, group=index, sources=starts(index)))
+            parts.append(score_all(rewards, shown, records, group=index, sources=starts(index)))
 
     # as many rounds as the largest share takes
     for _ in range(-(-most // _at_once(images, batch))):

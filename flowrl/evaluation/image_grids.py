@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import refuse_pipe, replacing
-from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write
+from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write_lines
 
 EDGE, PAPER = (214, 214, 214), (255, 255, 255)
 RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
@@ -67,10 +67,10 @@ def labelled_grid(
     # drawn row by row, then column by column
     for row, label in enumerate(labels):
         y = top + row * (height + _GAP)
-        write(draw, label, _MARGIN, y + (height - label.height) // 2)
+        write_lines(draw, label, _MARGIN, y + (height - label.height) // 2)
     for index, (header, (name, column)) in enumerate(zip(headers, tiles.items(), strict=True)):
         x = left + sum(widths[:index]) + index * _GAP
-        write(draw, header, x, top - 8 - header.height, widths[index], QUIET)
+        write_lines(draw, header, x, top - 8 - header.height, widths[index], QUIET)
         verdicts = (right or {}).get(name, [None] * len(column))
         for row, (tile, verdict) in enumerate(zip(column, verdicts, strict=True)):
             _paste(page, draw, tile, x, top + row * (height + _GAP), verdict)
@@ -120,7 +120,7 @@ def pairs_figure(
     top = _MARGIN + heading.height + (14 if title else 0) + headers[0].height + 6
     page, draw = _page(full + 2 * _MARGIN, top + sum(heights) - 14 + _MARGIN)
     # drawn pair by pair
-    write(draw, heading, _MARGIN, _MARGIN)
+    write_lines(draw, heading, _MARGIN, _MARGIN)
     for index, caption in enumerate(captions):
         block, row = divmod(index, rows)
         x, y = _MARGIN + block * (pair + _BLOCK_GAP), top + sum(heights[:row])
@@ -128,8 +128,8 @@ def pairs_figure(
             at = x + side * (width + _GAP)
             _paste(page, draw, tiles[index], at, y)
             if row == 0:
-                write(draw, header, at, top - 6 - header.height, width, QUIET)
-        write(draw, caption, x, y + height + 7)
+                write_lines(draw, header, at, top - 6 - header.height, width, QUIET)
+        write_lines(draw, caption, x, y + height + 7)
     return page
 
 

@@ -83,7 +83,7 @@ def _font(size: int, ascii_only: bool) -> Font:
     return ImageFont.load_default(size=size)
 
 
-def write(
+def write_lines(
     draw: ImageDraw.ImageDraw,
     text: Text,
     x: int,

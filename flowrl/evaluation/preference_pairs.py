@@ -34,7 +34,7 @@ class PreferencePair(NamedTuple):
         return None if self.label == 0.5 else self.images[int(self.label == 0)]
 
 
-def pair_of(record: Record, where: str, folder: Path) -> PreferencePair:
+def read_pair(record: Record, where: str, folder: Path) -> PreferencePair:
     """Read a record; its paths start at `folder`. Raises DataError for what is missing."""
     names = [record.get(key) for key in IMAGES]
     if not all(isinstance(name, str) and name for name in names):
@@ -69,7 +69,7 @@ def check_pairs(prompts: PromptSet) -> None:
     folder = Path(prompts.path).parent
     seen: dict[tuple[str, frozenset[Path]], tuple[Path, str]] = {}
     for record, where in zip(prompts.records, prompts.places, strict=True):
-        pair = pair_of(record, where, folder)
+        pair = read_pair(record, where, folder)
         check_pair_images(pair, where)
         if pair.preferred is None:
             continue
@@ -110,10 +110,10 @@ def load_pairs(pairs: Sequence[PreferencePair], height: int, width: int) -> Tens
     (2311.12908) code without its random crops and flips. Raises DataError naming the file.
     """
     paths = [path for pair in pairs for path in pair.images]
-    return torch.stack([fitted(path, height, width) for path in paths])
+    return torch.stack([read_fitted(path, height, width) for path in paths])
 
 
-def fitted(path: Path, height: int, width: int) -> Tensor:
+def read_fitted(path: Path, height: int, width: int) -> Tensor:
     """Read one image, scaled until it covers the size and cut to its middle -> uint8 [3, height,
     width]. Raises DataError naming the file."""
     levels, _ = read_image(find_images([path])[0])

@@ -14,7 +14,7 @@ from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, as_one_message, describe
+from flowrl.core.users_code import FAILURES, as_one_message, describe_error
 from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.offloaded_rewards import resting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward, hint
@@ -40,8 +40,8 @@ def probe_rewards(rewards: Mapping[str, Any]) -> None:
 
 
 def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, where: str) -> Tensor:
-    """Call one reward -> `checked` values [L]. Raises RewardError that names it, whatever it failed
-    with.
+    """Call one reward -> its values [L] as `checked_scores` returns them. Raises RewardError that
+    names it, whatever it failed with.
 
     The reward gets a batch of its own, as `own_batch` says.
     """
@@ -51,9 +51,9 @@ def ask(name: str, reward: Reward | Callable[..., Any], batch: RewardBatch, wher
     except FlowRLError as error:
         raise RewardError(f"{where}: reward {name!r}: {error}") from error
     except FAILURES as error:  # rewards are users' code and servers: they fail in any way
-        what = f"{where}: reward {name!r} failed with {describe(error)}{hint(error)}"
+        what = f"{where}: reward {name!r} failed with {describe_error(error)}{hint(error)}"
         raise RewardError(what) from error
-    return checked(name, values, batch, where)
+    return checked_scores(name, values, batch, where)
 
 
 def own_batch(batch: RewardBatch) -> RewardBatch:
@@ -82,7 +82,7 @@ def _copied(sources: list[Source]) -> list[Source]:
     return [copies[id(source)] for source in sources]
 
 
-def checked(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
+def checked_scores(name: str, values: Any, batch: RewardBatch, where: str) -> Tensor:
     """Return what a reward gave as [L] float32 on the CPU, NaN = not scored.
 
     Tensors, arrays and lists have one number per image, None for one that is not scored; a plain

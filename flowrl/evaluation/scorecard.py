@@ -39,7 +39,7 @@ def scorecard(
     # the order of the images
     order = list(range(len(images)))
     if sort is not None:
-        best_first = ranked(scores, sort)
+        best_first = places_best_first(scores, sort)
         order = best_first + sorted(set(order) - set(best_first))
     # a row each
     rows = []
@@ -47,14 +47,17 @@ def scorecard(
         own = {name: _or_none(column.values[i].item()) for name, column in scores.items()}
         prompt = images[i].record["prompt"] if has_prompts else None
         rows.append({"file": images[i].name, "prompt": prompt, "scores": own})
-    return {"images": rows, "summary": {name: summary(s.values) for name, s in scores.items()}}
+    return {
+        "images": rows,
+        "summary": {name: score_summary(s.values) for name, s in scores.items()},
+    }
 
 
 def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def ranked(scores: Mapping[str, RewardScores], name: str) -> list[int]:
+def places_best_first(scores: Mapping[str, RewardScores], name: str) -> list[int]:
     """Return the places of the scored images, best first, equal ones in their order. Raises
     ConfigError."""
     if name not in scores:
@@ -64,7 +67,7 @@ def ranked(scores: Mapping[str, RewardScores], name: str) -> list[int]:
     return sorted(known, key=lambda i: -values[i])
 
 
-def summary(values: Tensor) -> dict[str, float | None]:
+def score_summary(values: Tensor) -> dict[str, float | None]:
     """Return mean, std (of a sample), min and max of the scored ones, and how many are scored and
     not."""
     known = values[~values.isnan()].double()
@@ -81,7 +84,7 @@ def summary(values: Tensor) -> dict[str, float | None]:
     }
 
 
-def table(card: Mapping[str, Any], *, width: int | None = None) -> str:
+def scorecard_table(card: Mapping[str, Any], *, width: int | None = None) -> str:
     """Set a scorecard as a table of `width` columns: a line per image, then mean, std, min and
     max."""
     # a line per image
@@ -143,7 +146,7 @@ def best_and_worst(
     # two rows for each reward
     rows = []
     for name in names:
-        order = ranked(scores, name)
+        order = places_best_first(scores, name)
         count = min(most, len(order) // 2)
         if not count:
             raise DataError(

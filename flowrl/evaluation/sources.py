@@ -17,7 +17,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import Cond, FlowModel, Source
 from flowrl.evaluation.image_files import ENDINGS, ImageFile, find_images, read_image
-from flowrl.evaluation.preference_pairs import fitted
+from flowrl.evaluation.preference_pairs import read_fitted
 
 SOURCE = "source"
 ASPECT = 0.02  # by how much of itself a source's aspect ratio may differ from that of the run
@@ -79,7 +79,7 @@ def sources_of(
     return [read[row] for row in rows] if any(read.values()) else []
 
 
-def encode(
+def encode_rows(
     model: FlowModel, prompts: PromptSet, rows: Sequence[int], size: tuple[int, int]
 ) -> Cond:
     """Encode prompts `rows` [G], with their sources where the model starts from images -> {name:
@@ -163,7 +163,7 @@ def _check_file(file: ImageFile, size: tuple[int, int] | None) -> None:
 def _read(path: Path, changed: int, size: tuple[int, int] | None) -> Tensor:
     if size is None:
         return read_image(find_images([path])[0])[0]
-    return fitted(path, *size)
+    return read_fitted(path, *size)
 
 
 def _levels(path: Path, size: tuple[int, int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from flowrl.core.errors import ConfigError
 Z95 = float(norm.ppf(0.975))  # the normal quantile of a two-sided 95 % interval
 
 
-def summarize(values: Tensor, tags: list[str]) -> dict[str, Any]:
+def summarize_scores(values: Tensor, tags: list[str]) -> dict[str, Any]:
     """Average scores [n] per tag, then over tags -> {"mean", "interval", "images", "tasks": {tag:
     {...}}}.
 
@@ -57,7 +57,7 @@ def summarize_apart(values: Tensor, tags: list[str], held: Tensor) -> dict[str, 
     out = {}
     for name, chosen in (("seen", common & ~held), ("held_out", common & held)):
         own = [tags[i] for i in chosen.nonzero()[:, 0].tolist()]
-        out[name] = summarize(values[chosen], own)
+        out[name] = summarize_scores(values[chosen], own)
     return out
 
 

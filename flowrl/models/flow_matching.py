@@ -20,10 +20,12 @@ from flowrl.models.adapter import Options, PipelineModel, guided
 class FlowMatchingModel(PipelineModel[Options]):
     """A FlowModel around a pipeline with a FlowMatchEulerDiscreteScheduler.
 
-    An adapter writes `latent_shape`, `_embed`, `_network` and `_tokens`.
+    An adapter writes `latent_shape`, `_embed`, `_network`, and `_token_side` or `_tokens`.
     """
 
-    even_steps = False  # the pipeline spreads the steps evenly before the shift
+    # The pipeline spreads the steps evenly before the shift. Unless the scheduler's config says
+    # use_flow_sigmas: a leftover of other schedulers, which the pipelines obey.
+    even_steps = False
 
     @property
     def transformer(self) -> Any:
@@ -87,10 +89,28 @@ class FlowMatchingModel(PipelineModel[Options]):
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return v [B,C,h,w] of one evaluation of the network, without guidance."""
 
-    @abstractmethod
+    def _timesteps(self, sigma: Tensor) -> Tensor:
+        """Return sigma [B] in the scheduler's unit, from 1000 at pure noise to 0: float32, on the
+        model's device."""
+        scale = self._pipeline.scheduler.config.num_train_timesteps
+        return sigma.to(self.device, torch.float32) * scale
+
     def _tokens(self, height: int, width: int) -> int:
         """Return how many tokens an image of so many pixels has in the network. Raise ModelError
         for a size that the pipeline cannot make."""
+        rows, columns = self.latent_shape(height, width)[-2:]
+        side = self._token_side()
+        return (rows // side) * (columns // side)
+
+    def _token_side(self) -> int:
+        """Return how many latents a token is high and wide."""
+        return 1
+
+
+def guidance_rows(guidance: float | None, x: Tensor) -> Tensor | None:
+    """Return the guidance number for each row of x [B, *] -> [B] float32; None for a network
+    without an input for it."""
+    return None if guidance is None else torch.full((len(x),), guidance, device=x.device)
 
 
 def check_scheduler(pipeline: Any, path: str) -> None:

@@ -9,21 +9,19 @@ from diffusers import FluxPipeline
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size
 from flowrl.models.distilled import warn_if_distilled
-from flowrl.models.flow_matching import FlowMatchingModel, check_configs
+from flowrl.models.flow_matching import check_configs, guidance_rows
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, T5Tokens, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.square_tokens import PATCH, SquareTokenModel, grid_positions, pack, unpack
+from flowrl.models.tuning import pick_tuning
 
 GUIDANCE = 3.5  # FluxPipeline's default
-PATCH = 2  # a token is a square of 2 x 2 latents
 IMAGE_INPUT = ("image_encoder", "feature_extractor")  # of IP-Adapters, unused from text to image
 PARTS = {
     "transformer": PipelinePart(("FluxTransformer2DModel",)),
@@ -62,7 +60,7 @@ def flux(options: FluxOptions) -> Flux:
     See `FluxOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; warn before training a step-distilled model.
     """
-    tuned = read(FluxPipeline, options)
+    tuned = load_flux(FluxPipeline, options)
     if options.tune != "none":
         pipeline = tuned.pipeline
         config, scheduler = pipeline.transformer.config, pipeline.scheduler.config
@@ -71,16 +69,16 @@ def flux(options: FluxOptions) -> Flux:
     return Flux(tuned, options)
 
 
-def read(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
+def load_flux(pipeline_class: Any, options: FluxOptions) -> TunedPipeline:
     """Load a pipeline of FLUX.1's parts, and tune its network. Raise ConfigError, ModelError."""
-    path, tuning = options.path, tuning_of(options, JOINT_ATTENTION)
-    loaded = load(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
+    path, tuning = options.path, pick_tuning(options, JOINT_ATTENTION)
+    loaded = load_for_tuning(pipeline_class, path, PARTS, tuning, leave_out=IMAGE_INPUT)
     _check_channels(loaded.pipeline, path)
     embedded_guidance(loaded.pipeline, options)
     return TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
 
 
-class Flux(FlowMatchingModel[FluxOptions]):
+class Flux(SquareTokenModel[FluxOptions]):
     """A FlowModel around one FluxPipeline.
 
     Latents are [16,h,w], not the pipeline's packed [tokens,64]. Its generator draws them in this
@@ -91,23 +89,9 @@ class Flux(FlowMatchingModel[FluxOptions]):
     **Differs:** under true CFG the pipeline calls the network twice; here the halves are one batch.
     """
 
-    # Unless the scheduler's config says use_flow_sigmas: a leftover of other schedulers that
-    # FluxPipeline obeys.
-    even_steps = True
-
     def __init__(self, tuned: TunedPipeline, options: FluxOptions) -> None:
         super().__init__(tuned, options)
         self.guidance = embedded_guidance(tuned.pipeline, options)
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError.
-
-        **Differs:** the pipeline rounds a size that does not fit down, with a line in its log.
-        """
-        factor = self._pipeline.vae_scale_factor
-        check_size(height, width, unit=PATCH * factor)
-        return self.network.config.in_channels // PATCH**2, height // factor, width // factor
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], rounded where FluxPipeline rounds it:
@@ -117,23 +101,15 @@ class Flux(FlowMatchingModel[FluxOptions]):
         before the division when it samples and after it when it trains, so that on many grids the
         network is asked about two different times.
         """
-        scale = self._pipeline.scheduler.config.num_train_timesteps
-        return (sigma.to(self.device, torch.float32) * scale).to(self.dtype) / 1000
-
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        return (rows // PATCH) * (columns // PATCH)
+        return self._timesteps(sigma).to(self.dtype) / 1000
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         tokens, ids = self._image(x, cond)
         # The network itself turns guidance and time into its own dtype.
-        guidance = None
-        if self.guidance is not None:
-            guidance = torch.full((len(x),), self.guidance, device=x.device)
         named = {
             "hidden_states": tokens.to(self.dtype),
             "timestep": self.time(sigma),
-            "guidance": guidance,
+            "guidance": guidance_rows(self.guidance, x),
             "pooled_projections": cond["pooled"].to(self.dtype),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "txt_ids": torch.zeros(cond["embeds"].shape[1], 3, device=x.device),
@@ -156,24 +132,9 @@ class Flux(FlowMatchingModel[FluxOptions]):
         return {"embeds": embeds[0], "pooled": pooled[0]}
 
 
-def pack(x: Tensor) -> Tensor:
-    """Return the tokens [B, (h/2)(w/2), 4C] of latents [B,C,h,w]: squares of 2 x 2, row by row."""
-    return pixel_unshuffle(x, PATCH).flatten(2).transpose(1, 2).contiguous()
-
-
-def unpack(tokens: Tensor, rows: int) -> Tensor:
-    """Return the latents [B,C,2 rows,w] of tokens [B,N,4C]; the inverse of `pack`."""
-    return pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, -1)), PATCH)
-
-
 def image_ids(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Return the positions [rows columns, 3] of image tokens: 0, row, column.
-
-    **Differs:** float32 always; the pipeline's bfloat16 cannot count beyond 256 (images of over
-    4096 pixels).
-    """
-    sides = [torch.arange(n, device=device, dtype=torch.float32) for n in (1, rows, columns)]
-    return torch.cartesian_prod(*sides)
+    """Return the positions [rows columns, 3] of image tokens: 0, row, column."""
+    return grid_positions((1, rows, columns), device)
 
 
 def embedded_guidance(pipeline: Any, options: FluxOptions) -> float | None:

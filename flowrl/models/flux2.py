@@ -16,16 +16,16 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
+from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler, guidance_rows
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.tuning import tuning_of
+from flowrl.models.square_tokens import PATCH, grid_positions
+from flowrl.models.tuning import pick_tuning
 
-PATCH = 2  # a token is a square of 2 x 2 latents of the VAE
 APART = 10  # between the times of the image, of its first reference, of the next
 NETWORK_PARTS = {
     "transformer": PipelinePart(("Flux2Transformer2DModel",)),
@@ -69,8 +69,8 @@ def flux2(options: Flux2Options) -> Flux2:
     See `Flux2Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; FLUX.2 klein is `flux2_klein`.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(Flux2Pipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(Flux2Pipeline, options.path, PARTS, tuning)
     check_tokens(loaded.pipeline, options.path)
     if not loaded.pipeline.transformer.config.guidance_embeds:
         raise ModelError(
@@ -134,26 +134,18 @@ class Flux2Network(FlowMatchingModel[Options]):
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], rounded where the pipeline rounds it:
         before it divides. Sampling and training both come here."""
-        scale = self._pipeline.scheduler.config.num_train_timesteps
-        return (sigma.to(self.device, torch.float32) * scale).to(self.dtype) / 1000
+        return self._timesteps(sigma).to(self.dtype) / 1000
 
     def _mu(self, steps: int, tokens: int) -> float:
         return compute_empirical_mu(tokens, steps)
 
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        return rows * columns
-
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         rows, columns = x.shape[-2:]
         tokens, ids = _with_references(x, cond)
-        guidance = None
-        if self.guidance is not None:
-            guidance = torch.full((len(x),), self.guidance, device=x.device)
         named = {
             "hidden_states": tokens.to(self.dtype),
             "timestep": self.time(sigma),
-            "guidance": guidance,
+            "guidance": guidance_rows(self.guidance, x),
             "encoder_hidden_states": cond["embeds"].to(self.dtype),
             "txt_ids": positions(1, 1, cond["embeds"].shape[1], x.device),
             "img_ids": ids,
@@ -211,10 +203,7 @@ def _with_references(x: Tensor, cond: Cond) -> tuple[Tensor, Tensor]:
 def positions(rows: int, columns: int, tokens: int, device: torch.device) -> Tensor:
     """Return the positions [rows columns tokens, 4] of tokens: 0, row, column, place in the
     text."""
-    sides = [
-        torch.arange(n, device=device, dtype=torch.float32) for n in (1, rows, columns, tokens)
-    ]
-    return torch.cartesian_prod(*sides)
+    return grid_positions((1, rows, columns, tokens), device)
 
 
 def check_tokens(pipeline: Any, path: str) -> None:

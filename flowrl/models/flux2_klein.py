@@ -13,8 +13,8 @@ from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flux2 import NETWORK_PARTS, TARGETS, Flux2Network, Tokens, check_tokens
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import pick_tuning
 
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = NETWORK_PARTS | {
@@ -49,8 +49,8 @@ def flux2_klein(options: Flux2KleinOptions) -> Flux2Klein:
     guidance of a distilled model, ModelError for a wrong model; warn before training a distilled
     one.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(Flux2KleinPipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(Flux2KleinPipeline, options.path, PARTS, tuning)
     check_tokens(loaded.pipeline, options.path)
     distilled = bool(loaded.pipeline.config.is_distilled)
     if distilled and options.guided:

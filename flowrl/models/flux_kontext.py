@@ -12,9 +12,10 @@ from torch import Tensor
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
-from flowrl.models.flux import PATCH, Flux, FluxOptions, image_ids, pack, read
+from flowrl.models.flux import Flux, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
 from flowrl.models.prompt_encoding import NEGATIVE
+from flowrl.models.square_tokens import PATCH, pack
 
 SOURCE = "source"
 
@@ -27,7 +28,7 @@ def flux_kontext(options: FluxOptions) -> FluxKontext:
     See `FluxOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model.
     """
-    return FluxKontext(read(FluxKontextPipeline, options), options)
+    return FluxKontext(load_flux(FluxKontextPipeline, options), options)
 
 
 class FluxKontext(Flux):

@@ -141,7 +141,7 @@ def _read(
 
 def locate(path: str) -> Path | str:
     """Return the folder that ``path`` names, or ``path`` itself if it reads as a Hugging Face id
-    (owner/name)."""
+    (owner/name). Raise ModelError for what is neither."""
     try:
         # an id is asked about often: no search for similar names then
         folder = find_resource(path)

@@ -86,7 +86,8 @@ def add_lora(
 def first_values(
     params: Mapping[str, nn.Parameter], lora: LoraOptions, *, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield each adapter's name and first values, float32 on the CPU, from ``seed`` alone."""
+    """Yield each adapter's name and first values, in its shape, float32 on the CPU, from ``seed``
+    alone."""
     stream = generator(seed, "lora")
     for name, param in params.items():
         start = torch.zeros(param.shape)

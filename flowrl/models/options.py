@@ -114,11 +114,13 @@ class PipelineOptions:
                 f"layers: has no effect unless tune is 'full', got tune {self.tune!r}; with LoRA "
                 "see lora.targets"
             )
+        # quantised weights have no gradient
         if self.how.quantize != "none" and self.tune != "lora":
             raise ValueError(
                 "runtime.quantize: quantised weights are frozen, so it needs tune 'lora', got "
                 f"{self.tune!r}"
             )
+        # float16 needs a scaled loss, which flowrl does not have
         if self.dtype == "float16" and self.tune != "none":
             raise ValueError(
                 "dtype: float16 cannot train: small gradients vanish in it, as flowrl does not "
@@ -155,16 +157,16 @@ def options_of(record: Callable[..., Record]) -> Callable[..., Callable[..., Any
     def decorate(build: Callable[[Record], Model]) -> Callable[..., Model]:
         @functools.wraps(build)
         def call(*args: Any, **kwargs: Any) -> Model:
-            return build(checked(record, *args, **kwargs))
+            return build(checked_options(record, *args, **kwargs))
 
-        call.options = functools.partial(checked, record)  # type: ignore[attr-defined]
+        call.options = functools.partial(checked_options, record)  # type: ignore[attr-defined]
         call.__signature__ = _evaluated_signature(record)  # type: ignore[attr-defined]
         return call
 
     return decorate
 
 
-def checked(record: Callable[..., Record], *args: Any, **kwargs: Any) -> Record:
+def checked_options(record: Callable[..., Record], *args: Any, **kwargs: Any) -> Record:
     """Make a record of pydantic. Raise ConfigError that names every mistake in it."""
     try:
         return record(*args, **kwargs)

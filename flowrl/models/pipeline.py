@@ -23,10 +23,10 @@ from flowrl.models.quiet_libraries import quiet
 from flowrl.models.runtime import set_up
 from flowrl.models.sharded_loading import fill
 from flowrl.models.text_cache import TextCache
-from flowrl.models.tuning import Tuning, trained, tune_network
+from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 
 
-def load(
+def load_for_tuning(
     pipeline_class: Any,
     path: str,
     parts: dict[str, PipelinePart],
@@ -127,7 +127,7 @@ class TunedPipeline:
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters by their name in the network, in module order."""
-        return trained(self.network)
+        return trained_parameters(self.network)
 
     def whole(self) -> Any:
         """Return the pipeline with its text encoders, which are loaded now if they were not needed
@@ -240,7 +240,7 @@ class TunedPipeline:
             for prefix in folders:
                 network = self.network.get_submodule(prefix.removesuffix("."))
                 shard(network, network._no_split_modules or ())
-            adapters = trained(self.network) if tuning.tune == "lora" else {}
+            adapters = trained_parameters(self.network) if tuning.tune == "lora" else {}
             first = first_values(adapters, tuning.lora, seed=tuning.seed)
             fill(self.network, folders, first, device=tuning.device)
 

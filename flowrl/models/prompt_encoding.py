@@ -66,7 +66,7 @@ class Texts:
         negative: str | None = None,
     ) -> Cond:
         """Return {name: [G, ...]} on the device, and the same for ``negative``, if any, as
-        ``negative_<name>``."""
+        ``negative_<name>``. Raise DataError without prompts."""
         if not prompts:
             raise DataError("encode: expected at least one prompt, got none")
         texts = self._find([*prompts, *([] if negative is None else [negative])], encode)

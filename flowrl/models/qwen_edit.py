@@ -18,10 +18,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
-from flowrl.models.flux import PATCH, pack
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import STRICT, options_of
-from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, Texts
 from flowrl.models.qwen_image import (
     PARTS,
@@ -32,7 +31,8 @@ from flowrl.models.qwen_image import (
     check_network,
 )
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.tuning import tuning_of
+from flowrl.models.square_tokens import PATCH, pack
+from flowrl.models.tuning import pick_tuning
 
 EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}
 LAYERS = ("use_additional_t_cond", "use_layer3d_rope", "guidance_embeds")  # of other networks
@@ -61,10 +61,10 @@ def qwen_edit(options: QwenEditOptions) -> QwenEdit:
     See `QwenEditOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for
     a wrong model; Qwen-Image-Edit-2509 and later are `qwen_edit_plus`.
     """
-    return QwenEdit(read(QwenImageEditPipeline, options), options)
+    return QwenEdit(load_qwen_edit(QwenImageEditPipeline, options), options)
 
 
-def read(pipeline_class: Any, options: QwenEditOptions) -> TunedPipeline:
+def load_qwen_edit(pipeline_class: Any, options: QwenEditOptions) -> TunedPipeline:
     """Load a pipeline of Qwen-Image-Edit's parts, and tune its network. Raise ConfigError,
     ModelError."""
     if options.how.cache is not None:
@@ -72,8 +72,8 @@ def read(pipeline_class: Any, options: QwenEditOptions) -> TunedPipeline:
             "runtime.cache: what the text encoder makes of a prompt depends on its source here, "
             "and is not kept in a folder; leave cache out"
         )
-    tuning, path = tuning_of(options, TARGETS), options.path
-    loaded = load(pipeline_class, path, EDIT_PARTS, tuning)
+    tuning, path = pick_tuning(options, TARGETS), options.path
+    loaded = load_for_tuning(pipeline_class, path, EDIT_PARTS, tuning)
     # other networks of the family have the same class; these settings tell them apart
     config = loaded.pipeline.transformer.config
     other = [name for name in LAYERS if config.get(name, PLAIN[name]) != PLAIN[name]]

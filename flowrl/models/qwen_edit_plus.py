@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from flowrl.core.types import Source
 from flowrl.models.options import STRICT, options_of
-from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, read
+from flowrl.models.qwen_edit import WHOLE, Pixels, QwenEdit, QwenEditOptions, Tokens, load_qwen_edit
 from flowrl.models.references import to_pil
 
 SEEN = 384 * 384  # pixels that the pipeline shows the language model
@@ -35,7 +35,7 @@ def qwen_edit_plus(options: QwenEditPlusOptions) -> QwenEditPlus:
     See `QwenEditPlusOptions` for what can be set. Raise ConfigError for a wrong option, ModelError
     for a wrong model; the first Qwen-Image-Edit is `qwen_edit`.
     """
-    return QwenEditPlus(read(QwenImageEditPlusPipeline, options), options)
+    return QwenEditPlus(load_qwen_edit(QwenImageEditPlusPipeline, options), options)
 
 
 class QwenEditPlus(QwenEdit):

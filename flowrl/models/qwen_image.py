@@ -13,14 +13,13 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler
-from flowrl.models.flux import PATCH, pack, unpack
+from flowrl.models.flow_matching import check_scheduler
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.square_tokens import PATCH, SquareTokenModel, pack, unpack
+from flowrl.models.tuning import pick_tuning
 
 PARTS = {
     "transformer": PipelinePart(("QwenImageTransformer2DModel",)),
@@ -70,8 +69,8 @@ def qwen_image(options: QwenImageOptions) -> QwenImage:
     See `QwenImageOptions` for what can be set. Raise ConfigError for a wrong option, ModelError
     for a wrong model, such as one for editing.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(QwenImagePipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(QwenImagePipeline, options.path, PARTS, tuning)
     other = [name for name, plain in PLAIN.items() if _setting(loaded.pipeline, name) != plain]
     if other:
         raise ModelError(
@@ -83,7 +82,7 @@ def qwen_image(options: QwenImageOptions) -> QwenImage:
     return QwenImage(tuned, options)
 
 
-class QwenImage(FlowMatchingModel[QwenImageOptions]):
+class QwenImage(SquareTokenModel[QwenImageOptions]):
     """A FlowModel around one QwenImagePipeline.
 
     Latents are [16,h,w], not the pipeline's packed [tokens,64]; its generator draws them in this
@@ -94,18 +93,7 @@ class QwenImage(FlowMatchingModel[QwenImageOptions]):
     rounding with it; here every call is alike.
     """
 
-    even_steps = True
     one_frame = True
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError.
-
-        **Differs:** the pipeline rounds a size that does not fit down, with a line in its log.
-        """
-        factor = self._pipeline.vae_scale_factor
-        check_size(height, width, unit=PATCH * factor)
-        return self.network.config.in_channels // PATCH**2, height // factor, width // factor
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], in float32.
@@ -114,12 +102,7 @@ class QwenImage(FlowMatchingModel[QwenImageOptions]):
         dtype of its latents before it divides; in bfloat16 759.5 becomes 760. The network rounds
         what it is given once, to its own dtype.
         """
-        scale = self._pipeline.scheduler.config.num_train_timesteps
-        return (sigma.to(self.device, torch.float32) * scale) / 1000
-
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        return (rows // PATCH) * (columns // PATCH)
+        return self._timesteps(sigma) / 1000
 
     def _guided(self, mixed: Tensor, c: Tensor) -> Tensor:
         """Give each token of the mixed velocity [B,C,h,w] the norm that it has in c [B,C,h,w],

@@ -11,7 +11,7 @@ from flowrl.core.types import Cond
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, DecodeBatch, options_of
 from flowrl.models.pipeline import TunedPipeline
-from flowrl.models.tuning import tuning_of
+from flowrl.models.tuning import pick_tuning
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 
@@ -32,7 +32,7 @@ def sd15(options: SD15Options) -> SD15:
     **Differs:** the pipeline blacks out images by its safety checker; here it is not loaded. Raise
     ConfigError for a wrong option, ModelError for a wrong model.
     """
-    tuning = tuning_of(options, UNET_ATTENTION)
+    tuning = pick_tuning(options, UNET_ATTENTION)
     loaded = load_unet(
         StableDiffusionPipeline,
         options,

@@ -19,8 +19,8 @@ from flowrl.models.options import (
     T5Tokens,
     options_of,
 )
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import pick_tuning
 
 PARTS = {
     "transformer": PipelinePart(("SD3Transformer2DModel",)),
@@ -60,9 +60,11 @@ def sd3(options: SD3Options) -> SD3:
     See `SD3Options` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model.
     """
-    tuning = tuning_of(options, JOINT_ATTENTION)
+    tuning = pick_tuning(options, JOINT_ATTENTION)
     leave_out = () if options.t5 else ("text_encoder_3", "tokenizer_3")
-    loaded = load(StableDiffusion3Pipeline, options.path, PARTS, tuning, leave_out=leave_out)
+    loaded = load_for_tuning(
+        StableDiffusion3Pipeline, options.path, PARTS, tuning, leave_out=leave_out
+    )
     channels = loaded.pipeline.transformer.config.in_channels
     check_configs(loaded.pipeline, options.path, channels=channels)
     tuned = TunedPipeline(loaded, tuning, t5_tokens=options.max_sequence_length)
@@ -87,10 +89,8 @@ class SD3(FlowMatchingModel[SD3Options]):
         check_size(height, width, unit=unit, most=config.pos_embed_max_size)
         return int(config.in_channels), height // factor, width // factor
 
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        patch: int = self.network.config.patch_size
-        return (rows // patch) * (columns // patch)
+    def _token_side(self) -> int:
+        return int(self.network.config.patch_size)
 
     def _network(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         # The scheduler computes its timesteps by this product in float32; in another dtype the

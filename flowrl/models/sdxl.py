@@ -18,7 +18,7 @@ from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.lora import UNET_ATTENTION
 from flowrl.models.options import STRICT, options_of
 from flowrl.models.pipeline import TunedPipeline
-from flowrl.models.tuning import tuning_of
+from flowrl.models.tuning import pick_tuning
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 XL_PARTS = PARTS | {
@@ -56,7 +56,7 @@ def sdxl(options: SDXLOptions) -> SDXL:
     **Differs:** the pipeline adds an invisible watermark where that library is installed; here none
     is added. Raise ConfigError for a wrong option, ModelError for a wrong model.
     """
-    tuning = tuning_of(options, UNET_ATTENTION)
+    tuning = pick_tuning(options, UNET_ATTENTION)
     loaded = load_unet(
         StableDiffusionXLPipeline,
         options,

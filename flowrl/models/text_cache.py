@@ -49,8 +49,8 @@ class TextCache:
         self._base = json.dumps([versions, settings, contents])
 
     def get(self, prompt: str) -> dict[str, Tensor] | None:
-        """Return what was put for the prompt, bit for bit; None if nothing, or nothing that is
-        whole."""
+        """Return what was put for the prompt, {name: tensor} in its shapes, bit for bit; None if
+        nothing, or nothing that is whole."""
         file = self._file(prompt)
         if not file.exists():
             return None

@@ -31,7 +31,7 @@ class GaussianFlow:
 
     def encode(self, prompts: list[str]) -> Cond:
         """Return {"text": [G, 4]}, random vectors that depend on the words only."""
-        return encode(prompts)
+        return word_vectors(prompts)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return ``E[eps - x0 | x]``, linear in x since all is Gaussian -> [B, *]."""
@@ -71,7 +71,7 @@ class LinearFlow(nn.Module):
 
     def encode(self, prompts: list[str]) -> Cond:
         """Return {"text": [G, 4]}, random vectors that depend on the words only."""
-        return encode(prompts, self.mix.device)
+        return word_vectors(prompts, self.mix.device)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return ``mix x + text cond + time sigma`` [B, C, ...] in the parameters' dtype."""
@@ -98,7 +98,7 @@ class LinearFlow(nn.Module):
         return dict(self.named_parameters())
 
 
-def encode(prompts: list[str], device: torch.device | str = "cpu") -> Cond:
+def word_vectors(prompts: list[str], device: torch.device | str = "cpu") -> Cond:
     """Return {"text": [G, 4]}: standard normal vectors, seeded by each prompt's own words."""
 
     def vector(prompt: str) -> Tensor:

@@ -15,7 +15,7 @@ from flowrl.models.runtime import Runtime
 
 
 class Tuning(NamedTuple):
-    """What `tuning_of` makes of the options."""
+    """What `pick_tuning` makes of the options."""
 
     tune: str
     lora: LoraOptions
@@ -38,7 +38,7 @@ class Tuning(NamedTuple):
         return torch.float32 if self.tune == "full" else self.dtype
 
 
-def tuning_of(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
+def pick_tuning(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
     """Pick device and dtype; ``targets`` get LoRA if the options name none. Raise ConfigError for
     a device that is not here."""
     lora = options.lora or LoraOptions()
@@ -84,6 +84,6 @@ def fully_trained(network: nn.Module, tuning: Tuning) -> list[nn.Module]:
     return find_layers(network, tuning.layers, "layers")
 
 
-def trained(network: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained by their name in the network, in module order."""
     return {name: param for name, param in network.named_parameters() if param.requires_grad}

@@ -18,7 +18,7 @@ from flowrl.core.types import Cond
 from flowrl.models.adapter import PipelineModel, check_size, guided
 from flowrl.models.loading import CLIP_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions
-from flowrl.models.pipeline import TunedPipeline, load
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.tuning import Tuning
 from flowrl.models.vp import SCHEDULERS, Schedule, ddim_scheduler
 
@@ -169,7 +169,9 @@ def load_unet(
     ``addition`` is the kind of conditioning besides text tokens that the UNet must have.
     """
     path = options.path
-    loaded = load(pipeline_class, path, parts, tuning, network="unet", leave_out=leave_out)
+    loaded = load_for_tuning(
+        pipeline_class, path, parts, tuning, network="unet", leave_out=leave_out
+    )
     _check_unet(loaded.pipeline, path, addition)
     scheduler = ddim_scheduler(loaded.pipeline.scheduler, path, options.spacing)
     loaded.pipeline.scheduler = scheduler

@@ -26,8 +26,8 @@ from flowrl.models.options import (
     T5Tokens,
     options_of,
 )
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import Tuning, tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.tuning import Tuning, pick_tuning
 from flowrl.models.wan_experts import LOW, Experts, by_expert, check_experts
 
 PARTS = {
@@ -85,8 +85,8 @@ def wan(options: WanOptions) -> Wan:
     See `WanOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model, or a number of frames that its VAE cannot take.
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(WanPipeline, options.path, PARTS, tuning, wide=WIDE, also=(LOW,))
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(WanPipeline, options.path, PARTS, tuning, wide=WIDE, also=(LOW,))
     check_pipeline(loaded.pipeline, options)
     return Wan(tuned_wan(loaded, tuning, options), options)
 
@@ -147,7 +147,7 @@ class Wan(FlowMatchingModel[WanOptions]):
         scale = scheduler.config.num_train_timesteps
         if isinstance(scheduler, UniPCMultistepScheduler):
             return (sigma.to(self.device).double() * scale + TRUNCATION).long()
-        return sigma.to(self.device, torch.float32) * scale
+        return self._timesteps(sigma)
 
     def latents(self, images: Tensor) -> Tensor:
         """Return latents [B,C,t,h,w], float32 at level 0, of videos [B,T,3,H,W], or images

@@ -16,9 +16,9 @@ from flowrl.core.pixels import to_bytes
 from flowrl.core.types import Cond, Source
 from flowrl.models.loading import PipelinePart
 from flowrl.models.options import options_of
-from flowrl.models.pipeline import load
+from flowrl.models.pipeline import load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
-from flowrl.models.tuning import tuning_of
+from flowrl.models.tuning import pick_tuning
 from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipeline, tuned_wan
 from flowrl.models.wan_experts import LOW
 
@@ -37,8 +37,8 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     """
     # only Wan 2.1 sees the frame by CLIP, too
     parts = PARTS | {IMAGE_ENCODER: PipelinePart(("CLIPVisionModel",), optional=True)}
-    tuning, wide = tuning_of(options, TARGETS), (*WIDE, IMAGE_ENCODER)
-    loaded = load(
+    tuning, wide = pick_tuning(options, TARGETS), (*WIDE, IMAGE_ENCODER)
+    loaded = load_for_tuning(
         WanImageToVideoPipeline,
         options.path,
         parts,

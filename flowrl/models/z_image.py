@@ -14,15 +14,14 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.adapter import check_size
 from flowrl.models.distilled import warn_if_distilled
-from flowrl.models.flow_matching import FlowMatchingModel, check_configs
+from flowrl.models.flow_matching import check_configs
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
-from flowrl.models.pipeline import TunedPipeline, load
-from flowrl.models.tuning import tuning_of
+from flowrl.models.pipeline import TunedPipeline, load_for_tuning
+from flowrl.models.square_tokens import PATCH, SquareTokenModel
+from flowrl.models.tuning import pick_tuning
 
-PATCH = 2  # a token is a square of 2 x 2 latents
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = {
     "transformer": PipelinePart(("ZImageTransformer2DModel",)),
@@ -66,8 +65,8 @@ def z_image(options: ZImageOptions) -> ZImage:
     See `ZImageOptions` for what can be set. Raise ConfigError for a wrong option, ModelError for a
     wrong model; warn before training a step-distilled model (Turbo).
     """
-    tuning = tuning_of(options, TARGETS)
-    loaded = load(ZImagePipeline, options.path, PARTS, tuning)
+    tuning = pick_tuning(options, TARGETS)
+    loaded = load_for_tuning(ZImagePipeline, options.path, PARTS, tuning)
     config = loaded.pipeline.transformer.config
     check_configs(loaded.pipeline, options.path, channels=config.in_channels)
     if PATCH not in config.all_patch_size or config.siglip_feat_dim is not None:
@@ -82,7 +81,7 @@ def z_image(options: ZImageOptions) -> ZImage:
     return ZImage(tuned, options)
 
 
-class ZImage(FlowMatchingModel[ZImageOptions]):
+class ZImage(SquareTokenModel[ZImageOptions]):
     """A FlowModel around one ZImagePipeline.
 
     Its network takes lists, of images and of texts without padding, and gives x0 - noise: v is
@@ -93,27 +92,15 @@ class ZImage(FlowMatchingModel[ZImageOptions]):
     decides about an attention mask, and with it about last bits.
     """
 
-    even_steps = True
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return [C, h, w] of the latents of an image of ``height`` x ``width`` pixels. Raise
-        ModelError."""
-        factor = self._pipeline.vae_scale_factor
-        check_size(height, width, unit=PATCH * factor)
-        return int(self.network.config.in_channels), height // factor, width // factor
+    packed = False  # the network cuts the latents itself
 
     def time(self, sigma: Tensor) -> Tensor:
         """Return the network's time input of sigma [B], in float32: 0 is noise, as in the
         pipeline."""
-        scale = self._pipeline.scheduler.config.num_train_timesteps
-        return (1000 - sigma.to(self.device, torch.float32) * scale) / 1000
+        return (1000 - self._timesteps(sigma)) / 1000
 
     def _levels(self, steps: int) -> list[float]:
         return get_default_z_image_sigmas(steps)
-
-    def _tokens(self, height: int, width: int) -> int:
-        _, rows, columns = self.latent_shape(height, width)
-        return (rows // PATCH) * (columns // PATCH)
 
     def _guided(self, mixed: Tensor, c: Tensor) -> Tensor:
         """Cap the norm of each image's mixed velocity [B,C,h,w]; gradients go through both

@@ -91,7 +91,7 @@ def chosen_checkpoint(run: Path, which: Which = None) -> Path:
 def which_of(run: Path, folder: Path) -> str:
     """Say how a checkpoint stands to the run's last one: "best held out, the last is 45"; nothing
     of the last one."""
-    every = checkpoint.numbered(run)
+    every = checkpoint.checkpoint_folders(run)
     if not every or every[-1] == folder:
         return ""
     kind = "best held out, " if best_checkpoint(run) == folder else ""

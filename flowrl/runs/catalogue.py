@@ -81,7 +81,7 @@ class Verified(_Record):
         return what if self.version in ("", __version__) else f"{what} ({self.version})"
 
 
-class Method(_Record):
+class PublishedMethod(_Record):
     """One method; configs/methods.yaml says what the fields are."""
 
     slug: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
@@ -114,17 +114,17 @@ class Method(_Record):
 
 
 @functools.cache
-def load_methods() -> tuple[Method, ...]:
+def load_methods() -> tuple[PublishedMethod, ...]:
     """Read the shipped catalogue. Raises ConfigError as `parse_methods` does."""
     file = resource(f"configs/{CATALOGUE}.yaml")
     return parse_methods(file.read_text(encoding="utf-8"), str(file))
 
 
-def parse_methods(text: str, where: str) -> tuple[Method, ...]:
+def parse_methods(text: str, where: str) -> tuple[PublishedMethod, ...]:
     """Read a catalogue. Raises ConfigError that names every entry and key that is wrong."""
     try:
         raw = yaml.safe_load(text)
-        found = TypeAdapter(list[Method]).validate_python(raw)
+        found = TypeAdapter(list[PublishedMethod]).validate_python(raw)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: expected YAML, got {error}") from error
     except ValidationError as error:
@@ -145,12 +145,12 @@ def _said(error: Any, raw: Any) -> str:
     slug = entry.get("slug", number) if isinstance(entry, dict) else number
     what = f"{error['msg']}, got {error['input']!r}"
     if error["type"] == "extra_forbidden":
-        model = Paper if "paper" in keys else Verified if "verified" in keys else Method
+        model = Paper if "paper" in keys else Verified if "verified" in keys else PublishedMethod
         what = f"no such key{near(keys[-2], model.model_fields)}"
     return f"method {slug}: {'.'.join(str(key) for key in keys if key != '')}: {what}"
 
 
-def describe(method: Method, *, cost: bool = False) -> dict[str, Any]:
+def describe_method(method: PublishedMethod, *, cost: bool = False) -> dict[str, Any]:
     """Return all that is known of a method, its configs' axes included, as JSON would hold it.
 
     With `cost` also what an iteration of each config takes; that loads the config and rehearses
@@ -166,7 +166,7 @@ def describe(method: Method, *, cost: bool = False) -> dict[str, Any]:
     return {**public, "meaning": MEANING[method.status], "configs": configs}
 
 
-def table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
+def methods_table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
     """Write descriptions as a table of `width` columns: a row per method, then what the columns
     mean."""
     costly = any("calls" in config for row in rows for config in row["configs"])
@@ -211,6 +211,7 @@ def _cost(name: str) -> dict[str, Any]:
     from flowrl.config.load import load_config
     from flowrl.training.rehearsal import check_plan
 
+    # counted by the rehearsal of a run: no model is loaded
     forecast = check_plan(load_config(name))
     work = forecast.work
     return {

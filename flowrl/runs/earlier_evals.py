@@ -25,14 +25,14 @@ def parted(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> tuple
     for row in rows:
         score = score_of(row)
         judged = row.get("score") == c.headline and score is not None and math.isfinite(score)
-        if judged and not changes(row, wanted):
+        if judged and not _changed_settings(row, wanted):
             alike.setdefault(row["iteration"], row)
         elif row not in others:
             others.append(row)
     return [alike[iteration] for iteration in sorted(alike)], others
 
 
-def changes(row: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _changed_settings(row: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Say what of an evaluation's setting is another one now; earlier versions knew fewer keys."""
     had = {**_SINGLE, **row.get("setting", {})}
     found = []
@@ -51,7 +51,7 @@ def why(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> str:
             said[f"score {row.get('score')!r} -> {c.headline!r}"] = None
         elif score_of(row) is None:
             said["no score"] = None
-        said |= dict.fromkeys(changes(row, wanted))
+        said |= dict.fromkeys(_changed_settings(row, wanted))
     return ", ".join(said)
 
 

@@ -19,7 +19,7 @@ from flowrl.core.types import FlowModel, RewardBatch, Source
 from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sample
+from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sampled_images
 from flowrl.evaluation.reward_call import ask, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.training.trainer import Trainer
@@ -101,11 +101,11 @@ def sample_all(
     """Sample `images` images of each prompt with a config's `eval` steps -> [len(texts) * images,
     3, H, W], CPU.
 
-    `base` as in `evaluate`, `broken` as in `sample`; `sources` [len(texts)] of a model that starts
-    from images.
+    `base` as in `evaluate`, `broken` as in `sampled_images`; `sources` [len(texts)] of a model that
+    starts from images.
     """
     options = {**sampling(c, base), "images": images, "seed": seed, "broken": broken}
-    parts = sample(model, texts, **options, sources=partial(_at, sources))
+    parts = sampled_images(model, texts, **options, sources=partial(_at, sources))
     return torch.cat([pixels.cpu() for _, pixels in parts])
 
 
@@ -206,8 +206,8 @@ def grid_prompts(records: Sequence[dict[str, Any]], count: int) -> list[int]:
 
 
 def sampling(c: Config, base: Weights | None) -> dict[str, Any]:
-    """Return a config's `image` and `eval` sections as `sample` takes them, and what puts the
-    weights from before training into the model for the last steps."""
+    """Return a config's `image` and `eval` sections as `sampled_images` takes them, and what puts
+    the weights from before training into the model for the last steps."""
     late = partial(base.using, "ref") if base is not None and c.eval.tuned < 1 else None
     return {
         "height": c.eval_size[0],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
-from flowrl.evaluation.drift import drift
+from flowrl.evaluation.drift import velocity_drift
 from flowrl.evaluation.films import save_film
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
@@ -116,7 +116,7 @@ class Milestones:
             with log.phase("eval"), eval_weights(trainer):
                 result = evaluate(trainer.model, c, trainer=trainer, progress=leave_if_stopped)
                 if trainer.probe is not None:
-                    result["drift"] = drift(trainer.model, trainer.probe)
+                    result["drift"] = velocity_drift(trainer.model, trainer.probe)
         except _StopAsked:
             raise self.checkpoints.stopped() from None
         low, high = result["interval"]

@@ -72,7 +72,7 @@ def load_run(
         return OpenedRun(model, config, 0, base)
     # the weights of the checkpoint
     folder = path if path != run else chosen_checkpoint(run, iteration)
-    files, state = checkpoint.opened(folder)
+    files, state = checkpoint.open_checkpoint(folder)
     name = weights or config.eval.weights
     if name not in files:
         there = ", ".join(files.keys() - {"optimizer"})

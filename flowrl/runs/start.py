@@ -83,15 +83,18 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
 
 def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLock]) -> Start:
     """Lock the folder -> where the run begins."""
+    # without a name: a new folder
     if run is None and resume != "auto":
         run, found = _free_folder(config)
         held.append(found)
         return _fresh(run)
+    # locked before anything in it is read or deleted
     run = default_folder(config) if run is None else run
     if resume is True and not run.exists():
         raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
     held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
     delete_drafts(run)  # of a process that was killed
+    # go on with what is there, or begin where nothing is lost by it
     if resume is True or (resume == "auto" and holds_run(run)):
         return _resumed(config, run, resume)
     if holds_run(run):
@@ -106,6 +109,7 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
     """Raise RunError where a new run would write over the given config, or over one that no run
     wrote."""
     begun = _begun(run)
+    # the given config lies in the folder: the run would write its own over it
     if _would_overwrite(config, run):
         again = f"flowrl train --resume {shlex.quote(str(run))}"
         also = f", or begin the run of this folder again: {again}"
@@ -114,6 +118,7 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
             f"{config.source}: a new run would write its own config.yaml over it and delete the "
             f"logs beside it. Name another folder with --run{also if begun else ''}"
         )
+    # a config that somebody put there
     if (run / CONFIG).exists() and not begun:
         raise RunError(
             f"expected a new folder or one that a run began in, got {run}, which holds a "
@@ -137,7 +142,7 @@ def _would_overwrite(config: Config, run: Path) -> bool:
 def holds_run(run: Path) -> bool:
     """Say whether a folder holds what a new run must not take the place of: one that was killed
     before its first checkpoint has left nothing to go on from."""
-    saved = checkpoint.numbered(run) or (run / SUMMARY).exists()
+    saved = checkpoint.checkpoint_folders(run) or (run / SUMMARY).exists()
     return (run / CONFIG).exists() and bool(saved)
 
 

@@ -18,12 +18,12 @@ from flowrl.core.version import __version__
 from flowrl.evaluation.best_of import chooser
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.suites import image_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
-from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_report
+from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_suite_report
 from flowrl.training.process_checks import context_of
 from flowrl.training.weights import Weights
 
@@ -68,7 +68,7 @@ def run_suite(
         folder.prepare(out, setting, prompts)
     world.gather(0)  # the others wait until the folder is there
     # images, then scores; the first process says what is left, since the others write meanwhile
-    count, images = len(prompts), drawn(config)
+    count, images = len(prompts), _images_per_prompt(config)
     missing = world.gather(folder.unfinished(out, count, images))[0]
     mine = [missing[place] for place in world.share(len(missing))]
     world.together(lambda: _draw(model, config, prompts, out, base, progress, mine))
@@ -85,7 +85,7 @@ def run_suite(
     if other is not None and against is not None:
         report["against"] = compared(config, prompts, out, against, other)
     if world.main:
-        write_report(out, rewards, report)
+        write_suite_report(out, rewards, report)
     return report
 
 
@@ -103,7 +103,7 @@ def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Rew
     return prompts, rewards
 
 
-def drawn(config: Config) -> int:
+def _images_per_prompt(config: Config) -> int:
     """Return how many images are drawn of each prompt."""
     return config.eval.images * config.eval.best_of
 
@@ -141,7 +141,7 @@ def setting_of(
 def _other(against: Path, setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the setting of the folder that is compared with. Raises RunError if it is another."""
     known = folder.read_setting(against)
-    wrong = folder.different(known, setting)
+    wrong = folder.named_differences(known, setting)
     if wrong:
         raise RunError(
             f"--against {against}: its images and these are not comparable: {'; '.join(wrong)}"
@@ -163,9 +163,11 @@ def _draw(
         return
     size = config.eval_size
     options = {**sampling(config, base), "sources": partial(sources_of, prompts, size=size)}
-    options["images"] = drawn(config)
-    for index, pixels in sample(model, prompts.texts, progress=progress, places=mine, **options):
-        folder.save(out, index, pixels, drawn(config))
+    options["images"] = _images_per_prompt(config)
+    for index, pixels in sampled_images(
+        model, prompts.texts, progress=progress, places=mine, **options
+    ):
+        folder.save_images(out, index, pixels, _images_per_prompt(config))
 
 
 def _unscored(out: Path, prompts: int, images: int) -> list[int]:
@@ -187,12 +189,12 @@ def _score(
     rank: int,
 ) -> None:
     """Score all images of some prompts, a few prompts at a time."""
-    file, images = folder.score_file(out, rank), drawn(config)
+    file, images = folder.score_file(out, rank), _images_per_prompt(config)
     folder.mend(file)
     share = max(1, config.eval.batch // images)
     for start in range(0, len(mine), share):
         rows = mine[start : start + share]
-        folder.append(file, _lines(prompts, rewards, out, rows, images))
+        folder.append_scores(file, _lines(prompts, rewards, out, rows, images))
 
 
 def _lines(
@@ -200,7 +202,7 @@ def _lines(
 ) -> list[dict[str, Any]]:
     """Score all images of some prompts -> a line each."""
     # the batch that rewards see
-    pixels = torch.cat([folder.load(out, row, images) for row in rows])
+    pixels = torch.cat([folder.load_images(out, row, images) for row in rows])
     index = [row for row in rows for _ in range(images)]
     records = [prompts.records[row] for row in index]
     texts, group = [prompts.texts[row] for row in index], torch.tensor(index)

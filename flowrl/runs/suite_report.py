@@ -15,9 +15,9 @@ from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, load_prompts
-from flowrl.evaluation.best_of import best_of, chooser
+from flowrl.evaluation.best_of import best_places, chooser
 from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
-from flowrl.evaluation.statistics import summarize
+from flowrl.evaluation.statistics import summarize_scores
 from flowrl.evaluation.suites import image_folder as folder
 
 
@@ -44,7 +44,7 @@ def scores_of(
     if n == 1:
         return found
     # the reward that chooses decides for all: they judge the same images
-    chosen = best_of(found[chooser(config.eval.best_by, config.headline, found)], n)
+    chosen = best_places(found[chooser(config.eval.best_by, config.headline, found)], n)
     return {name: np.take_along_axis(values, chosen, 1) for name, values in found.items()}
 
 
@@ -68,11 +68,13 @@ def make_report(
         known = torch.from_numpy(every[np.isfinite(every)])
         if not len(known):
             raise RewardError(f"{out}: no image has a score by {reward!r}")
-        found = summarize(known, ["all"] * len(known))
+        found = summarize_scores(known, ["all"] * len(known))
         means[reward], intervals[reward] = found["mean"], found["interval"]
     # the headline, over tasks
     tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
-    whole = summarize(values[kept], [t for t, k in zip(tags, kept.tolist(), strict=True) if k])
+    whole = summarize_scores(
+        values[kept], [t for t, k in zip(tags, kept.tolist(), strict=True) if k]
+    )
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
     report["intervals"] = intervals
     if unscored:
@@ -108,7 +110,7 @@ def add_tables(
     lines, n = folder.read_lines(out), config.eval.best_of
     every = replace(config.eval, best_of=1, images=n * config.eval.images)
     raw = scores_of(replace(config, eval=every), prompts, out)
-    chosen = best_of(raw[chooser(config.eval.best_by, config.headline, raw)], n)
+    chosen = best_places(raw[chooser(config.eval.best_by, config.headline, raw)], n)
     for name, reward in rewards.items():
         if not hasattr(reward, "tables"):
             continue
@@ -138,7 +140,7 @@ def leaks_of(config: Config, prompts: PromptSet) -> list[str]:
     return overlap(prompts, trained).lines(len(prompts))
 
 
-def write_report(out: Path, rewards: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+def write_suite_report(out: Path, rewards: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     """Write the summary, and the result file of each reward that explains itself."""
     write_json(out / folder.SUMMARY, dict(report))
     lines = folder.read_lines(out)

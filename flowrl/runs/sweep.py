@@ -19,7 +19,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
-from flowrl.evaluation.measures.of_images import Tools, check_measures, measure
+from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.suites.catalogue import suite_of
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.suite import run_suite
@@ -75,18 +75,22 @@ def sweep(
     difference to the chosen one, MMHM where there are several numbers, and the chosen setting.
     Raises ConfigError, and what suites and measures raise.
     """
+    # run every combination; mistakes in the measures are refused before
     points = _points(asked)
     check_measures(asked.measures, asked.tools)
     prompts = choose_prompts(asked, out)
     rows, scores, tags, headline = _run_points(points, open_target, asked, out, prompts, progress)
+    # choose by a reward, a measure, or MMHM, the mean over all of these
     by = asked.by or headline
     columns = _columns(rows)
     bounds = bounds_of(columns)
     _add_mmhm(rows, columns, asked.bounds)
     chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
+    # how much less than the chosen setting each has, on the same prompts
     for row, point in zip(rows, points, strict=True):
         gap = paired_bootstrap(scores[point], scores[points[chosen]], tags)
         row["less_than_chosen"] = {key: gap[key] for key in ("difference", "interval")}
+    # the whole as a file
     result = {
         "kind": "flowrl sweep",
         "suite": asked.suite,
@@ -111,11 +115,13 @@ def _run_points(
     """Run the suite at every point -> rows, scores by point, the prompts' tasks, the headline."""
     rows, scores, tags, headline, last = [], {}, [], "", None
     target: Target | None = None
+    # a model is loaded with its guidance, so points of one guidance stand together
     for point in points:
         if target is None or point.guidance != last:
             target = None  # two models would not fit
             own = [] if point.guidance is None else [f"model.guidance={point.guidance}"]
             target, last = open_target([*own, f"prompts.test={prompts}"]), point.guidance
+        # steps and the scale of a LoRA change without loading
         config, where = target.config, out / point.folder
         if point.steps is not None:
             config = replace(config, eval=replace(config.eval, steps=point.steps))
@@ -131,6 +137,7 @@ def _run_points(
                 progress=progress,
                 more=more,
             )
+        # scores by prompt, for the paired differences
         headline = config.headline
         listed = load_prompts(prompts)
         tags = [str(record.get("tag", "all")) for record in listed.records]
@@ -234,7 +241,7 @@ def _measured(where: Path, asked: SweepRequest) -> dict[str, Any]:
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["tools"] == tools and set(asked.measures) <= kept["found"].keys():
             return {name: kept["found"][name] for name in asked.measures}
-    found = measure(where, asked.measures, asked.tools)
+    found = measure_images(where, asked.measures, asked.tools)
     write_json(file, {"tools": tools, "found": found})
     return {name: found[name] for name in asked.measures}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from flowrl.core.tables import fixed, text_table
+from flowrl.core.tables import fixed_digits, text_table
 from flowrl.runs.report.style import grid_along, styled
 
 
@@ -27,11 +27,11 @@ def sweep_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
         chosen = row["folder"] == result["chosen"]["folder"]
         guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
         cells = ["*" if chosen else "", guidance, str(row["steps"]), f"{row['lora_scale']:g}"]
-        cells += [fixed(row["score"]), f"{fixed(low)} to {fixed(high)}"]
+        cells += [fixed_digits(row["score"]), f"{fixed_digits(low)} to {fixed_digits(high)}"]
         cells.append("" if chosen else f"{gap['difference']:+.3f} ({span})")
-        cells += [fixed(row["rewards"][name]) for name in others]
-        cells += [fixed(row["measures"][name]["value"]) for name in measures]
-        lines.append(cells + [fixed(row[name]) for name in mixed])
+        cells += [fixed_digits(row["rewards"][name]) for name in others]
+        cells += [fixed_digits(row["measures"][name]["value"]) for name in measures]
+        lines.append(cells + [fixed_digits(row[name]) for name in mixed])
     setting = result["chosen"]["setting"]
     about = (
         f"* chosen by {result['by']} on {setting['prompts']} ({setting['count']} prompts, hash "

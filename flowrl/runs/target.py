@@ -44,6 +44,7 @@ def open_target(
     threads of ``train.threads``. Raises ConfigError for a name that is none of these, ModelError
     for a broken model folder, and CheckpointError as `load_run`.
     """
+    # a run or a checkpoint
     path = Path(target)
     if (path / CONFIG).exists() or (path / MANIFEST).exists():
         run = load_run(
@@ -53,12 +54,14 @@ def open_target(
         what = f"{path} at iteration {run.iteration}{why}"
         use_threads(run.config)
         return Target(run.model, run.config, what, run.base)
+    # a model folder with settings of a config, or a config with its model
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
     if path.is_dir():
         config = load_config(settings, [f"model.path={path}", *overrides], plugins)
     else:
         config = load_config(target, overrides, plugins)
+    # the model as it is before training
     use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()

@@ -85,7 +85,7 @@ def train(
         checkpoints = Checkpoints(trainer, run, resumed_at)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.log = log
-            log.say(f"{config.name}: {describe(trainer)}\nrun folder {run}")
+            log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(
                     f"all {trainer.iteration} iterations were done before, so nothing is trained; "
@@ -102,7 +102,7 @@ def train(
         return {**here.gather(summary)[0], "run": str(run)}
 
 
-def describe(trainer: Trainer) -> str:
+def describe_training(trainer: Trainer) -> str:
     """Say in plain English what one iteration does and what is trained."""
     c, here = trainer.config, trainer.world
     numbers = sum(p.numel() for p in trainer.params.values())

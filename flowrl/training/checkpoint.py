@@ -61,7 +61,7 @@ def save(
 
     Args:
         folder: the final folder; one that is there already is replaced.
-        tensors_by_file: file name without ending -> {name: tensor}, of any device.
+        tensors_by_file: file name without ending -> {name: tensor}, of any shape, dtype and device.
         state: plain JSON values with text keys; tuples come back as lists.
     Raises CheckpointError if something cannot be stored without loss, RunError (with the system's
     reason) if the disk is full or the folder not writable; nothing half-written stays behind.
@@ -83,8 +83,9 @@ def save_shares(
     tensors_by_file: Mapping[str, Mapping[str, Tensor]],
     state: dict[str, Any],
 ) -> None:
-    """Write a checkpoint as `save` does, in which every process writes what it holds of `shares`;
-    the rest is written by the first one. All processes call it, and must see the folder.
+    """Write a checkpoint as `save` does, in which every process writes what it holds of `shares`,
+    {file: {name: tensor of any shape}}; the rest is written by the first one. All processes call
+    it, and must see the folder.
 
     Raises in each process what `save` raises, if one of them cannot write.
     """
@@ -145,17 +146,18 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensors], dict[str, 
 
     Raises CheckpointError that names the file which is missing, torn or altered.
     """
-    files, state = opened(folder)
+    files, state = open_checkpoint(folder)
     return dict(files), state
 
 
-def opened(
+def open_checkpoint(
     folder: str | os.PathLike[str], *, like: Like | None = None, world: World = ALONE
 ) -> tuple[CheckpointTensors, dict[str, Any]]:
     """Return what `load` does, but tensors are read when they are asked for, one file at a time.
 
     Where `like` names a parameter that is shared out, only this process' share is read, to the
-    parameter's device. Of several processes each checks the bytes of its share of the files.
+    parameter's device. Of several processes each checks the bytes of its share of the files. Raises
+    CheckpointError as `load` does.
     """
     folder = Path(folder)
     names = verify(folder, world)
@@ -171,7 +173,7 @@ def opened(
 def latest(run: str | os.PathLike[str]) -> Path | None:
     """Return the newest valid checkpoint of a run, or None; warn about each newer one that is
     torn."""
-    for folder in reversed(numbered(Path(run))):
+    for folder in reversed(checkpoint_folders(Path(run))):
         try:
             verify(folder)
             return folder
@@ -190,7 +192,7 @@ def prune(run: str | os.PathLike[str], keep: int, *, besides: Collection[int] = 
     if keep < 1:
         raise CheckpointError(f"expected to keep at least 1 checkpoint, got {keep}")
     # complete checkpoints that are older than the newest `keep`, and wanted by nobody
-    every = numbered(Path(run))
+    every = checkpoint_folders(Path(run))
     good = [folder for folder in every if complete(folder)]
     doomed = [
         folder
@@ -258,7 +260,7 @@ def _seal(folder: Path, known: Entries | None = None, version: int = FORMAT) -> 
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
 
 
-def numbered(run: Path) -> list[Path]:
+def checkpoint_folders(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, whole or torn, the oldest first."""
     folders = [
         item

@@ -17,7 +17,7 @@ from flowrl.core.merged_records import concatenated
 from flowrl.core.reward_traits import judges_singly
 from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
-from flowrl.evaluation.sources import encode
+from flowrl.evaluation.sources import encode_rows
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
 from flowrl.training.guidance import encoding_guidance, sampling_guidance
 from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
@@ -93,7 +93,7 @@ def _of_turns(run: Setup, number: int, turns: int, done: int, total: int) -> Non
     run.progress(number * total + done, turns * total)
 
 
-def sample(
+def sample_forest(
     run: Setup,
     rows: list[int],
     *,
@@ -116,7 +116,7 @@ def sample(
     # some methods sample with the copy `old` of the weights, which follows them slowly
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
     with encoding_guidance(c, run.model):
-        cond = encode(run.model, run.train_set, rows, run.size)
+        cond = encode_rows(run.model, run.train_set, rows, run.size)
     with policy, sampling_guidance(c, run.model):
         return rollout(
             run.model,
@@ -144,7 +144,7 @@ def _sample_turn(
     with run.phase("rollout"):
         if run.method.plan(run.iteration).stored is not None:
             return _stored(run, mine, turn[0])
-        return sample(run, mine, places=turn, attempt=attempt, progress=progress), None
+        return sample_forest(run, mine, places=turn, attempt=attempt, progress=progress), None
 
 
 def _stored(run: Setup, rows: list[int], first: int) -> tuple[Rollout, Tensor]:

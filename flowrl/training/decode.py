@@ -54,7 +54,8 @@ class ImageBuffer:
         return place
 
     def of(self, place: Tensor) -> Tensor:
-        """Return the images at places [l] of those that were decoded."""
+        """Return the images [l, 3, H, W] at places [l]. Raises IndexError before any was
+        decoded."""
         if self.levels is None:
             raise IndexError("no image was decoded yet")
         whole = len(place) == len(self.levels)
@@ -88,9 +89,11 @@ def distinct_leaves(ro: Rollout) -> tuple[Tensor, Tensor]:
 
 def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     """Keep the first image of each number in `same` [L]."""
+    # nothing to leave out where all differ
     count = int(same.max()) + 1
     if count == len(same):
         return batch
+    # the first row of each number, in the order of the numbers
     place = torch.arange(len(same))
     rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
     prompts = [batch.prompts[i] for i in rows.tolist()]
@@ -100,6 +103,7 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
     if batch.latents is None:
         return seen
+    # latents may lie on another device than the images
     x0, cond = batch.latents
     there = rows.to(x0.device)
     mine = {name: value[there] for name, value in cond.items()}

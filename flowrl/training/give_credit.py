@@ -27,7 +27,7 @@ from flowrl.evaluation.reward_metrics import (
 )
 from flowrl.evaluation.sources import prompt_keys
 from flowrl.training.collect import Collected, Values
-from flowrl.training.prompt_visits import joined, remember
+from flowrl.training.prompt_visits import join_places, show_sampler
 from flowrl.training.reward_batch import reward_batch
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import SharedForest
@@ -73,7 +73,7 @@ def give_credit(
     if run.method.plan(run.iteration).stored == "labels":
         credit = _by_label(credit, labels_of(batch.meta, batch.group))
     # rewards [L] become advantages per node [V], by aggregate and credit
-    tree = joined(run, whole.tree, rows)
+    tree = join_places(run, whole.tree, rows)
     advantage, metrics = run.reward_set.advantages(
         values, batch, whole.leaf, tree, credit, distance=apart
     )
@@ -87,7 +87,7 @@ def give_credit(
     # rewards and sampler learn now: after an error the iteration would be half done
     run.intact = run.intact and not run.reward_set.has_state() and run.sampler is None
     learned = run.reward_set.update(values, batch, whole.leaf, tree, extra)
-    remember(run, values, batch, whole.leaf, tree, rows, [*dropped])
+    show_sampler(run, values, batch, whole.leaf, tree, rows, [*dropped])
     return advantage, metrics | learned
 
 

@@ -41,6 +41,7 @@ class IterationCost:
 
     def lines(self) -> list[str]:
         """Say it in plain English."""
+        # what goes into the lines only sometimes
         double = ", each with and without the prompt (guidance)" if self.guided else ""
         if self.samples_guided:
             double = " latents, each with and without the prompt (train.guidance)"
@@ -48,6 +49,7 @@ class IterationCost:
         twice = "           the base model with and without the prompt (train.reference_guidance)"
         count, steps = self.previews
         looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
+        # a line or two per phase, in the order of an iteration
         return [
             *looks,
             f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import siblings, states_of, trained_nodes
+from flowrl.algorithms.nodes import count_trained, states_of, trained_nodes
 from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import RunError
 from flowrl.core.processes import whole
@@ -29,7 +29,7 @@ class Along(NamedTuple):
     cost: tuple[int, int]  # network calls, and rows that went backward
 
 
-class Phase(NamedTuple):
+class CompanionUpdate(NamedTuple):
     """One update of one companion."""
 
     name: str
@@ -52,14 +52,14 @@ def learn_along(
     count = None
     if table.segment is not None and run.companions.roles:
         everyone = torch.arange(len(ro.tree.parent), device=ro.tree.parent.device)
-        count = siblings(ro, "leaves", everyone)
+        count = count_trained(ro, "leaves", everyone)
     for name, role in run.companions.roles.items():
         # a companion may take several steps for one of the policy, each with noise of its own
         seen: list[Trained] = []
         norms: list[float] = []
         for update in range(role.updates):
             keys = (run.config.seed, name, run.iteration, update)
-            phase = Phase(name, ro, local, NodeStreams(ro.tree.group, *keys), count)
+            phase = CompanionUpdate(name, ro, local, NodeStreams(ro.tree.group, *keys), count)
             parts, norm = _update(run, phase, table, forest, update)
             seen += parts
             norms.append(norm)
@@ -78,7 +78,7 @@ def learn_along(
 
 
 def _update(
-    run: Setup, phase: Phase, table: NodeTable, forest: SharedForest, update: int
+    run: Setup, phase: CompanionUpdate, table: NodeTable, forest: SharedForest, update: int
 ) -> tuple[list[Trained], float]:
     """Take one optimizer step of one companion over all trained nodes -> what its calls left,
     and the gradient's norm."""
@@ -101,7 +101,7 @@ def _update(
 
 
 def _differentiate(
-    run: Setup, phase: Phase, part: Minibatch, total: int, update: int
+    run: Setup, phase: CompanionUpdate, part: Minibatch, total: int, update: int
 ) -> list[Trained]:
     states = states_of(phase.rollout, part.node, run.method.likelihood.trains)
     calls = cut(part, states, run.config.train.micro_batch)
@@ -113,7 +113,9 @@ def _differentiate(
     return parts
 
 
-def _backward(run: Setup, phase: Phase, call: NetworkCall, total: int, update: int) -> Trained:
+def _backward(
+    run: Setup, phase: CompanionUpdate, call: NetworkCall, total: int, update: int
+) -> Trained:
     """Add the gradient of one network call, divided by the `total` nodes of the step."""
     role = run.companions.roles[phase.name]
     likelihood: Any = run.method.likelihood  # it generates, so it has queries

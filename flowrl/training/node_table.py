@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, siblings, trained_nodes
+from flowrl.algorithms.nodes import best_below, count_trained, trained_nodes
 from flowrl.core.errors import RunError
 from flowrl.core.seeds import generator
 from flowrl.core.types import Rollout, SelectInput
@@ -34,7 +34,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
     # counted once, since the host waits for it
     everyone = torch.arange(len(advantage), device=advantage.device)
     wanted = "siblings" in method.needs
-    count = siblings(ro, method.likelihood.trains, everyone) if wanted else None
+    count = count_trained(ro, method.likelihood.trains, everyone) if wanted else None
     return NodeTable(advantage, factor, segment, best, run.reward_set.gate, variance, count)
 
 

@@ -41,7 +41,8 @@ def optimizer_to_tensors(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dic
 def optimizer_from_tensors(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], json_state: dict[str, Any]
 ) -> None:
-    """Put back what `optimizer_to_tensors` took, bit for bit, hyper-parameters included.
+    """Put back what `optimizer_to_tensors` took, bit for bit, hyper-parameters included: `tensors`
+    {"<parameter>.<key>": tensor}, mostly of the parameter's shape.
 
     The state is set directly: `Optimizer.load_state_dict` would cast float32 moments of bfloat16
     weights. Raises CheckpointError if groups, numbers of parameters or shapes differ; the optimizer

@@ -80,7 +80,7 @@ def draw_of(config: Config, prompts: PromptSet, iteration: int) -> PromptDraw:
     )
 
 
-def rows_of(
+def training_rows(
     config: Config, prompts: PromptSet, sampler: PromptSampler | None, iteration: int
 ) -> list[int]:
     """Return the training prompts of an iteration; with a sampler, those that it would choose
@@ -111,6 +111,6 @@ def ahead(
         # nobody knows which, and how many; all of a list that is not much longer
         return list(range(size)) if count * t.prompts >= size else []
     for later in range(iteration, iteration + count):
-        found = rows_of(config, prompts, sampler, later)
+        found = training_rows(config, prompts, sampler, later)
         rows |= dict.fromkeys(found[place] for place in world.share(len(found)))
     return list(rows)

@@ -33,7 +33,7 @@ def instead(run: Setup, rows: list[int], places: list[int], attempt: int) -> lis
     return rows
 
 
-def joined(run: Setup, tree: Tree, rows: list[int]) -> Tree:
+def join_places(run: Setup, tree: Tree, rows: list[int]) -> Tree:
     """Return the tree in which places of one prompt are one group, where the sampler wants that."""
     if run.sampler is None or not run.sampler.joins:
         return tree
@@ -57,7 +57,7 @@ def visits(reward: Tensor, group: Tensor, rows: list[int]) -> dict[int, Visit]:
     return found
 
 
-def remember(
+def show_sampler(
     run: Setup,
     values: dict[str, Tensor],
     batch: RewardBatch,
@@ -66,7 +66,8 @@ def remember(
     rows: list[int],
     earlier: list[Visit],
 ) -> None:
-    """Show an iteration's rewards to the sampler, and those of prompts that were drawn in vain."""
+    """Show the sampler an iteration's rewards, {name: [L]} of the leaves [L], and those of prompts
+    that were drawn in vain."""
     if run.sampler is None:
         return
     reward = run.reward_set.judged(values, batch, leaf, tree)

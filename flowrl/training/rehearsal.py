@@ -209,6 +209,7 @@ def _ours(call: Call) -> bool:
 
 def _count(config: Config, plan: Plan) -> IterationCost:
     t, likelihood = config.train, config.likelihood.make()
+    # all that decides how many calls an iteration makes
     return iteration_cost(
         plan,
         prompts=t.prompts,

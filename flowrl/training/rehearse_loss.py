@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.algorithms.nodes import best_below, siblings
+from flowrl.algorithms.nodes import best_below, count_trained
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
@@ -47,7 +47,7 @@ def rehearse_loss(
         best = best_below(made, advantage)[above]
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
     if "siblings" in method.needs:
-        data = data._replace(siblings=siblings(made, likelihood.trains, batch.node))
+        data = data._replace(siblings=count_trained(made, likelihood.trains, batch.node))
     if "reward_variance" in method.needs:
         data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if now.images is not None:
@@ -59,7 +59,7 @@ def rehearse_loss(
         seen = role.evaluate(model, rows)
         found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
         if segment is not None:
-            counted = siblings(made, "leaves", rows.node)
+            counted = count_trained(made, "leaves", rows.node)
             found = found._replace(segment=segment[rows.node], siblings=counted)
         role.loss(found)
     if method.kl is not None:

@@ -11,7 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
 from flowrl.core.reward_traits import differentiable
 from flowrl.core.types import RewardBatch
-from flowrl.core.users_code import FAILURES, describe
+from flowrl.core.users_code import FAILURES, describe_error
 from flowrl.evaluation.reward_answer import call_reward, hint
 from flowrl.evaluation.reward_call import own_batch
 
@@ -61,7 +61,7 @@ def summed(
         except FlowRLError as error:
             raise RewardError(f"{said}: {error}") from error
         except FAILURES as error:
-            raise RewardError(f"{said} failed with {describe(error)}{hint(error)}") from error
+            raise RewardError(f"{said} failed with {describe_error(error)}{hint(error)}") from error
         parts.append(weight * _with_gradient(values, batch.images, said))
     return torch.stack(parts).sum(0)
 

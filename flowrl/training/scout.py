@@ -12,7 +12,7 @@ from flowrl.algorithms.rollout.engine import rollout
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
 from flowrl.evaluation.reward_metrics import total_reward
-from flowrl.evaluation.sources import encode
+from flowrl.evaluation.sources import encode_rows
 from flowrl.training.decode import ImageBuffer
 from flowrl.training.reward_batch import prompted
 from flowrl.training.setup import Setup
@@ -30,7 +30,7 @@ def scouted(run: Setup, rows: list[int], places: Sequence[int], attempt: int) ->
     again = (attempt,) if attempt else ()
     made = rollout(
         run.model,
-        encode(run.model, run.train_set, rows, size),
+        encode_rows(run.model, run.train_set, rows, size),
         ode(0, steps=c.scout.steps),
         run.method.transition,
         sigmas=run.model.sigmas(c.scout.steps, *size),

@@ -27,7 +27,8 @@ from flowrl.training.checks import check_guides, check_headline, check_sees_sigm
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.guidance import encoding_guidance
 from flowrl.training.iteration_cost import IterationCost
-from flowrl.training.method import COMPANIONS, Method, method_of
+from flowrl.training.kept_copies import snapshots_of
+from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.process_checks import (
     check_context,
@@ -35,7 +36,7 @@ from flowrl.training.process_checks import (
     check_trainable,
     context_of,
 )
-from flowrl.training.prompt_choice import ahead, check_refill, rows_of, sampler_of
+from flowrl.training.prompt_choice import ahead, check_refill, sampler_of, training_rows
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.start_weights import check_start, start_from
@@ -85,16 +86,19 @@ class Setup:
     def _take_prompts(self) -> None:
         """Read the prompts, bind the method's functions, and check that they fit together."""
         config = self.config
+        # the prompts, and who picks among them
         self.train_set = load_prompts(config.prompts.train)
         self.test_set = load_prompts(config.prompts.test)
         groups_of(self.train_set, config.train.balance)  # or says which record lacks the key
         warn_of_overlap(self.train_set, self.test_set)
         self.sampler = sampler_of(config, self.train_set)
+        # the method's functions, and its plan of every iteration
         self.method: Method = method_of(config)
         check_context(self.method, self.world, sharded=self.sharded)
         self.kept = snapshots_of(config, self.method)
         check_plan(config)
         check_start(config.train.start)
+        # images that prompts start from, and those that are trained on
         check_sources(self.train_set, self.size)
         check_sources(self.test_set, config.eval_size)
         check_eval_count(config, len(self.test_set))
@@ -102,6 +106,7 @@ class Setup:
         if plan.stored is not None:
             check_pairs(self.train_set)
         check_refill(config, sharded=self.sharded, stored=plan.stored is not None)
+        # teachers of a distillation, where the loss asks for them
         self.teachers: Teachers | None = None
         if "teacher" in self.method.needs:
             self.teachers = Teachers(config, self.train_set)
@@ -133,9 +138,11 @@ class Setup:
     def _take_weights(self) -> None:
         """Name what is trained, keep the copies that the method looks at, make the optimizer."""
         config = self.config
+        # what is trained
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
         self.weights = Weights(self.params)
+        # copies of the base model are taken before, all others after the start weights
         first = {"ref", *copies_of(self.method.companions)}  # copies of the model as it came
         for name in [name for name in self.kept if name in first]:
             self.weights.snapshot(name)
@@ -143,6 +150,7 @@ class Setup:
             start_from(config.train.start, self.params)
         for name in [name for name in self.kept if name not in first]:
             self.weights.snapshot(name)
+        # what learns beside the policy, or is learnt from
         self.companions = Companions(self.method.companions, list(self.params.values()))
         if self.teachers is not None:
             self.teachers.load(self.weights)
@@ -188,7 +196,7 @@ class Setup:
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""
-        return rows_of(self.config, self.train_set, self.sampler, self.iteration)
+        return training_rows(self.config, self.train_set, self.sampler, self.iteration)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is inside, if there is a logger."""
@@ -253,47 +261,3 @@ def check_model_frames(model: FlowModel, frames: int) -> None:
             f"model: {type(model).__name__} makes videos of {made} frames, but the config says "
             f"{frames}; a model that makes videos takes their number as an argument `frames`"
         )
-
-
-def snapshots_of(config: Config, method: Method) -> list[str]:
-    """Name the copies of the weights that a run keeps over its iterations. Raises ConfigError."""
-    check_refreshes(config)
-    if "ema" in method.snapshots and not config.train.ema:
-        raise ConfigError("train.ema is 0 (off), but loss or kl evaluates the averaged weights")
-    if "slow" in method.snapshots and "slow" not in method.copies:
-        raise ConfigError(
-            "slow: missing, but loss or kl evaluates a slow copy of the weights; say how it "
-            "follows, as in slow: {fn: ramp, slope: 0.001, limit: 0.3}"
-        )
-    if "slow" in method.copies and "slow" not in method.snapshots:
-        raise ConfigError(
-            f"slow: neither loss {config.loss.fn} nor kl looks at a slow copy of the weights; "
-            "leave the section out"
-        )
-    for decay in method.copies.values():
-        decay(1)  # options that cannot be are refused
-    for name in COMPANIONS:
-        if (name in method.snapshots) != (name in method.companions):
-            looks = "looks at" if name in method.snapshots else "does not look at"
-            mend = "add the section" if name in method.snapshots else "leave the section out"
-            raise ConfigError(
-                f"{name}: loss {config.loss.fn} {looks} a model {name!r} that is trained along; "
-                f"{mend}"
-            )
-    looked_at = {name for role in method.companions.values() for name in role.looks_at}
-    base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
-    names = [*(["ref"] if base else []), *copies_of(method.companions)]
-    return [*names, *(["ema"] if config.train.ema else []), *method.copies]
-
-
-def check_refreshes(config: Config) -> None:
-    """Raise ConfigError for copies `old` and `slow` that would be refreshed inside an iteration."""
-    updates = config.train.updates
-    for key, call in (("old", config.old), ("slow", config.slow)):
-        every = updates if call is None or call.fn != "reset" else call.kwargs.get("every", updates)
-        if every % updates:
-            raise ConfigError(
-                f"{key}.every={every}: a copy is refreshed after whole iterations, each of "
-                f"train.updates={updates} optimizer steps; expected a multiple of {updates}, such "
-                f"as {every // updates * updates or updates}"
-            )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.join import merge
-from flowrl.algorithms.selection._change import changes
+from flowrl.algorithms.selection._change import relative_changes
 from flowrl.core.processes import World
 from flowrl.core.types import Rollout, Tree
 from flowrl.training.minibatches import Minibatch
@@ -30,8 +30,8 @@ class SharedForest(NamedTuple):
         return rows if self.place is None else rows[self.place].to(like.x.device)
 
     def numbered(self, nodes: Tensor, like: Rollout) -> Tensor:
-        """Number nodes of the whole as in this process' own rollout; -1 = another process has
-        it."""
+        """Number nodes [B] of the whole as in this process' own rollout -> [B]; -1 = another
+        process has it."""
         if self.place is None:
             return nodes
         nobody = torch.full((len(self.whole.tree.parent) + 1,), -1)
@@ -78,7 +78,7 @@ def join(world: World, rollout: Rollout) -> SharedForest:
     if world.size == 1:
         return SharedForest(rollout)
     # latents stay: what depends on them is computed here
-    ro = rollout._replace(change=changes(rollout))
+    ro = rollout._replace(change=relative_changes(rollout))
     on_host: dict[str, Any] = {
         "tree": Tree(*(rows.cpu() for rows in ro.tree)),
         "x": torch.zeros(len(ro.tree.parent), 0),

@@ -28,7 +28,7 @@ def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
     """
     path = _file_of(start)
     if path.is_dir():
-        files, _ = checkpoint.opened(path)
+        files, _ = checkpoint.open_checkpoint(path)
         put_saved(params, files, "ema" if "ema" in files else "current")
         return
     try:

@@ -12,16 +12,18 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.types import FlowModel, Plan, Rollout, Tree
-from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs, pair_of
-from flowrl.evaluation.sources import encode
+from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs, read_pair
+from flowrl.evaluation.sources import encode_rows
 
 
 @runtime_checkable
 class EncodesImages(Protocol):
     """A model that has a way back from images to latents."""
 
-    # [B, 3, H, W] in [0, 1] -> [B, *], such that `decode` gives about the same images
-    def latents(self, images: Tensor) -> Tensor: ...
+    def latents(self, images: Tensor) -> Tensor:
+        """Return latents [B, *] of images [B, 3, H, W] in [0, 1], such that `decode` gives about
+        the same images."""
+        ...
 
 
 def check_stored(plan: Plan, *, group: int, trains: str) -> None:
@@ -90,7 +92,7 @@ def stored_rollout(
         noise_scale=zeros,
         leaf=node + count,
         sigmas=sigmas,
-        cond=encode(model, prompts, rows, size),
+        cond=encode_rows(model, prompts, rows, size),
         group_ids=groups,
         block=below,
     )
@@ -99,4 +101,4 @@ def stored_rollout(
 
 def _pairs(prompts: PromptSet, rows: list[int]) -> list[PreferencePair]:
     folder = Path(prompts.path).parent
-    return [pair_of(prompts.records[row], prompts.places[row], folder) for row in rows]
+    return [read_pair(prompts.records[row], prompts.places[row], folder) for row in rows]

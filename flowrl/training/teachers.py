@@ -41,7 +41,7 @@ class Teachers:
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
         for name, path in self.paths.items():
             like = weights.shared_as if sharded() else None
-            files, _ = checkpoint.opened(_found(name, path), like=like)
+            files, _ = checkpoint.open_checkpoint(_found(name, path), like=like)
             weights.add(PREFIX + name, files["ema" if "ema" in files else "current"])
 
     def evaluate(self, run: Any, batch: Batch, rows: tuple[int, ...], group: Tensor) -> Eval:

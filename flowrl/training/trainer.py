@@ -12,7 +12,7 @@ from flowrl.core.processes import shared_as
 from flowrl.core.shards import here, is_share
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
-from flowrl.training.collect import collect, images_worked_on, sample
+from flowrl.training.collect import collect, images_worked_on, sample_forest
 from flowrl.training.give_credit import give_credit
 from flowrl.training.learn import learn
 from flowrl.training.monitor_memory import checked_memory
@@ -21,7 +21,7 @@ from flowrl.training.optimizer_state import (
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
-from flowrl.training.prompt_visits import joined
+from flowrl.training.prompt_visits import join_places
 from flowrl.training.refill import refill
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import join
@@ -53,7 +53,7 @@ class Trainer(Setup):
         worked = images_worked_on(self, found.rollout)
         decoded, scored = self.world.totals([worked], 2)
         metrics |= {"decoded": float(decoded), "scored": float(scored)}
-        tree = joined(self, forest.whole.tree, rows)
+        tree = join_places(self, forest.whole.tree, rows)
         forest = forest._replace(whole=forest.whole._replace(tree=tree))
         # the images go before anything is learned
         ro = found.rollout
@@ -85,7 +85,7 @@ class Trainer(Setup):
 
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""
-        return sample(self, rows)
+        return sample_forest(self, rows)
 
     def save(self, folder: Path) -> None:
         """Write all that a bit-for-bit resume needs; the random streams follow from the iteration.
@@ -119,7 +119,7 @@ class Trainer(Setup):
 
     def _load(self, folder: Path) -> None:
         like = self._shared_as if self.sharded else None
-        files, state = checkpoint.opened(folder, like=like, world=self.world)
+        files, state = checkpoint.open_checkpoint(folder, like=like, world=self.world)
         try:
             self._put(files, state, folder)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

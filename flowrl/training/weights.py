@@ -39,8 +39,8 @@ class Weights:
 
     @torch.no_grad()
     def add(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Keep other parameters under `name`. Raises CheckpointError if they do not fit the
-        model."""
+        """Keep other parameters under `name`, {parameter: tensor of its shape}. Raises
+        CheckpointError if they do not fit the model."""
         self._own(f"add {name!r}")
         self._check(name, tensors)
         self._snapshots[name] = {
@@ -147,6 +147,7 @@ class Weights:
             for key, p in self._params.items()
             if key in tensors and tensors[key].shape != p.shape
         ]
+        # the message names a few of them
         for what, keys in (
             ("lacks", missing),
             ("has unknown", extra),

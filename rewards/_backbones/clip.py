@@ -163,16 +163,23 @@ class TransformersClip:
 
     def read(self, prompts: Sequence[str]) -> Tensor:
         """Embed prompts, padded and cut to 77 tokens -> [N, D]."""
-        tokens = self.tokens(
-            list(prompts),
-            padding="max_length",
-            truncation=True,
-            max_length=self.length,
-            return_tensors="pt",
-        )
-        ids, mask = tokens["input_ids"].to(self.device), tokens["attention_mask"].to(self.device)
+        ids, mask = tokens_of(self.tokens, prompts, self.length, self.device)
         embedding: Tensor = self.model.get_text_features(ids, attention_mask=mask).pooler_output
         return embedding
+
+
+def tokens_of(
+    tokenizer: Any, prompts: Sequence[str], length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return ids and attention mask [N, length] of prompts, padded and cut to so many tokens."""
+    tokens = tokenizer(
+        list(prompts),
+        padding="max_length",
+        truncation=True,
+        max_length=length,
+        return_tensors="pt",
+    )
+    return tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
 
 
 def load_part(kind: Any, name: str, folder: str, who: str) -> Any:

@@ -68,18 +68,22 @@ class _Bracket:
 
     def take(self, pairs: list[tuple[int, int]], answers: list[float]) -> None:
         """Seed the bracket, or drop who lost."""
+        # NaN = the judge gave no answer
         out = set()
         for (first, second), share in zip(pairs, answers, strict=True):
             known = share == share
             self.answered |= {first, second} if known else set()
+            # in the opening round a share is a seed, and nobody is out
             if self.open:
                 self.seeded[first] = share if known else 0.5
                 continue
+            # without an answer the worse seeded one is out, and nobody gets a round further
             lost = first if known and share < 0.5 else second
             kept = first + second - lost
             if known and share != 0.5:
                 self.reached[kept] = max(self.reached[kept], self.reached[lost]) + 1
             out.add(lost)
+        # after the opening the bracket is in the order of the seeds
         if self.open:
             self.open = False
             self.alive.sort(key=lambda place: -self.seeded[place])

@@ -31,6 +31,7 @@ def load_network(
     Raises:
         ModelError: it cannot be loaded, or tensors are missing, of another size, or left over.
     """
+    # safetensors only, and no code that comes with a model
     try:
         network, info = kind.from_pretrained(
             source_of(path),
@@ -45,6 +46,7 @@ def load_network(
             f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of "
             f"{expected} (config.json and safetensors): {first_line(error)}"
         ) from error
+    # transformers only warns of tensors that do not fit
     wrong = []
     for what in _WRONG:
         names = sorted(map(str, info[f"{what}_keys"]))

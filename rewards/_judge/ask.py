@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
-from flowrl.core.errors import RunError
-
+from .accepting import accepting, warn_of_failures
 from .answer import Answer
-from .cache import keep, recall
-from .client import JudgeQuestion, Server, ask_all, base_url, list_models
+from .cache import recall
+from .client import JudgeQuestion, Server, ask_all, base_url, check_offered
 from .images import EncodedImage, encode
 from .options import check_server, request_settings
 
@@ -62,12 +60,7 @@ class Judge:
 
     def probe(self) -> None:
         """Ask the server for its models. Raises RunError if it does not answer, or has another."""
-        offered, model = list_models(self.server), self.likely["model"]
-        if model not in offered:
-            raise RunError(
-                f"{self.server.who}: {self.server.base} offers no model {model!r}, only "
-                f"{', '.join(offered) or 'none'}"
-            )
+        check_offered(self.server, self.likely["model"])
 
     def ask(
         self,
@@ -89,17 +82,8 @@ class Judge:
         asked = dict(zip(keys, jobs, strict=True))
         found: dict[str, Any] = {}
 
-        # an answer counts once it can be read; only such ones are cached
-        def accept(key: str, answer: Answer) -> str:
-            value = read(answer)
-            if isinstance(value, str):
-                return value
-            found[key] = value
-            if self.cache is not None:
-                keep(self.cache, key, answer)
-            return ""
-
         # the cache first, then the server with the rest
+        accept = accepting(found, lambda _, answer: read(answer), self.cache)
         for key in asked if self.cache is not None else ():
             answer = recall(self.cache, key) if self.cache is not None else None
             if answer is not None:
@@ -109,13 +93,7 @@ class Judge:
             if key not in found:
                 left[key] = _question(settings, encoded, job)
         failed = ask_all(self.server, left, accept, len(asked)) if left else {}
-        # some failures are endured, as missing scores; too many have raised RunError before this
-        if failed:
-            first = next(iter(failed.values()))
-            warnings.warn(
-                f"{self.server.who}: {len(failed)} of {len(asked)} questions failed: {first}",
-                stacklevel=2,
-            )
+        warn_of_failures(self.server.who, failed, len(asked))
         return [found.get(key) for key in keys]
 
 

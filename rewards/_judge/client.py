@@ -119,6 +119,16 @@ def list_models(server: Server) -> list[str]:
         ) from None
 
 
+def check_offered(server: Server, model: str) -> None:
+    """Raise RunError if the server does not answer, or does not offer the model."""
+    offered = list_models(server)
+    if model not in offered:
+        raise RunError(
+            f"{server.who}: {server.base} offers no model {model!r}, only "
+            f"{', '.join(offered) or 'none'}"
+        )
+
+
 def ask_all(
     server: Server,
     questions: Mapping[str, JudgeQuestion],

@@ -16,7 +16,7 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.credit import credit
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
 from flowrl.evaluation.suites.geneval.result_file import result_row
-from flowrl.evaluation.suites.geneval.rules import judge, validate
+from flowrl.evaluation.suites.geneval.rules import judge, validate_record
 
 from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
 from .._common.pixels import shortest
@@ -105,7 +105,7 @@ class geneval:
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
-        validate(record, where, self.detector.classes)
+        validate_record(record, where, self.detector.classes)
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Judge each image by its own record."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,13 +11,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 
 from .._common.scorer import to_pil
+from .._judge.accepting import accepting, warn_of_failures
 from .._judge.answer import Answer
-from .._judge.cache import keep, recall
-from .._judge.client import JudgeQuestion, Server, ask_all, base_url, list_models
+from .._judge.cache import recall
+from .._judge.client import JudgeQuestion, Server, ask_all, base_url, check_offered
 from .._judge.images import EncodedImage, encode
 from .._judge.options import check_server, request_settings
 from .protocols import Benchmark, Dpg, GenEval2, Slips, UniGenBench
@@ -108,12 +108,7 @@ class questions:
 
     def probe(self) -> None:
         """Ask the server for its models. Raises RunError if it does not offer `model`."""
-        offered, model = list_models(self.server), self.settings["model"]
-        if model not in offered:
-            raise RunError(
-                f"{WHO}: {self.server.base} offers no model {model!r}, only "
-                f"{', '.join(offered) or 'none'}"
-            )
+        check_offered(self.server, self.settings["model"])
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score images [L, 3, H, W]."""
@@ -165,18 +160,15 @@ class questions:
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
-        # an answer counts once it can be read; only such ones are cached
-        def accept(key: str, answer: Answer) -> str:
+        # the benchmark reads an answer by its record; where it cannot, a message needs the answer
+        def read(key: str, answer: Answer) -> Any:
             job = jobs[key]
             value = self.benchmark.read(answer, records[job.image], job.number)
-            if isinstance(value, str):
-                return f"{value} in the answer {answer.text[:160]!r}"
-            found[key] = value
-            if self.cache is not None:
-                keep(self.cache, key, answer)
-            return ""
+            unread = isinstance(value, str)
+            return f"{value} in the answer {answer.text[:160]!r}" if unread else value
 
         # the cache first, then the server with the rest
+        accept = accepting(found, read, self.cache)
         if self.cache is not None:
             for key in jobs:
                 answer = recall(self.cache, key)
@@ -184,12 +176,7 @@ class questions:
                     accept(key, answer)
         left = {key: self._question(images, job) for key, job in jobs.items() if key not in found}
         failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
-        # some failures are endured, as missing scores; too many have raised RunError before this
-        if failed:
-            first = next(iter(failed.values()))
-            warnings.warn(
-                f"{WHO}: {len(failed)} of {len(jobs)} questions failed: {first}", stacklevel=2
-            )
+        warn_of_failures(WHO, failed, len(jobs))
         return found
 
     def _key(self, image: EncodedImage, text: str, number: int) -> str:

@@ -15,14 +15,7 @@ from torch import Tensor
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.types import RewardBatch
 
-from .._common.http_client import (
-    HttpClient,
-    RequestFailed,
-    exchange,
-    for_each,
-    read_secret,
-    run,
-)
+from .._common.http_client import HttpClient, RequestFailed, exchange, for_each, read_secret, run
 from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
 from .messages import (
     Hosted,
@@ -147,6 +140,7 @@ class remote:
 
     async def _ask_all(self, batch: RewardBatch, chunks: list[list[int]]) -> list[Tensor | str]:
         """Send all chunks, `workers` at a time -> the scores of each, or why there are none."""
+        # in the order of the chunks, whichever answer comes first
         answers: list[Tensor | str] = [""] * len(chunks)
 
         async def ask(client: Any, number: int) -> None:
@@ -160,6 +154,7 @@ class remote:
                     raise RewardError(f"{WHO}: no scores from {error}") from None
                 answers[number] = str(error)
 
+        # a few at a time, so that servers are not flooded
         async with self._http.open() as client:
             workers = min(self.workers, len(chunks))
             await for_each(range(len(chunks)), lambda n: ask(client, n), workers=workers)
@@ -245,9 +240,11 @@ class remote:
         """Show the records to the first server that is well."""
         await self._probe()
         async with self._http.open() as client:
+            # all of them serve the same reward, so the answer of one is enough
             for url in self.urls:
                 try:
                     hosted = await self._asked_health(client, url)
+                    # in parts, so that no request is too long
                     for first in range(0, len(records) if hosted.checks else 0, RECORDS):
                         rows = slice(first, first + RECORDS)
                         body = pack_records(hosted.name, records[rows], places[rows])

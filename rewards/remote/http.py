@@ -37,11 +37,13 @@ def make_app(queue: RequestQueue, limits: RequestLimits, token: bytes = b"") -> 
 
     service = _Handlers(queue, limits, token)
 
+    # Starlette answers a wrong path or method in plain text; here it is JSON
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # a wrong path or method
         text = "there is POST /score, POST /check, GET /health and GET /metrics"
         return JSONResponse({"error": text, "kind": "request"}, error.status_code, error.headers)
 
+    # every handler stands behind the token
     routes = [
         Route("/score", service.guard(service.score), methods=["POST"]),
         Route("/check", service.guard(service.check), methods=["POST"]),

@@ -33,24 +33,29 @@ async def read_body(
     """
     from starlette.requests import ClientDisconnect
 
+    # the length is only what the client says, and may be missing
     body, size, placed, due = bytearray(), 0, False, 0
     declared = request.headers.get("content-length", "0")[:20]
     known = declared.isascii() and declared.isdigit()  # "²" is a digit, too
     clock = asyncio.get_running_loop()
     end = clock.time() + BODY_SECONDS
+    # two limits of time: for the whole, and for pauses
     try:
         async with asyncio.timeout_at(min(end, clock.time() + STALL_SECONDS)) as limited:
             if not known or int(declared) <= 2 * limit:
                 async for part in request.stream():
                     size += len(part)
+                    # the wait for a place is ours, so it is added to the client's time
                     if size > SMALL_BYTES and not placed:
                         limited.reschedule(None)
                         began, placed = clock.time(), True
                         await take_place()
                         end += clock.time() - began
+                    # with a place it has to bring so many bytes before the limit is moved
                     if size >= due:
                         limited.reschedule(min(end, clock.time() + STALL_SECONDS))
                         due = size + STEADY_BYTES if placed else 0
+                    # past the limit bytes are only counted
                     body += part if size <= limit else b""
                     if size > 2 * limit:
                         break
@@ -63,6 +68,7 @@ async def read_body(
             f"the body did not come within {BODY_SECONDS:g} seconds, paused for "
             f"{STALL_SECONDS:g}, or brought less than {STEADY_BYTES} bytes in these",
         ) from error
+    # the sender of a body that is a little too long listens only now
     if size > limit or (known and int(declared) > limit):
         raise RequestRefused(
             413, "size", f"expected a body of at most {limit} bytes; send fewer images at a time"

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, describe
+from flowrl.core.users_code import FAILURES, describe_error
 from flowrl.evaluation.reward_answer import call_reward
-from flowrl.evaluation.reward_call import checked, own_batch
+from flowrl.evaluation.reward_call import checked_scores, own_batch
 
 Answer = dict[str, list[float | None]]
 """{name of a reward: one number per image}; None where it gave NaN."""
@@ -175,7 +175,7 @@ class RequestQueue:
         for name in requests[0].names:
             began = time.perf_counter()
             found = call_reward(self.rewards[name], own_batch(batch))
-            values = checked(name, found, batch, "the server")
+            values = checked_scores(name, found, batch, "the server")
             self.counts.seconds[name] += time.perf_counter() - began
             self.counts.calls[name] += 1
             self.counts.unscored[name] += int(values.isnan().sum())
@@ -189,7 +189,7 @@ def _for_a_future(raised: BaseException) -> Exception:
     so it becomes a message that names the line."""
     if isinstance(raised, Exception):
         return raised
-    message = RewardError(f"a reward failed with {describe(raised)}")
+    message = RewardError(f"a reward failed with {describe_error(raised)}")
     message.__cause__ = raised
     return message
 

@@ -16,9 +16,9 @@ from flowrl.core.local_server import (
     bind,
     forget,
     import_uvicorn,
+    listening_address,
     no_exit_by_signal,
     read_token,
-    resolve,
     url,
 )
 from flowrl.core.reward_traits import judges_videos, sees_latents
@@ -68,7 +68,7 @@ def serve(
     _check(max_wait_ms, 0, 60_000, "max_wait_ms")
     uvicorn = import_uvicorn()
     # the address is taken before the rewards load
-    family, address = resolve(host, port)
+    family, address = listening_address(host, port)
     token = read_token(address[0], token_env)
     listener = bind(family, address)
     with contextlib.closing(listener):
@@ -95,8 +95,10 @@ def load_rewards(config: Config) -> dict[str, Reward]:
     ConfigError for one that learns, judges latents or cannot be made; `probe_rewards` adds more."""
     rewards: dict[str, Reward] = {}
     for name, call in config.rewards.items():
+        # whatever a reward raises names the reward
         with as_one_message(f"making reward {name!r}", ConfigError):
             reward: Reward = call.make()
+        # what cannot be judged from images that are sent
         if isinstance(reward, LearnedReward):
             raise ConfigError(
                 f"rewards.{name}: {call.fn} learns during training; it cannot be served"
@@ -105,6 +107,7 @@ def load_rewards(config: Config) -> dict[str, Reward]:
             raise ConfigError(
                 f"rewards.{name}: {call.fn} judges latents, which are not sent; it cannot be served"
             )
+        # images or videos; and is it ready?
         videos = bool(call.frames) or judges_videos(reward)
         rewards[name] = fitting(call, reward, 2 if videos else 1)
         probe_rewards({name: rewards[name]})  # before the next one loads

@@ -47,8 +47,8 @@ class rubric:
         cache: str | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        # the rules, and the judge that checks them on an image
         self.rules = load_rubric(Path(local(file)))
+        # the judge that checks the rules on an image
         judge = Judge(
             WHO,
             url=url,

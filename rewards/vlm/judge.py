@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,14 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 
 from .._common.pairs import verdict
 from .._common.scorer import to_pil
-from .._judge.answer import Answer
-from .._judge.cache import keep, recall
-from .._judge.client import JudgeQuestion, Server, ask_all, base_url, list_models
+from .._judge.accepting import accepting, warn_of_failures
+from .._judge.cache import recall
+from .._judge.client import JudgeQuestion, Server, ask_all, base_url, check_offered
 from .._judge.images import EncodedImage, cut, encode, grid_size
 from .._judge.options import check_server, request_settings
 from .answers import ReadingOptions, read
@@ -116,12 +115,7 @@ class vlm:
     def probe(self) -> None:
         """Ask the server for its models. Raises RunError if it does not answer or does not offer
         `model`."""
-        offered, model = list_models(self.server), self.settings["model"]
-        if model not in offered:
-            raise RunError(
-                f"rewards.vlm: {self.server.base} offers no model {model!r}, only "
-                f"{', '.join(offered) or 'none'}"
-            )
+        check_offered(self.server, self.settings["model"])
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score images [L, 3, H, W] one by one -> [L] float32 in [0, 1], NaN = no readable
@@ -210,26 +204,12 @@ class vlm:
         found = self._kept(jobs)
         left = {k: self._question(encoded, job) for k, job in jobs.items() if k not in found}
 
-        # an answer counts once it can be read; only such ones are cached
-        def accept(key: str, answer: Answer) -> str:
-            value = read(answer, self.how)
-            if isinstance(value, str):
-                return value
-            found[key] = value
-            if self.cache is not None:
-                keep(self.cache, key, answer)
-            return ""
-
-        # some failures are endured, as missing scores; too many have raised RunError before this
+        accept = accepting(found, lambda _, answer: read(answer, self.how), self.cache)
         failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
         self.counts["asked"] += len(left)
         self.counts["cached"] += len(jobs) - len(left)
         self.counts["failed"] += len(failed)
-        if failed:
-            first = next(iter(failed.values()))
-            warnings.warn(
-                f"rewards.vlm: {len(failed)} of {len(jobs)} questions failed: {first}", stacklevel=2
-            )
+        warn_of_failures(self.server.who, failed, len(jobs))
         return found
 
     def _kept(self, jobs: dict[str, _Job]) -> dict[str, float]:

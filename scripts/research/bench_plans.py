@@ -21,8 +21,8 @@ from typing import Any
 from flowrl.config.load import load_config
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
-from flowrl.core.tables import fixed
-from flowrl.cost.overhead import bench
+from flowrl.core.tables import fixed_digits
+from flowrl.cost.overhead import measure_overhead
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "bench-shapes-plans.json", ROOT / "docs" / "compare.md"
@@ -33,7 +33,7 @@ MARK = re.compile(r"<!-- bench: plans -->\n(?:\|.*\n)*")
 def measure(name: str, iterations: int, here: dict[str, Any]) -> dict[str, Any]:
     """Time one config, in the environment `here`."""
     config = load_config(name, ["train.threads=1"])
-    found = bench(config, iterations=iterations)
+    found = measure_overhead(config, iterations=iterations)
     ratio = found["overhead_ratio_without_rewards"]
     print(f"{name}: {found['rollout_ratio']:.3f} {ratio:.3f}", flush=True)
     return {"plan": config.plan.fn, **found, "environment": here}
@@ -64,7 +64,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         bare = sum(shares[key] for key in ("network, sampling", "network, training", "VAE"))
         parts = [bare, *(shares[key] for key in AROUND)]
         other = shares["other"] + shares["text encoders"]
-        percent = " | ".join(f"{fixed(100 * part, 1)} %" for part in (*parts, other))
+        percent = " | ".join(f"{fixed_digits(100 * part, 1)} %" for part in (*parts, other))
         without = row["overhead_ratios_without_rewards"]
         lines.append(
             f"| `{name}` | `{row['plan']}` | {row['nfe']} | {row['states']} | "

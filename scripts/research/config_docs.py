@@ -23,7 +23,7 @@ from flowrl.config.load import ORDER, REQUIRED
 from flowrl.config.mistakes import RENAMED
 from flowrl.config.schema import ABOUT, functions, section_schema
 from flowrl.config.sections import SECTIONS
-from flowrl.config.values import Schema, choices, plain, schema_of, words
+from flowrl.config.values import Schema, choices, plain, schema_of, type_words
 from flowrl.models.lora import LoraOptions
 from flowrl.models.runtime import Runtime
 
@@ -60,7 +60,7 @@ def kind_of(schema: Schema) -> str:
     parts = []
     for branch in schema.get("anyOf", [schema]):
         listed = [f"`{choice}`" for choice in choices(branch)]
-        parts += listed or [words(branch).removeprefix("a ").removesuffix(" and < 2**31")]
+        parts += listed or [type_words(branch).removeprefix("a ").removesuffix(" and < 2**31")]
     return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 

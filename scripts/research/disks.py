@@ -127,7 +127,7 @@ def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict
     whole, other = home / "whole", home / "other"
     stopped(config, whole)
     stopped(toy(home, *OFTEN, "seed=9", "model={fn: toykit.linear, channels: 4}"), other)
-    newest = checkpoint.numbered(whole)[-1]
+    newest = checkpoint.checkpoint_folders(whole)[-1]
     names = sorted(file.name for file in newest.iterdir())
     # every file of the newest checkpoint in three ways, then whole ones where they do not belong
     ways: dict[str, Callable[[Path], None]] = {}
@@ -136,13 +136,13 @@ def damaged(config: Config, wanted: dict[str, str], home: Path) -> Iterator[dict
         ways[f"altered {name}"] = partial(done_to, flip, name)
         ways[f"lost {name}"] = partial(done_to, Path.unlink, name)
     ways[STRANGE[0]] = swap
-    ways[STRANGE[1]] = lambda at: exchange(at, checkpoint.numbered(other)[-1])
+    ways[STRANGE[1]] = lambda at: exchange(at, checkpoint.checkpoint_folders(other)[-1])
     # each time a fresh copy is damaged and gone on with
     for name, way in ways.items():
         run = home / "damaged"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(whole, run)
-        way(checkpoint.numbered(run)[-1])
+        way(checkpoint.checkpoint_folders(run)[-1])
         message = ended(config, run)
         # right: it ends as the undisturbed run; a strange checkpoint may also be refused
         alike = message is None and contents(run) == wanted
@@ -178,7 +178,7 @@ def attempt(
 def stopped(config: Config, run: Path) -> None:
     """Train to the end, and lose the last checkpoint: an iteration is left."""
     ended(config, run)
-    shutil.rmtree(checkpoint.numbered(run)[-1])
+    shutil.rmtree(checkpoint.checkpoint_folders(run)[-1])
 
 
 def done_to(what: Callable[[Path], None], name: str, folder: Path) -> None:
@@ -200,7 +200,7 @@ def flip(file: Path) -> None:
 
 def swap(newest: Path) -> None:
     """Exchange the files of a checkpoint and those of the one before it."""
-    before = checkpoint.numbered(newest.parent.parent)[-2]
+    before = checkpoint.checkpoint_folders(newest.parent.parent)[-2]
     aside = newest.with_name("aside")
     newest.rename(aside)
     before.rename(newest)

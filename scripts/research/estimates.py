@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.core.files import write_json
-from flowrl.cost.table import collect, configs, merged, page
+from flowrl.cost.table import estimate_configs, merged, put_into_page, released_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "estimates.json", ROOT / "docs" / "memory.md"
@@ -24,7 +24,7 @@ RESULT, PAGE = ROOT / "assets" / "results" / "estimates.json", ROOT / "docs" / "
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """Return what fills the table of docs/memory.md."""
     results = json.loads(RESULT.read_text(encoding="utf-8"))
-    return [(PAGE, lambda text: page(text, results))]
+    return [(PAGE, lambda text: put_into_page(text, results))]
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Estimate the shipped configs.")
     parser.add_argument("--only", nargs="+", metavar="CONFIG", help="such as flux/flow_grpo")
     names = parser.parse_args().only
-    result = collect(names or configs())
+    result = estimate_configs(names or released_configs())
     if names:
         result = merged(json.loads(RESULT.read_text(encoding="utf-8")), result)
     write_json(RESULT, result)

@@ -128,7 +128,7 @@ def moments(trial: Trial, rng: random.Random, phases: Iterator[str]) -> Iterator
 def broken(folder: Path) -> list[str]:
     """Read every checkpoint of a run -> what is wrong with those that cannot be."""
     found = []
-    for each in checkpoint.numbered(folder):
+    for each in checkpoint.checkpoint_folders(folder):
         try:
             checkpoint.load(each)
         except CheckpointError as error:

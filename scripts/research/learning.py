@@ -27,7 +27,7 @@ from torch import Tensor
 from flowrl.config.load import load_config
 from flowrl.core.files import replacing, write_json
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.held_out import evaluate_prompts, sample, score
+from flowrl.evaluation.held_out import evaluate_prompts, sampled_images, score_all
 from flowrl.evaluation.image_grids import labelled_grid
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.trainer import Trainer
@@ -136,7 +136,7 @@ def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool
     size = (config.image.height, config.image.width)
     given = sources_of(prompts, range(ROWS), size)
     found = list(
-        sample(
+        sampled_images(
             trainer.model,
             prompts.texts[:ROWS],
             height=size[0],
@@ -148,7 +148,7 @@ def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool
     # the strict reward says which edits are right
     images = torch.cat([part for _, part in found])
     rewards = {task.strict: trainer.rewards[task.strict]}
-    verdicts = score(rewards, images, prompts.records[:ROWS], sources=given)[task.strict]
+    verdicts = score_all(rewards, images, prompts.records[:ROWS], sources=given)[task.strict]
     rows = zip(given, images, verdicts, strict=True)
     return [(source[0], image, bool(verdict)) for source, image, verdict in rows]
 

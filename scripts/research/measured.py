@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.tables import markdown_table
-from flowrl.runs.compare.summary import summarize
-from flowrl.runs.compare.tables import notes, table
+from flowrl.runs.compare.summary import summarize_result
+from flowrl.runs.compare.tables import comparison_table, notes
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
@@ -214,7 +214,7 @@ def compared(text: str, result: Result | None, later: Mapping[str, Result] | Non
     """Fill the tables of docs/compare.md; later: other comparisons by the name of their marks."""
     for name, one in {"compare": result, **(later or {})}.items():
         items = [wrapped(f"- {line}", "  ") for line in notes(one)] if one else []
-        parts = [markdown_table(table(one)), "\n".join(items)] if one else []
+        parts = [markdown_table(comparison_table(one)), "\n".join(items)] if one else []
         text = between(text, f"{name}: table", f"{name}: end", parts)
     if "<!-- claims: table -->" not in text:
         return text
@@ -268,7 +268,7 @@ def rate_share(result: Result, name: str) -> float:
 
 def load(file: Path = RESULT) -> Result | None:
     """Read a result file with its statistics; None where there is none."""
-    return summarize(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+    return summarize_result(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

@@ -17,20 +17,20 @@ from pathlib import Path
 import verified
 
 from flowrl.core.errors import ConfigError
-from flowrl.runs.catalogue import Method, load_methods, tried
+from flowrl.runs.catalogue import PublishedMethod, load_methods, tried
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "| method | configs | paper | status | verified |\n|---|---|---|---|---|\n"
 BEGIN, END = "<!-- methods.yaml -->", "<!-- methods.yaml: end -->"
 
 
-def arxiv(method: Method) -> str:
+def arxiv(method: PublishedMethod) -> str:
     """Return the address of a method's paper."""
     assert method.paper is not None
     return f"https://arxiv.org/abs/{method.paper.arxiv}"
 
 
-def row(method: Method) -> str:
+def row(method: PublishedMethod) -> str:
     """Return a method's row of the README's table."""
     cells = [
         f"[{method.name}](docs/methods/{method.page_name}.md)",
@@ -42,7 +42,7 @@ def row(method: Method) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _configs(method: Method) -> str:
+def _configs(method: PublishedMethod) -> str:
     """Name a method's configs of shapes/, and the other folders that have one."""
     shapes: list[str] = []
     others: dict[str, None] = {}  # in order, each once
@@ -64,7 +64,7 @@ def readme(text: str) -> str:
     return start + HEAD + "".join(map(row, load_methods())) + rest
 
 
-def entry(method: Method) -> str:
+def entry(method: PublishedMethod) -> str:
     """Return a method's item at the head of its page."""
     links = [f"[{name}](../../configs/{name}.yaml)" for name in method.configs]
     paper = "a combination, which no paper has."

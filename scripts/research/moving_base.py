@@ -203,7 +203,7 @@ def batch_of(count: int, generator: torch.Generator, *, anywhere: bool) -> tuple
     ways = list(DIRECTIONS)
     for place in torch.randint(len(EVERY), (count,), generator=generator).tolist():
         one = EVERY[place]
-        videos.append(scene.draw(one, generator, anywhere=anywhere))
+        videos.append(scene.paint_video(one, generator, anywhere=anywhere))
         if torch.rand((), generator=generator) < WRONG:
             way = ways[int(torch.randint(len(ways), (), generator=generator))]
             one = Scene(one.kind, one.color, way)

@@ -16,7 +16,7 @@ from typing import Any
 
 from measured import between
 
-from flowrl.cli.options import fitted
+from flowrl.cli.options import load_fitted
 from flowrl.config.load import load_config
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 def row(name: str, profile: str) -> Row:
     """Estimate a config under a profile; `less`: what the profile trains less, if anything."""
-    config, plain = fitted(name, [], [], profile), load_config(name)
+    config, plain = load_fitted(name, [], [], profile), load_config(name)
     largest = estimate(config).largest
     assert largest is not None  # all are released models
     runtime, lora = config.model.kwargs["runtime"], config.model.kwargs["lora"] or {}

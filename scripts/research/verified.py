@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from flowrl.core.shipped_files import config_file, list_configs
-from flowrl.runs.catalogue import Method, Verified, load_methods
+from flowrl.runs.catalogue import PublishedMethod, Verified, load_methods
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
@@ -109,7 +109,7 @@ def _level(found: Found | None) -> Verified:
     )
 
 
-def of_method(method: Method) -> dict[str, Verified]:
+def of_method(method: PublishedMethod) -> dict[str, Verified]:
     """Return the levels of a method's configs."""
     return {config: levels()[config] for config in method.configs}
 

@@ -23,7 +23,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import Record
 from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, Order, word_order
@@ -81,7 +81,7 @@ def orders(
     options: dict[str, Any] = {"height": 64, "width": 64, "steps": steps, "seed": seed}
     texts = [record["prompt"] for record in records]
     index, parts = list[int](), []
-    for rows, pixels in sample(model, texts, images=images, batch=128, **options):
+    for rows, pixels in sampled_images(model, texts, images=images, batch=128, **options):
         index += rows
         parts.append(pixels.cpu())
     # what is on them

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from rolloutkit import run
 from slowcredits import samples, up
 
-from flowrl.algorithms.credit._chains import ancestry, comb_of, rake_of, spread
+from flowrl.algorithms.credit._chains import ancestry, comb_of, rake_of, spread_to_nodes
 from flowrl.algorithms.plans import side_branches as combs
 from flowrl.algorithms.plans import trees
 from flowrl.algorithms.plans import windows as plans
@@ -114,7 +114,7 @@ def test_rakes_are_read_in_any_order_of_samples(drawn: Any, seed: int) -> None:
 def test_spread_gives_an_image_the_weight_of_its_draw() -> None:
     nodes, leaf = comb(1, 1, 3, 2)  # root, draw 1, draw 2, baseline, preview, finished
     found = comb_of("credit", leaf, nodes, baseline=True)
-    weight = spread(torch.tensor([[2.0, float("nan")]], dtype=torch.float64), found.owner)
+    weight = spread_to_nodes(torch.tensor([[2.0, float("nan")]], dtype=torch.float64), found.owner)
     assert weight.dtype == torch.float32
     assert weight.tolist() == [0, 2, 0, 0, 2, 0]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selectkit import choose, draws, forest, forests, path, step_of
 from torch import Tensor
 
-from flowrl.algorithms.selection._change import changes
+from flowrl.algorithms.selection._change import relative_changes
 from flowrl.algorithms.selection._inclusion import inclusion
 from flowrl.algorithms.selection.segments import fixed
 from flowrl.algorithms.selection.select import chunks
@@ -107,7 +107,7 @@ def test_chunks_by_change_do_not_need_the_latents(weighted: Any) -> None:
     """Where latents stay in their processes, the joined forest has each draw's change in their
     place."""
     ro, segment = chunk_rollout(20)
-    away = ro._replace(x=torch.zeros(len(ro.x), 0), change=changes(ro))
+    away = ro._replace(x=torch.zeros(len(ro.x), 0), change=relative_changes(ro))
     choices = [choose(one, weight=torch.zeros(len(ro.x)), segment=segment) for one in (ro, away)]
     one, two = (chunks(choice, share=0.5, weighted=weighted) for choice in choices)
     assert torch.equal(one, two) and 0 < float(one.mean()) < 1

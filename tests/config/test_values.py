@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from flowrl.config.overrides import parse_override
-from flowrl.config.values import convert, schema_of, words
+from flowrl.config.values import convert, schema_of, type_words
 from flowrl.core.errors import ConfigError
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -109,8 +109,11 @@ def test_schema_and_words() -> None:
     options = {"rank": inner, "targets": names}
     mapping = {"type": "object", "properties": options, "additionalProperties": False}
     assert schema_of(Lora | None) == {"anyOf": [mapping, {"type": "null"}]}
-    assert words(schema_of(Path)) == "a path" and words(schema_of(Any)) == "any value"
-    assert words(schema_of(list)) == "a list" and words(schema_of(dict[str, Any])) == "a mapping"
+    assert type_words(schema_of(Path)) == "a path" and type_words(schema_of(Any)) == "any value"
+    assert (
+        type_words(schema_of(list)) == "a list"
+        and type_words(schema_of(dict[str, Any])) == "a mapping"
+    )
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

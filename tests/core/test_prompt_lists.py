@@ -16,7 +16,7 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.prompt_lists import MADE
 from flowrl.core.prompt_lists.coco import CLASSES, COCO_NAMES, COLORS, RELATIONS
-from flowrl.core.prompt_lists.ocr import texts
+from flowrl.core.prompt_lists.ocr import all_texts
 from flowrl.core.prompt_overlap import overlap
 from flowrl.core.prompts import PromptSet, load_prompts
 from rewards.ocr import ocr
@@ -107,7 +107,7 @@ def test_ocr_lists_share_no_text() -> None:
     assert len(held) == 1000 == len(test) and len(train) > 5000
     assert held.isdisjoint(record["target"].lower() for record in train.records)
     assert overlap(test, train) == ([], [], [])
-    assert len({text.lower().replace(" ", "") for text in texts()}) == len(texts())
+    assert len({text.lower().replace(" ", "") for text in all_texts()}) == len(all_texts())
 
 
 def test_motion_lists_share_no_pair() -> None:

@@ -12,7 +12,7 @@ import pytest
 from flowrl.core.errors import RunError
 from flowrl.core.votes import (
     append_vote,
-    ask,
+    ask_people,
     keep_image,
     opinions,
     pair_of,
@@ -93,10 +93,10 @@ def test_a_vote_on_an_edit_is_on_its_sources_too(tmp_path: Path) -> None:
 def test_a_question_on_an_edit_names_its_sources(tmp_path: Path) -> None:
     """One without sources is written as it always was: a resumed run asks under the same name."""
     one, two, source = (keep_image(tmp_path, data) for data in (b"one", b"two", b"source"))
-    edit = ask(tmp_path, [pair_of("p", one, two, [source])])
+    edit = ask_people(tmp_path, [pair_of("p", one, two, [source])])
     assert questions(tmp_path) == [edit]
     withdraw(tmp_path, edit)
-    plain = ask(tmp_path, [pair_of("p", one, two)])
+    plain = ask_people(tmp_path, [pair_of("p", one, two)])
     assert questions(tmp_path) == [plain] and plain.key != edit.key
     written = json.loads((tmp_path / "questions" / f"{plain.key}.json").read_text())
     assert written == {"pairs": [["p", *sorted((one, two))]]}
@@ -109,8 +109,8 @@ def test_a_question_stands_until_it_is_withdrawn(tmp_path: Path) -> None:
     name = keep_image(tmp_path, b"png")
     assert name == keep_image(tmp_path, b"png") and (tmp_path / name).read_bytes() == b"png"
     pair = pair_of("p", name, keep_image(tmp_path, b"other"))
-    question = ask(tmp_path, [pair])
-    assert ask(tmp_path, [pair]) == question and questions(tmp_path) == [question]
+    question = ask_people(tmp_path, [pair])
+    assert ask_people(tmp_path, [pair]) == question and questions(tmp_path) == [question]
     (tmp_path / "questions" / "bad.json").write_text(
         '{"pairs": [["p", "../a.png", "images/b.png"]]}'
     )

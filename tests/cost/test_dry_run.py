@@ -26,8 +26,8 @@ from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, latent_shape
-from flowrl.cost.dry_run import dry_run, prompts
-from flowrl.cost.memory import MemoryPart, kept
+from flowrl.cost.dry_run import dry_run, prompt_lines
+from flowrl.cost.memory import MemoryPart, kept_memory
 from flowrl.training.guidance import is_guided
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.trainer import Trainer
@@ -43,7 +43,7 @@ HUB = "nobody/no-such-model"
 
 def parts(config: Config) -> dict[str, MemoryPart]:
     """Return the estimate by name."""
-    return {part.name: part for part in kept(config, check_plan(config))[0]}
+    return {part.name: part for part in kept_memory(config, check_plan(config))[0]}
 
 
 def numbers(part: MemoryPart) -> int:
@@ -212,7 +212,7 @@ def test_prompts_are_there_without_a_file(model: str, kind: str) -> None:
     lists themselves count."""
     config = load_config(f"{model}/flow_grpo_{kind}")
     train, test = (load_prompts(f"{kind}/{name}") for name in ("train", "test"))
-    (said,) = prompts(config)
+    (said,) = prompt_lines(config)
     assert f"{len(train)} to train on ({kind}/train)" in said
     assert f"{len(test)} held out ({kind}/test), {config.eval.images} images each" in said
     assert len(config.rewards) == (2 if kind == "geneval" else 1)

@@ -18,10 +18,10 @@ from flowrl.cost.architecture import NETWORK, Architecture, build
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import estimate, phase
 from flowrl.cost.fit_card import change
-from flowrl.cost.memory import QUANTISED, kept
+from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import meta_run, workload_of
 from flowrl.cost.released_models import RELEASED
-from flowrl.cost.report import memory, text
+from flowrl.cost.report import estimate_text, memory
 from flowrl.training.rehearsal import check_plan
 
 # Parameters in billions, as announced: model cards of SD3.5, FLUX.1 and SDXL ("2.6 B UNet"),
@@ -112,7 +112,7 @@ def test_what_is_kept_under_other_options(tmp_path: Path) -> None:
         saved = plain["frozen weights"] - changed["frozen weights"]
         assert saved == pytest.approx(linear * (4 - width), abs=1)
     offload = change(config, "model.runtime.offload", True)
-    (away,) = (p for p in kept(offload, check_plan(config))[0] if p.name.startswith("VAE"))
+    (away,) = (p for p in kept_memory(offload, check_plan(config))[0] if p.name.startswith("VAE"))
     assert away.phases == ()
 
 
@@ -185,7 +185,9 @@ def test_models_that_cannot_be_counted(tmp_path: Path) -> None:
     for config in (toy(tmp_path), toy(tmp_path, "model={fn: sd3, path: nobody/no-such-model}")):
         found = estimate(config)
         assert found.phases == [] and found.largest is None and found.note
-        assert text(found, gigabytes=24).endswith(f"fits a 24 GB card: unknown, {found.note}")
+        assert estimate_text(found, gigabytes=24).endswith(
+            f"fits a 24 GB card: unknown, {found.note}"
+        )
 
 
 # ------------------------------------------------------------------------------------------ command

@@ -12,7 +12,7 @@ import torch
 from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import source_shape
-from flowrl.cost.dry_run import prompts
+from flowrl.cost.dry_run import prompt_lines
 from flowrl.cost.meta_run import workload_of
 from flowrl.cost.network_inputs import network_inputs
 
@@ -69,7 +69,7 @@ def test_lists_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("flowrl.core.hub_prompts.read_hub", asked)
     config = load_config("flux/awm")
-    assert prompts(config) == [
+    assert prompt_lines(config) == [
         f"prompts    pickscore/{name} is read from the hub when the run starts"
         for name in ("train", "test")
     ]

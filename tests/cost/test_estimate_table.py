@@ -26,7 +26,7 @@ def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
     """All of them; and what is cheap to count again, of a config of each kind: parameters, and the
     parts that are kept."""
     result = json.loads(script.RESULT.read_text(encoding="utf-8"))
-    assert list(result["configs"]) == table.configs()
+    assert list(result["configs"]) == table.released_configs()
     for name in ("sd3/flow_grpo", "flux/grpo_guard", "sd15/dance_grpo"):
         config, row = load_config(name), result["configs"][name]
         assert row["kept"] == sizes(config), name
@@ -77,5 +77,5 @@ def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:
     page = script.PAGE.read_text(encoding="utf-8")
     assert page.count("not measured |") == len(result["configs"])
     next(iter(result["configs"].values()))["measured"] = 3 * 2**30
-    filled = script.page(page, result)
-    assert filled.count(" 3.0 GiB |") == 1 and script.page(filled, result) == filled
+    filled = script.put_into_page(page, result)
+    assert filled.count(" 3.0 GiB |") == 1 and script.put_into_page(filled, result) == filled

@@ -15,7 +15,7 @@ from toykit import toy
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Cond, RewardBatch
 from flowrl.cost import overhead
-from flowrl.cost.overhead import PHASES, bench, table
+from flowrl.cost.overhead import PHASES, measure_overhead, overhead_table
 from flowrl.models.toy import LinearFlow
 
 KEYS = {"config", "iterations", "images", "nfe", "decisions", "states", "environment"}
@@ -47,7 +47,7 @@ def test_bench_reports_what_was_done(
     tmp_path: Path, options: tuple[str, ...], images: int, nfe: int, decisions: int
 ) -> None:
     """Counts by hand."""
-    result = bench(toy(tmp_path, *options), iterations=2)
+    result = measure_overhead(toy(tmp_path, *options), iterations=2)
     assert result.keys() == KEYS and result["config"] == "toy" and result["iterations"] == 2
     assert result["seconds"].keys() == {*PHASES, "other", "all"}
     assert result["bare"].keys() == {"rollout", "decode", "train"}
@@ -57,7 +57,7 @@ def test_bench_reports_what_was_done(
     assert 0 < result["overhead_ratio"] < result["overhead_ratio_with_vae"]
     assert len(result["rollout_ratios"]) == 2 and min(result["rollout_ratios"]) > 0
     assert min(result["bare"].values()) > 0 and result["images_per_s"] > 0
-    text = table(result)
+    text = overhead_table(result)
     assert all(phase in text for phase in PHASES) and f"{nfe} NFE" in text
 
 
@@ -117,7 +117,7 @@ def test_every_second_is_counted_where_it_was_spent(
     options = ["train.micro_batch=5", "train.rollout_batch=6"]
     options += ["rewards={warm: {fn: toykit.warmth}}"]
     options += ["kl={fn: transition_kl, beta: 1}"] if kl else []
-    result = bench(toy(tmp_path, *options), iterations=1)
+    result = measure_overhead(toy(tmp_path, *options), iterations=1)
     assert clock.rows == 2 * (32 + 24 + 24 * kl) and clock.graded == 2 * 24
     bare = {"rollout": 5 * 32, "decode": 7 * 8, "train": (5 + 3) * 24 + 5 * 24 * kl}
     assert result["bare"] == bare and result["states"] == 24
@@ -135,12 +135,12 @@ def test_overlap_is_timed_against_scoring_in_turn(tmp_path: Path) -> None:
     """A reward that takes .1 s per part: in turn, two parts take .2 s at least."""
     slow = ("rewards.red={fn: toykit.slow, seconds: 0.1}", "rewards.strict=null")
     config = toy(tmp_path, "train.parts=2", *slow)
-    result = bench(config, iterations=1)
+    result = measure_overhead(config, iterations=1)
     assert result.keys() == KEYS | {"seconds_without_overlap"}
     assert result["seconds_without_overlap"] > 0.2 and config.train.overlap
-    assert "without overlap" in table(result)
+    assert "without overlap" in overhead_table(result)
 
 
 def test_no_iterations(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected at least 1 iteration, got -1"):
-        bench(toy(tmp_path), iterations=-1)
+        measure_overhead(toy(tmp_path), iterations=-1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toykit import toy
 
-from flowrl.cli.options import fitted
+from flowrl.cli.options import load_fitted
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost import profiles
@@ -49,11 +49,11 @@ def test_lora_on_a_network_of_more_than_half_of_the_card_is_quantised(
 
 def test_what_is_given_stands_above_the_profile() -> None:
     given = ["model.runtime.quantize=int8", "train.micro_batch=3"]
-    found = fitted("flux/flow_grpo_fast", given, [], "24gb")
+    found = load_fitted("flux/flow_grpo_fast", given, [], "24gb")
     runtime = found.model.kwargs["runtime"]
     assert (runtime["quantize"], runtime["offload"]) == ("int8", True)
     assert (found.train.micro_batch, found.train.rollout_batch, found.eval.batch) == (3, 2, 2)
-    assert fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
+    assert load_fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_states_are_trained_one_by_one_where_that_makes_them_fit(
         return SimpleNamespace(largest=SimpleNamespace(name=phase, bytes=size, what=""))
 
     monkeypatch.setattr(profiles, "estimate", by_hand)
-    found = fitted("sd3/flow_grpo_fast", [], [], "24gb")
+    found = load_fitted("sd3/flow_grpo_fast", [], [], "24gb")
     assert (found.train.micro_batch, found.train.rollout_batch) == (1 if changed else 2, 2)
 
 
@@ -138,7 +138,7 @@ def test_less_is_trained_only_where_it_fits_so(
     config = load_config("z_image/flow_grpo_fast", given)
     assert profiles.what_fits(config, "24gb") == changed
     if rank == 64:
-        found = fitted("z_image/flow_grpo_fast", [], [], "24gb")
+        found = load_fitted("z_image/flow_grpo_fast", [], [], "24gb")
         lora = found.model.kwargs["lora"]
         assert lora["alpha"] / lora["rank"] == 2 and lora["rank"] == (16 if changed else 64)
         assert (found.optimizer.fn == "adamw8bit") == (EIGHT in changed)
@@ -173,10 +173,10 @@ def test_networks_of_rewards_rest_where_they_fit_so(
     config = load_config("sd3/flow_grpo_fast", [less])
     assert profiles.what_fits(config, "24gb") == changed
     whole = [less, "rewards={pickscore: {fn: pickscore, dtype: bfloat16}}"]
-    reward = fitted("sd3/flow_grpo_fast", whole, [], "24gb").rewards["pickscore"]
+    reward = load_fitted("sd3/flow_grpo_fast", whole, [], "24gb").rewards["pickscore"]
     assert (reward.kwargs["dtype"], reward.offload) == ("bfloat16", bool(changed))
     given = [less, "rewards.pickscore.offload=false"]
-    assert not fitted("sd3/flow_grpo_fast", given, [], "24gb").rewards["pickscore"].offload
+    assert not load_fitted("sd3/flow_grpo_fast", given, [], "24gb").rewards["pickscore"].offload
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from flowrl.cost.architecture import count
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change, verdict
-from flowrl.cost.report import as_json, memory
+from flowrl.cost.report import estimate_as_json, memory
 from flowrl.cost.reward_networks import PARAMETERS, SCORING, reward_networks
 from rewards._backbones.blip import ImageRewardNet, Sizes
 from rewards.aesthetic import collapse, layered
@@ -181,7 +181,7 @@ def test_what_is_said(fast: Estimate) -> None:
     assert not any(text.startswith("rewards") for text in memory(bare))
     # as data
     both = rewarded(fast.config, pick={"fn": "pickscore"}, read={"fn": "ocr"})
-    told = json.loads(json.dumps(as_json(fast._replace(config=both))))
+    told = json.loads(json.dumps(estimate_as_json(fast._replace(config=both))))
     assert told["rewards"] == {
         "networks": {"pick": {"bytes": 4 * PARAMETERS["pickscore"], "always": True}},
         "not_counted": ["read"],

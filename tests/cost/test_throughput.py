@@ -23,7 +23,7 @@ from flowrl.cost.estimate import estimate
 from flowrl.cost.mfu import PEAKS, peak_flops, utilisation
 from flowrl.cost.random_model import random_model
 from flowrl.cost.sync_check import check_sync
-from flowrl.cost.throughput import PhaseWatch, measure, stand_in, table
+from flowrl.cost.throughput import PhaseWatch, measure_throughput, stand_in, throughput_table
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -51,7 +51,7 @@ def tiny(folder: Path, name: str, *overrides: str) -> Config:
 def test_what_is_measured(tmp_path: Path, name: str) -> None:
     """Counts and work against the estimate; a CPU gets seconds, and neither an MFU nor a peak."""
     config = tiny(tmp_path, name)
-    result = measure(config, iterations=1)
+    result = measure_throughput(config, iterations=1)
     found = estimate(config)
     assert result["states"] == found.forecast.states == 24
     assert result["flops"] == {"rollout": found.flops["sampling"], "train": found.flops["training"]}
@@ -62,7 +62,9 @@ def test_what_is_measured(tmp_path: Path, name: str) -> None:
     assert {row["measured"] for row in result["memory"].values()} == {None}
     assert result["weights"] == "random" and result["sync_check"] == "not made"
     assert json.loads(json.dumps(result)) == result
-    assert "no MFU: no peak of this CPU" in table(result) and "images/s" in table(result)
+    assert "no MFU: no peak of this CPU" in throughput_table(
+        result
+    ) and "images/s" in throughput_table(result)
 
 
 def test_the_estimate_beside_is_of_what_is_there(tmp_path: Path) -> None:
@@ -72,7 +74,9 @@ def test_the_estimate_beside_is_of_what_is_there(tmp_path: Path) -> None:
     assert found.weights is not None
     others = found.weights.others
     whole = next(phase.bytes for phase in found.phases if phase.name == "training")
-    without, within = (measure(config, iterations=1, vae=vae)["memory"] for vae in (False, True))
+    without, within = (
+        measure_throughput(config, iterations=1, vae=vae)["memory"] for vae in (False, True)
+    )
     assert whole - without["train"]["estimate"] == 4 * sum(others.values())
     assert whole - within["train"]["estimate"] == 4 * (sum(others.values()) - others["vae"])
     assert without["decode"]["estimate"] is None and within["decode"]["estimate"] > 0
@@ -122,15 +126,15 @@ def test_weights_are_drawn_from_the_seed(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path, "sd3")
     with pytest.raises(ConfigError, match="expected at least 1 iteration, got 0"):
-        measure(config, iterations=0)
+        measure_throughput(config, iterations=0)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="--sync-check: needs a CUDA device"):
-            measure(config, sync_check=True)
+            measure_throughput(config, sync_check=True)
     with pytest.raises(ConfigError, match="random weights are made for sd3, .* got sd15"):
-        measure(load_config("sd15/dance_grpo"))
+        measure_throughput(load_config("sd15/dance_grpo"))
     unknown = model_config(tmp_path, "{fn: sd3, path: nobody/no-such-model}")
     with pytest.raises(ModelError, match="is not known: it is neither here nor released"):
-        measure(unknown)
+        measure_throughput(unknown)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("sd3/flow_grpo", 2.24), ("flux/flow_grpo", 11.9)])
@@ -241,7 +245,7 @@ def test_the_sampling_loop_never_waits_for_a_gpu(tmp_path: Path, name: str) -> N
     not torch.cuda.is_available(), reason="needs a CUDA device: a CPU's memory is not measured"
 )
 def test_peaks_on_a_gpu(tmp_path: Path) -> None:
-    memory = measure(tiny(tmp_path, "sd3", "model.device=cuda"), iterations=1)["memory"]
+    memory = measure_throughput(tiny(tmp_path, "sd3", "model.device=cuda"), iterations=1)["memory"]
     assert all(memory[phase]["measured"] > 0 for phase in ("rollout", "train"))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.checker import check, judge
+from flowrl.evaluation.suites.shapes.checker import check, judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.flaws import cornered
 from flowrl.evaluation.suites.shapes.scene import CLASSES, SIZE
@@ -105,7 +105,7 @@ def test_drawn_shapes_pass(kind: str, r: float) -> None:
 def test_flaws_have_to_be_looked_for() -> None:
     """A verdict on detections that were made without looking for flaws would let them pass."""
     with pytest.raises(DataError, match="find_flaws=True"):
-        judge(detect(paint((mask("circle", 32, 32, 11), "red"))), [record_of("circle")])
+        judge_detections(detect(paint((mask("circle", 32, 32, 11), "red"))), [record_of("circle")])
 
 
 def test_the_reward_scores_it() -> None:

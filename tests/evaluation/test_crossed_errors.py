@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flowrl.evaluation.crossed_errors import crossed, error_of, weights_of
+from flowrl.evaluation.crossed_errors import contrast_error, crossed, weights_of
 
 
 @pytest.mark.parametrize("values", [np.array([[0.1], [0.4], [0.3]]), np.array([[0.1, 0.4, 0.3]])])
@@ -27,7 +27,7 @@ def test_the_variance_by_hand() -> None:
     # 0. Variances: seeds ((1.5^2) * 2) / 1 / 2 = 2.25; prompts var(2, 3, 5.5) / 3 = 13 / 12;
     # rest (4 * 0.25) / 2 / 6 = 1 / 12
     values = np.array([[0.0, 2.0, 4.0], [4.0, 4.0, 7.0]])
-    error = error_of([values], values.mean(0), weights_of(["a"] * 3), ["a"] * 3, 1 / 2)
+    error = contrast_error([values], values.mean(0), weights_of(["a"] * 3), ["a"] * 3, 1 / 2)
     parts = (2.25, 1), (13 / 12, 2), (1 / 12, 2)
     assert error.variance == pytest.approx(2.25 + 13 / 12 - 1 / 12)
     freedom = error.variance**2 / sum(variance**2 / free for variance, free in parts)

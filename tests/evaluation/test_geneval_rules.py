@@ -22,8 +22,8 @@ from flowrl.evaluation.suites.geneval.objects import (
     iou,
     kept,
 )
-from flowrl.evaluation.suites.geneval.result_file import result_row, summary
-from flowrl.evaluation.suites.geneval.rules import Verdict, judge, relations, validate
+from flowrl.evaluation.suites.geneval.result_file import geneval_summary, result_row
+from flowrl.evaluation.suites.geneval.rules import ImageVerdict, judge, relations, validate_record
 
 
 def square(x: float, y: float, side: float = 10) -> Box:
@@ -265,7 +265,7 @@ def test_each_branch_of_the_credit(name: str) -> None:
 )
 def test_a_record_that_cannot_be_judged_is_named(record: Any, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        validate(record, "prompts.jsonl, line 3", {"cat", "dog"})
+        validate_record(record, "prompts.jsonl, line 3", {"cat", "dog"})
     assert str(caught.value).startswith("prompts.jsonl, line 3")
 
 
@@ -275,7 +275,7 @@ def test_the_made_lists_can_be_judged(name: str, prompts: int) -> None:
     combinations that the test list has not."""
     found = load_prompts(name)
     for record, where in zip(found.records, found.places, strict=True):
-        validate(record, where)
+        validate_record(record, where)
     assert len(found) == prompts
 
 
@@ -283,13 +283,13 @@ def test_result_lines_are_genevals() -> None:
     """Keys in its order; metadata and details are JSON in JSON; recorded from its summary script:
     the mean of the tasks' means, not of the images."""
     record = {"tag": "colors", "include": [wish("cat")], "prompt": "a cat"}
-    row = result_row("00000/samples/0000.png", record, {"cat": [CAT]}, Verdict(True, ""))
+    row = result_row("00000/samples/0000.png", record, {"cat": [CAT]}, ImageVerdict(True, ""))
     assert [*row] == ["filename", "tag", "prompt", "correct", "reason", "metadata", "details"]
     assert json.loads(row["metadata"]) == record
     assert json.loads(row["details"]) == {"cat": [[-5.0, -5.0, 5.0, 5.0, 0.95]]}
     other = {**row, "tag": "counting", "metadata": "{}"}
     rows = [row, {**row, "correct": False}, {**row, "correct": False}, {**other, "correct": False}]
-    assert summary(rows) == {
+    assert geneval_summary(rows) == {
         "overall": pytest.approx((1 / 3 + 0) / 2),
         "tasks": {"colors": pytest.approx(1 / 3), "counting": 0.0},
         "images": 4,

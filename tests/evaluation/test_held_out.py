@@ -22,8 +22,8 @@ from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import generator
 from flowrl.core.types import Reward, RewardBatch
 from flowrl.evaluation.evaluation_table import evaluation_table
-from flowrl.evaluation.held_out import evaluate_prompts, sample
-from flowrl.evaluation.statistics import Z95, summarize, wilson
+from flowrl.evaluation.held_out import evaluate_prompts, sampled_images
+from flowrl.evaluation.statistics import Z95, summarize_scores, wilson
 from flowrl.models.toy import LinearFlow
 
 SIZE: dict[str, int] = {"height": 16, "width": 16, "steps": 4}
@@ -48,7 +48,7 @@ def run(rewards: dict[str, Reward] | None = None, **options: Any) -> dict[str, A
 
 
 def drawn(texts: list[str] = TEXTS, **options: Any) -> tuple[list[int], Tensor]:
-    parts = list(sample(LinearFlow(scale=0.3), texts, **{**SIZE, "images": 3, **options}))
+    parts = list(sampled_images(LinearFlow(scale=0.3), texts, **{**SIZE, "images": 3, **options}))
     places, images = zip(*parts, strict=True)
     return sum(places, []), torch.cat(images)
 
@@ -263,10 +263,10 @@ def test_the_interval_of_real_numbers_is_the_normal_one() -> None:
     """Scipy's, with the population std; of two tasks a quarter of the sum of their variances."""
     a, b = torch.tensor([0.2, 0.9, 0.4, 0.7]), torch.tensor([0.1, 0.3, 0.8])
     variances = [float(task.double().var(correction=0)) / len(task) for task in (a, b)]
-    one = summarize(a, ["a"] * 4)
+    one = summarize_scores(a, ["a"] * 4)
     expected = scipy.stats.norm.interval(0.95, loc=0.55, scale=math.sqrt(variances[0]))
     assert one["interval"] == one["tasks"]["a"]["interval"] == pytest.approx(list(expected))
-    two = summarize(torch.cat([a, b]), ["a"] * 4 + ["b"] * 3)
+    two = summarize_scores(torch.cat([a, b]), ["a"] * 4 + ["b"] * 3)
     expected = scipy.stats.norm.interval(0.95, loc=0.475, scale=math.sqrt(sum(variances) / 4))
     assert two["mean"] == pytest.approx(0.475)
     assert two["interval"] == pytest.approx(list(expected))
@@ -274,14 +274,14 @@ def test_the_interval_of_real_numbers_is_the_normal_one() -> None:
 
 def test_the_interval_of_verdicts() -> None:
     """One task: Wilson's. Two: squares of the distances to each end are added, each end apart."""
-    one = summarize(torch.tensor([1.0, 1, 1, 0]), ["a"] * 4)
+    one = summarize_scores(torch.tensor([1.0, 1, 1, 0]), ["a"] * 4)
     assert one["interval"] == pytest.approx(wilson(3, 4))
-    two = summarize(torch.tensor([1.0, 1, 1, 0, 0, 0]), ["a"] * 4 + ["b"] * 2)
+    two = summarize_scores(torch.tensor([1.0, 1, 1, 0, 0, 0]), ["a"] * 4 + ["b"] * 2)
     (low_a, high_a), (low_b, high_b) = wilson(3, 4), wilson(0, 2)
     below, above = math.hypot(0.75 - low_a, low_b) / 2, math.hypot(high_a - 0.75, high_b) / 2
     assert two["mean"] == 0.375 and two["interval"] == pytest.approx([0.375 - below, 0.375 + above])
     # 4 of 4 in both: not certain
-    low, high = summarize(torch.ones(8), ["a"] * 4 + ["b"] * 4)["interval"]
+    low, high = summarize_scores(torch.ones(8), ["a"] * 4 + ["b"] * 4)["interval"]
     assert high == 1 and low == pytest.approx(1 - (1 - wilson(4, 4)[0]) * math.sqrt(2) / 2)
 
 
@@ -291,6 +291,6 @@ def test_interval_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     tags, hit = ["a"] * 40 + ["b"] * 10, 0
     chance = torch.tensor([0.9] * 40 + [0.6] * 10)
     for draw in torch.rand(2000, 50, generator=torch.Generator().manual_seed(0)):
-        low, high = summarize((draw < chance).float(), tags)["interval"]
+        low, high = summarize_scores((draw < chance).float(), tags)["interval"]
         hit += low <= 0.75 <= high
     assert abs(hit / 2000 - 0.95) < 0.024

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from flowrl.evaluation.drift import Given, drift, take
+from flowrl.evaluation.drift import Given, take, velocity_drift
 from flowrl.evaluation.image_statistics import grid_energy, looks_of, saturation, sharpness
 from flowrl.evaluation.reward_metrics import prompt_entropy
 from flowrl.models.toy import LinearFlow
@@ -55,11 +55,11 @@ def test_drift_of_a_scaled_velocity() -> None:
     """The toy's velocity is linear in its parameters: 1.5 times them moves it by half its size."""
     model = LinearFlow(scale=0.3)
     probe = take(model, Given(["a red dot", "a blue dot"]), height=16, width=16, steps=4, seed=0)
-    assert len(probe.x) == 4 and drift(model, probe) == 0
+    assert len(probe.x) == 4 and velocity_drift(model, probe) == 0
     with torch.no_grad():
         for parameter in model.trainable().values():
             parameter.mul_(1.5)
-    assert drift(model, probe) == pytest.approx(0.5, rel=1e-5)
+    assert velocity_drift(model, probe) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_prompt_entropy() -> None:

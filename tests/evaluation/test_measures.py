@@ -23,7 +23,7 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.measures.diversity import distance, vendi
 from flowrl.evaluation.measures.inception import fid, inception, inception_score, kid
 from flowrl.evaluation.measures.mmhm import bounds_of, mmhm
-from flowrl.evaluation.measures.of_images import Tools, check_measures, measure
+from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
 from flowrl.evaluation.measures.perceptual import lpips
 from flowrl.evaluation.suites.catalogue import SUITES
 from rewards.clip import clip
@@ -204,12 +204,12 @@ def test_the_command(
     assert main([*argv, "--encoder", "assets/shapes-dino"]) == 0
     told = capsys.readouterr().out
     assert "setting: guidance 2.5, steps 4, prompts p (2, hash ab)" in told
-    found = measure(folder, ["vendi", "distance"], Tools(encoder="assets/shapes-dino"))
+    found = measure_images(folder, ["vendi", "distance"], Tools(encoder="assets/shapes-dino"))
     assert 1 < found["vendi"]["value"] < 1.5 and found["vendi"]["prompts"] == 2
     low, high = found["distance"]["interval"]
     assert low < 0 < found["distance"]["value"] < high and found["distance"]["all"] > 0
     tools = Tools(folder, inception=str(inception_file), batch=3)
-    found = measure(folder, ["kid", "inception_score"], tools)
+    found = measure_images(folder, ["kid", "inception_score"], tools)
     assert found["kid"]["reference_images"] == 4 == found["kid"]["subset"]
     assert found["inception_score"]["value"] >= 1 and found["inception_score"]["splits"] == 4
 
@@ -233,7 +233,7 @@ def test_images_without_pairs(folder: Path) -> None:
     for file in folder.rglob("0001.png"):
         file.unlink()
     with pytest.raises(DataError, match="several images of one prompt"):
-        measure(folder, ["distance"], Tools(encoder="assets/shapes-dino"))
+        measure_images(folder, ["distance"], Tools(encoder="assets/shapes-dino"))
 
 
 def test_clip_score_is_torchmetrics_own(weights: Weights) -> None:

@@ -13,7 +13,7 @@ from flowrl.core.errors import DataError
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.moving import scene
-from flowrl.evaluation.suites.moving.checker import check
+from flowrl.evaluation.suites.moving.checker import check_videos
 from flowrl.evaluation.suites.moving.scene import EVERY, Scene
 from rewards.moving_shapes import moving_shapes
 
@@ -31,9 +31,11 @@ def test_every_scene_is_right_for_its_record_and_for_no_other() -> None:
     for one in EVERY:
         videos = every_start(one)
         rough = (videos + 0.05 * torch.randn(videos.shape, generator=noise)).clamp(0, 1)
-        assert bool(check(rough, [one.record] * len(rough)).right.all()), one
+        assert bool(check_videos(rough, [one.record] * len(rough)).right.all()), one
         others = [other.record for other in EVERY if other != one]
-        assert not bool(check(videos[:1].expand(31, -1, -1, -1, -1), others).right.any()), one
+        assert not bool(check_videos(videos[:1].expand(31, -1, -1, -1, -1), others).right.any()), (
+            one
+        )
 
 
 def test_faults_cost_the_frames_and_moves_that_they_are_in() -> None:
@@ -48,7 +50,7 @@ def test_faults_cost_the_frames_and_moves_that_they_are_in() -> None:
     cross = scene.paint(ASKED._replace(kind="cross"), 5, 1)  # 5 frames
     green = scene.paint(ASKED._replace(color="green"), 5, 1)  # 5 frames, 4 moves
     videos = torch.stack([right, stands, backwards, gone, second, cross, green])
-    verdict = check(videos, [ASKED.record] * len(videos))
+    verdict = check_videos(videos, [ASKED.record] * len(videos))
     assert verdict.looks.sum(1).tolist() == [5, 5, 5, 4, 4, 0, 0]
     assert verdict.moves.sum(1).tolist() == [4, 0, 0, 2, 4, 4, 0]
     assert verdict.right.tolist() == [True, *[False] * 6]

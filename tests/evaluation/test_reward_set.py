@@ -49,7 +49,7 @@ def test_images_are_scored_while_the_next_are_sampled(
 ) -> None:
     """The first part's reward waits until the second part's sampling has begun."""
     trainer = trainer_for(tmp_path, *FOUR)
-    begun, sampled, seen = threading.Event(), collect_file.sample, []
+    begun, sampled, seen = threading.Event(), collect_file.sample_forest, []
 
     def sample(run: Any, rows: list[int], *, places: Sequence[int], **options: Any) -> Any:
         if places[0]:
@@ -60,7 +60,7 @@ def test_images_are_scored_while_the_next_are_sampled(
         seen.append(begun.wait(20))
         return redness(batch)
 
-    monkeypatch.setattr(collect_file, "sample", sample)
+    monkeypatch.setattr(collect_file, "sample_forest", sample)
     monkeypatch.setitem(trainer.rewards, "red", waiting)
     trainer.step()
     assert seen == [True] * 4

@@ -16,7 +16,7 @@ from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_tests.damage import BLUR, PROBES, blur, noise, strangers
 from flowrl.evaluation.reward_tests.sees_damage import percentiles
-from flowrl.evaluation.reward_tests.selftest import broken, rendered, selftest, table
+from flowrl.evaluation.reward_tests.selftest import broken, rendered, selftest, selftest_table
 from flowrl.evaluation.reward_tests.under_test import difference
 from flowrl.evaluation.suites.shapes.checker import check
 from rewards.shapes import shapes
@@ -187,12 +187,12 @@ def test_the_words_of_the_table_and_its_interval() -> None:
     assert (blurred["right"], blurred["tied"], blurred["wrong"]) == (13, 3, 0)
     assert (blurred["low"], blurred["high"]) == pytest.approx((low, high))
     shares = f"81.2 % of 16 pairs right (95 %: {100 * low:.1f} to {100 * high:.1f}), 3 tied"
-    text = table(rows)
+    text = selftest_table(rows)
     [line] = [line for line in text.splitlines() if line.startswith("blur ")]
     assert line.split("  ", 1)[1].split(maxsplit=1) == ["ok", shares]
     assert text.endswith("\nnothing fails")
     said = "it: noise: ranked the wrong way round; if that is not meant, look into it"
-    assert table(selftest("it", brokenkit.contrast, SCENES)).endswith(f"\n\n{said}")
+    assert selftest_table(selftest("it", brokenkit.contrast, SCENES)).endswith(f"\n\n{said}")
 
 
 def test_rounding_is_no_difference_but_more_is() -> None:

@@ -17,7 +17,13 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.score_images import PromptedImage, RewardScores, batches, score_images
-from flowrl.evaluation.scorecard import best_and_worst, ranked, scorecard, summary, table
+from flowrl.evaluation.scorecard import (
+    best_and_worst,
+    places_best_first,
+    score_summary,
+    scorecard,
+    scorecard_table,
+)
 
 
 def item(number: int, size: tuple[int, int] = (4, 4), group: int | None = None) -> PromptedImage:
@@ -120,19 +126,19 @@ def scored(**columns: list[float]) -> dict[str, RewardScores]:
 
 def test_figures_are_those_of_the_statistics_module() -> None:
     values = [0.25, 3.0, -1.5, 0.0]
-    found = summary(torch.tensor([*values, torch.nan]))
+    found = score_summary(torch.tensor([*values, torch.nan]))
     assert found["mean"] == pytest.approx(statistics.mean(values))
     assert found["std"] == pytest.approx(statistics.stdev(values))
     assert (found["min"], found["max"], found["scored"], found["not_scored"]) == (-1.5, 3.0, 4, 1)
-    assert summary(torch.tensor([2.0]))["std"] is None
-    assert summary(torch.tensor([torch.nan]))["mean"] is None
+    assert score_summary(torch.tensor([2.0]))["std"] is None
+    assert score_summary(torch.tensor([torch.nan]))["mean"] is None
 
 
 def test_a_table_is_aligned_and_says_what_was_not_scored() -> None:
     """Std: sqrt(1.125), and statistics.stdev([1234.5, -1, 0]) = 713.03."""
     columns = scored(a=[0.5, torch.nan, 2.0], bb=[1234.5, -1.0, 0.0])
     card = scorecard([item(i) for i in range(3)], columns, has_prompts=True)
-    assert table(card).splitlines() == [
+    assert scorecard_table(card).splitlines() == [
         "file                 a      bb",
         "------------------------------",
         "0.png           0.5000  1234.5",
@@ -149,12 +155,12 @@ def test_a_table_is_aligned_and_says_what_was_not_scored() -> None:
 
 def test_sorting_puts_the_best_first_and_the_unscored_last() -> None:
     said = scored(a=[1.0, torch.nan, 3.0, 1.0])
-    assert ranked(said, "a") == [2, 0, 3]
+    assert places_best_first(said, "a") == [2, 0, 3]
     card = scorecard([item(i) for i in range(4)], said, has_prompts=False, sort="a")
     assert [row["file"] for row in card["images"]] == ["2.png", "0.png", "3.png", "1.png"]
     assert [row["scores"]["a"] for row in card["images"]] == [3.0, 1.0, 1.0, None]
     with pytest.raises(ConfigError, match="--sort: expected one of the rewards a, got 'b'"):
-        ranked(said, "b")
+        places_best_first(said, "b")
 
 
 def test_the_grid_shows_the_best_left_and_the_worst_below() -> None:

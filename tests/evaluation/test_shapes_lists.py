@@ -16,7 +16,7 @@ from scriptkit import script_module
 from flowrl.config.load import load_config
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.checker import check, judge, validate
+from flowrl.evaluation.suites.shapes.checker import check, judge_detections, validate
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.lists import scene_key
 from flowrl.evaluation.suites.shapes.prompts import all_records, entry, make_record, scenes_for
@@ -128,7 +128,7 @@ RED, BLUE = 0, 2  # numbers of COLORS
 )
 def test_two_of_a_class_are_told_apart_by_colour(things: Any, flags: tuple[bool, ...]) -> None:
     # count, colour, position, exclude: from the rules, by hand
-    verdict = judge(_scene(*things), [PAIR])
+    verdict = judge_detections(_scene(*things), [PAIR])
     found = (verdict.count_ok, verdict.color_ok, verdict.position_ok, verdict.exclude_ok)
     assert tuple(bool(flag[0]) for flag in found) == flags
     assert bool(verdict.strict[0]) == all(flags) == (float(verdict.graded[0]) == 1)
@@ -152,7 +152,7 @@ def test_a_relation_is_paid_by_its_angle(degrees: int) -> None:
     record = make_record(
         "position", [entry("circle"), entry("square", position=("left of", 0))], "", False
     )
-    verdict = judge(found, [record])
+    verdict = judge_detections(found, [record])
     # closed form: GenEval takes a tenth of both extents off each axis (a square of radius 8 is
     # 0.88 as wide as a circle); the mean of three credits, two of them full
     margin = 0.1 * (16 + 0.88 * 16)

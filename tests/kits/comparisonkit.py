@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowrl.runs.compare.error_model import ErrorModel, error_model
-from flowrl.runs.compare.summary import summarize
+from flowrl.runs.compare.summary import summarize_result
 
 BASE = {
     "score": 0.2,
@@ -72,7 +72,7 @@ def config(name: str, scores: list[float], *failed: str) -> dict[str, Any]:
 def result(*configs: dict[str, Any]) -> dict[str, Any]:
     settings = {"score": "strict", "search": None}
     budgets = {"nfe": 100.0, "seconds": 40.0, "points": 2}
-    return summarize(
+    return summarize_result(
         {"settings": settings, "budgets": budgets, "base": BASE, "configs": list(configs)}
     )
 

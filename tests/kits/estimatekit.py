@@ -12,7 +12,7 @@ from toykit import toy
 
 from flowrl.config.load import Config
 from flowrl.cost.estimate import Estimate, Phase
-from flowrl.cost.memory import kept
+from flowrl.cost.memory import kept_memory
 from flowrl.training.rehearsal import check_plan
 
 MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -61,7 +61,7 @@ def made(folder: Path, name: str, runtime: str = "{}") -> Config:
 
 def sizes(config: Config) -> dict[str, int]:
     """Return the bytes of each part that is kept, by name."""
-    return {part.name: part.bytes for part in kept(config, check_plan(config))[0]}
+    return {part.name: part.bytes for part in kept_memory(config, check_plan(config))[0]}
 
 
 def phases(found: Estimate) -> dict[str, Phase]:

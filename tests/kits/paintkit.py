@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.evaluation.suites.shapes.checker import check, judge
+from flowrl.evaluation.suites.shapes.checker import check, judge_detections
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.prompts import all_records
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, coverage
@@ -57,7 +57,7 @@ def against_all(image: Tensor) -> tuple[bool, float]:
     repeated = Detections(
         *(np.repeat(field, len(EVERY), 0) for field in found if field is not None)
     )
-    verdict = judge(repeated, EVERY)
+    verdict = judge_detections(repeated, EVERY)
     return bool(verdict.strict.any()), float(verdict.graded.max())
 
 

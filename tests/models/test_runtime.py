@@ -20,7 +20,7 @@ from torch import nn
 
 from flowrl.config.load import load_config
 from flowrl.models.flux import FluxOptions
-from flowrl.models.options import checked
+from flowrl.models.options import checked_options
 from flowrl.models.runtime import Runtime
 from flowrl.models.sd3 import SD3Options
 
@@ -46,7 +46,7 @@ def test_a_config_sets_the_options_and_defaults_change_nothing() -> None:
     assert SD3Options("x").how == SD3Options("x", runtime=Runtime()).how == Runtime()
     model = "model={fn: flux, path: x, runtime: {checkpointing: true, cache: texts}}"
     kwargs = load_config("shapes/flow_grpo", [model]).model.kwargs
-    found = checked(FluxOptions, **kwargs)
+    found = checked_options(FluxOptions, **kwargs)
     assert found.runtime == Runtime(checkpointing=True, cache="texts")
 
 

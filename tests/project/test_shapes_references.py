@@ -19,7 +19,7 @@ from transformers import Dinov2Model
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import all_records
 from flowrl.models.sd3 import sd3
@@ -157,7 +157,9 @@ def test_the_head_tells_true_scenes_from_the_base_models_images(made: Path) -> N
         max_sequence_length=1,
     )
     texts = [prompts.texts[row] for row in rows]
-    images = torch.cat([x for _, x in sample(model, texts, height=64, width=64, steps=5, batch=60)])
+    images = torch.cat(
+        [x for _, x in sampled_images(model, texts, height=64, width=64, steps=5, batch=60)]
+    )
     records = [prompts.records[row] for row in rows]
     scenes = SCRIPT.true_scenes(records[60:], np.random.default_rng(5))
 

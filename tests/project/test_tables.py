@@ -22,7 +22,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
 from flowrl.core.version import __version__
 from flowrl.runs.catalogue import load_methods
-from flowrl.runs.compare.summary import summarize
+from flowrl.runs.compare.summary import summarize_result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,7 +141,7 @@ def measured() -> ModuleType:
 def test_a_result_is_filled_in_once_and_replaced_by_the_next(measured: ModuleType) -> None:
     """Mean and interval of the made-up scores are those of flowrl.runs.compare.summary, tested
     there: the mean of .30, .32 and .34 is 32 %, and 2 configs have 2 places."""
-    made = summarize(
+    made = summarize_result(
         result(config("shapes-dance-grpo", [0.30, 0.32, 0.34]), config("shapes-vgpo", [0.2, 0.22]))
     )
     before = "x\n\n<!-- measured: dance_grpo -->\n`shapes/dance_grpo`: not compared yet.\n\ny\n"
@@ -157,7 +157,7 @@ def test_a_result_is_filled_in_once_and_replaced_by_the_next(measured: ModuleTyp
 
 
 def test_runs_that_failed_and_single_seeds_are_said(measured: ModuleType) -> None:
-    made = summarize(
+    made = summarize_result(
         result(config("shapes-vgpo", [0.2, 0.22], "NaN"), config("shapes-g2rpo", [0.3]))
     )
     text = {name: " ".join(measured.sentence(made, name).split()) for name in ("vgpo", "g2rpo")}
@@ -168,7 +168,7 @@ def test_runs_that_failed_and_single_seeds_are_said(measured: ModuleType) -> Non
 
 
 def test_the_table_of_the_comparison(measured: ModuleType) -> None:
-    made = summarize(
+    made = summarize_result(
         result(config("shapes-vgpo", [0.2, 0.22]), config("shapes-g2rpo", [0.3, 0.34]))
     )
     bare = "a\n\n<!-- compare: table -->\n\n<!-- compare: end -->\n\nb\n"

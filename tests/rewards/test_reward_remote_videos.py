@@ -16,7 +16,7 @@ from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.reward_traits import judges_videos
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.moving.scene import TRAIN, draw
+from flowrl.evaluation.suites.moving.scene import TRAIN, paint_video
 from rewards.moving_shapes import moving_shapes
 from rewards.remote.messages import chunks_of
 from rewards.remote.read_request import RequestLimits, RequestRefused, parse
@@ -43,7 +43,7 @@ def scenes() -> RewardBatch:
     """Return two drawn videos of each training scene, with noise of three strengths."""
     every = [scene for scene in TRAIN for _ in range(2)]
     generator = torch.Generator().manual_seed(0)
-    clean = torch.stack([draw(scene, generator) for scene in every])
+    clean = torch.stack([paint_video(scene, generator) for scene in every])
     strength = torch.tensor([0.0, 0.2, 0.6])[torch.arange(len(clean)) % 3].view(-1, 1, 1, 1, 1)
     images = round_8bit(clean + strength * torch.randn(clean.shape, generator=generator))
     records = [scene.record for scene in every]

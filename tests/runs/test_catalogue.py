@@ -14,7 +14,14 @@ from flowrl.config.calls import Call
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.runs.catalogue import AXES, MEANING, describe, load_methods, parse_methods, table
+from flowrl.runs.catalogue import (
+    AXES,
+    MEANING,
+    describe_method,
+    load_methods,
+    methods_table,
+    parse_methods,
+)
 
 METHODS = load_methods()
 BY_SLUG = {method.slug: method for method in METHODS}
@@ -65,7 +72,7 @@ ENTRY = """
 @functools.cache
 def configs() -> list[dict[str, Any]]:
     """Return what the catalogue says of all configs."""
-    return [row for method in METHODS for row in describe(method)["configs"]]
+    return [row for method in METHODS for row in describe_method(method)["configs"]]
 
 
 def test_every_config_belongs_to_one_method() -> None:
@@ -150,7 +157,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["slug"] for row in rows] == list(BY_SLUG)
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert text == table(rows) + "\n" and "calls" not in text
+    assert text == methods_table(rows) + "\n" and "calls" not in text
     head, _, *lines = text.splitlines()
     lines = lines[: len(METHODS)]
     found = [line[head.index("status") :].split()[0] for line in lines]
@@ -162,12 +169,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     places = "shapes,sd3,flux,flux2,flux2_klein,flux_kontext,qwen_edit,qwen_edit_plus,qwen_image"
     places += ",wan,z_image"
     assert f"{{{places}}}/branch_grpo" in branch
-    narrow = re.sub(r"\x1b\[\d*m", "", table(rows, width=80))
+    narrow = re.sub(r"\x1b\[\d*m", "", methods_table(rows, width=80))
     assert max(map(len, narrow.splitlines()[: -len(MEANING)])) <= 80
 
 
 def test_what_a_config_costs() -> None:
-    row = describe(BY_SLUG["mix_grpo"], cost=True)
+    row = describe_method(BY_SLUG["mix_grpo"], cost=True)
     assert row["paper"]["arxiv"] == "2507.21802" and row["status"] == "exact"
     (flux,) = (config for config in row["configs"] if config["config"] == "flux/mix_grpo")
     # 32 x 12 images of 25 calls each while sampling, the first once for all 12; 4 trained states
@@ -179,5 +186,5 @@ def test_what_a_config_costs() -> None:
     assert flux["axes"]["rewards"] == ["hpsv2", "pickscore", "image_reward"]
     assert flux["axes"]["aggregate"] == ["advantage_sum"]
     assert flux["axes"]["plan"] == ["sliding_window"]
-    head, _, line, *_, note = table([row]).splitlines()
+    head, _, line, *_, note = methods_table([row]).splitlines()
     assert "calls per image" in head and " 33.3" in line and note.startswith("calls per image: ")

@@ -30,7 +30,7 @@ from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.outcomes import unpacked
-from flowrl.runs.compare.result_file import read
+from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import read_rows
 from flowrl.runs.locks import lock
@@ -255,7 +255,7 @@ def test_differences_are_named() -> None:
 
 def test_a_search_that_chose_otherwise_is_not_mixed(whole: Whole, tmp_path: Path) -> None:
     what = whole.copied(tmp_path)
-    stored = read(what.out)
+    stored = read_result(what.out)
     stored["configs"][0]["seeds"] = [{**stored["configs"][0]["seeds"][0], "lr": 0.5}]
     what.out.write_text(json.dumps(stored))
     words = "toy-a: seed 1 ran with lr 0.1, seed 0 of the result file with 0.5"

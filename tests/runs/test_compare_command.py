@@ -270,7 +270,7 @@ def test_a_busy_machine_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], busy: float, said: bool
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(compare_module, "load", lambda: busy)
+    monkeypatch.setattr(compare_module, "machine_load", lambda: busy)
     compare_module._warn_of_load(False)
     assert ("2.1 processes on average want the 4 processors" in capsys.readouterr().err) is said
 

@@ -15,22 +15,29 @@ from scipy import stats
 from flowrl.core.errors import DataError
 from flowrl.runs.compare.error_model import error_model
 from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
-from flowrl.runs.compare.result_file import read
+from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import (
+    config_summary,
     detectable,
     holm,
     labels,
     mean_curve,
-    summarize,
-    summary,
+    summarize_result,
 )
-from flowrl.runs.compare.tables import markdown, notes, pair_table, table, task_table, terminal
+from flowrl.runs.compare.tables import (
+    comparison_table,
+    markdown,
+    notes,
+    pair_table,
+    task_table,
+    terminal,
+)
 
 # -------------------------------------------------------------------------------- one config, pairs
 
 
 def _summary(one: dict[str, Any], budget: str) -> dict[str, Any] | None:
-    return summary(one, error_model([one], BASE, budget), budget)
+    return config_summary(one, error_model([one], BASE, budget), budget)
 
 
 def test_the_summary_of_a_config() -> None:
@@ -106,8 +113,8 @@ def test_pairs() -> None:
 def test_the_shipped_file_says_what_its_runs_give() -> None:
     """Intervals and tests of the file are those that are worked out from its runs."""
     root = Path(__file__).resolve().parents[2]
-    stored = read(root / "assets/results/compare-shapes.json")
-    again = json.loads(json.dumps(summarize(stored)))
+    stored = read_result(root / "assets/results/compare-shapes.json")
+    again = json.loads(json.dumps(summarize_result(stored)))
     assert again["pairs"]["nfe"]["significant"] == stored["pairs"]["nfe"]["significant"] == 34
     for one, other in zip(stored["configs"], again["configs"], strict=True):
         for budget, key in (("nfe", "gain"), ("seconds", "interval")):
@@ -122,7 +129,7 @@ def test_the_shipped_file_says_what_its_runs_give() -> None:
 def test_another_file_is_no_result(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(DataError, match="r.json"):
-        read(tmp_path / "r.json")
+        read_result(tmp_path / "r.json")
 
 
 def test_mean_curves_go_mark_by_mark() -> None:
@@ -160,9 +167,9 @@ def test_the_table() -> None:
         config("sd3-dead", [], "a | NaN"),
         config("sd3-top", [0.5, 0.52], "broke"),
     )
-    rows = {cells[0]: cells for cells in table(r)}
+    rows = {cells[0]: cells for cells in comparison_table(r)}
     assert list(rows) == ["method", "top", "low", "dead", "base model"]
-    starred = table(result(config("a", [0.5, 0.51, 0.52])))[1]  # its interval excludes 0
+    starred = comparison_table(result(config("a", [0.5, 0.51, 0.52])))[1]  # its interval excludes 0
     assert starred[4].endswith("*")
     pool = (np.var([10, 30], ddof=1) + np.var([50, 52], ddof=1)) / 2  # over both, 2 degrees
     half = stats.t.ppf(0.975, 2) * math.sqrt(pool / 2)
@@ -190,7 +197,9 @@ def test_the_clock_the_load_and_other_machines_are_said() -> None:
 
 def test_other_scores_than_shares_are_no_percentages() -> None:
     r = result(config("a", [1.4, 1.5]))
-    assert table(r)[0][3] == "strict at (a)" and table(r)[1][3].startswith("1.450 ±")
+    assert comparison_table(r)[0][3] == "strict at (a)" and comparison_table(r)[1][3].startswith(
+        "1.450 ±"
+    )
 
 
 def test_the_matrix_of_pairs_and_the_power_are_said() -> None:

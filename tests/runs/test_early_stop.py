@@ -15,7 +15,7 @@ from flowrl.runs import evaluate, milestones
 from flowrl.runs.monitors.evaluations import plateau
 from flowrl.runs.open import open_run
 from flowrl.runs.train import train
-from flowrl.training.checkpoint import load, numbered
+from flowrl.training.checkpoint import checkpoint_folders, load
 
 
 @pytest.mark.integration
@@ -39,7 +39,7 @@ def test_an_early_stop_keeps_the_best_checkpoint(
     assert summary["stopped"]["monitor"] == "plateau"
     best = "checkpoints/000001"
     assert summary["best"] == {"iteration": 1, "score": 0.6, "checkpoint": best}
-    assert [folder.name for folder in numbered(run)] == ["000001", "000003"]
+    assert [folder.name for folder in checkpoint_folders(run)] == ["000001", "000003"]
     model, _, iteration = open_run(run, plugins=("toykit",), weights="current")
     saved = load(run / best)[0]["current"]
     assert iteration == 1

@@ -43,7 +43,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def saved(run: Path) -> list[str]:
-    return [folder.name for folder in checkpoint.numbered(run)]
+    return [folder.name for folder in checkpoint.checkpoint_folders(run)]
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_being_deleted_has_no_name_any_more(
         patch.setattr("flowrl.training.checkpoint.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.prune(tmp_path, 1)
-    assert [folder.name for folder in checkpoint.numbered(tmp_path)] == ["000002"]
+    assert [folder.name for folder in checkpoint.checkpoint_folders(tmp_path)] == ["000002"]
     checkpoint.prune(tmp_path, 1)
     assert [item.name for item in (tmp_path / "checkpoints").iterdir()] == ["000002"]
 

@@ -25,7 +25,7 @@ from flowrl.runs.evaluate import evaluate
 from flowrl.runs.open import open_run
 from flowrl.runs.start import claimed
 from flowrl.runs.stop import Interrupted
-from flowrl.runs.train import describe, train
+from flowrl.runs.train import describe_training, train
 from flowrl.training import checkpoint
 from flowrl.training.setup import OverlapWarning
 from flowrl.training.trainer import Trainer
@@ -196,7 +196,7 @@ def test_schedules_and_weights(home: Path, tmp_path: Path) -> None:
 
 
 def test_headline_and_describe(home: Path) -> None:
-    text = describe(Trainer(config_for(home)))
+    text = describe_training(Trainer(config_for(home)))
     assert "4 iterations, 24 trained numbers, lr 0.01, seed 3" in text  # 3x3 + 3x4 + 3
     assert "8 images from 8 initial noises, 4 steps" in text
     assert f"6 to train on ({home}/train.jsonl), 6 held out, 2 images each" in text

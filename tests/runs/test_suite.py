@@ -72,7 +72,7 @@ def test_a_stopped_suite_goes_on(
     result is that of an unbroken suite."""
     whole = run(config, tmp_path / "whole")
     out, model, asked = tmp_path / "out", config.call("model")(), []
-    drawing = held_out.sample
+    drawing = held_out.sampled_images
 
     def some(*given: Any, places: Any, **more: Any) -> Any:
         asked.append(list(places))
@@ -82,7 +82,7 @@ def test_a_stopped_suite_goes_on(
             raise RunError("stopped")
         yield from parts
 
-    monkeypatch.setattr(suites, "sample", some)
+    monkeypatch.setattr(suites, "sampled_images", some)
     with pytest.raises(RunError, match="stopped"):
         run_suite(model, config, "toy", out, target="the toy")
     first = out / "00000" / "samples" / "0000.png"

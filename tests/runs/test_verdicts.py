@@ -23,7 +23,7 @@ from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.runs import evaluate as evaluate_module
 from flowrl.runs.compare.compare import run_comparison
-from flowrl.runs.compare.one_run import drawn
+from flowrl.runs.compare.one_run import read_samples
 from flowrl.runs.compare.report import sample_grid
 from flowrl.runs.evaluate import verdicts
 from flowrl.runs.report.run_grid import run_grid
@@ -107,7 +107,7 @@ def test_the_grid_of_a_comparison_frames_what_was_judged(
     monkeypatch.setattr(toykit.reddish, "says_right", True, raising=False)
     seen, found = frames(tmp_path / "judged"), []
     for name in ("base", "toy-a/seed0"):
-        images, right = drawn(tmp_path / "judged/runs" / name)
+        images, right = read_samples(tmp_path / "judged/runs" / name)
         assert right == [bool(one[0].mean() > one[1].mean()) for one in images]
         found += right
     assert seen == [True in found, False in found] and True in found
@@ -116,7 +116,7 @@ def test_the_grid_of_a_comparison_frames_what_was_judged(
     assert frames(tmp_path / "failing") == [False, False]
     assert "the samples are not judged: no answer" in capsys.readouterr().err
     (tmp_path / "judged/runs/base/verdicts.json").unlink()
-    assert drawn(tmp_path / "judged/runs/base")[1] == [None, None]
+    assert read_samples(tmp_path / "judged/runs/base")[1] == [None, None]
 
 
 def failing(*_: Any) -> None:

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompts import load_prompts
-from flowrl.core.votes import ask, keep_image, pair_of, read_votes
+from flowrl.core.votes import ask_people, keep_image, pair_of, read_votes
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.evaluation.pair_formats import convert_pairs
 from flowrl.evaluation.preference_pairs import check_pairs
@@ -246,7 +246,7 @@ def test_the_vote_in_two_browsers(chromium: Any, home: Path) -> None:
         page.locator("#one").select_option("")
         page.get_by_text("No run waits").wait_for()
         other = keep_image(home / "votes", (home / "a" / "samples" / "000020.png").read_bytes())
-        ask(home / "votes", [pair_of("a waiting prompt", votes[0]["image_0"], other)])
+        ask_people(home / "votes", [pair_of("a waiting prompt", votes[0]["image_0"], other)])
         page.get_by_text("a waiting prompt").wait_for()
         page.locator("#right").click()
         page.wait_for_selector("#nothing")

@@ -16,7 +16,7 @@ from flowrl.core.pixels import from_bytes, round_8bit, to_bytes
 from flowrl.core.types import RewardBatch
 from flowrl.cost.estimate import phase
 from flowrl.cost.fit_card import change
-from flowrl.cost.memory import kept
+from flowrl.cost.memory import kept_memory
 from flowrl.cost.meter import Meter
 from flowrl.training import trainer as trainer_file
 from flowrl.training.collect import collect
@@ -125,5 +125,5 @@ def test_the_estimate_of_the_decode_is_what_is_measured(tmp_path: Path) -> None:
     host = buffer.levels.numel()
     assert found[1].extra == pytest.approx(meter.peak - host, rel=0.05)
     assert found[2].extra == found[1].extra and forecast.images == len(ro.leaf)
-    names = [part.name for part in kept(config, _forecast(config))[0]]
+    names = [part.name for part in kept_memory(config, _forecast(config))[0]]
     assert "images" not in names

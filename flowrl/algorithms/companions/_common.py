@@ -17,7 +17,11 @@ Betas = tuple[float, float]
 
 
 class Companion:
-    """What companions share: AdamW's options, updates per iteration, and a model call."""
+    """What companions share: AdamW's options, updates per iteration, and a model call.
+
+    Raises: ConfigError for a learning rate or updates that are not positive, weight_decay below 0,
+    or betas outside [0, 1).
+    """
 
     looks_at: tuple[str, ...] = ()  # other weights: "ref", "slow"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.algorithms.companions._common import Betas, Companion, rows_of
 from flowrl.algorithms.likelihoods._queries import Queries
-from flowrl.algorithms.losses._groups import check_positive, error_of, total, whole_groups
+from flowrl.algorithms.losses._groups import check_positive, total, velocity_error, whole_groups
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.seeds import NodeStreams
@@ -94,8 +94,8 @@ class preference(Companion):
         index = whole_groups("surrogate", data)
         a = data.batch.advantage.detach().double()
         a = a.clamp(-self.max_advantage, self.max_advantage)
-        d = error_of(data, data.now)
-        ref, slow = (error_of(data, data.under[name]).detach() for name in ("ref", "slow"))
+        d = velocity_error(data, data.now)
+        ref, slow = (velocity_error(data, data.under[name]).detach() for name in ("ref", "slow"))
         # how much better the group is than the teacher's
         size = total(index, torch.ones_like(a))
         weight = (self.beta * total(index, a * (d.detach() - ref)) / size).sigmoid()

@@ -39,7 +39,7 @@ class Rake(NamedTuple):
     owner: Tensor  # [V] int64  place in `decision` of the decision at or above a node; -1 for none
 
 
-def spread(advantage: Tensor, owner: Tensor) -> Tensor:
+def spread_to_nodes(advantage: Tensor, owner: Tensor) -> Tensor:
     """Give every node the advantage of its `owner` among [C, w] or [D]; NaN and no owner give 0 ->
     [V] float32."""
     return torch.cat([advantage.flatten(), advantage.new_zeros(1)])[owner].nan_to_num().float()
@@ -62,8 +62,8 @@ def comb_of(name: str, leaf: Tensor, tree: Tree, *, baseline: bool) -> Comb:
     """Read one chain of w decisions per root, a leaf for each decision, and with `baseline` one for
     the root.
 
-    A leaf belongs to the last decision at or above it. The end of a chain may have two, a preview
-    and the finished sample, which is the younger.
+    `leaf` [L] are node ids. A leaf belongs to the last decision at or above it. The end of a chain
+    may have two, a preview and the finished sample, which is the younger.
 
     Raises: ConfigError in the name of the credit `name`, saying what is missing.
     """
@@ -100,8 +100,8 @@ def comb_of(name: str, leaf: Tensor, tree: Tree, *, baseline: bool) -> Comb:
 
 
 def rake_of(name: str, leaf: Tensor, tree: Tree) -> Rake:
-    """Read decisions that have no decision above, and their leaves; a decision that is a leaf is
-    seen by every stride.
+    """Read decisions that have no decision above, and their leaves [L], node ids; a decision that
+    is a leaf is seen by every stride.
 
     Raises: ConfigError in the name of the credit `name`.
     """

@@ -14,7 +14,7 @@ class Groups:
     """Rewards of leaves [L] in float64, and which prompt's each is."""
 
     def __init__(self, reward: Tensor, leaf: Tensor, tree: Tree) -> None:
-        """Number the prompts from 0; NaN = not scored."""
+        """Number the prompts of rewards [L] of the leaves [L] from 0; NaN = not scored."""
         self.value = reward.double()
         self.scored = ~self.value.isnan()
         self.group = torch.unique(tree.group[leaf], return_inverse=True)[1]

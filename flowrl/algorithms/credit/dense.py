@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._chains import comb_of, spread
+from flowrl.algorithms.credit._chains import comb_of, spread_to_nodes
 from flowrl.algorithms.forest import normalize_by
 from flowrl.core.types import Tree
 
@@ -39,4 +39,4 @@ def step_gain(
     path = reward.double()[torch.cat([comb.start[:, None], comb.seen], 1)]
     gain, node = path.diff(dim=1).flatten(), comb.decision.flatten()
     keys = [tree.group[node]] + ([tree.step[node]] if among == "step" else [])
-    return spread(normalize_by(gain, *keys, eps=eps, ddof=ddof), comb.owner)
+    return spread_to_nodes(normalize_by(gain, *keys, eps=eps, ddof=ddof), comb.owner)

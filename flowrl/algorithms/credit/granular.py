@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._chains import rake_of, spread
+from flowrl.algorithms.credit._chains import rake_of, spread_to_nodes
 from flowrl.algorithms.forest import normalize_by
 from flowrl.core.types import Tree
 
@@ -33,6 +33,6 @@ def granular_norm(
     stride = torch.arange(value.shape[1], device=value.device).expand_as(value)
     group, step = (row[rake.decision][:, None].expand_as(value) for row in (tree.group, tree.step))
     keys = [key.flatten() for key in (group, step, stride)]
-    return spread(
+    return spread_to_nodes(
         normalize_by(value.flatten(), *keys, eps=eps, ddof=ddof).view_as(value).sum(1), rake.owner
     )

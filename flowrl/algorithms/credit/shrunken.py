@@ -47,7 +47,7 @@ class shrunken_mean(PromptMemory):
         return subtree_mean(out, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Move what each prompt is worth."""
+        """Move what each prompt is worth by its rewards [L]; NaN = not scored."""
         for prompt, _, new in self.visited(reward.cpu(), prompts):
             old = float(self.kept["value"][prompt, 0])
             mean = float(new.mean())

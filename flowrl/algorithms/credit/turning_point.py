@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._chains import comb_of, spread
+from flowrl.algorithms.credit._chains import comb_of, spread_to_nodes
 from flowrl.algorithms.forest import normalize_by
 from flowrl.core.types import Tree
 
@@ -51,7 +51,7 @@ def turning_point(
     path = reward.double()[torch.cat([comb.start[:, None], comb.seen], 1)]
     worth = _step_rewards(path, strict, balance).flatten()
     node = comb.decision.flatten()
-    return spread(
+    return spread_to_nodes(
         normalize_by(worth, tree.group[node], tree.step[node], eps=eps, ddof=ddof), comb.owner
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._chains import comb_of, spread
+from flowrl.algorithms.credit._chains import comb_of, spread_to_nodes
 from flowrl.algorithms.forest import normalize_by
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
@@ -54,7 +54,7 @@ def value_anchored(
     anchor = k * (tree.step[comb.decision] <= anchored_steps).double() * value
     mean = value.mean(1, keepdim=True)
     share = torch.where(mean > 0, value / mean, 1.0)
-    return spread(share * (relative + anchor), comb.owner)
+    return spread_to_nodes(share * (relative + anchor), comb.owner)
 
 
 def _accumulated(value: Tensor, gamma: float, direction: str) -> Tensor:

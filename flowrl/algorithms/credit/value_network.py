@@ -73,7 +73,8 @@ class value_baseline:
         prompts: Sequence[str],
         state: Tensor | None = None,
     ) -> None:
-        """Remember the mean reward of each prompt, and train the network on what is remembered."""
+        """Remember the mean of each prompt's rewards [L] beside its `state` [L, D], and train the
+        network on what is remembered. Raises ConfigError without states."""
         if state is None:
             raise ConfigError(
                 "value_baseline: needs the state of the policy; take likelihood prior"
@@ -90,7 +91,7 @@ class value_baseline:
             self._train(self._ready(state.shape[1]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return memory, network and moments as tensors."""
+        """Return the memory, states [n, D] and their mean rewards [n], with network and moments."""
         kept = {"seen": self.seen, "worth": self.worth, "updates": torch.tensor(self.updates)}
         if self.network is None or self.optimizer is None:
             return kept
@@ -101,7 +102,7 @@ class value_baseline:
         return kept
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put back what `state_dict` returned: states [n, D], mean rewards [n], and the rest."""
         self.seen, self.worth = state["seen"].clone(), state["worth"].clone()
         self.updates = int(state["updates"])
         if not any(name.startswith("network.") for name in state):

@@ -37,7 +37,7 @@ class smooth_norm(PromptMemory):
         return subtree_mean(out, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Count the visit and move the running numbers."""
+        """Count the visit of each prompt with scored rewards [L], and move its running numbers."""
         for prompt, _, new in self.visited(reward.cpu(), prompts):
             for name, number in zip(self.kept, self._moved(prompt, new), strict=True):
                 self.kept[name][prompt, 0] = number
@@ -99,7 +99,7 @@ class single_stream(PromptMemory):
         return subtree_mean(gap, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Add the rewards of an iteration."""
+        """Add the rewards [L] of an iteration, from 0 to 1; NaN = not scored."""
         for prompt, _, new in self.visited(reward.cpu(), prompts):
             for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
                 self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
@@ -152,7 +152,8 @@ class risk_bundles:
         return subtree_mean(each, leaf, tree).nan_to_num().float()
 
     def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Move the quantiles."""
+        """Move the quantiles by the sums of rewards [L]. Raises ConfigError for prompts that do not
+        fill bundles."""
         sums = self._sums(reward, leaf, tree)[0]
         known = sums[~sums.isnan()].cpu()
         if len(known):
@@ -161,11 +162,11 @@ class risk_bundles:
             self.quantiles = now + 0.1 * (self.levels - below)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the quantiles."""
+        """Return {"quantiles": [2] float64}, the lower one first."""
         return {"quantiles": self.quantiles.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put back quantiles [2]."""
         self.quantiles = state["quantiles"].cpu().double().clone()
 
     def _quantiles(self, sums: Tensor) -> Tensor:

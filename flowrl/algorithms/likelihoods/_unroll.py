@@ -47,7 +47,7 @@ def unrolled_batch(
     )
 
 
-def evaluate(model: FlowModel, batch: Batch) -> Eval:
+def evaluate_unrolled(model: FlowModel, batch: Batch) -> Eval:
     """Sample the batch's images -> Eval with images [B, 3, H, W] and mean = x0; log-prob 0."""
     x0 = sampled(model, batch)
     decode = model.decode

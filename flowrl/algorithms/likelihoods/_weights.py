@@ -11,8 +11,8 @@ Weight = Literal["one", "sigma", "sigma2", "huber", "ghuber", "snr", "size", "ep
 
 def weighted(error: Tensor, sigma: Tensor, weight: Weight, power: float = 0.25) -> Tensor:
     """Return ``w(error, sigma)`` [B] of squared errors [B] as `forward` says, but for "size", which
-    needs more; float64 wanted: in float32 ``error^power`` near 0 loses the difference of two
-    policies."""
+    needs more: it raises ValueError. float64 wanted: in float32 ``error^power`` near 0 loses the
+    difference of two policies."""
     tiny = 1e-10
     if weight == "snr":
         return (1 - sigma) / (sigma + 1e-3) * error

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._unroll import evaluate, roots_batch, unrolled_batch
+from flowrl.algorithms.likelihoods._unroll import evaluate_unrolled, roots_batch, unrolled_batch
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, wide
@@ -46,7 +46,7 @@ class _FromRoots:
 
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Sample the images -> Eval with `images`; the transition plays no part."""
-        return evaluate(model, batch)
+        return evaluate_unrolled(model, batch)
 
 
 class draft(_FromRoots):
@@ -61,7 +61,8 @@ class draft(_FromRoots):
         self.last, self.checkpoint = last, checkpoint
 
     def paths(self, streams: list[torch.Generator], steps: int) -> tuple[Tensor, Tensor]:
-        """Open the last steps of every row."""
+        """Open the last steps of every row -> open [B, S], last [B]. Raises ConfigError for a plan
+        with fewer steps."""
         if self.last > steps:
             raise ConfigError(
                 f"likelihood draft: last={self.last} steps carry a gradient, but the plan has "
@@ -104,7 +105,8 @@ class align_prop(_FromRoots):
         self.draw, self.mean, self.std, self.checkpoint = draw, mean, std, checkpoint
 
     def paths(self, streams: list[torch.Generator], steps: int) -> tuple[Tensor, Tensor]:
-        """Open the steps from K on."""
+        """Open the steps from K on -> open [B, S], last [B]. Raises ConfigError for a plan of one
+        step."""
         if steps < 2:
             raise ConfigError("likelihood align_prop: needs a plan of at least 2 steps, got 1")
         first = torch.tensor([self._first(stream, steps) for stream in streams])
@@ -150,7 +152,7 @@ class align_prop_each(_FromRoots):
         self.checkpoint = checkpoint
 
     def paths(self, streams: list[torch.Generator], steps: int) -> tuple[Tensor, Tensor]:
-        """Open each step by chance."""
+        """Open each step by chance -> open [B, S], last [B]."""
         drawn = [torch.randint(steps, (steps,), generator=stream) for stream in streams]
         opened = torch.arange(steps) >= torch.stack(drawn)
         return opened, torch.full((len(streams),), steps - 1)
@@ -174,7 +176,8 @@ class refl(_FromRoots):
         self.first, self.last, self.checkpoint = first, last, checkpoint
 
     def paths(self, streams: list[torch.Generator], steps: int) -> tuple[Tensor, Tensor]:
-        """Open the step that each row stops at."""
+        """Open the step that each row stops at -> open [B, S], last [B]. Raises ConfigError unless
+        `first` and `last` are steps of the plan."""
         last = self.last or steps - 1
         if not self.first <= last < steps:
             raise ConfigError(
@@ -221,4 +224,4 @@ class draft_lv:
 
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Sample the images -> Eval with `images`; the transition plays no part."""
-        return evaluate(model, batch)
+        return evaluate_unrolled(model, batch)

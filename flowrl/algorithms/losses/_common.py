@@ -53,7 +53,7 @@ def numbered(*keys: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(0, order, new.cumsum(0))
 
 
-def joined(values: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor | float]:
+def segment_mean(values: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor | float]:
     """Return each value's segment mean [B], differentiable, and one over the segment's size; None:
     each by itself."""
     if segment is None:

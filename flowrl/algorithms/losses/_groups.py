@@ -22,7 +22,7 @@ def total(index: Tensor, values: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, index, values)[index]
 
 
-def error_of(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
+def velocity_error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
     """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
     gap = (under.mean - data.batch.target).double().flatten(1)
     error = gap.square().mean(1)
@@ -32,14 +32,17 @@ def error_of(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor
 def whole_groups(who: str, data: LossInput) -> Tensor:
     """Number the rows [B] of one prompt and one draw. Raises ConfigError for a group that is torn
     over network calls, or that a selection has thinned out."""
+    # without segments a prompt's images may be spread over several calls
     if data.segment is None or data.siblings is None:
         raise ConfigError(
             f"{who}: compares all images of a prompt, so these must be in one network call; set "
             "segment={fn: prompt}"
         )
+    # rows of a group in this call, beside how many of it are trained at all
     index = numbered(data.segment, data.batch.step)
     count, whole = total(index, torch.ones(len(index), device=index.device)), data.siblings
 
+    # the message is made only where the check fails, since it reads numbers off the device
     def torn() -> ConfigError:
         here, there = int(count.min()), int(whole.max())
         return ConfigError(

@@ -16,7 +16,8 @@ def optimality(advantage: Tensor, max_advantage: float, labels: Labels = "all") 
 
     labels: positive_only and negative_only set the others to 0 first; one_only makes good ones 1
     and all others 0; binary takes the sign. The last two are then divided by max_advantage like any
-    A, so that with 5 they are 0.6, 0.5 and 0.4 (DiffusionNFT's code).
+    A, so that with 5 they are 0.6, 0.5 and 0.4 (DiffusionNFT's code). -> [B] float64. Raises
+    ConfigError for other labels.
     """
     a = advantage.double().clamp(-max_advantage, max_advantage)
     if labels == "positive_only":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import joined, ratio_metrics, surrogate
+from flowrl.algorithms.losses._common import ratio_metrics, segment_mean, surrogate
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.noise_path import per_sample, wide
@@ -46,7 +46,7 @@ def dynamic_clip(
     """
     _check(clip_min, clip_max, max_advantage, sft)
     # bounds that follow the advantage
-    log_ratio, share = joined(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    log_ratio, share = segment_mean(data.now.log_prob - data.old_log_prob.detach(), data.segment)
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
     bound = clip_min + (clip_max - clip_min) * (eta * a).sigmoid()
     loss, stopped = surrogate(log_ratio, a, bound, bound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
+from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean, surrogate
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -46,7 +46,7 @@ def elastic_clip(
         )
     if data.reward_variance is None:
         raise ConfigError("elastic_clip: needs the variance of each prompt's rewards, got none")
-    log_ratio, share = joined(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    log_ratio, share = segment_mean(data.now.log_prob - data.old_log_prob.detach(), data.segment)
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
     spread = 4 * data.reward_variance.to(a) / reward_range**2
     high = clip_high * (1 + by_advantage * (a.abs() / at).clamp_max(1)) * (1 + by_variance * spread)
@@ -87,10 +87,10 @@ def hybrid_ratio(
             f"{'no' if data.segment is None else 'a'} segment"
         )
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
-    # log-ratio of each step [B]; `joined` gives all steps of an image their mean
+    # log-ratio of each step [B]; `segment_mean` gives all steps of an image their mean
     own = data.now.log_prob - data.old_log_prob.detach()
     step, stopped = surrogate(own, a, clip_low, clip_high)
-    image, stopped_image = surrogate(joined(own, data.segment)[0], a, image_low, image_high)
+    image, stopped_image = surrogate(segment_mean(own, data.segment)[0], a, image_low, image_high)
     # the steps' ratios, as other losses report them
     metrics = ratio_metrics(own.detach(), stopped)
     metrics["image_clip_frac"] = stopped_image.to(a.dtype)

@@ -14,8 +14,8 @@ from flowrl.algorithms.losses._groups import (
     centre_of,
     check_alike,
     check_positive,
-    error_of,
     total,
+    velocity_error,
     whole_groups,
 )
 from flowrl.core.needs import needs
@@ -62,8 +62,8 @@ def dgpo(
     check_alike("dgpo", data, index)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     # errors under the three weights
-    d = error_of(data, data.now)
-    ref, old = (error_of(data, data.under[name]).detach() for name in (reference, "old"))
+    d = velocity_error(data, data.now)
+    ref, old = (velocity_error(data, data.under[name]).detach() for name in (reference, "old"))
     # how much better the group is than under the reference
     score = beta * centre_of(index, a * (d.detach() - ref))
     weight = score.sigmoid()
@@ -115,8 +115,8 @@ def crd(
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     target = a / (2 * max_advantage) + 0.5
     reward = -(
-        error_of(data, data.now, normalize=normalize)
-        - error_of(data, data.under["slow"], normalize=normalize).detach()
+        velocity_error(data, data.now, normalize=normalize)
+        - velocity_error(data, data.under["slow"], normalize=normalize).detach()
     )
     # one half of the loss for each way to centre
     loss = torch.zeros_like(reward)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
+from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean, surrogate
 from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
@@ -44,7 +44,7 @@ def awm(
         raise ConfigError(f"awm: expected advantage_scale > 0, got {advantage_scale}")
     log_ratio = data.now.log_prob - data.old_log_prob.detach()
     if ratio == "sum_first":
-        log_ratio, _ = joined(log_ratio, data.batch.node)
+        log_ratio, _ = segment_mean(log_ratio, data.batch.node)
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage) * advantage_scale
     loss, stopped = surrogate(log_ratio, a, clip_low, clip_high)
     return loss, ratio_metrics(log_ratio.detach(), stopped)

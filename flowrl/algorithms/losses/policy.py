@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics, surrogate
+from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean, surrogate
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 
@@ -38,7 +38,7 @@ def ppo_clip(
     Raises: ConfigError for a clip range that is not positive.
     """
     check_clip("ppo_clip", clip_low, clip_high, max_advantage)
-    log_ratio, share = joined(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    log_ratio, share = segment_mean(data.now.log_prob - data.old_log_prob.detach(), data.segment)
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
     loss, stopped = surrogate(log_ratio, a, clip_low, clip_high)
     return loss * share, ratio_metrics(log_ratio.detach(), stopped)

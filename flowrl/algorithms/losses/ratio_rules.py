@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, joined, ratio_metrics
+from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean
 from flowrl.algorithms.losses._groups import check_positive
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
@@ -220,7 +220,7 @@ def _masked(
 
 def _parts(data: LossInput, max_advantage: float) -> tuple[Tensor, Tensor | float, Tensor]:
     """Return the log-ratio of each row's action [B], the row's share of it, and the advantage."""
-    log_ratio, share = joined(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    log_ratio, share = segment_mean(data.now.log_prob - data.old_log_prob.detach(), data.segment)
     return log_ratio, share, data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
 
 

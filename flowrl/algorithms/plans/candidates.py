@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.algorithms.rollout.plan_steps import chain, check
+from flowrl.algorithms.rollout.plan_steps import chain, check_steps_and_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
@@ -35,7 +35,7 @@ def candidates(
 
     Raises: ConfigError unless 0 <= first < steps - 1, branch >= 2 and noise_scale > 0.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     if not 0 <= first < steps - 1 or branch < 2 or noise_scale == 0:
         raise ConfigError(
             f"plan candidates: needs 0 <= first < {steps - 1} (steps={steps}, the last has no "

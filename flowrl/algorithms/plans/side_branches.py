@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from flowrl.algorithms.rollout.plan_steps import chain, check
+from flowrl.algorithms.rollout.plan_steps import chain, check_steps_and_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
@@ -37,7 +37,7 @@ def rake(
     Raises: ConfigError if the range is empty or reaches the last step, for branch < 2 or strides
     below 1.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     high = steps - 1 if high is None else high
     if not 0 <= low < high <= steps - 1:
         raise ConfigError(
@@ -91,7 +91,7 @@ def comb(
 
     Raises: ConfigError unless 1 <= size <= steps - first and noise_scale > 0.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     if first < 0 or not 1 <= size <= steps - first or noise_scale == 0:
         raise ConfigError(
             f"plan comb: needs 1 <= size <= steps={steps} - first={first} and noise_scale > 0, got "

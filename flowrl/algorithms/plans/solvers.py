@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from flowrl.algorithms.rollout.plan_steps import chain, check
+from flowrl.algorithms.rollout.plan_steps import chain, check_steps_and_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Adams, Plan, SigmaGrid
 
@@ -23,7 +23,7 @@ def ode(iteration: int, *, steps: int, order: int = 2, last_order: int = 1) -> P
 
     Raises: ConfigError for an order that is neither 1 nor 2.
     """
-    check(steps, 0.0)
+    check_steps_and_noise(steps, 0.0)
     if order not in (1, 2) or last_order not in (1, 2):
         raise ConfigError(
             f"plan ode: expected order and last_order 1 (Euler) or 2 (DPM-Solver++ 2M), got "
@@ -41,7 +41,7 @@ def few_step(iteration: int, *, steps: int = 4) -> Plan:
 
     Raises: ConfigError for steps < 1.
     """
-    check(steps, 0.0)
+    check_steps_and_noise(steps, 0.0)
     return chain(steps, 0.0, range(0))._replace(every_step=True)
 
 
@@ -69,7 +69,7 @@ def sa_solver(
 
     Raises: ConfigError for fewer than 3 steps, or a range of sigmas that is none.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     if steps < 3 or not 0 <= low <= high <= 1 or not 0 < first <= 1:
         raise ConfigError(
             "plan sa_solver: expected steps >= 3, 0 <= low <= high <= 1 and 0 < first <= 1, got "

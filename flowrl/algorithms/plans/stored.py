@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flowrl.algorithms.rollout.plan_steps import chain, check
+from flowrl.algorithms.rollout.plan_steps import chain, check_steps_and_noise
 from flowrl.core.types import Plan
 
 
@@ -23,5 +23,5 @@ def pairs(
         judged_by: labels = credit sees the labels in place of the rewards, which are only watched;
             rewards = it sees the rewards of the stored images (the paper's pseudo-labels).
     """
-    check(steps, 0.0)
+    check_steps_and_noise(steps, 0.0)
     return chain(steps, 0.0, range(0))._replace(stored=judged_by)

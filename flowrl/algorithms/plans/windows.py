@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from flowrl.algorithms.plans._motion import window_start
-from flowrl.algorithms.rollout.plan_steps import chain, check
+from flowrl.algorithms.rollout.plan_steps import chain, check_steps_and_noise
 from flowrl.algorithms.rollout.sigma_grid import flash_places
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan, SigmaGrid
@@ -21,8 +21,8 @@ from flowrl.core.types import Plan, SigmaGrid
 
 def full(iteration: int, *, steps: int, noise_scale: float, ode_last: int = 0) -> Plan:
     """Put noise on every step but the last `ode_last` (Flow-GRPO: 0; DanceGRPO decodes x0 at the
-    last step: 1)."""
-    check(steps, noise_scale)
+    last step: 1). Raises: ConfigError if no noisy step is left."""
+    check_steps_and_noise(steps, noise_scale)
     if not 0 <= ode_last < steps:
         raise ConfigError(
             f"plan full: ode_last={ode_last} leaves no noisy step of steps={steps}; use 0 to "
@@ -63,7 +63,7 @@ def sliding_window(
 
     Raises: ConfigError if the window cannot lie inside the steps.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     last = _last_start(steps, size, start, spare)
     if stride < 0 or not 1 <= least <= every or not decay >= 0:
         raise ConfigError(
@@ -174,7 +174,7 @@ def random_window(
 
     Raises: ConfigError if no start is possible.
     """
-    check(steps, noise_scale)
+    check_steps_and_noise(steps, noise_scale)
     high = steps if high is None else high
     if size < 1 or low < 0 or high > steps or low + size > high:
         raise ConfigError(

@@ -171,11 +171,11 @@ class constrained:
                 self.dual[name] = min(max(self.dual[name] - self.lr * slack, 0.0), self.max_dual)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the duals as tensors."""
+        """Return {reward: its dual []}, float64."""
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.dual.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put the duals back."""
+        """Put back the duals {reward: []}."""
         self.dual = {name: state[name].item() for name in self.at_least}
 
     def _slack(self, scores: Scores, name: str) -> float:
@@ -252,12 +252,12 @@ class gardo:
         self.levels = [*self.levels, self._level(scores)][-self.window :]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the share and the gaps that it follows."""
+        """Return the share [1], and the mean gaps of the last iterations [n] that it follows."""
         numbers = {"share": [self.share], "levels": self.levels}
         return {name: torch.tensor(row, dtype=torch.float64) for name, row in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put back the share [1] and the gaps [n]."""
         self.share, self.levels = float(state["share"]), state["levels"].tolist()
 
     def _gap(self, scores: Scores) -> Tensor:

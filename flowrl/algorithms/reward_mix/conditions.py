@@ -181,12 +181,12 @@ class tightening:
             self.hits, self.means = self.hits[half:], self.means[half:]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the threshold and the window."""
+        """Return the threshold [1], and of the window's iterations hits and mean rewards [n]."""
         numbers = {"threshold": [self.threshold], "hits": self.hits, "means": self.means}
         return {name: torch.tensor(row, dtype=torch.float64) for name, row in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put back the threshold [1], hits and means [n]."""
         self.threshold = float(state["threshold"])
         self.hits, self.means = state["hits"].tolist(), state["means"].tolist()
 

@@ -86,8 +86,8 @@ def noisy_backward(
 def noisy_forward(
     values: Tensor, batch: RewardBatch, *, false_refusal: float | dict[str, float]
 ) -> Tensor:
-    """Replace verdicts by weights: 1 -> rho1, 0 -> rho1 - 1, with rho1 = P(0 | right) (2510.00915,
-    PGFC; second hand).
+    """Replace verdicts [L] by weights [L]: 1 -> rho1, 0 -> rho1 - 1, with rho1 = P(0 | right)
+    (2510.00915, PGFC; second hand).
 
     Its mean is 0 over true right answers, so the clean gradient is only scaled; rho0 need not be
     known. It is a shift by ``rho1 - 1``, so with a credit that centres it acts only where rates

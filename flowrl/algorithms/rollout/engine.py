@@ -27,14 +27,14 @@ from flowrl.algorithms.rollout.frontier import (
     euler_step,
     initial_latents,
     learned_noise,
+    log_prob_of_draws,
     rounded,
-    score,
     sibling_noise,
     sigma_rows,
     velocity,
     x0_estimate,
 )
-from flowrl.algorithms.rollout.plan_steps import Step, baseline_steps, steps_of, stops, trunk_ends
+from flowrl.algorithms.rollout.plan_steps import Step, baseline_steps, steps_on, stops, trunk_ends
 from flowrl.algorithms.rollout.sa_solver import check_adams, sa_step
 from flowrl.algorithms.rollout.solvers import dpmpp_2m
 from flowrl.algorithms.transitions import draw
@@ -72,7 +72,7 @@ def rollout(
     initial latents in place of drawn ones; progress: called with (steps done, steps). Raises:
     ConfigError if plan, sigmas, cond and generators do not fit together.
     """
-    steps = _matched(steps_of(plan), sigmas)
+    steps = steps_on(plan, sigmas)
     if plan.adams is not None:
         check_adams(plan.adams, any(step.noise_scale > 0 for step in steps), same_noise)
     run = _start(model, cond, sigmas, shape, generators, micro_batch, store_dtype)
@@ -126,6 +126,7 @@ def sample_ode(
     computed inside ``late()``, which puts the base model's weights in place. Raises ConfigError for
     a `tuned` outside [0, 1], or below 1 without `late`.
     """
+    # a share of steps for the base model needs its weights
     if not 0 <= tuned <= 1:
         raise ConfigError(
             "sampling: the share of steps with the trained weights must lie in [0, 1], got "
@@ -134,11 +135,12 @@ def sample_ode(
     if tuned < 1 and late is None:
         raise ConfigError(
             f"sampling: {tuned=} leaves steps to the base model, whose weights are not at hand; "
-            "hand over `late`, or "
-            "the `base` that flowrl.runs.open.load_run returns"
+            "hand over `late`, or the `base` that flowrl.runs.open.load_run returns"
         )
+    # each different initial noise once
     run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)
     x = initial_latents(run, 1 if same_noise else group_size)  # equal samples are computed once
+    # Euler steps; the last ones with the weights that `late` puts in place
     steps = len(run.sigmas) - 1
     for k in range(steps):
         with late() if late is not None and k >= round(tuned * steps) else nullcontext():
@@ -205,7 +207,7 @@ def _decide(
     )
     x = rounded(run, draw(many, sibling_noise(run, size, step.branch)))
     noisy = many.std > 0
-    log_prob = torch.where(noisy, score(run, x, many), 0.0)
+    log_prob = torch.where(noisy, log_prob_of_draws(run, x, many), 0.0)
     made = (many.std, log_prob, noisy * step.noise_scale)
     node = forest.add(x, live.node.repeat_interleave(step.branch), k + 1, made, many.mean)
     if k + 2 == len(run.sigmas):
@@ -257,6 +259,7 @@ def _start(
     micro_batch: int | None,
     store: torch.dtype,
 ) -> Sampling:
+    # every row of the conditioning draws noise of its own
     rows = {name: len(value) for name, value in cond.items()}
     if not generators or any(count != len(generators) for count in rows.values()):
         raise ConfigError(
@@ -267,6 +270,7 @@ def _start(
         raise ConfigError(
             f"micro_batch must be at least 1, got {micro_batch}; leave it out for one batch"
         )
+    # latents lie where the conditioning is
     device = next(iter(cond.values())).device if cond else generators[0].device
     nothing = torch.zeros(0)  # no steps: `rollout` puts its own plan here
     plan = Plan(nothing, nothing, nothing, nothing)
@@ -283,14 +287,6 @@ def _start(
         keep_mean=False,
         history=False,
     )
-
-
-def _matched(steps: list[Step], sigmas: Tensor) -> list[Step]:
-    if len(sigmas) != len(steps) + 1:
-        raise ConfigError(
-            f"a plan of {len(steps)} steps needs {len(steps) + 1} sigmas, got {len(sigmas)}"
-        )
-    return steps
 
 
 def _first(rows: Tensor, step: Step) -> Tensor:

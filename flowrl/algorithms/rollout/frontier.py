@@ -67,7 +67,8 @@ class Blocks:
 
 
 class ForestBuilder:
-    """Collect nodes block by block; a node's id is its place in the concatenation.
+    """Collect nodes block by block; a node's id is its place in the concatenation. `group_ids` [G]:
+    the prompts of its trees.
 
     Clean nodes, at the end of the grid, are leaves and stand behind all others: nothing is below
     them, and their latents can be dropped once they are decoded.
@@ -178,7 +179,7 @@ def velocity(run: Sampling, x: Tensor, k: int) -> Tensor:
     return torch.cat(v).to(x.dtype)
 
 
-def score(run: Sampling, x: Tensor, gaussian: Gaussian) -> Tensor:
+def log_prob_of_draws(run: Sampling, x: Tensor, gaussian: Gaussian) -> Tensor:
     """Return the log-prob of draws x [F, *] -> [F]."""
     # in the micro-batches of training, because a reduction over dimensions may depend on the batch
     # in its last bit
@@ -251,5 +252,6 @@ def _cond_of_rows(run: Sampling, size: int) -> Cond:
 
 
 def rounded(run: Sampling, x: Tensor) -> Tensor:
-    """Round latents to the dtype in which they are stored, in the dtype of the arithmetic."""
+    """Round latents [F, *] to the dtype in which they are stored -> [F, *] in the dtype of the
+    arithmetic."""
     return wide(x.to(run.store))

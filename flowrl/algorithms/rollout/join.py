@@ -113,7 +113,8 @@ def leaf_places(rollout: Rollout, *, first: int, prompts: int) -> Tensor:
     """Say where the leaves of a part stand among those of all `prompts` prompts -> [l] on the host.
 
     The part has consecutive prompts, the `first` one of them at that place. Leaves that were made
-    together stand together, prompt after prompt, as `merge` puts them.
+    together stand together, prompt after prompt, as `merge` puts them. Raises ConfigError for a
+    rollout that `rollout` did not make.
     """
     mine = len(rollout.group_ids)
     if rollout.block is None:

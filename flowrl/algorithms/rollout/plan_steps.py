@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
@@ -41,7 +42,7 @@ def chain(steps: int, noise_scale: float, noisy: range) -> Plan:
     return Plan(noise, ones, ones.clone(), torch.zeros(steps, dtype=torch.int64))
 
 
-def check(steps: int, noise_scale: float) -> None:
+def check_steps_and_noise(steps: int, noise_scale: float) -> None:
     """Raise ConfigError unless there is a step and the noise scale is a number of at least 0."""
     if steps < 1:
         raise ConfigError(f"a plan needs at least 1 step, got steps={steps}")
@@ -90,6 +91,17 @@ def steps_of(plan: Plan) -> list[Step]:
                 f"plan step {k}: solver must be 1 (Euler) or 2 (DPM-Solver++ 2M), got {step.solver}"
             )
     _check_rest(plan)
+    return steps
+
+
+def steps_on(plan: Plan, sigmas: Tensor) -> list[Step]:
+    """Return `steps_of` a plan that is run on sigmas [S+1]. Raises ConfigError unless it has S
+    steps."""
+    steps = steps_of(plan)
+    if len(sigmas) != len(steps) + 1:
+        raise ConfigError(
+            f"a plan of {len(steps)} steps needs {len(steps) + 1} sigmas, got {len(sigmas)}"
+        )
     return steps
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.core.types import Rollout, Tree
 
 
-def trained(rollout: Rollout) -> Tensor:
+def trained_draws(rollout: Rollout) -> Tensor:
     """Say which nodes are draws that are trained -> [V] bool; draws of the last denoising step
     never are."""
     return (rollout.tree.std > 0) & (rollout.tree.step < len(rollout.sigmas) - 1)
@@ -28,7 +28,7 @@ def climb(up: Tensor, steps: int) -> Tensor:
     return up
 
 
-def roots(rollout: Rollout) -> Tensor:
+def root_above(rollout: Rollout) -> Tensor:
     """Return the root above each node -> [V] int64."""
     parent = rollout.tree.parent
     node = torch.arange(len(parent), device=parent.device)
@@ -53,15 +53,15 @@ def relative_change(rollout: Rollout) -> Tensor:
 
     Chunk-GRPO (2510.21583) divides the steps into chunks by it.
     """
-    made, mine = drawn_at(rollout.tree), trained(rollout)
-    change = changes(rollout) if rollout.change is None else rollout.change
+    made, mine = drawn_at(rollout.tree), trained_draws(rollout)
+    change = relative_changes(rollout) if rollout.change is None else rollout.change
     return torch.stack([change[mine & (made == k)].mean() for k in range(len(rollout.sigmas) - 1)])
 
 
-def changes(rollout: Rollout) -> Tensor:
+def relative_changes(rollout: Rollout) -> Tensor:
     """Return ``|x_next - x|_1 / |x|_1`` of each trained draw [V] float64; NaN for the other
     nodes."""
-    made, mine = drawn_at(rollout.tree), trained(rollout)
+    made, mine = drawn_at(rollout.tree), trained_draws(rollout)
     change = torch.full(made.shape, torch.nan, dtype=torch.float64, device=made.device)
     for k in range(
         len(rollout.sigmas) - 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.selection._change import rank_within, trained
+from flowrl.algorithms.selection._change import rank_within, trained_draws
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout, SelectInput
 
@@ -82,4 +82,4 @@ def _most_varied(advantage: Tensor, keep: int) -> Tensor:
 def _led_to(rollout: Rollout, kept: Tensor) -> Tensor:
     """Return 1 for trained decisions with a kept leaf below them, else 0 -> [V]."""
     below = subtree_mean(kept.float(), rollout.leaf, rollout.tree) > 0
-    return (trained(rollout) & below).float()
+    return (trained_draws(rollout) & below).float()

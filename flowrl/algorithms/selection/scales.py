@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.selection._change import drawn_at, trained
+from flowrl.algorithms.selection._change import drawn_at, trained_draws
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import SelectInput
 
@@ -42,5 +42,5 @@ def gradient_scale(data: SelectInput, *, low: int = 0, high: int) -> Tensor:
     # of the step that each draw was made at
     factor = torch.zeros(len(sigmas), dtype=torch.float64, device=sigmas.device)
     factor[low:high] = scale / scale.mean()
-    mine = trained(data.rollout)
+    mine = trained_draws(data.rollout)
     return (factor[drawn_at(tree)] * mine).float()

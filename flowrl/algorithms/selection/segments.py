@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.selection._change import climb, drawn_at, relative_change, trained
+from flowrl.algorithms.selection._change import climb, drawn_at, relative_change, trained_draws
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout
 
@@ -33,7 +33,7 @@ def siblings(rollout: Rollout) -> Tensor:
 
     For losses that compare next states, which must then be in one network call.
     """
-    return torch.where(trained(rollout), rollout.tree.parent, -1)
+    return torch.where(trained_draws(rollout), rollout.tree.parent, -1)
 
 
 def fixed(rollout: Rollout, *, sizes: list[int]) -> Tensor:
@@ -97,11 +97,11 @@ def _turn(rho: list[float], first: int, end: int) -> int:
 
 def _steps(rollout: Rollout) -> Tensor:
     """List the denoising steps at which a trained draw was made -> [n] int64, noisiest first."""
-    return torch.unique(drawn_at(rollout.tree)[trained(rollout)])
+    return torch.unique(drawn_at(rollout.tree)[trained_draws(rollout)])
 
 
 def _segments(rollout: Rollout, steps: Tensor, sizes: list[int]) -> Tensor:
-    parent, mine = rollout.tree.parent, trained(rollout)
+    parent, mine = rollout.tree.parent, trained_draws(rollout)
     count, depth = len(parent), len(rollout.sigmas) - 1
     node = torch.arange(count, device=parent.device)
     nearest = climb(torch.where(mine | (parent < 0), node, parent), depth)[

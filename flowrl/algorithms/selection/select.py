@@ -16,13 +16,13 @@ from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.selection._change import (
-    changes,
     climb,
     drawn_at,
     rank_within,
     relative_change,
-    roots,
-    trained,
+    relative_changes,
+    root_above,
+    trained_draws,
 )
 from flowrl.algorithms.selection._inclusion import MOST, inclusion
 from flowrl.core.errors import ConfigError
@@ -38,13 +38,14 @@ def fraction(data: SelectInput, *, share: float) -> Tensor:
 
     Raises: ConfigError for a share outside (0, 1], or one that leaves a sample no decision.
     """
-    node = trained(data.rollout).nonzero().flatten()
-    rank, size = rank_within(_uniform(data, len(node)), roots(data.rollout)[node])
+    node = trained_draws(data.rollout).nonzero().flatten()
+    rank, size = rank_within(_uniform(data, len(node)), root_above(data.rollout)[node])
     return _at(data.rollout, node, rank < _quota("fraction", size, share, "decisions of a sample"))
 
 
 def nonzero(data: SelectInput) -> Tensor:
-    """Train only what has an advantage other than 0, and divide by its number alone.
+    """Train only what has an advantage other than 0, and divide by its number alone -> factor [V],
+    0 or 1.
 
     Without it nodes of advantage 0 count in the divisor, and are computed where another node of
     their segment is trained: the images of a prompt that are in no pair.
@@ -74,7 +75,7 @@ def best_of_n(data: SelectInput, *, top: int, bottom: int) -> Tensor:
             f"number of leaves of a prompt, {int(size.min())}"
         )
     kept = (rank < top) | (rank >= size - bottom)
-    return (trained(data.rollout) & (subtree_mean(kept.float(), leaf, tree) > 0)).float()
+    return (trained_draws(data.rollout) & (subtree_mean(kept.float(), leaf, tree) > 0)).float()
 
 
 def depth_pruning(
@@ -99,7 +100,7 @@ def depth_pruning(
             f"stop={stop}, first={first}, size={size}, every={every}"
         )
     low = max(stop, first - data.iteration // every)
-    kept = trained(data.rollout) & ((depth < low) | (depth >= low + size))
+    kept = trained_draws(data.rollout) & ((depth < low) | (depth >= low + size))
     if not bool(kept.any()):
         raise ConfigError(
             f"select depth_pruning: leaving out depths {low} to {low + size - 1} leaves no decision"
@@ -133,7 +134,7 @@ def width_pruning(
             'select width_pruning: expected the mode "per_branch" or "extremes" and a share above '
             f"0 and at most 1, got {mode!r} with {share=}"
         )
-    mine = trained(data.rollout)
+    mine = trained_draws(data.rollout)
     behind, branch = _behind_last_split(data.rollout, mine)
     if mode == "per_branch":
         rank, size = rank_within(-data.advantage[behind], branch)
@@ -162,7 +163,7 @@ def noise_weight(data: SelectInput, *, power: float = 1.0) -> Tensor:
     """
     if not (math.isfinite(power) and power >= 0):
         raise ConfigError(f"select noise_weight: power must be a number of at least 0, got {power}")
-    at, mine = drawn_at(data.rollout.tree), trained(data.rollout)
+    at, mine = drawn_at(data.rollout.tree), trained_draws(data.rollout)
     scale = torch.where(mine, data.rollout.tree.std.double(), 0.0) ** power * mine
     total = scale.new_zeros(2, len(data.rollout.sigmas)).index_add(
         1, at, torch.stack([scale, mine.double()])
@@ -196,7 +197,7 @@ def chunks(
     Raises: ConfigError without a `segment` section, for another `weighted`, a share outside (0, 1]
     or one that leaves a sample no segment, or too many segments to correct.
     """
-    ro, mine = data.rollout, trained(data.rollout).nonzero().flatten()
+    ro, mine = data.rollout, trained_draws(data.rollout).nonzero().flatten()
     known = weighted in ("none", "l1", "softmax") and change in ("sample", "batch")
     if data.segment is None or not known:
         raise ConfigError(
@@ -206,7 +207,7 @@ def chunks(
         )
     # from draws to segments: of which segment each draw is [N], of which sample each segment
     ids, index = torch.unique(data.segment[mine], return_inverse=True)
-    family = torch.zeros_like(ids).scatter(0, index, roots(ro)[mine])
+    family = torch.zeros_like(ids).scatter(0, index, root_above(ro)[mine])
     # drawn by odds without replacement: each gets a random time of that rate, the earliest win
     rho = _change_of(ro, mine, change) if weighted != "none" else None
     odds = _odds(rho, index, len(ids), weighted)
@@ -230,7 +231,7 @@ def _change_of(rollout: Rollout, mine: Tensor, change: str) -> Tensor:
     [N] float64."""
     if change == "batch":
         return relative_change(rollout)[drawn_at(rollout.tree)[mine]]
-    return (changes(rollout) if rollout.change is None else rollout.change)[mine]
+    return (relative_changes(rollout) if rollout.change is None else rollout.change)[mine]
 
 
 def _odds(rho: Tensor | None, index: Tensor, count: int, weighted: str) -> Tensor:

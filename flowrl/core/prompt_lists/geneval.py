@@ -52,7 +52,7 @@ def test_records() -> list[Record]:
 def train_records() -> list[Record]:
     """Return 5,440 records of five tasks, mixed; each of the 160 counting prompts stands there ten
     times, which keeps the tasks' shares."""
-    known = {combination for record in test_records() for combination in combinations(record)}
+    known = {combination for record in test_records() for combination in _combined_in(record)}
     out: list[Record] = []
     for tag, share in TRAIN_SHARES.items():
         records = _free(tag, known, share * TRAIN_UNIT)
@@ -61,7 +61,7 @@ def train_records() -> list[Record]:
     return [out[place] for place in places]
 
 
-def combinations(record: Record) -> set[tuple[Any, ...]]:
+def _combined_in(record: Record) -> set[tuple[Any, ...]]:
     """Return what is combined in a record: coloured classes, a class with a number, and pairs of
     classes of the tasks without colours."""
     found: set[tuple[Any, ...]] = set()
@@ -81,7 +81,7 @@ def _free(tag: str, known: set[tuple[Any, ...]], most: int) -> list[Record]:
     out: list[Record] = []
     for chosen in _train_choices(tag, known):
         record = _record(tag, chosen)
-        if known.isdisjoint(combinations(record)):
+        if known.isdisjoint(_combined_in(record)):
             out.append(record)
         if len(out) == most:
             break

@@ -51,7 +51,7 @@ PLACES = [
 CAMERAS = ["", "", "The camera is still.", "The camera follows slowly.", "The camera moves closer."]
 
 
-def pairs() -> list[tuple[str, str]]:
+def _all_pairs() -> list[tuple[str, str]]:
     """Return every pair of who and what, shuffled."""
     found: list[tuple[str, str]] = []
     for who, what in [(_ANIMALS, _BY_ANIMALS), (_PEOPLE, _BY_PEOPLE), (_THINGS, _BY_THINGS)]:
@@ -61,12 +61,12 @@ def pairs() -> list[tuple[str, str]]:
 
 def test_records() -> list[dict[str, Any]]:
     """Return 100 records."""
-    return [_record(*pair) for pair in pairs()[:TEST_SIZE]]
+    return [_record(*pair) for pair in _all_pairs()[:TEST_SIZE]]
 
 
 def train_records() -> list[dict[str, Any]]:
     """Return six records for each pair that no test prompt has, mixed."""
-    several = itertools.product(pairs()[TEST_SIZE:], range(TRAIN_EACH))
+    several = itertools.product(_all_pairs()[TEST_SIZE:], range(TRAIN_EACH))
     return [_record(*pair, turn) for pair, turn in shuffled(several, "motion train")]
 
 

@@ -71,7 +71,7 @@ _NUMBERED = (
 )
 
 
-def texts() -> list[str]:
+def all_texts() -> list[str]:
     """Return every text, shuffled: no two differ by case or spaces alone."""
     pairs = [f"{a} {b}" for a, b in itertools.product(_FIRST, _SECOND)]
     advice = [f"{a} the {b}" for a, b in itertools.product(_VERB, _OBJECT)]
@@ -81,12 +81,12 @@ def texts() -> list[str]:
 
 def test_records() -> list[dict[str, Any]]:
     """Return 1,000 records: prompt, and the text as "target"."""
-    return [_record(text) for text in texts()[:TEST_SIZE]]
+    return [_record(text) for text in all_texts()[:TEST_SIZE]]
 
 
 def train_records() -> list[dict[str, Any]]:
     """Return five records for each text that no test prompt has, mixed."""
-    several = itertools.product(texts()[TEST_SIZE:], range(TRAIN_EACH))
+    several = itertools.product(all_texts()[TEST_SIZE:], range(TRAIN_EACH))
     return [_record(text, turn) for text, turn in shuffled(several, "ocr train")]
 
 

@@ -25,7 +25,7 @@ from flowrl.evaluation.measures.inception import (
     metrics_there,
 )
 from flowrl.evaluation.measures.perceptual import lpips
-from flowrl.evaluation.statistics import summarize
+from flowrl.evaluation.statistics import summarize_scores
 
 MEASURES = {
     "fid": "Frechet distance to --reference, lower is better",
@@ -72,7 +72,7 @@ def check_measures(names: Sequence[str], tools: Tools) -> None:
         raise ConfigError(f"--batch: expected at least 1, got {tools.batch}")
 
 
-def measure(folder: Path, names: Sequence[str], tools: Tools) -> dict[str, Any]:
+def measure_images(folder: Path, names: Sequence[str], tools: Tools) -> dict[str, Any]:
     """Measure the images in and below a folder -> {measure: {"value", ...}, "images": n, ...}.
 
     The images of one prompt are those in one folder, as a suite keeps them. Values "per prompt" are
@@ -87,7 +87,7 @@ def measure(folder: Path, names: Sequence[str], tools: Tools) -> dict[str, Any]:
         found |= _inception(files, names, tools, device)
     if set(names) & set(BY_ENCODER):
         look = encoder(tools.encoder, device)
-        features = torch.cat([look(part) for part in batches(files, tools.batch)])
+        features = torch.cat([look(part) for part in _same_size_stacks(files, tools.batch)])
         for name in (name for name in names if name in BY_ENCODER):
             found[name] = _varied({"vendi": vendi, "distance": distance}[name], features, groups)
     if "lpips" in names:
@@ -95,7 +95,7 @@ def measure(folder: Path, names: Sequence[str], tools: Tools) -> dict[str, Any]:
     return {"images": found.pop("images"), "prompts": found.pop("prompts"), **found}
 
 
-def batches(files: Sequence[ImageFile], size: int) -> Iterator[Tensor]:
+def _same_size_stacks(files: Sequence[ImageFile], size: int) -> Iterator[Tensor]:
     """Read images -> stacks [n, 3, H, W] uint8 in their order, each of one size."""
     part: list[Tensor] = []
     for file in files:
@@ -138,7 +138,7 @@ def _inception(
 def _seen(
     look: Callable[[Tensor], InceptionOutputs], files: Sequence[ImageFile], size: int
 ) -> InceptionOutputs:
-    parts = [look(part) for part in batches(files, size)]
+    parts = [look(part) for part in _same_size_stacks(files, size)]
     features = torch.cat([part.features for part in parts])
     return InceptionOutputs(features, torch.cat([part.logits for part in parts]))
 
@@ -159,7 +159,7 @@ def _lpips(
     for rows in groups.values():
         if len(rows) < 2:
             continue
-        stacks = list(batches([files[row] for row in rows], len(rows)))
+        stacks = list(_same_size_stacks([files[row] for row in rows], len(rows)))
         if len(stacks) > 1:
             raise DataError(f"{files[rows[0]].path.parent}: lpips: expected images of one size")
         first, second = zip(*combinations(range(len(rows)), 2), strict=True)
@@ -179,5 +179,5 @@ def _mean(each: Sequence[float], what: str) -> dict[str, Any]:
             f"expected several {what} to compare, as a suite with --images 2 keeps them: several "
             "images in one folder"
         )
-    summary = summarize(torch.tensor(each), ["all"] * len(each))
+    summary = summarize_scores(torch.tensor(each), ["all"] * len(each))
     return {"value": summary["mean"], "interval": summary["interval"], "prompts": len(each)}

@@ -53,14 +53,14 @@ def damages(test: RewardUnderTest, skip: Sequence[str]) -> list[CheckResult]:
             rows.append(test.result(damage, "skipped", "as asked"))
             continue
         pairs = [(image, damaged(image, damage, i)) for i, image in enumerate(test.singles)]
-        rows.append(compare(test, damage, pairs))
+        rows.append(_compare_pairs(test, damage, pairs))
     # before its first round a reward that learns has no opinion
     learns = isinstance(test.reward, LearnedReward)
     blind = not learns and not any(row.verdict in ("ok", "weak") for row in rows)
     return [row._replace(hard=row.hard or blind) for row in rows]
 
 
-def prompts(test: RewardUnderTest, skip: Sequence[str]) -> CheckResult:
+def try_wrong_prompts(test: RewardUnderTest, skip: Sequence[str]) -> CheckResult:
     """Show each image also with another image's record; to a reward that compares images, the
     other image."""
     check = "wrong prompt"
@@ -69,7 +69,7 @@ def prompts(test: RewardUnderTest, skip: Sequence[str]) -> CheckResult:
     pairs = _wrong_prompts(test)
     if not pairs:
         return test.result(check, "skipped", "there is no image with another prompt")
-    row = compare(test, check, pairs)
+    row = _compare_pairs(test, check, pairs)
     # a reward that no other prompt moves: does it read prompts?
     unmoved = row.figures.get("tied") == len(pairs)
     if unmoved and not test.first.reads & {"prompts", "meta"}:
@@ -99,7 +99,7 @@ def _wrong_prompts(test: RewardUnderTest) -> Pairs:
     return pairs
 
 
-def compare(test: RewardUnderTest, check: str, pairs: Pairs) -> CheckResult:
+def _compare_pairs(test: RewardUnderTest, check: str, pairs: Pairs) -> CheckResult:
     """Count how often the first of each pair scores higher."""
     # every second pair the other way round: a reward that likes what comes first, or last, gains
     # nothing by it

@@ -15,7 +15,7 @@ from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.tables import text_table
 from flowrl.core.types import Reward
 from flowrl.evaluation.reward_tests.judges_singly import invariances, nan_images
-from flowrl.evaluation.reward_tests.sees_damage import answers, damages, probes, prompts
+from flowrl.evaluation.reward_tests.sees_damage import answers, damages, probes, try_wrong_prompts
 from flowrl.evaluation.reward_tests.under_test import CheckResult, RewardUnderTest, damaged
 from flowrl.evaluation.score_images import PromptedImage, RewardScores, score_images
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
@@ -99,7 +99,7 @@ def selftest(
     slack = tolerance * (float(known.max()) if bool((known > 0).any()) else 1.0)
     # the checks
     test = RewardUnderTest(name, reward, images, ask, batch, first, slack)
-    rows = [answers(test), *damages(test, skip), prompts(test, skip)]
+    rows = [answers(test), *damages(test, skip), try_wrong_prompts(test, skip)]
     return [*rows, *invariances(test), nan_images(test), *probes(test)]
 
 
@@ -132,7 +132,7 @@ def broken(rows: Sequence[CheckResult]) -> list[CheckResult]:
     return [row for row in rows if row.verdict == "fails" and row.hard]
 
 
-def table(rows: Sequence[CheckResult], *, width: int | None = None) -> str:
+def selftest_table(rows: Sequence[CheckResult], *, width: int | None = None) -> str:
     """Set the checks of all rewards as a table each, with what follows from them; `width` columns,
     None: any number."""
     lines: list[str] = []

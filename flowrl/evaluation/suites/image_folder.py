@@ -45,7 +45,7 @@ def prepare(out: Path, setting: Mapping[str, Any], prompts: PromptSet) -> None:
     file = out / SETTING
     if file.exists():
         known = read_setting(out)
-        wrong = different(known, setting, but=("batch",))
+        wrong = named_differences(known, setting, but=("batch",))
         if wrong:
             raise RunError(
                 f"{out}: holds images of another setting: {'; '.join(wrong)}. Name another folder "
@@ -75,7 +75,7 @@ def read_setting(out: Path) -> dict[str, Any]:
     return found
 
 
-def different(
+def named_differences(
     one: Mapping[str, Any], other: Mapping[str, Any], but: Sequence[str] = FREE
 ) -> list[str]:
     """Say in which keys two settings differ: "steps: 10 and 40"."""
@@ -94,7 +94,7 @@ def unfinished(out: Path, prompts: int, images: int) -> list[int]:
     return rows
 
 
-def save(out: Path, index: Sequence[int], images: Tensor, each: int) -> None:
+def save_images(out: Path, index: Sequence[int], images: Tensor, each: int) -> None:
     """Write images [n, 3, H, W], `each` of every prompt in `index` one after the other."""
     levels = (images.detach().float().cpu() * 255).round().to(torch.uint8)
     rows = levels.permute(0, 2, 3, 1).numpy()
@@ -102,7 +102,7 @@ def save(out: Path, index: Sequence[int], images: Tensor, each: int) -> None:
         save_png(Image.fromarray(np.ascontiguousarray(row)), image_path(out, prompt, place % each))
 
 
-def load(out: Path, prompt: int, images: int) -> Tensor:
+def load_images(out: Path, prompt: int, images: int) -> Tensor:
     """Read the images of a prompt -> [images, 3, H, W] float32 in [0, 1].
 
     Raises DataError for one that is missing, broken or of another size than the first.
@@ -158,7 +158,7 @@ def as_line(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value)) + "\n"
 
 
-def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def append_scores(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Add lines to a file of scores."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write("".join(as_line(line) for line in lines))

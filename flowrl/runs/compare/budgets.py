@@ -83,7 +83,7 @@ def comparable(config: Config) -> dict[str, Any]:
     return raw
 
 
-def check(folder: Path, config: Config, budgets: Budgets) -> None:
+def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     """Raise ConfigError if the folder holds a run of another config or of other budgets."""
     if not (folder / CONFIG).exists():
         return
@@ -105,7 +105,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
     if (folder / CONFIG).exists():
         return Prices(**read_object(folder, CLAIM).get("prices", {}))
     about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
-    write_json(folder / CLAIM, {**about, "load": load(), "environment": _machine()})
+    write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
     return prices
 
@@ -116,7 +116,7 @@ def _machine() -> dict[str, Any]:
     return environment()
 
 
-def load() -> float | None:
+def machine_load() -> float | None:
     """Return how many processes have wanted a processor over the last minute; None where the system
     does not say."""
     try:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
-from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
-from flowrl.runs.compare.one_run import draw, evaluated, spend
-from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
+from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
+from flowrl.runs.compare.one_run import draw_samples, evaluated, spend
+from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.folder import read_object
@@ -107,8 +107,8 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         for seed in what.seeds:
             for name, config in zip(what.configs, configs, strict=True):
                 entry = entry_of(result, config, name)
-                keep(result, entry, runs.seed(name, config, entry["lr"], seed))
-                result = write(result, what.out)
+                add_run(result, entry, runs.seed(name, config, entry["lr"], seed))
+                result = write_result(result, what.out)
     return result
 
 
@@ -260,7 +260,7 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
         return dict(found["base"])
     # or else the model itself
     row = evaluated(trainer)
-    draw(trainer, folder, partial(print, file=sys.stderr))
+    draw_samples(trainer, folder, partial(print, file=sys.stderr))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
@@ -285,7 +285,7 @@ def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> Non
 
 
 def _warn_of_load(quiet: bool) -> None:
-    busy, cores = load(), os.cpu_count() or 1
+    busy, cores = machine_load(), os.cpu_count() or 1
     if busy is not None and busy > 0.5 * cores and not quiet:
         print(
             f"warning: {busy:g} processes on average want the {cores} processors already, so "

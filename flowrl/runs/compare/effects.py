@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from flowrl.evaluation.crossed_errors import error_of, weights_of
+from flowrl.evaluation.crossed_errors import contrast_error, weights_of
 from flowrl.runs.compare.design import model_matrix, term_row
 from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.summary import LEVEL, holm
@@ -118,7 +118,7 @@ def _effect(
     """Estimate a contrast, a sum of cells' means [C, P] with these factors [C]."""
     per_prompt = factors @ means
     share = sum(a * a / len(g) for a, g in zip(factors, groups, strict=True))
-    error = error_of(groups, per_prompt, weights, tags, float(share))
+    error = contrast_error(groups, per_prompt, weights, tags, float(share))
     estimate, half = float(per_prompt @ weights), error.half()
     bounds = [estimate - half, estimate + half] if math.isfinite(half) else None
     p = error.p(estimate)

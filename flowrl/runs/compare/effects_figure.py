@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from flowrl.runs.compare.panels import OTHER, OWN, cells, legend, page, plain
+from flowrl.runs.compare.panels import OTHER, OWN, cells, legend, new_figure, plain_axes
 from flowrl.runs.compare.summary import LEVEL
 from flowrl.runs.report.style import INK, styled
 
@@ -16,10 +16,10 @@ from flowrl.runs.report.style import INK, styled
 def effects_figure(result: dict[str, Any]) -> Figure:
     """Draw every effect with its interval, main effects above, each kind by its size."""
     ranked = sorted(result["effects"], key=lambda e: (e["kind"] != "main", -abs(e["estimate"])))
-    figure = page(8.6, 1.45 + 0.27 * len(ranked), "Effects")
+    figure = new_figure(8.6, 1.45 + 0.27 * len(ranked), "Effects")
     wide = 0.4 + 0.075 * max(len(effect["name"]) for effect in ranked)
     axes = figure.add_subplot(cells(figure, 1, 1, left=wide, top=0.75, bottom=0.5)[0, 0])
-    plain(axes, "x")
+    plain_axes(axes, "x")
     axes.axvline(0, color=INK, linewidth=0.9)
     # a row each
     for row, effect in enumerate(ranked):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from flowrl.evaluation.crossed_errors import Error, error_of, weights_of
+from flowrl.evaluation.crossed_errors import Error, contrast_error, weights_of
 from flowrl.runs.compare.outcomes import unpacked
 
 Result = dict[str, Any]
@@ -59,7 +59,7 @@ class ErrorModel(NamedTuple):
         if min(len(group) for group in mine) < 2:
             return value, NONE
         groups = list(self.groups.values())
-        return value, error_of(groups, per_prompt, weights, self.tags, share)
+        return value, contrast_error(groups, per_prompt, weights, self.tags, share)
 
     def spread(self) -> float:
         """Return the std over seeds, pooled over all configs; NaN without any."""

@@ -163,7 +163,7 @@ def read_factorial(path: Path) -> Result:
     raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
 
 
-def counted(about: Result) -> str:
+def _budget_words(about: Result) -> str:
     """Say what the network evaluations of a budget were."""
     if about.get("counted", "calls") == "calls":
         return "calls alone, 3 for a trained state"
@@ -174,14 +174,17 @@ def factorial_notes(result: Result) -> list[str]:
     """Say in sentences what was run and how the effects are to be read."""
     design, fit = result["design"], result["fit"]
     failed = sum(run["failed"] is not None for run in result["runs"])
+    # what was run, and how to read the table
     lines = [
         f"{len(result['cells'])} cells ({design['fraction']}, efficiency per cell against the full "
         f"product {design['efficiency']:.2f}), {len(result['runs'])} runs, {failed} failed, "
-        f"{result['nfe']:g} network evaluations each ({counted(result)}), score {result['score']}.",
+        f"{result['nfe']:g} network evaluations each ({_budget_words(result)}), "
+        f"score {result['score']}.",
         "Differences in points, averaged over the other axes; 95 % intervals over seeds and "
         "prompts; a star: p after Holm's correction over all effects is below 0.05. "
         "Interactions that are not listed are taken to be zero.",
     ]
+    # how well a model without the missing interactions fits
     if fit is None:
         return [*lines, "The runs that are there cannot tell the effects apart yet."]
     if fit["lack_of_fit_p"] is not None:
@@ -189,7 +192,7 @@ def factorial_notes(result: Result) -> list[str]:
     return lines
 
 
-def write_report(result: Result, out: Path, figures: Path) -> list[Path]:
+def write_effects(result: Result, out: Path, figures: Path) -> list[Path]:
     """Write the table and the figure of effects -> the files."""
     from flowrl.runs.compare.effects_figure import effects_figure
     from flowrl.runs.report.style import save_figure

@@ -21,9 +21,9 @@ from flowrl.runs.compare.panels import (
     legend,
     margin,
     names,
+    new_figure,
     number,
-    page,
-    plain,
+    plain_axes,
     score_name,
     ticks,
 )
@@ -46,13 +46,13 @@ def gains_figure(result: Result) -> Figure:
     configs, name = result["configs"], names(result)
     note = "dots: seeds; bars: 95 % interval of their mean; filled: it is above 0 and no run failed"
     # the page
-    figure = page(9.2, 1.65 + 0.36 * len(configs), "Gain over the base model", note)
+    figure = new_figure(9.2, 1.65 + 0.36 * len(configs), "Gain over the base model", note)
     grid = cells(figure, 1, 2, left=margin(result, 8.5), top=0.95, bottom=0.6, wspace=0.06)
     axes = [figure.add_subplot(grid[0, 0])]
     axes.append(figure.add_subplot(grid[0, 1], sharex=axes[0], sharey=axes[0]))
     # a panel for each budget, a row for each config
     for panel, budget in zip(axes, BUDGETS, strict=True):
-        plain(panel, "x")
+        plain_axes(panel, "x")
         panel.axvline(0, color=INK, linewidth=0.9)
         for row, config in enumerate(configs):
             _gain_row(panel, row, config, result, budget)
@@ -122,7 +122,7 @@ def accuracy_figure(result: Result, x: str) -> Figure:
     curves = {config["name"]: mean_curve(config, result["base"], x) for config in configs}
     columns = min(4, n)
     rows = -(-n // columns)
-    figure = page(
+    figure = new_figure(
         0.95 + 2.35 * max(columns, 2), 1.5 + 1.75 * rows, f"Held-out {score_name(result)}"
     )
     grid = cells(figure, rows, columns, left=0.62, top=1.12, bottom=0.55, hspace=0.32, wspace=0.1)
@@ -134,7 +134,7 @@ def accuracy_figure(result: Result, x: str) -> Figure:
             grid[index // columns, index % columns], sharex=first, sharey=first
         )
         panels.append(axes)
-        plain(axes, "y")
+        plain_axes(axes, "y")
         ticks(axes, y=5)
         axes.axhline(factor * result["base"]["score"], color=INK, linewidth=0.8, linestyle=DASHED)
         axes.axvline(result["budgets"][x], color=EDGE, linewidth=0.8, linestyle=":")
@@ -200,7 +200,7 @@ def training_figure(result: Result) -> Figure:
         "rewards: of all images that a method scores, previews and baselines too; with one "
         "update the ratio is 1"
     )
-    figure = page(9.4, 1.62 + 0.92 * len(configs), "Training", note)
+    figure = new_figure(9.4, 1.62 + 0.92 * len(configs), "Training", note)
     grid = cells(
         figure,
         len(configs),
@@ -247,7 +247,7 @@ def _trace(run: Result, key: str) -> Line:
 
 
 def _trace_panel(axes: Axes, traces: dict[str, list[Line]], own: str, *, log: bool) -> None:
-    plain(axes, "y")
+    plain_axes(axes, "y")
     # the others below, its own above
     for name, lines in traces.items():
         for line in lines if name != own else []:

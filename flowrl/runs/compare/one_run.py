@@ -22,7 +22,7 @@ from flowrl.runs.compare.budgets import (
     RESULT,
     Budgets,
     Spent,
-    check,
+    check_same_run,
     claim,
     drop_evaluations,
     result,
@@ -69,7 +69,7 @@ def spend(
     run of another config or of other budgets, or if one iteration exceeds a budget.
     """
     # what is there already
-    check(folder, config, budgets)
+    check_same_run(folder, config, budgets)
     if (folder / RESULT).exists():
         return read_object(folder, RESULT)
     trainer = Trainer(config)
@@ -98,7 +98,7 @@ def evaluated(trainer: Trainer) -> dict[str, Any]:
     return {**row, "outcomes": packed(row["outcomes"])}
 
 
-def draw(trainer: Trainer, folder: Path, say: Say) -> None:
+def draw_samples(trainer: Trainer, folder: Path, say: Say) -> None:
     """Draw the grid's prompts from the grid's noise into ``samples.png``; which of them are right,
     where a checker judges, stands beside it."""
     with _blamed_on_the_method():
@@ -113,9 +113,9 @@ def draw(trainer: Trainer, folder: Path, say: Say) -> None:
     write_json(folder / VERDICTS, {"right": right})
 
 
-def drawn(folder: Path) -> tuple[Tensor, list[bool | None]]:
-    """Read what `draw` drew -> (images [P, 3, H, W], which are right [P]; None where it is not
-    known). Raises RunError for a damaged file."""
+def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
+    """Read what `draw_samples` drew -> (images [P, 3, H, W], which are right [P]; None where it
+    is not known). Raises RunError for a damaged file."""
     prompts = json.loads(read_text(folder / PROMPTS))
     images = load_strip(folder / STRIP, len(prompts))
     right = read_object(folder, VERDICTS).get("right", [])
@@ -214,9 +214,11 @@ class _BudgetedRun:
     def _judge(self, before: Spent, now: Spent) -> None:
         """Evaluate on held-out prompts where a mark or the end of a budget was passed, and draw at
         the end of (a)."""
+        # is an evaluation due at all?
         marks, ended = self.budgets.marks(before, now), self.budgets.ended(before, now)
         if not self.budgets.points or not (marks or ended):
             return
+        # a reward that fails here leaves a checkpoint behind
         with self.log.phase("eval"):
             try:
                 found = evaluated(self.trainer)
@@ -224,7 +226,8 @@ class _BudgetedRun:
                 self._save()  # no iteration is trained again
                 raise
             if "nfe" in ended:
-                draw(self.trainer, self.folder, self.log.say)
+                draw_samples(self.trainer, self.folder, self.log.say)
+        # a row beside the earlier ones, and a line to read
         spent = {"iteration": now.iterations, "nfe": now.nfe, "seconds": now.seconds}
         row = {**spent, "marks": marks, "budget": ended, **found}
         write_evals(self.folder, [*read_rows(self.folder, EVALS), row])

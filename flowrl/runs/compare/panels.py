@@ -20,7 +20,7 @@ OWN, BEST, OTHER = PALETTE[0], PALETTE[1], "#d4d4d4"
 Line = tuple[np.ndarray, np.ndarray]
 
 
-def page(width: float, height: float, title: str, note: str = "") -> Figure:
+def new_figure(width: float, height: float, title: str, note: str = "") -> Figure:
     """Make a figure of so many inches with a heading at its top left."""
     figure = Figure(figsize=(width, height))
     left, top = 0.14 / width, 1 - 0.12 / height
@@ -50,7 +50,7 @@ def cells(
     return figure.add_gridspec(rows, columns, **box, **space)
 
 
-def plain(axes: Axes, grid: Literal["x", "y"]) -> None:
+def plain_axes(axes: Axes, grid: Literal["x", "y"]) -> None:
     """Leave one faint grid, and small numbers at the ticks."""
     grid_along(axes, grid)
     axes.tick_params(labelsize=7.5)

@@ -13,9 +13,9 @@ from flowrl.core.files import read_text, write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, save_png
 from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
-from flowrl.runs.compare.one_run import STRIP, drawn
-from flowrl.runs.compare.result_file import read
-from flowrl.runs.compare.summary import Result, labels, summarize
+from flowrl.runs.compare.one_run import STRIP, read_samples
+from flowrl.runs.compare.result_file import read_result
+from flowrl.runs.compare.summary import Result, labels, summarize_result
 from flowrl.runs.compare.tables import markdown
 from flowrl.runs.folder import PROMPTS, read_object
 
@@ -52,6 +52,7 @@ def compare(
         raise ConfigError(
             "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
         )
+    # the arguments as the records that the comparison is run and resumed by
     search = Search(tuple(lr_search), search_seed, search_share) if lr_search else None
     what = Comparison(
         configs=tuple(configs),
@@ -69,12 +70,12 @@ def compare(
 def saved_result(out: Path) -> Result:
     """Read a result file and work out its statistics again -> the result, also written back: what
     a file says of its runs is what this version says. Raises DataError, RunError."""
-    result = summarize(read(out))
+    result = summarize_result(read_result(out))
     write_json(out, result)
     return result
 
 
-def report(result: Result, out: Path, figures: Path, runs: Path) -> list[Path]:
+def write_comparison(result: Result, out: Path, figures: Path, runs: Path) -> list[Path]:
     """Write tables and figures, and the sample grid where the runs are at hand -> the files. Raises
     RunError."""
     files = _draw(result, figures, out.stem)
@@ -125,5 +126,5 @@ def sample_grid(result: Result, runs: Path) -> Any:
             folders[short[config["name"]].replace("-", " ")] = found[0]
     columns, right = {}, {}
     for name, folder in folders.items():
-        columns[name], right[name] = drawn(folder)
+        columns[name], right[name] = read_samples(folder)
     return labelled_grid(columns, prompts, right=right)

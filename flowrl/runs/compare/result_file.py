@@ -11,7 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
-from flowrl.runs.compare.summary import Result, summarize
+from flowrl.runs.compare.summary import Result, summarize_result
 
 KIND, FORMAT = "flowrl comparison", 1
 TUNING = ("tune", "lora", "layers")  # arguments of a model that leave the base model as it is
@@ -33,7 +33,7 @@ def setting(config: Config) -> dict[str, Any]:
     return dict(json.loads(json.dumps(equal)))  # tuples and all, as it comes back from a file
 
 
-def read(path: Path) -> Result:
+def read_result(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none."""
     try:
         found = json.loads(read_text(path))
@@ -67,7 +67,7 @@ def open_result(
             "configs": [],
         }
     # or add to one of the same settings
-    found = read(path)
+    found = read_result(path)
     found["budgets"] = {"counted": "calls", **found["budgets"]}
     wrong = different({key: found[key] for key in fresh}, fresh)
     there = {entry["name"]: entry["config"] for entry in found["configs"]}
@@ -102,7 +102,7 @@ def entry_of(result: Result, config: Config, name: str) -> Result:
     return result["configs"][-1]
 
 
-def keep(result: Result, entry: Result, run: dict[str, Any]) -> None:
+def add_run(result: Result, entry: Result, run: dict[str, Any]) -> None:
     """Put a run into its entry, in the order of seeds; machines are kept once.
 
     Raises ConfigError if the entry's other seeds ran with another learning rate.
@@ -122,10 +122,10 @@ def keep(result: Result, entry: Result, run: dict[str, Any]) -> None:
     entry["seeds"] = sorted([*others, mine], key=lambda r: int(r["seed"]))
 
 
-def write(result: Result, out: Path) -> Result:
+def write_result(result: Result, out: Path) -> Result:
     """Work out the statistics of all configs that have a run, and write the file. Raises
     RunError."""
-    full = summarize(
+    full = summarize_result(
         {**result, "configs": [entry for entry in result["configs"] if entry["seeds"]]}
     )
     try:

@@ -60,7 +60,7 @@ def detectable(level: float, freedom: float, power: float = POWER) -> float:
     return float(optimize.brentq(missing, 1e-6, 1e4))
 
 
-def ranked(configs: Sequence[Result], budget: str = "nfe") -> list[Result]:
+def _best_configs_first(configs: Sequence[Result], budget: str = "nfe") -> list[Result]:
     """Sort configs by their mean at a budget, best first; those without a value come last."""
 
     def key(config: Result) -> tuple[bool, float, str]:
@@ -70,7 +70,7 @@ def ranked(configs: Sequence[Result], budget: str = "nfe") -> list[Result]:
     return sorted(configs, key=key)
 
 
-def summarize(result: Result) -> Result:
+def summarize_result(result: Result) -> Result:
     """Return the result with every config's summary at both budgets, best first, and the pairwise
     tests."""
     configs, models = result["configs"], {}
@@ -78,15 +78,15 @@ def summarize(result: Result) -> Result:
         models[budget] = error_model(configs, result["base"], budget)
     summed = []
     for config in configs:
-        at = {budget: summary(config, models[budget], budget) for budget in BUDGETS}
+        at = {budget: config_summary(config, models[budget], budget) for budget in BUDGETS}
         summed.append({**config, "summary": at})
-    summed = ranked(summed)
+    summed = _best_configs_first(summed)
     names = [config["name"] for config in summed]
-    tests = {budget: pairs(names, models[budget]) for budget in BUDGETS}
+    tests = {budget: _pairwise_tests(names, models[budget]) for budget in BUDGETS}
     return {**result, "configs": summed, "pairs": tests}
 
 
-def summary(config: Result, model: ErrorModel, budget: str) -> Result | None:
+def config_summary(config: Result, model: ErrorModel, budget: str) -> Result | None:
     """Average the seeds at a budget -> mean, gain over base, intervals, also per task, and the
     interquartile mean over seeds and tasks; None if no seed got there.
 
@@ -124,7 +124,7 @@ def _with_error(model: ErrorModel, name: str, task: str | None) -> Result:
     }
 
 
-def pairs(names: Sequence[str], model: ErrorModel) -> Result:
+def _pairwise_tests(names: Sequence[str], model: ErrorModel) -> Result:
     """Test all pairs of configs at a budget with the comparison's one error model, by Holm.
 
     `difference` is row minus column; `improvement` the probability that the row's seeds beat the

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowrl.core.tables import fixed, markdown_table, text_table
+from flowrl.core.tables import fixed_digits, markdown_table, text_table
 from flowrl.runs.compare.summary import BUDGETS, LETTERS, LEVEL, Result, labels
 
 DASH = "–"
@@ -21,7 +21,7 @@ def units(result: Result) -> tuple[float, int, str]:
     return (100.0, 1, " %") if all(0 <= score <= 1 for score in scores) else (1.0, 3, "")
 
 
-def table(result: Result) -> list[list[str]]:
+def comparison_table(result: Result) -> list[list[str]]:
     """Return the rows of the main table as texts: the head, the configs best first, the base
     model."""
     score = f"{result['settings']['score']}{units(result)[2]}"
@@ -67,7 +67,7 @@ def task_table(result: Result, budget: str) -> list[list[str]]:
 
 def _number(result: Result) -> Callable[[float], str]:
     factor, digits, _ = units(result)
-    return lambda value: fixed(factor * value, digits)
+    return lambda value: fixed_digits(factor * value, digits)
 
 
 def _spread(found: Result | None, number: Callable[[float], str]) -> str:
@@ -86,7 +86,9 @@ def _gain(found: Result | None, result: Result) -> str:
     factor, digits, _ = units(result)
     mean, low, high = found["gain"]
     values = (mean, low, high)
-    texts = ["" if value is None else fixed(factor * value, digits, sign=True) for value in values]
+    texts = [
+        "" if value is None else fixed_digits(factor * value, digits, sign=True) for value in values
+    ]
     if low is None:
         return texts[0]
     star = "*" if found["beats_base"] else ""
@@ -244,7 +246,7 @@ def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> 
     if i == j:
         return ""
     if j < i:
-        return fixed(factor * found["difference"][i][j], digits, sign=True)
+        return fixed_digits(factor * found["difference"][i][j], digits, sign=True)
     p = found["p_holm"][i][j]
     return DASH if p is None else f"{p:.3f}{'*' if p < LEVEL else ''}"
 
@@ -252,7 +254,7 @@ def _pair(found: dict[str, Any], i: int, j: int, factor: float, digits: int) -> 
 def terminal(result: Result, *, width: int | None = None) -> str:
     """Return what is printed at the end, for `width` columns: the main table, the tasks at (a), how
     to read them."""
-    both = (table(result), task_table(result, "nfe"))
+    both = (comparison_table(result), task_table(result, "nfe"))
     tables = [text_table(rows, width=width) for rows in both]
     return "\n\n".join([tables[0], "per task at (a)\n" + tables[1], "\n".join(notes(result))])
 
@@ -262,7 +264,7 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
     # the main table and how to read it, then more detail at each budget
     parts = [
         "# Comparison",
-        markdown_table(table(result)),
+        markdown_table(comparison_table(result)),
         "\n".join(f"- {line}" for line in notes(result)),
     ]
     for budget in BUDGETS:

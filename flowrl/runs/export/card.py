@@ -17,9 +17,9 @@ from flowrl.core.environment import environment
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_text
 from flowrl.core.prompts import load_prompts
-from flowrl.core.tables import fixed
+from flowrl.core.tables import fixed_digits
 from flowrl.models.loading import locate
-from flowrl.runs.catalogue import AXES, Method, load_methods
+from flowrl.runs.catalogue import AXES, PublishedMethod, load_methods
 from flowrl.runs.export.usage import (
     CardFacts,
     files_of,
@@ -154,7 +154,7 @@ def _training(facts: CardFacts) -> Table:
     ]
 
 
-def _method(config: Config) -> tuple[Method, str] | None:
+def _method(config: Config) -> tuple[PublishedMethod, str] | None:
     """Return the method whose shipped config has this one's name, and that config."""
     for method in load_methods():
         for shipped in method.configs:
@@ -282,8 +282,10 @@ def _score(score: Score | None) -> str:
     if score is None or not math.isfinite(score.mean):
         return "-"
     known = math.isfinite(score.low) and math.isfinite(score.high)
-    return _number(score.mean) + (f" [{fixed(score.low)}, {fixed(score.high)}]" if known else "")
+    return _number(score.mean) + (
+        f" [{fixed_digits(score.low)}, {fixed_digits(score.high)}]" if known else ""
+    )
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else fixed(value)
+    return "-" if value is None else fixed_digits(value)

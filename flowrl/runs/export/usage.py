@@ -143,9 +143,11 @@ def _imports(facts: CardFacts) -> list[str]:
 
 def _load(facts: CardFacts) -> list[str]:
     """Return the lines that load the pipeline and put into it what was trained."""
+    # weights that were merged are a whole pipeline; others go into the base model
     first, kind = facts.formats[0], type(facts.pipeline).__name__
     base = facts.folder if first == "merged" else facts.base or local(facts)
     lines = [f"pipeline = {kind}.from_pretrained({', '.join([_quoted(base), *_options(facts)])})"]
+    # how the adapters get there depends on the format
     if first == "peft":
         lines.append("# this puts the adapters into the pipeline's own network")
         lines.append(

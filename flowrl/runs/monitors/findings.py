@@ -34,14 +34,14 @@ class MonitorFinding:
         return f"monitor {self.monitor}: {self.what}. {self.advice}"
 
 
-def append(run: Path, findings: Sequence[MonitorFinding]) -> None:
+def append_findings(run: Path, findings: Sequence[MonitorFinding]) -> None:
     """Write findings below those that are there. Raises RunError."""
     if findings:
         rows = [*read_rows(run, FINDINGS), *(asdict(one) for one in findings)]
         _write(run, rows)
 
 
-def keep(run: Path, count: int) -> None:
+def keep_first(run: Path, count: int) -> None:
     """Keep the first `count` findings: the others are of iterations that are done anew. The file is
     there from then on, also without any."""
     _write(run, read_rows(run, FINDINGS)[:count])

@@ -10,7 +10,7 @@ from flowrl.runs.best import Row
 from flowrl.runs.monitors import iterations
 from flowrl.runs.monitors.actions import act, follow_kl
 from flowrl.runs.monitors.evaluations import drift, hacking, plateau
-from flowrl.runs.monitors.findings import Alarm, append, keep
+from flowrl.runs.monitors.findings import Alarm, append_findings, keep_first
 from flowrl.runs.save_on_error import Log
 from flowrl.training.trainer import Trainer
 
@@ -40,7 +40,7 @@ class Watch:
             trainer.memory.setdefault(key, type(start)(start))
         # findings from after the checkpoint that the run goes on from are made anew
         world, count = trainer.world, trainer.memory["findings"]
-        world.together(lambda: keep(run, count) if world.main else None)
+        world.together(lambda: keep_first(run, count) if world.main else None)
 
     @property
     def stopped(self) -> dict[str, Any] | None:
@@ -113,5 +113,5 @@ class Watch:
         # the file has as many lines as the memory says
         world = self.trainer.world
         if fresh:
-            world.together(lambda: append(self.run, fresh) if world.main else None)
+            world.together(lambda: append_findings(self.run, fresh) if world.main else None)
             memory["findings"] += len(fresh)

@@ -45,6 +45,6 @@ def thinned(line: Series, most: int = MOST) -> Series:
     return Series(np.array(x), np.array(y))
 
 
-def plain(values: Iterable[float]) -> list[float | None]:
+def json_numbers(values: Iterable[float]) -> list[float | None]:
     """Return numbers as JSON has them: six digits, null for what is not finite."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]

@@ -39,7 +39,7 @@ def html_report(*runs: RunPath) -> str:
     data = json.dumps(stories, allow_nan=False).replace("<", "\\u003c")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = " · ".join(found["name"] for found in stories)
-    page = environment().get_template("report.html")
+    page = template_environment().get_template("report.html")
     return page.render(
         title=title,
         stories=stories,
@@ -50,7 +50,7 @@ def html_report(*runs: RunPath) -> str:
     )
 
 
-def environment() -> jinja2.Environment:
+def template_environment() -> jinja2.Environment:
     """Return the environment of the pages' templates: it escapes every text."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

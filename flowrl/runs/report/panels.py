@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.runs.folder import Evaluation, Rows
-from flowrl.runs.report.columns import Series, plain, series, thinned
+from flowrl.runs.report.columns import Series, json_numbers, series, thinned
 
 NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
 Panel = dict[str, Any]
@@ -71,8 +71,8 @@ def by_step(metrics: Rows) -> list[Panel]:
         if not steps:
             continue
         lines = [thinned(series(metrics, f"{name}/step{step}"), 60) for step in steps]
-        rows = [plain(line.y) for line in lines]
-        found.append({"title": title, "steps": steps, "x": plain(lines[0].x), "rows": rows})
+        rows = [json_numbers(line.y) for line in lines]
+        found.append({"title": title, "steps": steps, "x": json_numbers(lines[0].x), "rows": rows})
     return found
 
 
@@ -89,21 +89,21 @@ def _held_out(evals: Sequence[Evaluation]) -> Panel:
     whole = {
         "name": "all",
         "x": x,
-        "y": plain(row.total.mean for row in evals),
-        "low": plain(row.total.low for row in evals),
-        "high": plain(row.total.high for row in evals),
+        "y": json_numbers(row.total.mean for row in evals),
+        "low": json_numbers(row.total.low for row in evals),
+        "high": json_numbers(row.total.high for row in evals),
     }
     lines = [whole]
     for task in dict.fromkeys(task for row in evals for task in row.tasks):
         there = [row for row in evals if task in row.tasks]
-        y = plain(row.tasks[task].mean for row in there)
+        y = json_numbers(row.tasks[task].mean for row in there)
         lines.append({"name": task, "x": [float(row.iteration) for row in there], "y": y})
     return {"title": f"Held-out {evals[-1].name} score", "lines": lines}
 
 
 def _line(name: str, line: Series) -> dict[str, Any]:
     few = thinned(line)
-    return {"name": name, "x": plain(few.x), "y": plain(few.y)}
+    return {"name": name, "x": json_numbers(few.x), "y": json_numbers(few.y)}
 
 
 def _measured(panel: Panel) -> bool:

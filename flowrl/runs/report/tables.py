@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.core.errors import DataError
-from flowrl.core.tables import fixed, text_table
+from flowrl.core.tables import fixed_digits, text_table
 from flowrl.runs.folder import Evaluation, Score, evaluation
 
 UNKNOWN = Score(math.nan, math.nan, math.nan, None)
@@ -71,7 +71,7 @@ def _side(summary: Mapping[str, Any], side: str) -> Evaluation:
 
 def _table_row(name: str, before: Score, after: Score) -> list[str]:
     change = after.mean - before.mean
-    moved = fixed(change, sign=True) if math.isfinite(change) else DASH
+    moved = fixed_digits(change, sign=True) if math.isfinite(change) else DASH
     counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
     return [name, _cell(before), _cell(after), moved, " / ".join(dict.fromkeys(counts))]
 
@@ -80,5 +80,5 @@ def _cell(score: Score) -> str:
     if not math.isfinite(score.mean):
         return DASH
     known = math.isfinite(score.low) and math.isfinite(score.high)
-    mean = fixed(score.mean)
-    return f"{mean} [{fixed(score.low)}, {fixed(score.high)}]" if known else mean
+    mean = fixed_digits(score.mean)
+    return f"{mean} [{fixed_digits(score.low)}, {fixed_digits(score.high)}]" if known else mean

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
-from flowrl.runs.report.page import SCRIPTS, environment, source
+from flowrl.runs.report.page import SCRIPTS, source, template_environment
 from flowrl.runs.report.page_data import story
 from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
 from flowrl.runs.view.ballots import Booth, Side
@@ -125,7 +125,7 @@ class _Handlers:
         from starlette.responses import HTMLResponse
 
         async def answer(request: Request) -> Response:
-            return HTMLResponse(environment().get_template(name).render(scripts=SCRIPTS))
+            return HTMLResponse(template_environment().get_template(name).render(scripts=SCRIPTS))
 
         return answer
 
@@ -218,14 +218,17 @@ class _Handlers:
         """Keep a vote."""
         from starlette.responses import JSONResponse
 
+        # what another page could send in a visitor's name is refused
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # a form of another page cannot send this
             raise Refused(415, "expected the header 'Content-Type: application/json'")
+        # read no more than a vote can be long
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > BODY:
                 raise Refused(413, f"expected a body of at most {BODY} bytes")
+        # the three texts of a vote
         try:
             given = json.loads(body)
             key, choice, voter = (given[name] for name in ("ballot", "choice", "voter"))
@@ -233,6 +236,7 @@ class _Handlers:
             raise Refused(400, "expected JSON with ballot, choice and voter") from error
         if not all(isinstance(text, str) for text in (key, choice)):
             raise Refused(400, "expected ballot and choice as texts")
+        # in a thread: other pages are answered while the vote is written
         if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter)):
             raise Refused(410, "this ballot is no longer known, so its vote was not counted")
         return JSONResponse({"ok": True})

@@ -22,8 +22,8 @@ from flowrl.core.errors import DataError, RunError
 from flowrl.core.votes import (
     VotePair,
     append_vote,
-    counted,
     keep_image,
+    last_votes,
     pair_in,
     pair_of,
     read_votes,
@@ -164,7 +164,7 @@ class Booth:
     def scores(self) -> list[dict[str, Any]]:
         """Return the Bradley-Terry strengths of all checkpoints that were compared, against the one
         that was compared first."""
-        every = [vote for vote in counted(read_votes(self.box)) if vote.get("name_0")]
+        every = [vote for vote in last_votes(read_votes(self.box)) if vote.get("name_0")]
         results = [(vote["name_0"], vote["name_1"], float(vote["label_0"])) for vote in every]
         names = sorted({name for one, two, _ in results for name in (one, two)}, key=_natural)
         return [_plain(found) for found in bradley_terry(results, names)] if names else []

@@ -12,9 +12,9 @@ from flowrl.core.local_server import (
     bind,
     forget,
     import_uvicorn,
+    listening_address,
     no_exit_by_signal,
     read_token,
-    resolve,
     url,
 )
 from flowrl.runs.view.app import make_app
@@ -49,7 +49,7 @@ def serve_view(
     if not 0 <= port <= 65_535:
         raise ConfigError(f"view: port: expected 0 to 65535, got {port}")
     uvicorn = import_uvicorn()
-    family, address = resolve(host, port)
+    family, address = listening_address(host, port)
     token = read_token(address[0], token_env)
     # listen only once the app is there, so that the first request is answered
     with contextlib.closing(bind(family, address)) as listener:

@@ -26,7 +26,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.statistics import wilson
-from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge
+from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge_detections
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.runs.folder import read_object
 
@@ -115,8 +115,8 @@ def looks(bench: Bench, target: str, least: int) -> dict[str, Any]:
             lenient = found._replace(flawed=np.zeros(len(some), bool), clutter=spared(found))
             images += len(some)
             blank += int(np.sum(found.number == 0))
-            right += int(judge(found, asked).strict.sum())
-            readable += int(judge(lenient, asked).strict.sum())
+            right += int(judge_detections(found, asked).strict.sum())
+            readable += int(judge_detections(lenient, asked).strict.sum())
     return {
         "prompts": LOOKED_AT,
         "images": images,

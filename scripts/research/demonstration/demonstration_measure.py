@@ -18,7 +18,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.prompts import Record
@@ -87,7 +87,9 @@ def images_of(
     """Yield (index of the record, images), `count` images of each record, from their own noise."""
     options: dict[str, Any] = {"height": 64, "width": 64, "steps": setting.steps, "batch": 128}
     texts = [record["prompt"] for record in records]
-    for rows, pixels in sample(model, texts, images=count, seed=setting.seed + offset, **options):
+    for rows, pixels in sampled_images(
+        model, texts, images=count, seed=setting.seed + offset, **options
+    ):
         yield rows, pixels.cpu()
 
 

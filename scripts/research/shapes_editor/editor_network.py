@@ -27,8 +27,9 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from flowrl.evaluation.suites.shapes.edits import words
-from flowrl.models.flux import image_ids, pack
+from flowrl.evaluation.suites.shapes.edits import edit_words
+from flowrl.models.flux import image_ids
+from flowrl.models.square_tokens import pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from common import TOKENS as CLIP_TOKENS  # noqa: E402
@@ -95,9 +96,9 @@ def _places() -> Tensor:
 
 
 def _tokenizers() -> tuple[T5TokenizerFast, CLIPTokenizer]:
-    pieces = ["<pad>", "</s>", "<unk>", "▁", *("▁" + word for word in words())]
+    pieces = ["<pad>", "</s>", "<unk>", "▁", *("▁" + word for word in edit_words())]
     scored = [(piece, -float(place)) for place, piece in enumerate(pieces)]
-    longest_first = sorted(words(), key=lambda word: (-len(word), word))
+    longest_first = sorted(edit_words(), key=lambda word: (-len(word), word))
     with TemporaryDirectory() as folder:
         clip = build_tokenizer(Path(folder), longest_first)
     return T5TokenizerFast(vocab=scored, extra_ids=0), clip

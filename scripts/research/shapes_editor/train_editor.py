@@ -33,7 +33,7 @@ from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.suites.shapes.edit_checker import check_edits
 from flowrl.evaluation.suites.shapes.edits import KINDS, draw_edits
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
-from flowrl.models.flux import unpack
+from flowrl.models.square_tokens import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from common import warm_cosine  # noqa: E402

@@ -24,7 +24,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.held_out import sample
+from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import Record
@@ -78,7 +78,7 @@ def agreement(
     texts = [record["prompt"] for record in records]
     options: dict[str, Any] = {"height": 64, "width": 64, "steps": steps, "seed": seed}
     pairs: dict[str, list[tuple[bool, bool]]] = {}
-    for index, pixels in sample(model, texts, images=images, batch=128, **options):
+    for index, pixels in sampled_images(model, texts, images=images, batch=128, **options):
         asked = [records[i] for i in index]
         strict = check(pixels, asked).strict.tolist()
         seen = things_on(judge, pixels.cpu())

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowrl.evaluation.suites.geneval.objects import Objects
-from flowrl.evaluation.suites.geneval.rules import Verdict
+from flowrl.evaluation.suites.geneval.rules import ImageVerdict
 
 
 def result_row(
-    filename: str, record: Mapping[str, Any], objects: Objects, verdict: Verdict
+    filename: str, record: Mapping[str, Any], objects: Objects, verdict: ImageVerdict
 ) -> dict[str, Any]:
     """Return one image's line: `metadata` and `details` are JSON inside of JSON, as GenEval writes
     them; details: class -> list of [left, top, right, bottom, confidence]."""
@@ -30,7 +30,7 @@ def result_row(
     }
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def geneval_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarize result lines as GenEval's summary_scores.py: {"overall", "tasks", "images",
     "prompts", "correct_images", "correct_prompts"}.
 

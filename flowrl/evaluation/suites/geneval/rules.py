@@ -16,14 +16,14 @@ POSITION_THRESHOLD = 0.1
 _KEYS = {"class", "count", "color", "position"}
 
 
-class Verdict(NamedTuple):
+class ImageVerdict(NamedTuple):
     """Whether an image is right, and what is wrong with it, a line each."""
 
     correct: bool
     reason: str
 
 
-def judge(objects: Objects, record: Mapping[str, Any], colors: Colors) -> Verdict:
+def judge(objects: Objects, record: Mapping[str, Any], colors: Colors) -> ImageVerdict:
     """Judge the objects of an image by a valid record.
 
     An `include` entry looks at its `count` most confident objects of the class. Colour comes before
@@ -43,7 +43,7 @@ def judge(objects: Objects, record: Mapping[str, Any], colors: Colors) -> Verdic
         number = len(objects.get(entry["class"], []))
         if number >= entry["count"]:
             wrong.append(f"expected {entry['class']}<{entry['count']}, found {number}")
-    return Verdict(not wrong, "\n".join(wrong))
+    return ImageVerdict(not wrong, "\n".join(wrong))
 
 
 def _problem(
@@ -114,7 +114,7 @@ def relations(a: Box, b: Box) -> set[str]:
     return {name for name, holds in held.items() if holds}
 
 
-def validate(
+def validate_record(
     record: Any, where: str, classes: Collection[str] | None = None, colors: Collection[str] = ()
 ) -> None:
     """Refuse a record that cannot be judged: DataError naming `where`.

@@ -26,7 +26,7 @@ OVERLAP = 0.75  # intersection over union with the object where it fits best
 SLACK = 1  # pixels that a frame's move may be off, along the way and across
 
 
-class Verdict(NamedTuple):
+class VideoVerdict(NamedTuple):
     """What is right of videos [L] of T frames."""
 
     looks: Tensor  # [L, T] bool  one object of the right class and colour, and nothing else
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
         return (self.looks.float().mean(1) + self.moves.float().mean(1)) / 2
 
 
-def check(videos: Tensor, records: Sequence[Mapping[str, Any]]) -> Verdict:
+def check_videos(videos: Tensor, records: Sequence[Mapping[str, Any]]) -> VideoVerdict:
     """Check videos [L, T, 3, H, W] in [0, 1] against their records. Raises DataError."""
     if videos.ndim != 5 or videos.shape[2] != 3 or videos.shape[1] < 2:
         raise DataError(f"expected videos [L, T, 3, H, W] of 2 frames and more, got {videos.shape}")
@@ -57,7 +57,7 @@ def check(videos: Tensor, records: Sequence[Mapping[str, Any]]) -> Verdict:
         found = mine.flatten(1).sum(1) > SIDE
         looks.append((fit >= OVERLAP) & (others <= CLUTTER))
         moves.append(_as_told(place, record["direction"]) & found[1:] & found[:-1])
-    return Verdict(torch.stack(looks), torch.stack(moves))
+    return VideoVerdict(torch.stack(looks), torch.stack(moves))
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:

@@ -82,7 +82,7 @@ def paint(scene: Scene, row: int, column: int) -> Tensor:
     return video
 
 
-def draw(scene: Scene, generator: torch.Generator, *, anywhere: bool = False) -> Tensor:
+def paint_video(scene: Scene, generator: torch.Generator, *, anywhere: bool = False) -> Tensor:
     """Paint a scene from one of its `starts` -> [FRAMES, 3, SIZE, SIZE]."""
     places = []
     for room in starts(scene.direction, anywhere=anywhere):

@@ -57,10 +57,10 @@ def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
         )
     for index, record in enumerate(records):
         validate(record, f"record {index}")
-    return judge(detect(images, find_flaws=True), records)
+    return judge_detections(detect(images, find_flaws=True), records)
 
 
-def judge(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
+def judge_detections(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
     """Judge detections by valid records: N of each -> Verdict; DataError if flaws were not looked
     for."""
     if found.flawed is None:

@@ -83,7 +83,8 @@ def _judge(
     expected = len(others) + (0 if edit["kind"] == "remove" else 1)
     # what has to stay
     kept = [
-        _found(after, row, thing.shape, thing.color, near(after, row, thing)) for thing in others
+        _found(after, row, thing.shape, thing.color, _nearness(after, row, thing))
+        for thing in others
     ]
     extra = max(0, int(after.number[row]) - expected)
     rest = float(np.mean(kept)) * float(np.exp(-extra / 2)) if kept else float(np.exp(-extra / 2))
@@ -106,7 +107,7 @@ def _things(found: Detections, row: int) -> list[_Thing]:
     return things
 
 
-def near(found: Detections, row: int, thing: _Thing) -> np.ndarray:
+def _nearness(found: Detections, row: int, thing: _Thing) -> np.ndarray:
     """Say of each object [K] how much it stands where a thing stood and has its size: 1 within
     `STAY` pixels, 0 from `LOST` on."""
     k = int(found.number[row])
@@ -131,7 +132,7 @@ def _done(
     if thing is None:  # add: anywhere
         return _found(after, row, shape, color, np.ones(k))
     if edit["kind"] == "recolor":
-        return _found(after, row, shape, _COLORS.index(edit["to"]), near(after, row, thing))
+        return _found(after, row, shape, _COLORS.index(edit["to"]), _nearness(after, row, thing))
     if edit["kind"] == "remove":
         away = np.linalg.norm(after.center[row, :k] - thing.center, axis=-1)
         left = np.clip((LOST - away) / (LOST - STAY), 0, 1).max(initial=0.0)

@@ -194,7 +194,7 @@ def _free_colors(rng: np.random.Generator, shape: np.ndarray, held_out: np.ndarr
     return score.argmax(-1)
 
 
-def objects_of(record: Record) -> int:
+def _object_count(record: Record) -> int:
     """Count the objects that a record asks for."""
     return int(sum(wish["count"] for wish in record["include"]))
 
@@ -223,9 +223,9 @@ def _slots(include: Sequence[Record]) -> tuple[list[list[int]], list[Standing]]:
 def scenes_for(records: Sequence[Record], rng: np.random.Generator) -> Scenes:
     """Draw one scene true to each record; what the prompt leaves open is random."""
     # what the records say
-    n, most = len(records), max([MAX_OBJECTS, *map(objects_of, records)])
+    n, most = len(records), max([MAX_OBJECTS, *map(_object_count, records)])
     shape, color = np.zeros((n, most), np.int64), np.full((n, most), -1, np.int64)
-    count = np.array([objects_of(record) for record in records], np.int64)
+    count = np.array([_object_count(record) for record in records], np.int64)
     related: list[list[Standing]] = []
     names = list(COLORS)
     for i, record in enumerate(records):

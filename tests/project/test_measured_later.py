@@ -201,6 +201,33 @@ def test_find_gains_with_four_times_the_budget_and_stepwise_does_not_yet() -> No
     assert max(ends["nfe"]["mean"], steps["summary"]["nfe"]["mean"]) < shares["guided"]
 
 
+def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
+    """Above zero at both looks, three seeds each; both below what costs no training."""
+    page = " ".join(PAGES["docs/compare.md"].split())
+    shares = alone("compare-dense", 260020, 136)
+    base = read("dense")["base"]
+    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
+    for name, words in (
+        ("dense", "**DenseGRPO learns**: "),
+        ("spo-finished", "comparison is right: "),
+    ):
+        result = read(name)
+        (entry,) = result["configs"]
+        ends = entry["summary"]
+        mean, low, high = map(points, ends["nfe"]["gain"])
+        said = f"{mean} points ({low} to {high}) after {ends['nfe']['iteration']:.0f} iterations"
+        assert words + said in page
+        scores = [points(seed["at"]["nfe"]["score"]) for seed in entry["seeds"]]
+        assert f"its seeds end at {scores[0]}, {scores[1]} and {scores[2]} %" in page
+        assert ends["nfe"]["gain"][1] > 0 and ends["seconds"]["gain"][1] > 0
+        assert result["base"]["score"] == base["score"] and result["budgets"]["nfe"] == 240_000
+        assert ends["nfe"]["mean"] < min(shares.values())
+        assert points(ends["nfe"]["tasks"]["single_object"]["mean"]) == "93.8"
+    mean, low, high = map(points, ends["nfe"]["gain"])
+    spo = " ".join(PAGES["docs/methods/spo.md"].split())
+    assert f"the same pairs and loss gain {mean} points ({low} to {high}), three seeds" in spo
+
+
 def test_a_noise_of_its_own_shows_nothing_yet() -> None:
     result, page = read("own-noise"), " ".join(PAGES["docs/compare.md"].split())
     gains = {entry["name"]: entry["summary"]["nfe"]["gain"] for entry in result["configs"]}

@@ -52,6 +52,11 @@ class RandomModel:
         self.pixels = 64 // adapter.latent_shape(64, 64)[-1]  # of a latent's side
         self.frames = int(getattr(adapter, "frames", 1))
 
+    @property
+    def weights_stay(self) -> bool:
+        """Tell whether trained weights must keep their place in memory."""
+        return self.adapter.weights_stay
+
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         """Return the adapter's noise levels [S+1]."""
         return self.adapter.sigmas(steps, height, width)

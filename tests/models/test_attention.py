@@ -158,8 +158,7 @@ def xformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("fn", "heads", "most"),
-    [("sd3", 2, 4 + 77 + 64), ("flux", 2, 4 + 64), ("sdxl", 2, 16), ("wan", 2, 8)],
+    ("fn", "most"), [("sd3", 4 + 77 + 64), ("flux", 4 + 64), ("sdxl", 16), ("wan", 8)]
 )
 def test_xformers_gets_every_attention_in_its_own_layout(
     folders: Folders, xformers: list[tuple[int, ...]], fn: str, most: int

@@ -24,7 +24,8 @@ def frames_of(config: Config, model: Any = None) -> int:
 
 def fitting(call: Call, reward: Any, frames: int) -> Any:
     """Return what judges a model's videos of so many frames; 1: images. Raises ConfigError for a
-    reward that judges the other kind or longer videos, and for a way to judge frames where there is one frame."""
+    reward that judges the other kind or longer videos, and for a way to judge frames where there is
+    one frame."""
     videos = judges_videos(reward)
     if frames == 1 and videos:
         raise ConfigError(

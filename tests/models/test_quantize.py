@@ -29,7 +29,7 @@ from flowrl.cost.throughput import measure
 from flowrl.models import quantized
 
 IMAGES = ("sdxl", "qwen_image", "z_image", "flux2", "flux2_klein")
-OTHERS = (*IMAGES, "wan", "kontext", "experts", "i2v")
+OTHERS = (*IMAGES, "wan", "kontext", "experts", "i2v", "ti2v", "qwen_edit_plus")
 KINDS = {"int8": ("torchao", 0.02), "nf4": ("bitsandbytes", 0.2)}  # package, error bound
 
 

@@ -11,50 +11,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
-from flowrl.core.processes import BUCKET
+from flowrl.core.processes import BUCKET, tried_alone
+
+TOLD = {"rank": 0, "text": "a red square"}  # what processes tell each other
 
 
-def tried(back_end: str, device: str) -> dict[str, Any]:
-    """Sum a bucket of gradients and gather objects in a group of one -> seconds, and what was
-    seen."""
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(back_end, init_method=f"file://{folder}/meet", rank=0, world_size=1)
-        try:
-            return _collectives(device)
-        finally:
-            dist.destroy_process_group()
-
-
-def _collectives(device: str) -> dict[str, Any]:
-    # a bucket of gradients is summed; the first time sets the group up
+def measured(back_end: str, device: str) -> dict[str, Any]:
+    """Sum a bucket of gradients and gather an object in a group of one -> seconds, and what was
+    seen. The first sum sets the group up."""
     numbers = torch.arange(BUCKET, device=device, dtype=torch.float32)
-    expected, seconds = numbers.clone(), []
-    for _ in range(3):
-        began = time.perf_counter()
-        dist.all_reduce(numbers)
-        same = bool(torch.equal(numbers, expected))  # waits for the device
-        seconds.append(time.perf_counter() - began)
-    # what processes tell each other
-    found: list[Any] = [None]
-    dist.all_gather_object(found, {"rank": 0, "text": "a red square"})
-    right = same and found == [{"rank": 0, "text": "a red square"}]
+    expected = numbers.clone()
+    seconds, found = tried_alone(back_end, numbers, TOLD)
+    right = bool(torch.equal(numbers, expected)) and found == TOLD
     return {
-        "back_end": dist.get_backend(),
+        "back_end": back_end,
         "device": device,
         "bytes": numbers.nbytes,
         "all_reduce_s": seconds,
         "right": right,
-        "said": f"{dist.get_backend()} on {device}: {'right' if right else 'WRONG'}",
+        "said": f"{back_end} on {device}: {'right' if right else 'WRONG'}",
         "environment": environment(),
     }
 
@@ -67,7 +49,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the result, as JSON")
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()
-    result = tried("nccl" if on_gpu else "gloo", "cuda" if on_gpu else "cpu")
+    result = measured("nccl" if on_gpu else "gloo", "cuda" if on_gpu else "cpu")
     if args.out:
         write_json(args.out, result)
     print(result["said"])

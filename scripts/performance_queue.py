@@ -186,7 +186,8 @@ def chosen(args: argparse.Namespace) -> tuple[list[Row], dict[str, list[str]]]:
         if name not in MODELS or not config:
             raise ConfigError(f"--model: expected {'|'.join(MODELS)}=CONFIG, got {text!r}")
         models[name] = [config, *MODELS[name][1:]]
-    rows = [row for row in QUEUE if any(row.name.startswith(one) for one in args.rows.split(","))]
+    starts = tuple(args.rows.split(","))
+    rows = [row for row in QUEUE if row.name.startswith(starts)]
     if not rows:
         names = ", ".join(row.name for row in QUEUE)
         raise ConfigError(f"--rows: no row begins with {args.rows!r}; there are {names}")

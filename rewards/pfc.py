@@ -72,6 +72,7 @@ class pfc:
                     f"{frames}"
                 )
         self.context, self.target, self.stride = context, target, stride
+        self.least_frames = context + target  # of a video that can be judged
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Score each video. Raises DataError for images, a NaN, or videos of too few frames."""
@@ -79,7 +80,7 @@ class pfc:
         videos = batch.images
         if videos.dim() != 5 or videos.shape[2] != 3:
             raise DataError(f"{WHO}: expected videos [L, T, 3, H, W], got {list(videos.shape)}")
-        least = self.context + self.target
+        least = self.least_frames
         if videos.shape[1] < least:
             raise DataError(
                 f"{WHO}: expected videos of at least context + target = {least} frames, got "

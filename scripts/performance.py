@@ -3,11 +3,11 @@ images/s, MFU, memory.
 
     python scripts/performance.py sd3/flow_grpo train.prompts=4 --sync-check
     python scripts/performance.py flux/flow_grpo train.prompts=2
-    python scripts/performance.py sd3/flow_grpo --attention native,flash,xformers --compile both
+    python scripts/performance.py sd3/flow_grpo --attention native,flash,xformers --compile all
 
-With several attention back ends, or with and without regional compile, every setting is measured in
-turn, each in a process of its own, so that none finds what another left in memory; the file has a
-row for each, also for one that cannot run here. Its other figures are those of the first that can.
+With several attention back ends or ways to compile, every setting is measured in turn, each in a
+process of its own, so that none finds what another left in memory; the file has a row for each,
+also for one that cannot run here. Its other figures are those of the first that can.
 
 Writes assets/results/performance-<model>.json. Nothing is downloaded: the architectures come with
 flowrl.
@@ -33,16 +33,30 @@ from flowrl.cost.throughput import measure_throughput, throughput_table
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
 
-COMPILE = {"off": ["false"], "on": ["true"], "both": ["false", "true"]}
+_ON = "model.runtime.compile=true"
+COMPILE = {
+    "off": ["model.runtime.compile=false"],
+    "on": [_ON],
+    "graphs": [_ON, "model.runtime.cuda_graphs=true"],
+}
+SEVERAL = {"both": "off,on", "all": "off,on,graphs"}
 
 
 def settings_of(args: argparse.Namespace) -> list[list[str]]:
     """Return the overrides of every setting; one without any where nothing is compared."""
     backends = [name for name in (args.attention or "").split(",") if name]
-    attention = [f"model.runtime.attention={name}" for name in backends] or [""]
-    compiled = [f"model.runtime.compile={way}" for way in COMPILE.get(args.compile, [])] or [""]
-    pairs = itertools.product(attention, compiled)
-    return [list(filter(None, pair)) for pair in pairs]
+    attention = [[f"model.runtime.attention={name}"] for name in backends] or [[]]
+    compiled = [COMPILE[way] for way in args.compile] or [[]]
+    return [one + other for one, other in itertools.product(attention, compiled)]
+
+
+def ways(text: str) -> list[str]:
+    """Read `--compile`. Raises ArgumentTypeError for what is not in COMPILE."""
+    found = SEVERAL.get(text, text).split(",")
+    if unknown := [way for way in found if way not in COMPILE]:
+        known = ", ".join([*COMPILE, *SEVERAL])
+        raise argparse.ArgumentTypeError(f"expected some of {known}, got {unknown[0]!r}")
+    return found
 
 
 def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, Any]:
@@ -111,7 +125,10 @@ def main() -> int:
         "--attention", help="back ends to compare, with commas, such as native,flash,xformers"
     )
     parser.add_argument(
-        "--compile", choices=sorted(COMPILE), help="regional compile, or without and with it"
+        "--compile",
+        type=ways,
+        default=[],
+        help="regional compile: off, on, graphs (with CUDA graphs), with commas; or both, all",
     )
     parser.add_argument(
         "--json", type=Path, help="default: assets/results/performance-<model>.json"

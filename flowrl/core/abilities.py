@@ -63,6 +63,12 @@ def conditioning(model: FlowModel, prompts: list[str], sources: Sequence[Source]
     return found
 
 
+def stays(model: FlowModel) -> bool:
+    """Tell whether a model's trained weights must keep their place in memory: ``weights_stay``,
+    which a model need not have."""
+    return bool(getattr(model, "weights_stay", False))
+
+
 @runtime_checkable
 class RewardWithProbe(Protocol):
     """A reward that can say early that it could not answer: a server is down, a file is missing."""

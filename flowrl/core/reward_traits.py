@@ -28,6 +28,12 @@ def judges_videos(reward: Any) -> bool:
     return bool(getattr(reward, "judges_videos", False))
 
 
+def least_frames(reward: Any) -> int:
+    """Return the frames that a video must have at least, by `least_frames`; 1 where a reward says
+    nothing."""
+    return int(getattr(reward, "least_frames", 1))
+
+
 def asks_people(reward: Any) -> bool:
     """Say whether a reward waits for people, by `asks_people = True`: evaluations and the doctor
     leave it alone."""

@@ -29,6 +29,7 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
+from flowrl.cost.random_quantized import quantise
 from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.flux import Flux, FluxOptions
 from flowrl.models.flux2 import Flux2, Flux2Options
@@ -51,6 +52,11 @@ class RandomModel:
         self.adapter, self.text, self.vae = adapter, text, vae
         self.pixels = 64 // adapter.latent_shape(64, 64)[-1]  # of a latent's side
         self.frames = int(getattr(adapter, "frames", 1))
+
+    @property
+    def weights_stay(self) -> bool:
+        """Tell whether trained weights must keep their place in memory."""
+        return self.adapter.weights_stay
 
     def sigmas(self, steps: int, height: int, width: int) -> Tensor:
         """Return the adapter's noise levels [S+1]."""
@@ -110,9 +116,10 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     """Make a config's model from its architecture alone: network and, if asked for, VAE; no text
     encoders.
 
-    Weights are drawn on the device, in the dtype that they stay in, from the config's seed. Raises
-    ConfigError for a kind of model that has no velocity field of its own, such as a UNet's,
-    ModelError for one whose architecture is not known here.
+    Weights are drawn on the device, in the dtype that they stay in, from the config's seed, and
+    then quantised where the config says so. Raises ConfigError for a kind of model that has no
+    velocity field of its own, such as a UNet's, ModelError for one whose architecture is not known
+    here, or that cannot be quantised here.
     """
     # refuse what has no adapter here or no known architecture
     fn, kwargs = config.model.fn, config.model.kwargs
@@ -129,6 +136,7 @@ def random_model(config: Config, *, vae: bool = False) -> FlowModel:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         network = _drawn(architecture, NETWORK[fn], device, wide)
+        quantise(network, tuning.runtime.quantize, dtype=tuning.dtype, device=device)
         width = torch.float32 if fn in VIDEO else tuning.dtype
         needed = vae or fn in VIDEO  # which reads the sizes of latents from it
         parts = {"vae": _drawn(architecture, "vae", device, width) if needed else None}
@@ -177,6 +185,11 @@ def _drawn(
     with _default(dtype):
         network = build(architecture, name, str(device))
     nn.Module.to(network, dtype)  # tables that are made in float32 whatever the default
+    # what diffusers keeps in float32 when it reads a network, such as Wan's norms
+    wide = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    for key, p in network.named_parameters():
+        if wide & set(key.split(".")):
+            p.data = p.data.float()
     return network.requires_grad_(False).eval()
 
 

@@ -10,7 +10,7 @@ from flowrl.config.calls import Call, FrameWay
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward, RewardWithProbe
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.reward_traits import differentiable, judges_singly, judges_videos
+from flowrl.core.reward_traits import differentiable, judges_singly, judges_videos, least_frames
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
 
@@ -24,7 +24,8 @@ def frames_of(config: Config, model: Any = None) -> int:
 
 def fitting(call: Call, reward: Any, frames: int) -> Any:
     """Return what judges a model's videos of so many frames; 1: images. Raises ConfigError for a
-    reward that judges the other kind, and for a way to judge frames where there is one frame."""
+    reward that judges the other kind or longer videos, and for a way to judge frames where there is
+    one frame."""
     videos = judges_videos(reward)
     if frames == 1 and videos:
         raise ConfigError(
@@ -35,6 +36,12 @@ def fitting(call: Call, reward: Any, frames: int) -> Any:
         raise ConfigError(
             f"{call.key}.frames: the model makes images, so that {call.frames!r} has no effect; "
             "leave it out, or take a video model with model.frames above 1"
+        )
+    least = least_frames(reward)
+    if videos and not call.frames and frames < least:
+        raise ConfigError(
+            f"{call.key}: {call.fn} judges videos of at least {least} frames as it is set, but the "
+            f"model makes {frames}; raise model.frames, or let the reward look at fewer"
         )
     # what is judged is what the model makes
     if frames == 1 or (videos and not call.frames):

@@ -54,6 +54,12 @@ class PipelineModel(ABC, Generic[Options]):
         return self._tuned.text_device
 
     @property
+    def weights_stay(self) -> bool:
+        """Tell whether trained weights must keep their place in memory: recorded kernels read them
+        there."""
+        return self._tuned.tuning.runtime.cuda_graphs
+
+    @property
     def guided(self) -> bool:
         """Tell whether each velocity takes two evaluations of the network, with and without the
         prompt."""

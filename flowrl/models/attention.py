@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from diffusers import QwenImageTransformer2DModel, ZImageTransformer2DModel
 from diffusers.models.attention_dispatch import (
     AttentionBackendName,
     attention_backend,
@@ -30,9 +31,13 @@ LOCAL = tuple(name for name in NAMES if not name.endswith(HUB))
 Attend = Callable[..., Tensor]  # as scaled_dot_product_attention
 SHORT = 512  # keys: above, the fused kernel, which keeps no weights
 GROUP = 2**20  # attention weights computed at a time
+LOUD = 100.0  # values that a mask must hide; those that may be seen are standard normal
 # These call torch's attention themselves: set_attention_backend leaves them as they are, without a
 # word.
 _DIRECT = (AttnProcessor2_0, JointAttnProcessor2_0)  # of UNets and of SD3
+# Networks that hide the empty tokens of short prompts by a mask. Z-Image does where prompts of
+# several lengths share a call.
+MASKED = (QwenImageTransformer2DModel, ZImageTransformer2DModel)
 
 
 def unknown_back_end(name: str) -> str:
@@ -68,17 +73,16 @@ def set_attention(
             _route(network, _in_groups)
         return
     # tried with small tensors: better refused here than in the first step
-    reason = problem(name, dtype=dtype, device=device, trains=trains)
+    tried = partial(problem, dtype=dtype, device=device, trains=trains)
+    masked = isinstance(network, MASKED)
+    reason = tried(name, masked=masked)
     if reason:
-        able = [
-            other
-            for other in LOCAL
-            if not problem(other, dtype=dtype, device=device, trains=trains)
-        ]
+        able = [other for other in LOCAL if not tried(other, masked=masked)]
+        how = [" with a gradient"] * trains + [" with the mask of its prompts"] * masked
         raise ModelError(
             f"runtime.attention: {name!r} does not work here in "
-            f"{str(dtype).removeprefix('torch.')} on {device}"
-            f"{' with a gradient' if trains else ''}: {reason}. Available: {', '.join(able)}"
+            f"{str(dtype).removeprefix('torch.')} on {device}{''.join(how)}: {reason}. Available: "
+            f"{', '.join(able)}"
         )
     with quiet(), attention_backend():  # puts the process's default back
         network.set_attention_backend(name)
@@ -97,18 +101,30 @@ def _route(network: Any, attend: Attend) -> None:
         network.set_attn_processor(routed)
 
 
-def problem(name: str, *, dtype: torch.dtype, device: torch.device, trains: bool) -> str:
+def problem(
+    name: str, *, dtype: torch.dtype, device: torch.device, trains: bool, masked: bool = False
+) -> str:
     """Say why a back end cannot attend here, forward and if it ``trains`` backward; an empty text
-    if it can."""
+    if it can.
+
+    ``masked``: also with a mask [B, 1, 1, M] of booleans, as Qwen-Image and Z-Image have it. Some
+    back ends refuse one. diffusers' xformers takes it for numbers to add (0.42), so that hidden
+    tokens are seen: what it computes is looked at, too.
+    """
     q, k, v = torch.randn(3, 1, 64, 2, 64, device=device).to(dtype).requires_grad_(trains).unbind()
+    seen = torch.arange(64, device=device) < 48
+    # a mean of the values that may be seen is not above the largest of them
+    marked = torch.where(seen[:, None, None], v, LOUD) if masked else v
+    mask = seen[None, None, None] if masked else None
     try:
         with quiet(), attention_backend(name), torch.set_grad_enabled(trains):
-            out = dispatch_attention_fn(q, k, v)
+            out = dispatch_attention_fn(q, k, marked, attn_mask=mask)
             if trains:
                 torch.autograd.grad(out.float().sum(), (q, k, v))
     except Exception as error:  # packages, kernels and torch raise every kind
         return first_line(error)
-    return ""
+    heard = masked and not bool(out.abs().max() < LOUD / 10)
+    return "it does not heed a mask: hidden tokens change what it computes" if heard else ""
 
 
 class Routed:

@@ -15,6 +15,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
 from flowrl.models.context import context_size, share_context
+from flowrl.models.graph_steps import GraphSteps
 from flowrl.models.loading import Loaded, PipelinePart, load_pipeline
 from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.prompt_encoding import Encode, Texts, readers_of
@@ -84,6 +85,7 @@ class TunedPipeline:
         """Tune the part ``network``, or several parts in ``joined``; T5 reads ``t5_tokens`` of a
         prompt. Raise ConfigError, ModelError."""
         self.pipeline, self.tuning = loaded.pipeline, tuning
+        self._steps = GraphSteps() if tuning.runtime.cuda_graphs else None
         self.network: Any = getattr(loaded.pipeline, network) if joined is None else joined
         self._loaded = loaded
 
@@ -173,6 +175,8 @@ class TunedPipeline:
         ):
             found = self.network(*inputs, **named, return_dict=False)[0]
         out = torch.stack(found) if isinstance(found, list) else found
+        if self._steps is not None and wanted and out.requires_grad:
+            out = self._steps.watched(out)
         return out.float() if wanted else out.detach().float()
 
     def at_work(self, *names: str) -> AbstractContextManager[None]:
@@ -231,6 +235,11 @@ class TunedPipeline:
         set_up(
             self.network, tuning.runtime, dtype=tuning.dtype, device=tuning.device, trains=trains
         )
+        if self._steps is not None:
+            begin = self._steps.begin
+            for prefix in folders:
+                network = self.network.get_submodule(prefix.removesuffix("."))
+                network.register_forward_pre_hook(lambda *_: begin())
         if context_size(tuning.runtime) > 1:
             for prefix in folders:
                 network = self.network.get_submodule(prefix.removesuffix("."))

@@ -3,17 +3,19 @@ speed."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from diffusers import SD3Transformer2DModel
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from flowrl.core.errors import ModelError
 from flowrl.models.attention import AUTO, set_attention, unknown_back_end
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
 COMPILATIONS = 64
+GRAPH_DEVICES = ("cuda",)  # where torch records what a compiled block launches
 
 
 class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -24,6 +26,8 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
     checkpointing: bool = False
     attention: str = AUTO  # or a back end, by the name that diffusers gives it
     compile: bool = False  # each repeated block is compiled by torch.compile
+    # the kernels of a compiled block are launched as one: recorded once for each size of inputs
+    cuda_graphs: bool = False
     quantize: Literal["none", "nf4", "int8"] = "none"  # of the frozen weights under LoRA
     # float32 products, LoRA's under a short dtype among them, with 10 bits of mantissa on CUDA
     tf32: bool = False
@@ -44,6 +48,12 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
             raise ValueError(problem)
         return name
 
+    @model_validator(mode="after")
+    def _graphs_of_compiled_blocks(self) -> Self:
+        if self.cuda_graphs and not self.compile:
+            raise ValueError("cuda_graphs: are of compiled blocks, so it needs compile: true")
+        return self
+
 
 def set_up(
     network: Any, runtime: Runtime, *, dtype: torch.dtype, device: torch.device, trains: bool
@@ -51,8 +61,13 @@ def set_up(
     """Make a diffusers network on the device run as asked; LoRA must be on it already, and nothing
     is computed yet.
 
-    Raise ModelError if the attention back end does not work here.
+    Raise ModelError if the attention back end does not work here, or for CUDA graphs elsewhere.
     """
+    if runtime.cuda_graphs and device.type not in GRAPH_DEVICES:
+        raise ModelError(
+            f"runtime.cuda_graphs: needs a CUDA device, got {device}; leave it out: compile alone "
+            "works here"
+        )
     if not (runtime.compile and runtime.attention == AUTO):  # the compiler brings its own
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
     if runtime.tf32:
@@ -60,23 +75,26 @@ def set_up(
     if runtime.checkpointing:
         network.enable_gradient_checkpointing()
     if runtime.compile:
-        compile_blocks(network)
+        compile_blocks(network, graphs=runtime.cuda_graphs)
 
 
-def compile_blocks(network: Any) -> None:
+def compile_blocks(network: Any, *, graphs: bool = False) -> None:
     """Compile the repeated blocks, once for all sizes of batch, image and text: blocks of a kind
     share the result.
 
     A kind is compiled once more for inputs that need a gradient, and for a batch of one. torch
     gives up compiling a function after 8 versions of it, which SD3.5's three kinds of blocks
-    exceed: the limit is raised for the process.
+    exceed: the limit is raised for the process. With ``graphs`` it is torch's mode
+    "reduce-overhead": kernels are recorded and replayed; see `GraphSteps`.
     """
     import torch._dynamo.config as dynamo  # takes seconds to import
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, COMPILATIONS)
+    how: dict[str, Any] = {"backend": COMPILER, "dynamic": True}
+    how |= {"mode": "reduce-overhead"} if graphs else {}
     if not isinstance(network, SD3Transformer2DModel):
-        network.compile_repeated_blocks(backend=COMPILER, dynamic=True)
+        network.compile_repeated_blocks(**how)
         return
     # diffusers does not know which blocks of SD3 repeat.
     for block in network.transformer_blocks:
-        block.compile(backend=COMPILER, dynamic=True)
+        block.compile(**how)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flowrl.config.load import Config, load_config
+from flowrl.core.abilities import stays
 from flowrl.core.errors import CheckpointError
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
@@ -90,7 +91,7 @@ def run_of(path: Path) -> Path:
 def base_weights(model: FlowModel, config: Config) -> Weights:
     """Keep a model's weights as the snapshot "ref" where `eval.tuned` needs them; to be called
     before training."""
-    base = Weights(model.trainable())
+    base = Weights(model.trainable(), stay=stays(model))
     if config.eval.tuned < 1:
         base.snapshot("ref")
     return base

@@ -11,7 +11,7 @@ import torch
 
 from flowrl.config.from_program import check_config
 from flowrl.config.load import Config
-from flowrl.core.abilities import EncodesAhead, ExtendsModel
+from flowrl.core.abilities import EncodesAhead, ExtendsModel, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import sharded, world
@@ -141,7 +141,7 @@ class Setup:
         # what is trained
         self.params = self.model.trainable()
         check_trainable(config, self.params, sharded=self.sharded)
-        self.weights = Weights(self.params)
+        self.weights = Weights(self.params, stay=stays(self.model))
         # copies of the base model are taken before, all others after the start weights
         first = {"ref", *copies_of(self.method.companions)}  # copies of the model as it came
         for name in [name for name in self.kept if name in first]:

@@ -17,10 +17,14 @@ from flowrl.training.checkpoint_files import CheckpointTensors
 
 
 class Weights:
-    """Keep snapshots of the trainable parameters, in their own dtype and on their own device."""
+    """Keep snapshots of the trainable parameters, in their own dtype and on their own device.
 
-    def __init__(self, params: dict[str, nn.Parameter]) -> None:
-        self._params = dict(params)
+    ``stay``: parameters keep their place in memory, as CUDA graphs need it; a snapshot then takes
+    their place by exchanging values.
+    """
+
+    def __init__(self, params: dict[str, nn.Parameter], *, stay: bool = False) -> None:
+        self._params, self._stay = dict(params), stay
         self._snapshots: dict[str, dict[str, Tensor]] = {}
         self._in_use: list[str] = []
         self._nothing: dict[str, bool] = {}  # what `adds_nothing` found
@@ -75,9 +79,14 @@ class Weights:
         an exception.
 
         Tensors change places without a copy; only shares of FSDP, which knows its own memory, are
-        copied. Do not step an optimizer inside: it would change the snapshot (see `training`).
+        copied, and with ``stay`` values change places. Do not step an optimizer inside: it would
+        change the snapshot (see `training`).
         """
         snapshot = self._get(name)
+        if self._stay:
+            with self._exchanged(name):
+                yield
+            return
         current = {
             key: p.detach().clone() if is_share(p) else p.data for key, p in self._params.items()
         }
@@ -88,6 +97,32 @@ class Weights:
         finally:
             self._put(current)
             self._in_use.pop()
+
+    @contextmanager
+    def _exchanged(self, name: str) -> Iterator[None]:
+        """Let parameters and the snapshot exchange their values, one tensor after the other, and
+        exchange them again."""
+        if name in self._in_use and name != self._in_use[-1]:
+            raise RunError(
+                f"snapshot {name!r} is in use below {self._in_use[-1]!r}, which holds its values"
+            )
+        needed = self._in_use[-1:] != [name]
+        self._in_use.append(name)
+        try:
+            if needed:
+                self._exchange(self._snapshots[name])
+            yield
+        finally:
+            if needed:
+                self._exchange(self._snapshots[name])
+            self._in_use.pop()
+
+    def _exchange(self, tensors: dict[str, Tensor]) -> None:
+        for key, p in self._params.items():
+            # by .data: what autograd kept for a backward pass counts as unchanged, and is again
+            kept = p.data.clone()
+            p.data.copy_(tensors[key])
+            tensors[key].copy_(kept)
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:

@@ -59,11 +59,11 @@ def test_all_combinations_are_measured_and_none_that_runs_is_a_mistake(
 
     monkeypatch.setattr(script.subprocess, "run", failing)
     argv = ["performance.py", "sd3/flow_grpo", "--attention", "flash,xformers"]
-    monkeypatch.setattr("sys.argv", [*argv, "--compile", "both"])
+    monkeypatch.setattr("sys.argv", [*argv, "--compile", "all"])
     assert script.main() == 2
-    pairs = itertools.product(("flash", "xformers"), ("false", "true"))
-    assert asked == [
-        [f"model.runtime.attention={one}", f"model.runtime.compile={way}"] for one, way in pairs
-    ]
+    on = "model.runtime.compile=true"
+    ways = (["model.runtime.compile=false"], [on], [on, "model.runtime.cuda_graphs=true"])
+    pairs = itertools.product(("flash", "xformers"), ways)
+    assert asked == [[f"model.runtime.attention={one}", *way] for one, way in pairs]
     said = capsys.readouterr().err
     assert "no setting runs here" in said and "no xformers here" in said

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from adapterkit import ADAPTERS, PROMPTS, Folders, velocity, with_lora
+from diffusers.models import attention_dispatch
 from modelkit import FLASH, Kernels, gradients, perturb
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -113,3 +115,98 @@ def test_a_mask_is_heeded_in_bfloat16_on_a_cpu(folders: Folders) -> None:
         without, whole = unet(x, time, text[:, :5]).sample, unet(x, time, text).sample
     torch.testing.assert_close(hidden, without, rtol=0.02, atol=0.02)
     assert not torch.allclose(hidden, whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("fn", ["qwen_image", "z_image"])
+def test_networks_that_mask_are_tried_with_a_mask(folders: Folders, fn: str) -> None:
+    """torch's flash kernel takes none; it is refused at load, not in the first step."""
+    able = "Available: native, _native_math"
+    message = rf"'_native_flash' .* with the mask of its prompts: .*attn_mask.*{able}"
+    with pytest.raises(ModelError, match=message):
+        with_lora(folders, fn, runtime={"attention": "_native_flash"})
+    velocity(with_lora(folders, fn, runtime={"attention": "_native_math"}))
+    with_lora(folders, "sd15", runtime={"attention": "_native_flash"})  # which has none
+
+
+# -------------------------------------------------------------------------------------- xformers
+
+
+@pytest.fixture
+def xformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Stand in for the package, whose kernels are for CUDA alone: attention by its documentation,
+    [B, M, H, K] with a bias that is added -> the shapes of q of all calls."""
+    seen: list[tuple[int, ...]] = []
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_bias: Tensor | None = None,
+        p: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:
+        assert p == 0.0
+        seen.append(tuple(query.shape))
+        scores = torch.einsum("bmhk,bnhk->bhmn", query, key) * (scale or query.shape[-1] ** -0.5)
+        weights = (scores if attn_bias is None else scores + attn_bias).softmax(-1)
+        return torch.einsum("bhmn,bnhk->bmhk", weights, value)
+
+    ops = SimpleNamespace(memory_efficient_attention=attend)
+    monkeypatch.setattr(attention_dispatch, "xops", ops, raising=False)
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_XFORMERS_ATTN", True)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("fn", "most"), [("sd3", 4 + 77 + 64), ("flux", 4 + 64), ("sdxl", 16), ("wan", 8)]
+)
+def test_xformers_gets_every_attention_in_its_own_layout(
+    folders: Folders, xformers: list[tuple[int, ...]], fn: str, most: int
+) -> None:
+    """Velocity and gradients are native's; tokens come before heads.
+
+    The longest sequence, by hand: 2 x 2 patches of the image with CLIP's 77 and T5's 64 tokens; the
+    same with T5's; 4 x 4 latents; 2 moments of 2 x 2 patches.
+    """
+    plain = with_lora(folders, fn, runtime={"attention": "native"})
+    model = with_lora(folders, fn, runtime={"attention": "xformers"})
+    perturb(plain, 0.05)
+    perturb(model, 0.05)
+    expected, asked = velocity(plain), count_attention(plain)
+    xformers.clear()
+    v = velocity(model)
+    assert len(xformers) == asked
+    assert {shape[2] for shape in xformers} == {2}  # heads of all tiny networks
+    assert max(shape[1] for shape in xformers) == most
+    atol = 1e-5 * max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(v, expected, rtol=0, atol=10 * atol)
+    grads = gradients(plain, expected.square().sum())
+    top = max(float(grad.abs().max()) for grad in grads.values())
+    for name, grad in gradients(model, v.square().sum()).items():
+        torch.testing.assert_close(grad, grads[name], rtol=0, atol=2e-4 * top)
+
+
+def count_attention(model: Any) -> int:
+    """Count torch's own kernel of attention in a forward pass."""
+    count = 0
+
+    class Count(Kernels):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal count
+            count += FLASH in str(func)
+            return func(*args, **(kwargs or {}))
+
+    model.encode(PROMPTS)  # the text encoders attend, too
+    with Count(), torch.no_grad():
+        velocity(model)
+    return count
+
+
+@pytest.mark.usefixtures("xformers")
+@pytest.mark.parametrize("fn", ["qwen_image", "z_image"])
+def test_xformers_is_refused_where_it_would_not_heed_a_mask(folders: Folders, fn: str) -> None:
+    """diffusers 0.42 adds 1 for seen and 0 for hidden tokens where the mask is of booleans."""
+    with pytest.raises(ModelError, match="'xformers' .*it does not heed a mask"):
+        with_lora(folders, fn, runtime={"attention": "xformers"})

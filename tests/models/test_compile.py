@@ -11,9 +11,13 @@ import torch
 from adapterkit import Folders, sampled, velocity
 from modelkit import gradients, perturb
 from rolloutkit import decisions, score_draws
+from torch import Tensor, nn
 
 from flowrl.algorithms.transitions import cps
+from flowrl.core.abilities import stays
+from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models import runtime
+from flowrl.models.graph_steps import GraphSteps
 from flowrl.training.weights import Weights
 
 LORA = {"rank": 2, "targets": ["attn.to_q"]}  # few, as each takes time to trace
@@ -106,3 +110,121 @@ def test_inductor(folders: Folders) -> None:
     with weights.using("old"), torch.no_grad():
         assert torch.equal(velocity(model, 4, 48, 32), before)
     assert torch.equal(velocity(model, 4, 48, 32), after)
+
+
+# ------------------------------------------------------------------------------------ CUDA graphs
+
+GRAPHS = {"compile": True, "cuda_graphs": True}
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the CPU pass for a CUDA device, where torch compiles in the same mode and records nothing
+    -> the marks of new steps that torch was given."""
+    marks: list[int] = []
+    monkeypatch.setattr(runtime, "GRAPH_DEVICES", ("cpu",))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    return marks
+
+
+def test_graphs_need_cuda_and_compiled_blocks(folders: Folders) -> None:
+    with pytest.raises(ModelError, match="cuda_graphs: needs a CUDA device, got cpu; leave it out"):
+        folders.load("sd3 short", lora=LORA, runtime=GRAPHS)
+    with pytest.raises(ConfigError, match="cuda_graphs: are of compiled blocks, so it needs compi"):
+        folders.load("sd3 short", runtime={"cuda_graphs": True})
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.parametrize("name", ["sd3 short", "flux"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_torch_is_asked_for_graphs(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, name: str, graphs: bool
+) -> None:
+    """By what torch.compile hands on to a back end. No block's output outlives a call: that of the
+    network is made outside of the blocks, so a graph that writes over its own leaves it alone."""
+    asked: list[dict[str, Any]] = []
+    made: list[Tensor] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any, **how: Any) -> Callable[..., Any]:
+        asked.append(how)
+        return graph.forward
+
+    monkeypatch.setattr(runtime, "COMPILER", note)
+    model = folders.load(name, lora=LORA, runtime=GRAPHS | {"cuda_graphs": graphs})
+
+    def keep(_: nn.Module, __: Any, found: Any) -> None:
+        made.extend(found if isinstance(found, tuple) else [found])
+
+    for block in model.network.modules():
+        if getattr(block, "_compiled_call_impl", None) is not None:
+            block.register_forward_hook(keep)
+    with torch.no_grad():
+        v = velocity(model, 2, 48, 32)
+    assert asked and all(how == ({"mode": "reduce-overhead"} if graphs else {}) for how in asked)
+    places = {one.untyped_storage().data_ptr() for one in made if one is not None}
+    assert places and v.untyped_storage().data_ptr() not in places
+
+
+def test_a_step_ends_when_no_gradient_is_waiting(
+    folders: Folders, on_the_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampling marks each call. Between the two passes of a training step none is marked, so that
+    what the backward pass reads is not written over; and again after a gradient passed, or after
+    a velocity was thrown away."""
+    monkeypatch.setattr(runtime, "COMPILER", "eager")
+    model = folders.load("sd3 short", lora=LORA, runtime=GRAPHS)
+    model.encode(["a red square", "two small blue circles left of a green triangle on white"])
+
+    def marked(grad: bool) -> tuple[int, Tensor]:
+        before = len(on_the_cpu)
+        with torch.set_grad_enabled(grad):
+            v = velocity(model)
+        return len(on_the_cpu) - before, v
+
+    assert [marked(False)[0] for _ in range(3)] == [1, 1, 1]
+    count, v = marked(True)
+    assert count == 1
+    assert marked(False)[0] == 0  # the reference, while the gradient is still to come
+    loss = v.square().sum()
+    loss.backward()
+    assert marked(False)[0] == 1  # although the loss is still held
+    count, v = marked(True)
+    assert (count, marked(True)[0]) == (1, 0)
+    del v
+    assert marked(True)[0] == 1
+
+
+def test_the_identity_passes_gradients_on() -> None:
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(GraphSteps().watched, (x,))
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_weights_keep_their_place(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded kernels read them there. A snapshot in their place, and training it, is seen; the
+    gradient of a velocity is that of its own weights."""
+    monkeypatch.setattr(runtime, "COMPILER", "eager")
+    model = folders.load("sd3 short", lora=LORA, runtime=GRAPHS)
+    plain = folders.load("sd3 short", lora=LORA)
+    assert stays(model) and not stays(plain)
+    for one in (model, plain):
+        perturb(one, 0.1)
+    places = {key: p.data_ptr() for key, p in model.trainable().items()}
+    weights = Weights(model.trainable(), stay=True)
+    weights.snapshot("old")
+    before = velocity(model).detach()
+    for p in [*model.trainable().values(), *plain.trainable().values()]:
+        p.data += 0.5
+    v, expected = velocity(model), velocity(plain)
+    with weights.using("old"), torch.no_grad():
+        assert {key: p.data_ptr() for key, p in model.trainable().items()} == places
+        assert torch.equal(velocity(model), before)
+        with weights.using("old"):
+            assert torch.equal(velocity(model), before)
+    assert torch.equal(velocity(model), v)
+    found, wanted = (
+        gradients(m, rows.square().sum()) for m, rows in ((model, v), (plain, expected))
+    )
+    for key, grad in wanted.items():
+        torch.testing.assert_close(found[key], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()))
+    assert {key: p.data_ptr() for key, p in model.trainable().items()} == places

@@ -9,11 +9,13 @@ runs here.
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from adapterkit import Folders, relative_error, sampled, velocity
+from estimatekit import made
 from modelkit import gradients, perturb
 from rolloutkit import decisions, score_draws
 from startkit import STARTS, Starts, velocity_of
@@ -21,16 +23,40 @@ from torch import nn
 
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ModelError
+from flowrl.cost.fit_card import change
+from flowrl.cost.random_model import random_model
+from flowrl.cost.throughput import measure_throughput
 from flowrl.models import quantized
 
 IMAGES = ("sdxl", "qwen_image", "z_image", "flux2", "flux2_klein")
-OTHERS = (*IMAGES, "wan", "kontext", "experts", "i2v")
+OTHERS = (*IMAGES, "wan", "kontext", "experts", "i2v", "ti2v", "qwen_edit_plus")
 KINDS = {"int8": ("torchao", 0.02), "nf4": ("bitsandbytes", 0.2)}  # package, error bound
 
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     return Starts(tmp_path_factory.mktemp("starts"))
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["sd3, LoRA, guidance", "wan, LoRA, guidance"])
+def test_random_weights_are_quantised_as_read_ones(tmp_path: Path, name: str, kind: str) -> None:
+    """For measurements: the same layers hold the same kinds of weights as in the model that is
+    read, and it samples and trains."""
+    pytest.importorskip(KINDS[kind][0], reason="flowrl-diffusion[quant]")
+    config = made(tmp_path, name, runtime=f"{{quantize: {kind}}}")
+    config = change(config, "model.dtype", "bfloat16")
+    drawn: Any = random_model(config).adapter  # type: ignore[attr-defined]
+    read: Any = config.call("model")()
+    found, expected = kinds_of(drawn.network), kinds_of(read.network)
+    assert found == expected and len({*expected.values()}) > 1
+    assert measure_throughput(config, iterations=1)["seconds"]["train"] > 0
+
+
+def kinds_of(network: nn.Module) -> dict[str, tuple[str, torch.dtype]]:
+    """Return class and dtype of each parameter by name."""
+    return {key: (type(p).__name__, p.dtype) for key, p in network.named_parameters()}
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import VJEPA2Config, VJEPA2Model, VJEPA2VideoProcessor
 
+from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation.frame_rewards import fitting
 from rewards.pfc import pfc, worst_first
 
 
@@ -111,5 +113,10 @@ def test_what_it_cannot_take(folder: Path) -> None:
     reward = pfc(path=str(folder), context=4, target=2, device="cpu")
     with pytest.raises(DataError, match="at least context . target = 6 frames, got 5"):
         reward(batch_of(torch.zeros(1, 5, 3, 32, 32)))
+    call = Call("rewards.physics", "pfc", "", {})
+    message = "rewards.physics: pfc judges videos of at least 6 frames as it is set, .* makes 5;"
+    with pytest.raises(ConfigError, match=message):  # before the first video is made
+        fitting(call, reward, 5)
+    assert fitting(call, reward, 6) is reward
     with pytest.raises(DataError, match="NaN"):
         reward(batch_of(torch.full((1, 6, 3, 32, 32), torch.nan)))

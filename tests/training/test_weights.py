@@ -123,3 +123,28 @@ def test_a_foreign_checkpoint_is_refused_whole(params: Params) -> None:
         with pytest.raises(CheckpointError, match=words):
             weights.load_state_dict({"ema": good, "ref": state})
     assert weights.names() == ["ref"] and same(weights.state_dict()["ref"], good)
+
+
+def test_parameters_that_must_stay_exchange_values(params: Params) -> None:
+    """Places in memory are the same throughout; what is trained in a snapshot's place is the
+    snapshot's, and a snapshot below another one is named."""
+    weights, places = Weights(params, stay=True), [p.data_ptr() for p in params.values()]
+    weights.snapshot("ref")
+    first = values(params)
+    move(params, 1.0)
+    weights.snapshot("critic")
+    last = values(params)
+    with weights.using("ref"):
+        assert same(values(params), first)
+        with weights.using("critic"):
+            assert same(values(params), last)
+            with pytest.raises(RunError, match="'ref' is in use below 'critic'"):
+                weights.using("ref").__enter__()
+        assert same(values(params), first)
+    with weights.training("critic"):
+        move(params, 1.0)
+    assert same(values(params), last)
+    trained = {name: value + 1 for name, value in last.items()}
+    assert same(weights.state_dict()["critic"], trained)
+    assert same(weights.state_dict()["ref"], first)
+    assert [p.data_ptr() for p in params.values()] == places

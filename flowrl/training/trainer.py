@@ -202,4 +202,6 @@ class Trainer(Setup):
         for name, rows in files.items():
             like = {k: self.params.get(k, v) for k, v in rows.items()}
             shared[name] = {k: shared_as(v, like[k]) for k, v in rows.items()}
-        self.weights.load_state_dict(shared)
+        # a teacher is another run's, so no checkpoint of this one has it
+        theirs = self.teachers.names() if self.teachers is not None else []
+        self.weights.load_state_dict(shared, besides=theirs)

@@ -13,7 +13,8 @@ does not hold a time must be that of the undisturbed run, byte for byte. Phases 
 short ones are hit as well.
 
 A row of the result counts the kills of a config by the phase in which they came. `--add` keeps what
-the file holds and adds its own kills, with commit and machine under `added`. The command fails
+the file holds and adds its own kills, with commit and machine under `added`; since a changed file
+makes the commit a dirty one, several additions in a row go to a copy (`--out`). The command fails
 if a checkpoint could not be read, or a run ended in another way.
 """
 

@@ -19,9 +19,10 @@ from flowrl.core.files import write_json
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, load
 from flowrl.runs.compare.one_run import draw, evaluated, spend
 from flowrl.runs.compare.result_file import entry_of, keep, open_result, setting, write
+from flowrl.runs.compare.shapes import BASE_FILE
+from flowrl.runs.compare.stored import check_judged, stored
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.work_prices import prices_of
-from flowrl.runs.folder import read_object
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
@@ -107,7 +108,10 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         for seed in what.seeds:
             for name, config in zip(what.configs, configs, strict=True):
                 entry = entry_of(result, config, name)
-                keep(result, entry, runs.seed(name, config, entry["lr"], seed))
+                found = runs.seed(name, config, entry["lr"], seed)
+                file = what.runs / config.name / f"seed{seed}" / RESULT
+                check_judged(found, result["base"], file)
+                keep(result, entry, found)
                 result = write(result, what.out)
     return result
 
@@ -249,7 +253,8 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     for config in configs:
         _check_iterations(what, config, trainer)
     # what is there
-    found = read_object(folder, RESULT)
+    mend = f"delete {folder}, and the same command judges the base model again"
+    found = stored(folder, RESULT, BASE_FILE, mend)
     if found:
         wrong = different(found["setting"], equal)
         if wrong:

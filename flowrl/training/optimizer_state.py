@@ -114,7 +114,7 @@ def check_settings(
 
 
 FREE = ("foreach", "fused", "capturable")  # switches that follow from the machine
-MOMENTS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
+MOMENTS: dict[Any, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
 
 

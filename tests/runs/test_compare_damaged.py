@@ -122,7 +122,7 @@ def again(what: Comparison) -> dict[str, Any]:
     result, mine = read(what.out), what.load(what.configs[0], "seed=0")
     entry = result["configs"][0]
     found = spend(mine, what.runs / "toy-a/seed0", what.budgets, stop=StopSignal(), quiet=True)
-    check_judged(found, result["base"], what.runs / "toy-a/seed0/result.json")
+    check_judged(found, result["base"], what.runs / "toy-a/seed0")
     base = stored(what.runs / "base", "result.json", BASE_FILE, "it judges the base model again")
     assert base
     keep(result, entry, found)

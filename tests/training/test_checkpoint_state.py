@@ -19,7 +19,19 @@ from flowrl.training.trainer import Trainer
 
 # a method with models that learn along, so that there are three optimizers
 SETTING = (*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current")
-WRONG = (None, "x", [], [None], -1, math.nan, math.inf, 10**400, True, {"a": 1}, [1, "x"])
+WRONG: tuple[Any, ...] = (
+    None,
+    "x",
+    [],
+    [None],
+    -1,
+    math.nan,
+    math.inf,
+    10**400,
+    True,
+    {"a": 1},
+    [1, "x"],
+)
 # what the config, the machine or nothing says, so that the saved value is not used
 UNUSED = {"lr", "foreach", "fused", "capturable"}
 

@@ -109,8 +109,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
             for name, config in zip(what.configs, configs, strict=True):
                 entry = entry_of(result, config, name)
                 found = runs.seed(name, config, entry["lr"], seed)
-                file = what.runs / config.name / f"seed{seed}" / RESULT
-                check_judged(found, result["base"], file)
+                check_judged(found, result["base"], what.runs / config.name / f"seed{seed}")
                 keep(result, entry, found)
                 result = write(result, what.out)
     return result

@@ -40,8 +40,8 @@ def check_whose(found: Mapping[str, Any], config: Config, file: Path) -> None:
             )
 
 
-def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], file: Path) -> None:
+def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
     """Raise RunError if a run was judged on other tasks or prompts than the base model."""
     wrong = unlike_base(found, base)
     if wrong is not None:
-        raise RunError(f"{file}: {wrong}; {AGAIN}")
+        raise RunError(f"{folder / 'result.json'}: {wrong}; {AGAIN}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,7 +124,7 @@ class votes:
             "votes: waiting up to %.0f s for %d votes: flowrl view RUNS --votes %s",
             self.patience,
             self._missing(wanted),
-            self.folder,
+            shlex.quote(str(self.folder)),
         )
         while (missing := self._missing(wanted)) and (left := end - time.monotonic()) > 0:
             time.sleep(min(self.look, left))

@@ -98,10 +98,14 @@ Suite = Annotated[
 Prompts = Annotated[
     str | None, typer.Option(metavar="FILE", help="of --suite, in place of its own prompts")
 ]
-Runs = Annotated[Path, typer.Option(help="folder of the runs")]
-Out = Annotated[Path, typer.Option(help="the result file")]
+Runs = Annotated[Path, typer.Option(help="folder of the runs", callback=options.check_folder)]
+Out = Annotated[Path, typer.Option(help="the result file", callback=options.check_result)]
 Figures = Annotated[
-    Path | None, typer.Option(help="folder of the figures; default: beside the result file")
+    Path | None,
+    typer.Option(
+        help="folder of the figures; default: beside the result file",
+        callback=options.check_folder,
+    ),
 ]
 ReportOnly = Annotated[
     bool,

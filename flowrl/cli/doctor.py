@@ -41,7 +41,11 @@ def doctor(
     json: options.Json = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="keep it in this run's folder, for its report"),
+        typer.Option(
+            metavar="RUN",
+            help="keep it in this run's folder, for its report",
+            callback=options.check_folder,
+        ),
     ] = None,
     plugin: options.Plugins,
 ) -> int:

@@ -14,7 +14,12 @@ from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
 Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="of a suite; default: suites/SUITE/TARGET")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="of a suite; default: suites/SUITE/TARGET",
+        callback=options.check_folder,
+    ),
 ]
 Against = Annotated[
     Path | None,

@@ -15,7 +15,12 @@ FORMATS = ["lora", "peft", "kohya", "merged"]
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run, or a checkpoint of one")]
 Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="new or empty; default: RUN/export")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="new or empty; default: RUN/export",
+        callback=options.check_folder,
+    ),
 ]
 Formats = Annotated[
     list[str],
@@ -62,11 +67,6 @@ def export(
     plugin: options.Plugins,
 ) -> None:
     """Write a run's weights for other programs, with a model card."""
-    from flowrl.core.errors import ConfigError
-    from flowrl.core.files import is_stdout
-
-    if out is not None and is_stdout(out):
-        raise ConfigError("--out: a folder cannot go to standard output; name a folder")
     # imported when the command runs, so that --help need not load torch
     from flowrl.runs.export.export import export as write_export
     from flowrl.runs.folder import EXPORT

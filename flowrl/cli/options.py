@@ -47,6 +47,27 @@ def check_json(path: Path | None) -> Path | None:
     return path
 
 
+def check_folder(path: Path | None) -> Path | None:
+    """Refuse standard output where a folder is meant; one called "-" would be made."""
+    from flowrl.core.files import is_stdout
+
+    if path is not None and is_stdout(path):
+        raise typer.BadParameter("a folder cannot go to standard output; name a folder")
+    return path
+
+
+def check_result(path: Path) -> Path:
+    """Refuse standard output for a result that the same command adds to."""
+    from flowrl.core.files import is_stdout
+
+    if is_stdout(path):
+        raise typer.BadParameter(
+            "the same command goes on with this file, so it cannot go to standard output; name a "
+            "file, and print the result with --json -"
+        )
+    return check_json(path) or path
+
+
 def look_here(plugins: list[str]) -> list[str]:
     """Let plugins be found in the working folder: the installed command does not look there, unlike
     ``python -m``."""

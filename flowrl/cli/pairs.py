@@ -14,7 +14,12 @@ Source = Annotated[
     Path,
     typer.Argument(metavar="SOURCE", help="Pick-a-Pic's parquet, HPD's JSON, or a folder"),
 ]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="gets pairs.jsonl and images/")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="gets pairs.jsonl and images/", callback=options.check_folder
+    ),
+]
 Drop = Annotated[bool, typer.Option("--drop", help="leave bad pairs out instead of stopping")]
 
 

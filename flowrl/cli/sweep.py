@@ -30,7 +30,7 @@ Bounds = Annotated[
     Path | None, typer.Option(metavar="sweep.json", help="of an earlier sweep, for mmhm")
 ]
 Images = Annotated[int | None, typer.Option(help="images per prompt")]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", callback=options.check_folder)]
 
 
 def sweep(

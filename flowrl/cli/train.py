@@ -24,7 +24,10 @@ OptionalConfig = Annotated[
 
 Run = Annotated[
     Path | None,
-    typer.Option(help="folder of the run; default: runs/NAME-seedSEED, numbered if taken"),
+    typer.Option(
+        help="folder of the run; default: runs/NAME-seedSEED, numbered if taken",
+        callback=options.check_folder,
+    ),
 ]
 Resume = Annotated[
     Path | None,

@@ -11,7 +11,10 @@ from flowrl.cli import options
 
 Runs = Annotated[Path, typer.Argument(metavar="RUNS", help="a folder with runs in or below it")]
 Votes = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="gets the votes; default: RUNS/votes")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="gets the votes; default: RUNS/votes", callback=options.check_folder
+    ),
 ]
 Host = Annotated[str, typer.Option(help="address to listen on")]
 Port = Annotated[int, typer.Option(help="0 = a free one")]

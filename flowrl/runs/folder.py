@@ -138,7 +138,7 @@ def read_object(run: RunPath, name: str) -> dict[str, Any]:
         found = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise RunError(f"{path}: expected a JSON object, got {type(found).__name__}")

@@ -14,6 +14,7 @@ from flowrl.cost.out_of_memory import explained
 from flowrl.runs.best import Which, chosen_checkpoint, which_of
 from flowrl.runs.folder import CONFIG
 from flowrl.training import checkpoint
+from flowrl.training.checkpoint_state import checked_iteration
 from flowrl.training.setup import build_model
 from flowrl.training.weights import Weights, put_saved
 
@@ -74,13 +75,14 @@ def load_run(
     # the weights of the checkpoint
     folder = path if path != run else chosen_checkpoint(run, iteration)
     files, state = checkpoint.open_checkpoint(folder)
+    done = checked_iteration(state, folder / checkpoint.STATE)
     name = weights or config.eval.weights
     if name not in files:
         there = ", ".join(files.keys() - {"optimizer"})
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
     put_saved(model.trainable(), files, name)
     what = "" if path != run else which_of(run, folder)
-    return OpenedRun(model, config, int(state["iteration"]), base, what)
+    return OpenedRun(model, config, done, base, what)
 
 
 def run_of(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.runs.folder import CONFIG
 from flowrl.runs.log import RunLogger, Silence
+from flowrl.runs.start import train_command
 from flowrl.runs.stop import Interrupted
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -79,8 +79,7 @@ class Checkpoints:
             load = f"flowrl.load_config({str(self.run / CONFIG)!r}{plugins})"
             rewards = ", ".join(f"{name!r}: ..." for name in config.rewards)
             return f"flowrl.train({load}, {str(self.run)!r}, rewards={{{rewards}}}, resume=True)"
-        plugins = "".join(f" --plugin {name}" for name in config.plugins)
-        return f"flowrl train --resume {shlex.quote(str(self.run))}{plugins}"
+        return train_command("--resume", self.run, config)
 
     def after(self, error: BaseException) -> str:
         """Save after an error if what is in memory can be gone on from -> what there is to go on

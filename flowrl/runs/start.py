@@ -59,6 +59,14 @@ def default_folder(config: Config) -> Path:
     return Path("runs") / f"{config.name}-seed{config.seed}"
 
 
+def train_command(option: str, path: Path, config: Config) -> str:
+    """Return the command that trains a config or goes on with a run, for a shell."""
+    words = ["flowrl", "train", *([option] if option else []), str(path)]
+    for name in config.plugins:
+        words += ["--plugin", name]
+    return shlex.join(words)
+
+
 @contextmanager
 def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]:
     """Claim a folder for a run, before anything is loaded, and hold it as long as the run works.
@@ -111,7 +119,7 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
     begun = _begun(run)
     # the given config lies in the folder: the run would write its own over it
     if _would_overwrite(config, run):
-        again = f"flowrl train --resume {shlex.quote(str(run))}"
+        again = train_command("--resume", run, config)
         also = f", or begin the run of this folder again: {again}"
         raise RunError(
             f"expected a run folder that does not hold the given config, got {run} for "
@@ -124,7 +132,7 @@ def _check_not_overwritten(config: Config, run: Path) -> None:
             f"expected a new folder or one that a run began in, got {run}, which holds a "
             f"{CONFIG} that no run wrote (a run writes {ENVIRONMENT} before it): a new run would "
             "write its own over it. Name another folder with --run, rename that file, or train "
-            f"it: flowrl train {run / CONFIG}"
+            f"it: {train_command('', run / CONFIG, config)}"
         )
 
 

@@ -89,7 +89,8 @@ def train(
             if trainer.iteration >= config.train.iterations:
                 log.say(
                     f"all {trainer.iteration} iterations were done before, so nothing is trained; "
-                    f"for more, give a larger train.iterations, with --resume {run} in its {CONFIG}"
+                    f"for more, set a larger train.iterations in {run / CONFIG} and go on with: "
+                    f"{checkpoints.how_to_go_on()}"
                 )
             trainer.encode_ahead(max(0, config.train.iterations - trainer.iteration))
             # Ctrl-C and the signals that end a job are heard between iterations; errors save first

@@ -163,9 +163,9 @@ def open_checkpoint(
     names = verify(folder, world)
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{folder}: cannot be read although its manifest fits: {error}"
+            f"{folder / STATE}: cannot be read although its manifest fits: {error}"
         ) from error
     return CheckpointTensors(folder, [name for name in names if name != STATE], like), state
 

@@ -55,9 +55,9 @@ def _check_place(folder: Path, files: Collection[str]) -> None:
         return
     try:
         held = json.loads(read_text(folder / STATE)).get("iteration")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return  # `load` says what is wrong with it
-    if held is not None and held != int(folder.name):
+    if type(held) is int and held >= 0 and held != int(folder.name):
         raise CheckpointError(
             f"{folder}: expected the checkpoint after {int(folder.name)} iterations, got the one "
             f"after {held}: a folder was renamed; give it its name {held:06d} back"
@@ -90,7 +90,14 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(
             f"{file}: missing: the checkpoint was never finished, or is none"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(f"{file}: torn or altered: {error}") from error
     # a newer format may mean other things by the same names
     if version not in (FORMAT, SHARES):

@@ -3,15 +3,18 @@ and what a checkpoint keeps of them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from flowrl.core.errors import CheckpointError
 from flowrl.training.checkpoint_files import CheckpointTensors
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.optimizer_state import (
     Tensors,
+    check_settings,
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
@@ -37,10 +40,26 @@ class Companions:
             files[PREFIX + name], state[name] = optimizer_to_tensors(optimizer)
         return files, state
 
-    def load(self, files: CheckpointTensors, state: dict[str, Any]) -> None:
-        """Take the optimizers' files out of a checkpoint's, and put them back."""
+    def check(self, state: dict[str, Any], folder: Path) -> None:
+        """Raise CheckpointError if a checkpoint has other companions, or ones that were trained
+        with other settings than the config's; the learning rates may change."""
+        if state.keys() != self.roles.keys():
+            raise CheckpointError(
+                f"{folder}: holds the optimizers of the models {sorted(state)} that learn along, "
+                f"this config needs {sorted(self.roles)}; go on with the run's own config"
+            )
         for name, optimizer in self.optimizers.items():
-            optimizer_from_tensors(optimizer, files.pop(PREFIX + name), state[name])
+            settings = {key: optimizer.defaults[key] for key in ("betas", "eps", "weight_decay")}
+            check_settings(settings, state[name], f"{folder}", name)
+
+    def load(self, files: CheckpointTensors, state: dict[str, Any], folder: Path) -> None:
+        """Take the optimizers' files out of a checkpoint's, and put them back; the learning rates
+        stay those of the config."""
+        for name, optimizer in self.optimizers.items():
+            where = f"{folder}: companions.{name}"
+            optimizer_from_tensors(optimizer, files.pop(PREFIX + name), state[name], where)
+            for group in optimizer.param_groups:
+                group["lr"] = self.roles[name].adamw["lr"]
 
 
 def slow(name: str) -> str:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from flowrl.config.values import convert
 from flowrl.core.errors import ConfigError
 
+MOST_KL = 1e3  # of the factor of the kl section's weight, and of its inverse
+
+Count = Annotated[int, Interval(ge=0, lt=2**31)]
+Norm = Annotated[float, Interval(ge=0)]
 KINDS: dict[str, Any] = {
-    "kl_factor": float,
-    "lr_factor": float,
-    "rollbacks": int,
-    "norms": list[float],
+    "kl_factor": Annotated[float, Interval(gt=0, le=MOST_KL)],
+    "lr_factor": Annotated[float, Interval(gt=0, le=1)],
+    "rollbacks": Count,
+    "norms": list[Norm],
     "start": dict[str, list[float]],
-    "lasting": dict[str, int],
+    "lasting": dict[str, Count],
     "rewards": dict[str, float],
     "stretch": list[float],
-    "judged": int,
-    "findings": int,
+    "judged": Annotated[int, Interval(ge=-1, lt=2**31)],
+    "findings": Count,
     "firing": list[str],
-    "rest": dict[str, int],
+    "rest": dict[str, Count],
     "told": list[str],
 }
 """Keys of the memory and what they hold."""
@@ -39,6 +45,7 @@ def checked_memory(found: Any) -> dict[str, Any]:
         raise ValueError(str(error)) from error
     # what ended the run names its monitor
     stopped = found.get("stopped")
-    if stopped is not None and not (isinstance(stopped, dict) and "monitor" in stopped):
+    known = isinstance(stopped, dict) and isinstance(stopped.get("monitor"), str)
+    if stopped is not None and not known:
         raise ValueError(f"monitors.stopped: expected an object with a monitor, got {stopped!r}")
     return dict(found)

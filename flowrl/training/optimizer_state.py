@@ -39,14 +39,17 @@ def optimizer_to_tensors(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dic
 
 
 def optimizer_from_tensors(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], json_state: dict[str, Any]
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor],
+    json_state: dict[str, Any],
+    where: str = "the optimizer",
 ) -> None:
     """Put back what `optimizer_to_tensors` took, bit for bit, hyper-parameters included: `tensors`
     {"<parameter>.<key>": tensor}, mostly of the parameter's shape.
 
     The state is set directly: `Optimizer.load_state_dict` would cast float32 moments of bfloat16
-    weights. Raises CheckpointError if groups, numbers of parameters or shapes differ; the optimizer
-    is then unchanged.
+    weights. Raises CheckpointError, which begins with `where`, if groups, numbers of parameters,
+    kinds of settings, names or shapes differ; the optimizer is then unchanged.
     """
     # the same groups with as many parameters each, or it is another model's state
     saved = json_state["groups"]
@@ -55,28 +58,36 @@ def optimizer_from_tensors(
         (sorted(group), group["params"]) for group in have
     ]:
         raise CheckpointError(
-            "the optimizer does not fit: expected groups of "
+            f"{where} does not fit: expected groups of "
             f"{[group['params'] for group in saved]} parameters "
             f"with the saved settings, got {[group['params'] for group in have]}"
         )
+    for place, (group, old) in enumerate(zip(have, saved, strict=True)):
+        _check_kinds(group, old, f"{where}.groups[{place}]")
     # sort the state by parameter; names are "<index>.<key>", as in "0.exp_avg"
     state: dict[int, dict[str, Any]] = {index: {} for index, _ in _parameters(optimizer)}
     for name, value in {**json_state["scalars"], **tensors}.items():
         index, _, key = name.partition(".")
-        if not index.isdigit() or int(index) not in state:
+        if not index.isdecimal() or int(index) not in state:
             raise CheckpointError(
-                f"the optimizer does not fit: it has no parameter for the saved state {name!r}"
+                f"{where} does not fit: it has no parameter for the saved state {name!r}"
             )
         state[int(index)][key] = value
-    # check all shapes before anything is changed
+    # check names and shapes before anything is changed
+    for index, kept in state.items():
+        _check_whole(optimizer, kept, f"{where}, parameter {index}")
     placed = [
-        (parameter, _placed(index, parameter, state[index], optimizer))
+        (parameter, _placed(index, parameter, state[index], optimizer, where))
         for index, parameter in _parameters(optimizer)
     ]
-    # now change it; JSON turned tuples, such as betas, into lists
+    # now change it, but for what follows from the machine; JSON turned tuples into lists
     for group, old in zip(optimizer.param_groups, saved, strict=True):
         group.update(
-            {k: tuple(v) if isinstance(v, list) else v for k, v in old.items() if k != "params"}
+            {
+                k: tuple(v) if isinstance(v, list) else v
+                for k, v in old.items()
+                if k not in ("params", *FREE)
+            }
         )
     for parameter, values in placed:
         optimizer.state.pop(parameter, None)
@@ -84,20 +95,27 @@ def optimizer_from_tensors(
             optimizer.state[parameter] = values
 
 
-def check_settings(settings: Mapping[str, Any], json_state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a config's `optimizer` section has another value than the saved
-    groups were trained with; the learning rate may change."""
+def check_settings(
+    settings: Mapping[str, Any],
+    json_state: Mapping[str, Any],
+    where: str = "the checkpoint",
+    section: str = "optimizer",
+) -> None:
+    """Raise CheckpointError if a config's section has another value than the saved groups were
+    trained with; the learning rate may change."""
     for name, value in settings.items():
         now = list(value) if isinstance(value, tuple) else value
         for group in json_state["groups"]:
             if name != "lr" and name in group and group[name] != now:
                 raise CheckpointError(
-                    f"optimizer.{name}: the config says {now!r}, and the checkpoint was trained "
+                    f"{section}.{name}: the config says {now!r}, and {where} was trained "
                     f"with {group[name]!r}; a run that goes on keeps it, so set it back, or begin "
                     "another run from these weights with train.start"
                 )
 
 
+FREE = ("foreach", "fused", "capturable")  # switches that follow from the machine
+MOMENTS: dict[Any, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
 
 
@@ -105,6 +123,39 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]
     yield from enumerate(
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
+
+
+def _check_kinds(group: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError for a saved setting of another kind than an optimizer's, or a switch
+    that stands otherwise, such as that from descent to ascent."""
+    for name, value in group.items():
+        switch = value is None or isinstance(value, bool)
+        alike = _kind(saved[name]) == _kind(value)
+        same = not switch or name in FREE or saved[name] == value
+        if name != "params" and not (alike and same):
+            raise CheckpointError(
+                f"{where}.{name}: expected {value!r}, or a value like it, got {saved[name]!r}: it "
+                "is not what a run saves; go on from another checkpoint"
+            )
+
+
+def _kind(value: Any) -> Any:
+    """Return what a setting is: a switch, a number, or so many numbers."""
+    if isinstance(value, list | tuple):
+        return len(value)
+    return "switch" if value is None or isinstance(value, bool) else "number"
+
+
+def _check_whole(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError where an AdamW has only a part of a parameter's state, which it would
+    fail on at its next step."""
+    wanted = MOMENTS.get(type(optimizer), set())
+    lacks = sorted(wanted - {name for name, value in kept.items() if isinstance(value, Tensor)})
+    if kept and lacks:
+        raise CheckpointError(
+            f"{where}: expected tensors {', '.join(sorted(wanted))}, got only "
+            f"{', '.join(sorted(kept))}: it is not what a run saves; go on from another checkpoint"
+        )
 
 
 def _group_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -115,7 +166,11 @@ def _group_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def _placed(
-    index: int, parameter: Tensor, values: dict[str, Any], optimizer: torch.optim.Optimizer
+    index: int,
+    parameter: Tensor,
+    values: dict[str, Any],
+    optimizer: torch.optim.Optimizer,
+    where: str,
 ) -> dict[str, Any]:
     group = _group_of(parameter, optimizer)
     # otherwise torch keeps `step` on the CPU
@@ -125,7 +180,7 @@ def _placed(
         if isinstance(value, Tensor):
             if value.dim() and value.shape != parameter.shape and not key.startswith(SCALES):
                 raise CheckpointError(
-                    f"the optimizer does not fit: {key} of parameter {index} has shape "
+                    f"{where} does not fit: {key} of parameter {index} has shape "
                     f"{list(value.shape)}, "
                     f"expected {list(parameter.shape)}"
                 )

@@ -37,6 +37,10 @@ class Teachers:
                     f"(it has {', '.join(self.paths)})"
                 )
 
+    def names(self) -> list[str]:
+        """Name the teachers' snapshots."""
+        return [PREFIX + name for name in self.paths]
+
     def load(self, weights: Weights) -> None:
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
         for name, path in self.paths.items():

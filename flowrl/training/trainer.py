@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -12,10 +11,10 @@ from flowrl.core.processes import shared_as
 from flowrl.core.shards import here, is_share
 from flowrl.core.types import Rollout
 from flowrl.training import checkpoint
+from flowrl.training.checkpoint_state import CheckpointState, checked_state
 from flowrl.training.collect import collect, images_worked_on, sample_forest
 from flowrl.training.give_credit import give_credit
 from flowrl.training.learn import learn
-from flowrl.training.monitor_memory import checked_memory
 from flowrl.training.optimizer_state import (
     check_settings,
     optimizer_from_tensors,
@@ -121,7 +120,7 @@ class Trainer(Setup):
         like = self._shared_as if self.sharded else None
         files, state = checkpoint.open_checkpoint(folder, like=like, world=self.world)
         try:
-            self._put(files, state, folder)
+            self._put(files, checked_state(state, folder / checkpoint.STATE), folder)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{folder}: whole, but not what a run saves: {type(error).__name__}: {error}; "
@@ -140,16 +139,15 @@ class Trainer(Setup):
         """Say whether all that this process holds of the trained weights are numbers."""
         return all(bool(here(p.detach()).isfinite().all()) for p in self.params.values())
 
-    def _put(self, files: checkpoint.CheckpointTensors, state: Any, folder: Path) -> None:
+    def _put(
+        self, files: checkpoint.CheckpointTensors, state: CheckpointState, folder: Path
+    ) -> None:
         """Take over what a checkpoint holds."""
-        iteration = state["iteration"]
-        if type(iteration) is not int or iteration < 0:
-            raise ValueError(f"the iteration is {iteration!r}")
         for name in ("current", "optimizer"):  # before a weight is changed
             if name not in files:
                 raise KeyError(name)
-        check_settings(self.config.optimizer.kwargs, state["optimizer"])
-        memory = checked_memory(state.get("monitors", {}))
+        check_settings(self.config.optimizer.kwargs, state.optimizer, f"{folder}")
+        self.companions.check(state.companions, folder)
         put_saved(self.params, files, "current")
         files.drop("current")
         if not self._finite():
@@ -162,11 +160,11 @@ class Trainer(Setup):
         # the rewards, the copies of the weights
         self.reward_set.load_state_dict(rewards, folder)
         self._load_sampler(files.pop("sampler") if "sampler" in files else None, folder)
-        self.companions.load(files, state.get("companions", {}))
+        self.companions.load(files, state.companions, folder)
         self._load_copies(files, folder)
         # the optimizer
-        optimizer_from_tensors(self.optimizer, optimizer, state["optimizer"])
-        self.iteration, self.memory = iteration, memory
+        optimizer_from_tensors(self.optimizer, optimizer, state.optimizer, f"{folder}: optimizer")
+        self.iteration, self.memory = state.iteration, state.monitors
 
     def follow(self) -> None:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``
@@ -204,4 +202,6 @@ class Trainer(Setup):
         for name, rows in files.items():
             like = {k: self.params.get(k, v) for k, v in rows.items()}
             shared[name] = {k: shared_as(v, like[k]) for k, v in rows.items()}
-        self.weights.load_state_dict(shared)
+        # a teacher is another run's, so no checkpoint of this one has it
+        theirs = self.teachers.names() if self.teachers is not None else []
+        self.weights.load_state_dict(shared, besides=theirs)

@@ -3,7 +3,7 @@ while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -136,14 +136,17 @@ class Weights:
         return {name: dict(tensors) for name, tensors in self._snapshots.items()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Replace all snapshots by copies of those in `state`. Raises CheckpointError if one does
-        not fit the model."""
+    def load_state_dict(
+        self, state: dict[str, dict[str, Tensor]], *, besides: Collection[str] = ()
+    ) -> None:
+        """Replace all snapshots but `besides` by copies of those in `state`. Raises CheckpointError
+        if one does not fit the model."""
         self._own("load_state_dict")
         self._nothing.clear()
         for name, tensors in state.items():
             self._check(name, tensors)
-        self._snapshots = {
+        stay = {name: self._snapshots[name] for name in besides}
+        self._snapshots = stay | {
             name: {
                 key: tensors[key].to(p.device, p.dtype, copy=True)
                 for key, p in self._params.items()

@@ -30,6 +30,7 @@ from .answer import Answer
 WHO = "rewards.vlm"
 LONGEST_PAUSE = 60.0  # seconds between two tries, whatever the server asks for
 PROBE_SECONDS = 10.0  # for the list of models
+MOST_LOG_PROB = 0.1  # of a token: what is above 0 by more than rounding is no log-prob
 _JITTER = random.SystemRandom()  # leaves the run's own random numbers alone
 
 
@@ -222,7 +223,7 @@ def _parse(content: bytes) -> Answer | None:
         cut = choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    if not isinstance(text, str):
+    if not isinstance(text, str) or any(lp > MOST_LOG_PROB for _, lp in top):
         return None
     return Answer(text, [row for row in top if math.isfinite(row[1])], cut)
 

@@ -15,6 +15,7 @@ from flowrl.core.reward_traits import judges_singly, judges_videos
 from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
+from .places import Places
 from .read_body import read_body
 from .read_request import RequestLimits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
@@ -67,7 +68,7 @@ class _Handlers:
         self.checks = [name for name, reward in hosted if hasattr(reward, "check_record")]
         self.requests: Counter[int] = Counter()  # {status: answers of /score}
         self.seconds = 0.0  # in /score, waiting included
-        self.room = asyncio.Semaphore(IN_HAND)
+        self.room = Places(IN_HAND)
 
     def guard(self, handler: Handler) -> Handler:
         """Ask for the token before anything is read, and turn failures into JSON."""
@@ -129,9 +130,7 @@ class _Handlers:
 
     async def _body(self, request: Request, held: AsyncExitStack) -> bytearray:
         """Read a body; from then on `held` has a place."""
-        return await read_body(
-            request, self.limits.bytes, lambda: held.enter_async_context(self.room)
-        )
+        return await read_body(request, self.limits.bytes, self.room, held)
 
     async def _answer(self, request: Request, wanted: ScoreRequest) -> Answer:
         """Wait for the scores, or until the client has gone: then nobody needs them."""

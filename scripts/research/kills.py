@@ -13,7 +13,8 @@ does not hold a time must be that of the undisturbed run, byte for byte. Phases 
 short ones are hit as well.
 
 A row of the result counts the kills of a config by the phase in which they came. `--add` keeps what
-the file holds and adds its own kills, with commit and machine under `added`. The command fails
+the file holds and adds its own kills, with commit and machine under `added`; since a changed file
+makes the commit a dirty one, several additions in a row go to a copy (`--out`). The command fails
 if a checkpoint could not be read, or a run ended in another way.
 """
 
@@ -35,8 +36,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kits")]
 
+from kill_configs import FAMILIES, config_of  # noqa: E402
 from killkit import NAMES, Outcome, Target, contents, run, warm_up  # noqa: E402
-from toykit import axes, toy  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
 from flowrl.core.environment import environment  # noqa: E402
@@ -44,33 +45,6 @@ from flowrl.core.errors import CheckpointError  # noqa: E402
 from flowrl.core.files import delete, write_json  # noqa: E402
 from flowrl.training import checkpoint  # noqa: E402
 
-# a checkpoint after each iteration, of which the newest two are kept: many are written and deleted
-OFTEN = ("checkpoint={every: 1, keep: 2}", "eval.every=2", "samples.every=2", "train.parts=2")
-REWARDS = (
-    "rewards={red: {fn: toykit.warmth}, strict: {fn: toykit.reddish, weight: 0}}",
-    "optimizer.lr=0.01",
-)
-FAMILIES = {
-    "policy gradient": ("flow_grpo", "branch_grpo", "grpo_guard", "tp_grpo"),
-    "forward process": ("diffusion_nft", "awm"),
-    "regression": ("rwr", "best_of_n"),
-    "preference": ("diffusion_dpo",),
-    "reward gradient": ("draft",),
-    "initial noise": ("find_own", "zo_rank_sgd"),
-    "credit that remembers": ("ddpo",),
-    "reward trained along": ("learned",),
-    "models trained along": ("tdm_r1",),
-    "choice of prompts": ("difficulty_bandit", "prompt_replay", "knapsack"),
-}
-"""Family -> its configs of configs/shapes, or the toy's own method with what `OWN` says."""
-OWN: dict[str, tuple[str, ...]] = {
-    "learned": ("rewards={red: {fn: toykit.apprentice}, strict: {fn: toykit.reddish, weight: 0}}",),
-    # samplers remember what each prompt's images were worth
-    **{
-        name: (*REWARDS, "train.prompts=4", f"sampler={{fn: {name}}}")
-        for name in FAMILIES["choice of prompts"]
-    },
-}
 MOST = 3  # kills of one run
 
 
@@ -82,13 +56,6 @@ class Trial(NamedTuple):
     processes: int
     files: dict[str, str]
     calls: dict[str, list[int]]  # phase -> the function calls in each of its times
-
-
-def config_of(name: str, folder: Path) -> Config:
-    """Return the toy config with the axes of a shipped one."""
-    if name in OWN:
-        return toy(folder, *OFTEN, *OWN[name])
-    return toy(folder, *OFTEN, *REWARDS, *axes(f"shapes/{name}"))
 
 
 def undisturbed(name: str, processes: int, home: Path) -> Trial:

@@ -6,6 +6,7 @@ What `load_rewards.py --trouble` runs beside its clients.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -26,6 +27,7 @@ from flowrl.core.errors import RunError
 TOKEN = "FLOWRL_LOAD_TOKEN"
 PATIENCE = 30.0  # seconds for an answer to bad input
 HEAD = "POST /score HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n"
+DRIPPED = 70_000  # bytes after which a body needs a place
 Address = tuple[str, int]
 
 
@@ -139,6 +141,7 @@ class Trouble:
             "oversized": (2, self.oversized),
             "half-sent": (200, self.half_sent),
             "slow": (4, self.slow),
+            "dripping": (200, self.dripping),
         }
 
     async def wrong_token(self, number: int) -> str:
@@ -173,6 +176,24 @@ class Trouble:
         status, body = await sent(self.address, parts, pause=0.3)
         right = status == 200 and json.loads(body) == self.wanted[place]
         return "right" if right else outcome(status, 200)
+
+    async def dripping(self, number: int) -> str:
+        """Send what takes a place, and then a byte every half second: expect 408."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        try:
+            writer.write(headed(b" " * DRIPPED, size=2**22))
+            for _ in range(int(PATIENCE / 0.5)):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        words = (await reader.readline()).split()
+                        return outcome(int(words[1]) if words else 0, 408)
+                writer.write(b" ")
+                await writer.drain()
+            return "kept"
+        except ConnectionError:
+            return "closed"
+        finally:
+            writer.close()
 
     async def run(self, stop: float) -> None:
         """Let all of them run."""

@@ -1,14 +1,15 @@
 """Estimate Flow-GRPO-Fast on released models, and the largest methods on Wan, under the profiles of
 cards: peaks with those networks of rewards that are counted.
 
-    python scripts/research/profile_estimates.py    # minutes; writes assets/results/profiles.json
+    python scripts/research/profile_estimates.py --anew    # minutes; assets/results/profiles.json
 
 `python scripts/research/tables.py` makes the table of docs/memory.md from it. A row that is there
-is not worked out again, so that a stopped command goes on; delete the file to begin anew.
+is not worked out again, so that a stopped command goes on; --anew begins anew.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -58,17 +59,23 @@ def row(name: str, profile: str) -> Row:
 
 def main() -> None:
     """Work out what is missing."""
-    rows: list[Row] = []
-    if RESULT.exists():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--anew", action="store_true", help="work out every row")
+    args = parser.parse_args()
+    # the commit, before a changed result file makes it a dirty one
+    machine, rows = environment(), list[Row]()
+    if RESULT.exists() and not args.anew:
         rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
     there = [(one["config"], one["profile"]) for one in rows]
     wanted = [(name, profile) for name in CONFIGS for profile in PROFILES]
-    about = {"command": "python scripts/research/profile_estimates.py"}
+    about = {"command": "python scripts/research/profile_estimates.py --anew"}
     for one in wanted:
         if one not in there:
             rows.append(row(*one))
             print(rows[-1], flush=True)
-            write_json(RESULT, {**about, "rows": rows, "environment": environment()})
+            write_json(RESULT, {**about, "rows": rows, "environment": machine})
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

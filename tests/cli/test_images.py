@@ -12,6 +12,18 @@ from flowrl.cli.main import main
 from flowrl.evaluation.image_pages import save_page
 
 pytestmark = pytest.mark.integration
+FOLDERS = (
+    "export nowhere --out -",
+    "eval nowhere --suite shapes --out -",
+    "sweep nowhere --suite shapes --out -",
+    "train shapes/awm --run -",
+    "train shapes/awm --run ./-",
+    "compare shapes/awm --runs -",
+    "compare shapes/awm --figures -",
+    "pairs nowhere --out -",
+    "doctor shapes/awm --run -",
+    "view . --votes -",
+)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +34,9 @@ pytestmark = pytest.mark.integration
         (["report", "nowhere", "--out", "-", "--json", "-"], "cannot both go to standard"),
         (["sample", "nowhere", "a dot", "--out", "x.mkv"], "no image can be written as .mkv"),
         (["grid", "nowhere", "--out", "x.mkv"], "no image can be written as .mkv"),
-        (["export", "nowhere", "--out", "-"], "a folder cannot go to standard output"),
+        *((argv.split(), "a folder cannot go to standard output") for argv in FOLDERS),
+        (["compare", "nowhere", "--out", "-"], "goes on with this file, so it cannot go to stand"),
+        (["compare", "nowhere", "--out", "."], "expected a file, got the folder ."),
         (["train", "nowhere", "--json", "."], "expected a file, got the folder ."),
         (["train", "nowhere", "--json", "loop"], "Too many levels of symbolic links"),
     ],

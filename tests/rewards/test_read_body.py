@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from rewards.remote.places import HURRY_BYTES, Places
 from rewards.remote.read_body import BODY_SECONDS, SMALL_BYTES, STEADY_BYTES, read_body
 from rewards.remote.read_request import RequestRefused
 
@@ -45,16 +47,28 @@ class Sender:
             yield bytes(size)
 
 
+class Late(Places):
+    """Give a place after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(1)
+        self.seconds = seconds
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        await asyncio.sleep(self.seconds)
+        yield
+
+
 def read(*parts: tuple[int, float], place_after: float = 0) -> tuple[int, float]:
     """Read a body -> its bytes, or 0 if it was refused, and the seconds that it took."""
-
-    async def take_place() -> None:
-        await asyncio.sleep(place_after)
 
     async def both() -> tuple[int, float]:
         clock, sender = asyncio.get_running_loop(), Sender(*parts)
         try:
-            got = len(await read_body(sender, 2**20, take_place))  # type: ignore[arg-type]
+            async with AsyncExitStack() as held:
+                places = Late(place_after)
+                got = len(await read_body(sender, 2**20, places, held))  # type: ignore[arg-type]
         except RequestRefused as error:
             assert error.status == 408
             got = 0
@@ -83,3 +97,47 @@ def test_a_slow_body_is_read() -> None:
     assert read(*[(1, 9.0)] * 12) == (12, 108.0)
     got, seconds = read(*[(1, 9.0)] * 20)
     assert got == 0 and seconds == pytest.approx(BODY_SECONDS)
+
+
+def together(*bodies: tuple[float, tuple[tuple[int, float], ...]], room: int) -> list[float | None]:
+    """Read bodies that begin at such times, with `room` places -> when each was whole, None where
+    it was refused."""
+
+    async def one(places: Places, start: float, parts: tuple[tuple[int, float], ...]) -> Any:
+        await asyncio.sleep(start)
+        try:
+            async with AsyncExitStack() as held:
+                await read_body(Sender(*parts), 2**22, places, held)  # type: ignore[arg-type]
+                return asyncio.get_running_loop().time()
+        except RequestRefused as error:
+            assert error.status == 408
+            return None
+
+    async def every() -> list[float | None]:
+        places = Places(room)
+        return await asyncio.gather(*(one(places, *body) for body in bodies))
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(every())
+
+
+DRIP = (FIRST, *[(1, 0.5)] * 40)
+
+
+def test_a_good_body_is_read_among_many_that_drip() -> None:
+    """Eight places, twenty clients that drip, and one with 200 KB a moment later. By hand: 13 wait,
+    so at .7 (8 / 13 seconds, and a look) all eight are cut, and 1 second later five of the next
+    eight."""
+    dripping = [(0.0, DRIP)] * 20
+    *_, when = together(*dripping, (0.25, ((200_000, 0.0),)), room=8)
+    assert when == pytest.approx(1.7)
+
+
+def test_slow_bodies_are_cut_only_for_others() -> None:
+    """Alone one that drips stays until STALL_SECONDS; one that brings just enough stays, though
+    others wait; what holds a place and is whole already stays as well."""
+    (alone,) = together((0.0, (FIRST, *[(1, 0.5)] * 16)), room=1)
+    assert alone == pytest.approx(8)
+    steady = (FIRST, *[(HURRY_BYTES, 0.9)] * 10)
+    first, second = together((0.0, steady), (0.1, ((200_000, 0.0),)), room=1)
+    assert first == pytest.approx(9) and second is not None and second == pytest.approx(9)

@@ -79,11 +79,16 @@ def test_edits_are_asked_with_their_sources(tmp_path: Path) -> None:
     assert shown == {"prompt 0": [(0, 0, 0), (51, 51, 51)], "prompt 1": [(255, 255, 255)]}
 
 
-def test_missing_votes_are_missing_and_never_0(tmp_path: Path) -> None:
-    """Only the second group is judged, as a tie, before patience ends."""
+def test_missing_votes_are_missing_and_never_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the second group is judged, as a tie, before patience ends; the command that is said
+    can be pasted."""
+    tmp_path = tmp_path / "my votes"
     people(tmp_path, lambda pair: 0.5 if pair.prompt == "prompt 1" else None).join(0)
     scores = votes(folder=str(tmp_path), patience=1.0, look=0.01)(BATCH)
     assert scores[:3].isnan().all() and scores[3:].tolist() == [0.5, 0.5]
+    assert f"flowrl view RUNS --votes '{tmp_path}'" in caplog.text
     assert questions(tmp_path) == []
 
 

@@ -186,7 +186,9 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """Of a result with one run: to a file, and alone to standard output."""
     about: dict[str, Any] = {"kind": factorial.KIND, "format": factorial.FORMAT, "nfe": 1}
     about |= {"cells": [{"name": "cell000", "levels": {"rate": "low"}}], "score": "red"}
-    about["runs"] = [{"cell": "cell000", "seed": 0, "score": 0.5, "failed": None}]
+    spent = {"iterations": 1, "nfe": 1.0, "seconds": 1.0}
+    about["runs"] = [{"cell": "cell000", "seed": 0, "score": 0.5, "failed": None, **spent}]
+    about |= {"tags": ["all"], "environments": []}
     about["design"] = {"axes": {"rate": {"low": [], "high": []}}, "interactions": []}
     about["design"] |= {"fraction": "whole", "efficiency": 1}
     (tmp_path / "out.json").write_text(json.dumps(about))

@@ -125,7 +125,7 @@ def test_stopped_in_the_last_iteration_is_finished(
 def test_a_torn_newest_checkpoint_falls_back(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Path(shutil.copytree(home / "whole", tmp_path / "run"))
+    run = Path(shutil.copytree(home / "whole", tmp_path / "my run"))
     torn = run / "checkpoints" / "000004" / "optimizer.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     with pytest.warns(UserWarning, match="skipping a checkpoint: .*000004.*torn"):
@@ -137,7 +137,9 @@ def test_a_torn_newest_checkpoint_falls_back(
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", OverlapWarning)  # the toy's two lists are one
         train(config_for(home), run, resume=True)
-    assert "all 4 iterations were done before, so nothing is trained" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "all 4 iterations were done before, so nothing is trained" in said
+    assert f"go on with: flowrl train --resume '{run}' --plugin toykit" in said
     assert_same_run(run, home / "whole")
 
 
@@ -226,6 +228,12 @@ def test_a_users_config_is_not_written_over(
     whatever config is given; a new run without a folder of its own takes the next one."""
     monkeypatch.chdir(tmp_path)
     run = Path("runs/toy-seed3")
+    # nor one with a space in its name, which a command has to quote
+    odd = Path("my runs")
+    odd.mkdir()
+    (odd / "config.yaml").write_text(config_for(tmp_path).dump())
+    with pytest.raises(RunError, match="flowrl train 'my runs/config.yaml' --plugin toykit$"):
+        train(config_for(tmp_path), odd, quiet=True)
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# mine\n" + config_for(tmp_path).dump())
     (run / "metrics.jsonl").write_text("mine\n")

@@ -55,6 +55,22 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
         other.load(tmp_path / "kept")
 
 
+def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:
+    """As of the policy: before a weight is changed, and the learning rate may be another."""
+    first = trainer(tmp_path, "fake.betas=[0.5, 0.9]")
+    first.step()
+    first.save(tmp_path / "kept")
+    other = trainer(tmp_path, "fake.betas=[0.6, 0.9]")
+    before = {name: p.detach().clone() for name, p in other.params.items()}
+    said = r"fake\.betas: the config says \[0.6, 0.9\], and .*kept was trained with \[0.5, 0.9\]"
+    with pytest.raises(CheckpointError, match=said):
+        other.load(tmp_path / "kept")
+    assert all(torch.equal(p, before[name]) for name, p in other.params.items())
+    again = trainer(tmp_path, "fake.betas=[0.5, 0.9]", "fake.lr=0.125")
+    again.load(tmp_path / "kept")
+    assert [group["lr"] for group in again.companions.optimizers["fake"].param_groups] == [0.125]
+
+
 def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
     """The policy has the checkpoint's weights; what it is measured from has the model's own."""
     first = trainer(tmp_path, "optimizer.lr=0.1")

@@ -98,6 +98,20 @@ def test_each_row_learns_from_its_own_teacher(tmp_path: Path) -> None:
         run.weights.add("teacher-x", {})
 
 
+def test_a_student_resumes_exactly(tmp_path: Path) -> None:
+    """Two iterations in one go, or with a checkpoint between them, which holds no teacher; nor
+    does going back to a checkpoint lose them."""
+    whole = student(tmp_path)
+    whole.step()
+    whole.save(tmp_path / "kept")
+    again = student(tmp_path)
+    again.load(tmp_path / "kept")
+    second = whole.step()
+    assert again.step() == second
+    whole.load(tmp_path / "kept")
+    assert whole.step() == second
+
+
 @pytest.mark.learning
 def test_the_student_comes_close(tmp_path: Path) -> None:
     """One teacher for all: the velocity gap falls to a tenth within 60 iterations."""

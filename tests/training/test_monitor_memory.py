@@ -26,6 +26,11 @@ def test_a_memory_as_runs_write_it() -> None:
         ("firing", {"drift": 1.5}),
         ("findings", 1.5),
         ("stopped", ["drift"]),
+        ("stopped", {"monitor": ["drift"]}),
+        ("kl_factor", -1.0),
+        ("lr_factor", 1e300),
+        ("norms", [-1.0]),
+        ("rest", {"drift": -1}),
     ],
 )
 def test_a_wrong_kind_is_refused(key: str, value: Any) -> None:

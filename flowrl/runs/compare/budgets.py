@@ -13,11 +13,14 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
+from flowrl.runs.compare import file_shapes
+from flowrl.runs.compare.stored_files import stored
 from flowrl.runs.compare.work_prices import Prices
-from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_object, read_rows, write_evals
+from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_rows, write_evals
 
 CLAIM, RESULT = "claim.json", "result.json"
 TRACED = ("reward", "accuracy", "ratio_std", "diversity", "grad_norm")
+TOTALS = {"total_nfe": file_shapes.AMOUNT, "total_seconds": file_shapes.AMOUNT}
 MOST = 50  # points of a stored trajectory
 
 
@@ -86,10 +89,15 @@ def comparable(config: Config) -> dict[str, Any]:
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
     """Raise ConfigError if the folder holds a run of another config or of other budgets."""
     if not (folder / CONFIG).exists():
+        if (folder / RESULT).exists():
+            raise ConfigError(
+                f"{folder} holds a {RESULT} without the {CONFIG} that says whose it is; put it "
+                f"back, or delete the folder to make the run again"
+            )
         return
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
-    claimed = {"counted": "calls", **read_object(folder, CLAIM)["budgets"]}
+    claimed = {"counted": "calls", **_claimed(folder)["budgets"]}
     wrong += different(claimed, budgets._asdict())
     if wrong:
         raise ConfigError(
@@ -103,11 +111,20 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
     """Write what is run here, once -> the prices that this run counts with, from its beginning on.
     Raises RunError if the folder cannot be written."""
     if (folder / CONFIG).exists():
-        return Prices(**read_object(folder, CLAIM).get("prices", {}))
+        return Prices(**_claimed(folder).get("prices", {}))
     about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
     write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
     return prices
+
+
+def _claimed(folder: Path) -> dict[str, Any]:
+    """Read what `claim` wrote. Raises RunError."""
+    mend = f"put it back, or delete {folder} to make the run again"
+    found = stored(folder, CLAIM, file_shapes.CLAIM, mend)
+    if not found:
+        raise RunError(f"{folder / CLAIM}: is missing; {mend}")
+    return found
 
 
 @functools.cache
@@ -135,7 +152,18 @@ def spent_at(folder: Path, iteration: int) -> Spent:
             f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
             "run again"
         )
+    _check_row(folder, METRICS, rows[-1], TOTALS)
     return Spent(iteration, rows[-1]["total_nfe"], rows[-1]["total_seconds"])
+
+
+def _check_row(folder: Path, name: str, row: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+    """Raise RunError for a line of a log that is damaged."""
+    wrong = file_shapes.mistake(row, shape)
+    if wrong is not None:
+        raise RunError(
+            f"{folder / name}, iteration {row['iteration']}: {wrong}; delete {folder} to start "
+            "this run again"
+        )
 
 
 def drop_evaluations(folder: Path, spent: Spent) -> None:
@@ -160,8 +188,14 @@ def score_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     """Put a finished run together from its folder; `failed` is what broke it, or None."""
     # its logs
-    metrics, claimed = read_rows(folder, METRICS), read_object(folder, CLAIM)
-    curve = [score_row(row) for row in read_rows(folder, EVALS)]
+    metrics, claimed = read_rows(folder, METRICS), _claimed(folder)
+    for row in metrics:
+        _check_row(folder, METRICS, row, TOTALS)
+    curve = []
+    for row in read_rows(folder, EVALS):
+        _check_row(folder, EVALS, row, file_shapes.EVALUATED)
+        _check_row(folder, EVALS, row, {row["score"]: file_shapes.NUMBER})
+        curve.append(score_row(row))
     spent = spent_at(folder, len(metrics))
     # the evaluation at the end of each budget; None where the run did not get there
     at = dict.fromkeys(("nfe", "seconds"))

@@ -17,11 +17,12 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
+from flowrl.runs.compare.file_shapes import BASE_FILE
 from flowrl.runs.compare.one_run import draw_samples, evaluated, spend
 from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
+from flowrl.runs.compare.stored_files import check_judged, stored
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.work_prices import prices_of
-from flowrl.runs.folder import read_object
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
@@ -107,7 +108,9 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         for seed in what.seeds:
             for name, config in zip(what.configs, configs, strict=True):
                 entry = entry_of(result, config, name)
-                add_run(result, entry, runs.seed(name, config, entry["lr"], seed))
+                found = runs.seed(name, config, entry["lr"], seed)
+                check_judged(found, result["base"], what.runs / config.name / f"seed{seed}")
+                add_run(result, entry, found)
                 result = write_result(result, what.out)
     return result
 
@@ -249,7 +252,8 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     for config in configs:
         _check_iterations(what, config, trainer)
     # what is there
-    found = read_object(folder, RESULT)
+    mend = f"delete {folder}, and the same command judges the base model again"
+    found = stored(folder, RESULT, BASE_FILE, mend)
     if found:
         wrong = different(found["setting"], equal)
         if wrong:

@@ -16,8 +16,10 @@ from flowrl.runs.compare.budgets import RESULT, Budgets, different
 from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.design import Design, Levels, load_design
 from flowrl.runs.compare.effects import Result, analysed, effect_rows
+from flowrl.runs.compare.file_shapes import FACTORIAL_FILE, mistake
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.outcomes import unpacked
+from flowrl.runs.compare.result_file import MEND, setting
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -156,11 +158,34 @@ def read_factorial(path: Path) -> Result:
     try:
         found = json.loads(read_text(path))
         if found["kind"] == KIND and found["format"] == FORMAT:
-            return analysed(found)
+            wrong = mistake(found, FACTORIAL_FILE) or _disagreement(found)
+            if wrong is None:
+                return analysed(found)
+            raise DataError(f"{path}: {wrong}; {MEND}")
         got = f"{found['kind']!r}, {found['format']!r}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         got = f"{type(error).__name__}: {error}"
     raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
+
+
+def _disagreement(found: Result) -> str | None:
+    """Return what does not fit together in a result whose parts are right; None where all does."""
+    names, machines = [cell["name"] for cell in found["cells"]], len(found["environments"])
+    for place, run in enumerate(found["runs"]):
+        if run["cell"] not in names:
+            return f"runs[{place}].cell: expected one of cells, got {run['cell']!r}"
+        if run.get("environment", -1) >= machines:
+            return f"runs[{place}].environment: expected a place in environments"
+        outcomes = run.get("outcomes")
+        if outcomes is not None and len(unpacked(outcomes)) != len(found["tags"]):
+            prompts = len(unpacked(outcomes))
+            return f"runs[{place}].outcomes: expected {len(found['tags'])} prompts, got {prompts}"
+    axes = found["design"]["axes"]
+    for place, cell in enumerate(found["cells"]):
+        for axis, levels in axes.items():
+            if cell["levels"].get(axis) not in levels:
+                return f"cells[{place}].levels.{axis}: expected one of {', '.join(levels)}"
+    return None
 
 
 def _budget_words(about: Result) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.evaluation.image_grids import load_strip, save_strip
@@ -28,7 +29,9 @@ from flowrl.runs.compare.budgets import (
     result,
     spent_at,
 )
+from flowrl.runs.compare.file_shapes import RUN_FILE
 from flowrl.runs.compare.outcomes import packed
+from flowrl.runs.compare.stored_files import AGAIN, check_whose, stored
 from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
@@ -70,8 +73,10 @@ def spend(
     """
     # what is there already
     check_same_run(folder, config, budgets)
-    if (folder / RESULT).exists():
-        return read_object(folder, RESULT)
+    found = stored(folder, RESULT, RUN_FILE, AGAIN)
+    if found:
+        check_whose(found, config, folder / RESULT)
+        return found
     trainer = Trainer(config)
     start = checkpoint.latest(folder)
     if start is not None:
@@ -116,10 +121,24 @@ def draw_samples(trainer: Trainer, folder: Path, say: Say) -> None:
 def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
     """Read what `draw_samples` drew -> (images [P, 3, H, W], which are right [P]; None where it
     is not known). Raises RunError for a damaged file."""
-    prompts = json.loads(read_text(folder / PROMPTS))
+    prompts = drawn_prompts(folder)
     images = load_strip(folder / STRIP, len(prompts))
     right = read_object(folder, VERDICTS).get("right", [])
     return images, right if len(right) == len(images) else [None] * len(images)
+
+
+def drawn_prompts(folder: Path) -> list[str]:
+    """Read the texts of what `draw` drew. Raises RunError."""
+    try:
+        found = json.loads(read_text(folder / PROMPTS))
+    except (OSError, ValueError) as error:
+        found = error
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise RunError(
+            f"{folder / PROMPTS}: expected a list of texts, got {show(found)}; delete the samples "
+            f"({folder / STRIP}), and the report is made without them"
+        )
+    return found
 
 
 @contextmanager

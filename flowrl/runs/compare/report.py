@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.files import read_text, write_json, write_text
+from flowrl.core.files import write_json, write_text
 from flowrl.evaluation.image_grids import labelled_grid, save_png
 from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
-from flowrl.runs.compare.one_run import STRIP, read_samples
+from flowrl.runs.compare.one_run import STRIP, drawn_prompts, read_samples
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import Result, labels, summarize_result
 from flowrl.runs.compare.tables import markdown
-from flowrl.runs.folder import PROMPTS, read_object
+from flowrl.runs.folder import read_object
 
 
 def compare(
@@ -113,10 +112,10 @@ def sample_grid(result: Result, runs: Path) -> Any:
     base = runs / "base"
     if not (base / STRIP).exists():
         return None
-    if read_object(base, RESULT)["base"] != result["base"]:
+    if read_object(base, RESULT).get("base") != result["base"]:
         return None
     # one column each
-    prompts = json.loads(read_text(base / PROMPTS))
+    prompts = drawn_prompts(base)
     folders = {"base model": base}
     short = labels([config["name"] for config in result["configs"]])
     for config in result["configs"]:

@@ -11,9 +11,14 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
+from flowrl.runs.compare.file_shapes import RESULT_FILE, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
 
 KIND, FORMAT = "flowrl comparison", 1
+MEND = (
+    "put the file back, or name another --out: the command that made it reads the runs that are "
+    "there again"
+)
 TUNING = ("tune", "lora", "layers")  # arguments of a model that leave the base model as it is
 
 
@@ -42,10 +47,14 @@ def read_result(path: Path) -> Result:
                 f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, "
                 f"{found['format']!r}"
             )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{path}: cannot be read as a {KIND}: {type(error).__name__}: {error}"
+            f"{path}: cannot be read as a {KIND}: {type(error).__name__}: {error}; {MEND}"
         ) from error
+    # its parts, and whether they fit together
+    wrong = mistake(found, RESULT_FILE) or disagreement(found)
+    if wrong is not None:
+        raise DataError(f"{path}: {wrong}; {MEND}")
     return dict(found)
 
 

@@ -12,7 +12,8 @@ from flowrl.core.errors import RunError
 from flowrl.core.files import write_json
 from flowrl.core.merged_records import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
-from flowrl.runs.folder import read_object
+from flowrl.runs.compare.file_shapes import PRICES
+from flowrl.runs.compare.stored_files import stored
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.trainer import Trainer
 
@@ -37,9 +38,10 @@ class Prices(NamedTuple):
 def prices_of(config: Config, folder: Path) -> Prices:
     """Read a config's prices from its folder, or measure them and write them there.
 
-    Raises RunError if the folder cannot be written, and what an iteration raises.
+    Raises RunError if the folder cannot be written or the file is damaged, and what an iteration
+    raises.
     """
-    found = read_object(folder, FILE)
+    found = stored(folder, FILE, PRICES, "delete it, and the same command measures them again")
     if found:
         return Prices(**found)
     prices = measured(Trainer(config))

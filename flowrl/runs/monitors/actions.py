@@ -12,9 +12,8 @@ from flowrl.runs.best import Row, score_of
 from flowrl.runs.monitors.findings import Alarm, MonitorFinding
 from flowrl.training import checkpoint
 from flowrl.training.monitor_controls import kl_factor, lr_factor
+from flowrl.training.monitor_memory import MOST_KL
 from flowrl.training.trainer import Trainer
-
-MOST = 1e3  # of the factor of the kl section's weight, and of its inverse
 
 
 def act(
@@ -41,7 +40,7 @@ def act(
     if action in ("lower_lr", "rollback"):
         memory["lr_factor"] = lr_factor(memory) * options.lower_lr
     if action == "raise_kl":
-        memory["kl_factor"] = min(kl_factor(memory) * options.raise_kl, MOST)
+        memory["kl_factor"] = min(kl_factor(memory) * options.raise_kl, MOST_KL)
     if action == "stop":
         # kept in checkpoints, so that a resumed run knows that it was stopped
         memory["stopped"] = {"monitor": name, "iteration": now, "why": alarm.what + done}
@@ -87,6 +86,6 @@ def follow_kl(options: AdaptiveKl, metrics: Mapping[str, float], memory: dict[st
     if value is None:
         return
     if value > options.target * options.band:
-        memory["kl_factor"] = min(factor * options.step, MOST)
+        memory["kl_factor"] = min(factor * options.step, MOST_KL)
     if value < options.target / options.band:
-        memory["kl_factor"] = max(factor / options.step, 1 / MOST)
+        memory["kl_factor"] = max(factor / options.step, 1 / MOST_KL)

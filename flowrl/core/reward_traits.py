@@ -31,6 +31,8 @@ def judges_videos(reward: Any) -> bool:
 def least_frames(reward: Any) -> int:
     """Return the frames that a video must have at least, by `least_frames`; 1 where a reward says
     nothing."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
     return int(getattr(reward, "least_frames", 1))
 
 

@@ -13,7 +13,7 @@ from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.needs import needs_of
 from flowrl.core.seeds import generator
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.sources import prompt_keys
 
@@ -21,18 +21,18 @@ LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a lit
 ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
 
 
-def look_at_credit(patient: Patient) -> ReportSection:
+def look_at_credit(examined: ExaminedRun) -> ReportSection:
     """Give made-up rewards, and look whose advantages move when some of them change."""
-    section, ro = ReportSection("credit"), patient.rollout
-    _look_at_words(patient, section)
-    reward = made_up(patient)
-    base = advantages_of(patient, reward)
-    nodes = trained_nodes(ro, patient.trainer.method.likelihood.trains)
+    section, ro = ReportSection("credit"), examined.rollout
+    _look_at_words(examined, section)
+    reward = made_up(examined)
+    base = advantages_of(examined, reward)
+    nodes = trained_nodes(ro, examined.trainer.method.likelihood.trains)
     # one prompt's images become better; the other's must be as before, but for a factor
     group, leaf_group = ro.tree.group, ro.tree.group[ro.leaf].cpu()
     if len(ro.group_ids) > 1:
         first, second = ro.group_ids[:2].tolist()
-        moved = advantages_of(patient, reward + 0.3 * (leaf_group == first))
+        moved = advantages_of(examined, reward + 0.3 * (leaf_group == first))
         mine = nodes[group[nodes] == second]
         like = cosine(base[mine], moved[mine])
         section.figures["other_prompt"] = like
@@ -42,7 +42,7 @@ def look_at_credit(patient: Patient) -> ReportSection:
                 f"better images of one prompt change the advantages of another (cosine {like:.3f})",
             )
     # a middling image becomes the best of its prompt
-    gains = [_gain(patient, reward, base, place) for place in _middling(patient, reward)]
+    gains = [_gain(examined, reward, base, place) for place in _middling(examined, reward)]
     section.figures["gains"] = gains
     if gains and sum(gain < 0 for gain in gains) > len(gains) / 2:
         section.find(
@@ -56,9 +56,9 @@ def look_at_credit(patient: Patient) -> ReportSection:
     return section
 
 
-def made_up(patient: Patient) -> Tensor:
+def made_up(examined: ExaminedRun) -> Tensor:
     """Return rewards [L] from 0.2 to 0.6, all different within a prompt, in mixed order."""
-    group = patient.rollout.tree.group[patient.rollout.leaf].cpu()
+    group = examined.rollout.tree.group[examined.rollout.leaf].cpu()
     ranks = torch.zeros(len(group))
     for number in group.unique().tolist():
         mine = (group == number).nonzero().flatten()
@@ -67,13 +67,13 @@ def made_up(patient: Patient) -> Tensor:
     return 0.2 + 0.4 * ranks
 
 
-def advantages_of(patient: Patient, reward: Tensor) -> Tensor:
+def advantages_of(examined: ExaminedRun, reward: Tensor) -> Tensor:
     """Return the advantages [V] that the run gives for rewards [L], the same from all rewards."""
-    run, batch, ro = patient.trainer, patient.found.batch, patient.rollout
+    run, batch, ro = examined.trainer, examined.found.batch, examined.rollout
     values = {}
     for name, weight in run.reward_set.weights.items():
         values[name] = reward.float() if weight >= 0 else 1 - reward.float()
-    fn = _experienced(patient, run.method.credit)
+    fn = _experienced(examined, run.method.credit)
     if "log_prob" in needs_of(fn):
         fn = partial(fn, log_prob=ro.log_prob)
     if "prompts" in needs_of(fn):
@@ -82,31 +82,31 @@ def advantages_of(patient: Patient, reward: Tensor) -> Tensor:
     return run.reward_set.advantages(values, batch, ro.leaf, ro.tree, fn, distance=nothing)[0]
 
 
-def _experienced(patient: Patient, fn: Any) -> Any:
+def _experienced(examined: ExaminedRun, fn: Any) -> Any:
     """Return a copy of a credit that remembers prompts, with a full memory: before that it may
     compare images of all prompts, as DDPO's does."""
     if not isinstance(fn, PromptMemory):
         return fn
-    ro, batch = patient.rollout, patient.found.batch
+    ro, batch = examined.rollout, examined.found.batch
     keys = prompt_keys(batch.prompts, batch.meta)
     full: Any = deepcopy(fn)
     for _ in range(ROUNDS):
-        full.update(made_up(patient), ro.leaf, ro.tree, prompts=keys)
+        full.update(made_up(examined), ro.leaf, ro.tree, prompts=keys)
     return full
 
 
-def _look_at_words(patient: Patient, section: ReportSection) -> None:
+def _look_at_words(examined: ExaminedRun, section: ReportSection) -> None:
     """Every image must have been shown to the rewards with the prompt that it was sampled with."""
-    batch, ro = patient.found.batch, patient.rollout
+    batch, ro = examined.found.batch, examined.rollout
     group = ro.tree.group[ro.leaf].tolist()
-    wrong = [i for i, g in enumerate(group) if batch.prompts[i] != patient.texts[g]]
+    wrong = [i for i, g in enumerate(group) if batch.prompts[i] != examined.texts[g]]
     if wrong or batch.group.tolist() != group:
         section.find("credit/groups", f"{len(wrong)} images are scored with another's prompt")
 
 
-def _middling(patient: Patient, reward: Tensor) -> list[int]:
+def _middling(examined: ExaminedRun, reward: Tensor) -> list[int]:
     """Pick finished leaves in the middle of their prompt, one for each prompt -> places."""
-    ro = patient.rollout
+    ro = examined.rollout
     finished, group = leaf_kinds(ro.tree, ro.leaf).cpu() == 0, ro.tree.group[ro.leaf].cpu()
     picked = []
     for number in group.unique().tolist():
@@ -115,19 +115,19 @@ def _middling(patient: Patient, reward: Tensor) -> list[int]:
     return picked
 
 
-def _gain(patient: Patient, reward: Tensor, base: Tensor, place: int) -> float:
+def _gain(examined: ExaminedRun, reward: Tensor, base: Tensor, place: int) -> float:
     """Return how the advantages above a leaf move when it becomes the best of its prompt."""
-    ro = patient.rollout
+    ro = examined.rollout
     better = reward.clone()
     better[place] = 1.0
     node, path = int(ro.leaf[place]), []
     while node >= 0:
         path.append(node)
         node = int(ro.tree.parent[node])
-    likelihood = patient.trainer.method.likelihood
+    likelihood = examined.trainer.method.likelihood
     mine = set(trained_nodes(ro, likelihood.trains).tolist()) & set(path)
     rows = torch.tensor(sorted(mine), dtype=torch.int64)
-    return float((advantages_of(patient, better) - base)[rows].sum())
+    return float((advantages_of(examined, better) - base)[rows].sum())
 
 
 def cosine(one: Tensor, two: Tensor) -> float:

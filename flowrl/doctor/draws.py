@@ -13,7 +13,7 @@ from flowrl.algorithms.transitions import euler
 from flowrl.core.noise_path import per_sample
 from flowrl.core.seeds import generator
 from flowrl.core.types import Gaussian, Plan, Rollout
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.training.collect import sample_forest
 
@@ -23,55 +23,55 @@ SIGMAS = 6.0  # standard errors between the draws' own std and the one that they
 HEAD = ["step", "sigma", "next", "scale", "std", "draws", "log-prob", "expected", "z^2"]
 
 
-def look_at_draws(patient: Patient) -> ReportSection:
+def look_at_draws(examined: ExaminedRun) -> ReportSection:
     """Hold grid, transition, stds, log-probs and seeds to their definitions."""
     section = ReportSection("noise")
-    plan = patient.trainer.method.plan(patient.trainer.iteration)
-    sigmas = patient.rollout.sigmas.cpu()
+    plan = examined.trainer.method.plan(examined.trainer.iteration)
+    sigmas = examined.rollout.sigmas.cpu()
     section.figures["sigmas"] = sigmas.tolist()
     # pure functions first
-    _transition_at_zero(patient, section, sigmas)
-    stds = _stds(patient, section, plan, sigmas)
+    _transition_at_zero(examined, section, sigmas)
+    stds = _stds(examined, section, plan, sigmas)
     # what was drawn
-    if patient.trainer.method.likelihood.trains == "draws":
-        _scores(patient, section, stds)
+    if examined.trainer.method.likelihood.trains == "draws":
+        _scores(examined, section, stds)
     else:
         section.lines.append("no draw is trained: noise scales and log-probs play no part")
-    _seeds(patient, section)
+    _seeds(examined, section)
     return section
 
 
-def _transition_at_zero(patient: Patient, section: ReportSection, sigmas: Tensor) -> None:
+def _transition_at_zero(examined: ExaminedRun, section: ReportSection, sigmas: Tensor) -> None:
     rows = len(sigmas) - 1
     x, v = torch.randn(2, rows, 8, generator=generator(0, "doctor")).unbind(0)
     here, there = sigmas[:-1], sigmas[1:]
-    step = patient.trainer.method.transition(x, v, here, there, torch.zeros(rows))
+    step = examined.trainer.method.transition(x, v, here, there, torch.zeros(rows))
     gap = float((step.mean - euler(x, v, here, there)).abs().max())
     section.figures["euler_gap"] = gap
     if gap > 1e-4 or bool((step.std != 0).any()):
         section.find(
             "transition/euler",
-            f"{patient.config.transition.fn} at noise scale 0 is up to {gap:.3g} away from the "
+            f"{examined.config.transition.fn} at noise scale 0 is up to {gap:.3g} away from the "
             f"Euler step, with a std of up to {float(step.std.max()):.3g}",
         )
 
 
-def _stds(patient: Patient, section: ReportSection, plan: Plan, sigmas: Tensor) -> list[float]:
+def _stds(examined: ExaminedRun, section: ReportSection, plan: Plan, sigmas: Tensor) -> list[float]:
     """Ask the transition for each step's std -> [S]."""
     scales = torch.tensor([step.noise_scale for step in steps_of(plan)])
     x = torch.zeros(len(scales), 1)
     stds: list[float] = []
-    made = patient.trainer.method.transition(x, x, sigmas[:-1], sigmas[1:], scales)
+    made = examined.trainer.method.transition(x, x, sigmas[:-1], sigmas[1:], scales)
     stds = torch.where(scales > 0, made.std, 0.0).tolist()
     first = float(sigmas[0])
     exploded = 0.99 < first < 1 and stds[0] > HUGE
-    if exploded and not patient.has("grid/first-sigma"):
+    if exploded and not examined.has("grid/first-sigma"):
         section.find(
             "grid/first-sigma",
             f"the first sigma is {first:.7g}, not 1: the first draw has a std of {stds[0]:.3g}",
         )
     # the other steps
-    trains_draws = patient.trainer.method.likelihood.trains == "draws"
+    trains_draws = examined.trainer.method.likelihood.trains == "draws"
     wide = [k for k, std in enumerate(stds[:-1]) if std > HUGE and not (exploded and k == 0)]
     if wide:
         worst = max(wide, key=lambda k: stds[k])
@@ -88,11 +88,11 @@ def _stds(patient: Patient, section: ReportSection, plan: Plan, sigmas: Tensor) 
     return stds
 
 
-def _scores(patient: Patient, section: ReportSection, stds: list[float]) -> None:
+def _scores(examined: ExaminedRun, section: ReportSection, stds: list[float]) -> None:
     """Hold the draws, and what they were scored with, to a Gaussian of torch.distributions."""
-    ro, section.table = patient.rollout, [HEAD]
+    ro, section.table = examined.rollout, [HEAD]
     nodes = decision_nodes(ro)
-    made = _gaussians(patient, nodes)
+    made = _gaussians(examined, nodes)
     step = ro.tree.step[ro.tree.parent[nodes]].cpu()
     # the draws' own std, and the density that they should have been given
     std = per_sample(ro.tree.std[nodes].double(), made.mean.double())
@@ -113,7 +113,7 @@ def _scores(patient: Patient, section: ReportSection, stds: list[float]) -> None
     off = (stored - exact).abs()
     section.figures |= {"log_prob_gap": float(off.max()), "z2": float(z2.mean()), "stds": stds}
     # rounding of short dtypes moves the mean of sharp steps
-    if bool(off.median() > (1e-4 if patient.dtype == torch.float32 else 0.05)):
+    if bool(off.median() > (1e-4 if examined.dtype == torch.float32 else 0.05)):
         worst = int(off.argmax())
         section.find(
             "logprob/std",
@@ -129,10 +129,10 @@ def _scores(patient: Patient, section: ReportSection, stds: list[float]) -> None
 
 
 @torch.no_grad()
-def _gaussians(patient: Patient, nodes: Tensor) -> Gaussian:
+def _gaussians(examined: ExaminedRun, nodes: Tensor) -> Gaussian:
     """Return the transition that each draw [N] was made by, in calls as large as the sampler's."""
-    run, ro, found = patient.trainer, patient.rollout, list[Gaussian]()
-    for some in nodes.split(patient.config.train.rollout_batch):
+    run, ro, found = examined.trainer, examined.rollout, list[Gaussian]()
+    for some in nodes.split(examined.config.train.rollout_batch):
         above = ro.tree.parent[some]
         x, step = ro.x[above].float(), ro.tree.step[above]
         here, there = ro.sigmas[step], ro.sigmas[step + 1]
@@ -142,11 +142,11 @@ def _gaussians(patient: Patient, nodes: Tensor) -> Gaussian:
     return Gaussian(torch.cat(means), torch.cat(stds))
 
 
-def _seeds(patient: Patient, section: ReportSection) -> None:
+def _seeds(examined: ExaminedRun, section: ReportSection) -> None:
     """Sample the first prompt again; and draw for other prompts, iterations and seeds."""
-    run, ro = patient.trainer, patient.rollout
+    run, ro = examined.trainer, examined.rollout
     # a run that is repeated, or resumed, must draw the same noise
-    again = sample_forest(run, patient.rows[:1])
+    again = sample_forest(run, examined.rows[:1])
     before, after = _roots(ro, 0), _roots(again, 0)
     if not torch.equal(before, after):
         gap = float((before - after).abs().max())

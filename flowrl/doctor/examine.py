@@ -22,7 +22,7 @@ from flowrl.doctor.before_loading import (
 )
 from flowrl.doctor.credit import look_at_credit
 from flowrl.doctor.draws import look_at_draws
-from flowrl.doctor.examined_run import Patient, admit
+from flowrl.doctor.examined_run import ExaminedRun, admit
 from flowrl.doctor.findings import CATALOGUE, Checkup, ReportSection
 from flowrl.doctor.learning import look_at_gradient, look_at_update
 from flowrl.doctor.network import look_at_network
@@ -33,7 +33,7 @@ from flowrl.doctor.texts import look_at_texts
 from flowrl.doctor.timing import look_at_time
 
 BEFORE = ("environment", "batch", "memory", "prompts")
-LOADED: dict[str, Callable[[Patient], ReportSection]] = {
+LOADED: dict[str, Callable[[ExaminedRun], ReportSection]] = {
     "texts": look_at_texts,
     "network": look_at_network,
     "parity": look_at_parity,
@@ -105,7 +105,7 @@ def _loaded(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            patient = admit(config, model)
+            examined = admit(config, model)
     except RewardError as error:
         start.find("reward/fails", str(error))
     except FlowRLError as error:
@@ -123,10 +123,10 @@ def _loaded(
         for name in wanted:
             if name in LOADED:
                 progress(name)
-                sections.append(_timed(name, partial(LOADED[name], patient)))
-                patient.known |= {finding.id for finding in sections[-1].findings}
+                sections.append(_timed(name, partial(LOADED[name], examined)))
+                examined.known |= {finding.id for finding in sections[-1].findings}
     finally:
-        patient.heal()
+        examined.heal()
 
 
 def _timed(name: str, look: Callable[[], ReportSection]) -> ReportSection:

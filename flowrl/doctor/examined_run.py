@@ -22,7 +22,7 @@ TRIED = 50  # iterations that are looked at for one in which the policy learns
 
 
 @dataclass
-class Patient:
+class ExaminedRun:
     """A trainer of two prompts, the prompts, and what it sampled of them with the weights that it
     starts from."""
 
@@ -77,7 +77,7 @@ def smaller(config: Config) -> Config:
     return replace(config, train=replace(t, prompts=count, updates=updates, parts=1))
 
 
-def admit(config: Config, model: FlowModel | None = None) -> Patient:
+def admit(config: Config, model: FlowModel | None = None) -> ExaminedRun:
     """Load what the config names, sample and score two prompts. Raises what a run would raise."""
     clock = PhaseClock()
     trainer = Trainer(smaller(config), model=model, log=clock)
@@ -87,4 +87,4 @@ def admit(config: Config, model: FlowModel | None = None) -> Patient:
         trainer.iteration += 1
     rows = trainer.rows()
     found = collect(trainer, rows)
-    return Patient(config, trainer, rows, clock, start, found)
+    return ExaminedRun(config, trainer, rows, clock, start, found)

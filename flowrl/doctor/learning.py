@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.core.seeds import NodeStreams
 from flowrl.doctor.credit import advantages_of, cosine, made_up
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.training.learn import LocalData, backward, learn
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut
@@ -19,16 +19,16 @@ OUTLIER = 1000.0  # times the median of the steps' gradient norms
 Gradient = list[Tensor]
 
 
-def look_at_gradient(patient: Patient) -> ReportSection:
+def look_at_gradient(examined: ExaminedRun) -> ReportSection:
     """Differentiate by denoising step; see whether the sum makes better images more likely."""
-    section, run, ro = ReportSection("gradient"), patient.trainer, patient.rollout
-    advantage = advantages_of(patient, made_up(patient))
+    section, run, ro = ReportSection("gradient"), examined.trainer, examined.rollout
+    advantage = advantages_of(examined, made_up(examined))
     nodes = trained_nodes(ro, run.method.likelihood.trains)
     if "old" in run.method.snapshots and "old" not in run.method.copies:
         run.weights.snapshot("old")
     table = node_table(run, ro, advantage)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
-    local = LocalData(ro, table, streams, tuple(patient.rows))
+    local = LocalData(ro, table, streams, tuple(examined.rows))
     kept = nodes[(table.factor[nodes] > 0) & (advantage[nodes] != 0)]
     # segments are one unit: with them all steps are differentiated together
     step = ro.tree.step[ro.tree.parent[kept].clamp_min(0)]
@@ -38,7 +38,7 @@ def look_at_gradient(patient: Patient) -> ReportSection:
     norms: dict[str, float] = {}
     for k in steps:
         mine = kept if k is None else kept[step == k]
-        grads = _gradient(patient, local, mine, len(kept))
+        grads = _gradient(examined, local, mine, len(kept))
         name = "all" if k is None else str(k)
         norms[name] = float(torch.stack([g.norm() for g in grads]).norm())
         section.table.append([name, str(len(mine)), f"{norms[name]:.3g}"])
@@ -47,27 +47,27 @@ def look_at_gradient(patient: Patient) -> ReportSection:
     section.figures["tensors_without"] = sum(not bool(g.any()) for g in total)
     _judge_norms(section, norms)
     if not section.findings and "reward" not in run.method.needs:
-        _direction(patient, section, local, kept, total)
+        _direction(examined, section, local, kept, total)
     return section
 
 
-def _gradient(patient: Patient, local: LocalData, nodes: Tensor, total: int) -> Gradient:
+def _gradient(examined: ExaminedRun, local: LocalData, nodes: Tensor, total: int) -> Gradient:
     """Differentiate nodes [N] as training does -> the gradient of each trained tensor."""
-    run = patient.trainer
-    for call in _calls(patient, nodes):
+    run = examined.trainer
+    for call in _calls(examined, nodes):
         try:
             backward(run, local, call, total, 0)
         except RuntimeError as error:  # torch has no type for it
             if "does not require grad" not in str(error):
                 raise
-    return _taken(patient)
+    return _taken(examined)
 
 
-def _calls(patient: Patient, nodes: Tensor) -> list[NetworkCall]:
-    run, ro = patient.trainer, patient.rollout
+def _calls(examined: ExaminedRun, nodes: Tensor) -> list[NetworkCall]:
+    run, ro = examined.trainer, examined.rollout
     state = states_of(ro, nodes, run.method.likelihood.trains)
     order = torch.argsort(state, stable=True)
-    size = max(1, patient.config.train.micro_batch // run.method.rows)
+    size = max(1, examined.config.train.micro_batch // run.method.rows)
     place = torch.arange(len(nodes))
     segment = run.method.segment(ro) if run.method.segment else None
     if segment is not None:
@@ -75,8 +75,8 @@ def _calls(patient: Patient, nodes: Tensor) -> list[NetworkCall]:
     return cut(Minibatch(nodes[order], place), state[order], size)
 
 
-def _taken(patient: Patient) -> Gradient:
-    params = list(patient.trainer.params.values())
+def _taken(examined: ExaminedRun) -> Gradient:
+    params = list(examined.trainer.params.values())
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
     for p in params:
         p.grad = None
@@ -100,12 +100,12 @@ def _judge_norms(section: ReportSection, norms: dict[str, float]) -> None:
 
 
 def _direction(
-    patient: Patient, section: ReportSection, local: LocalData, nodes: Tensor, loss: Gradient
+    examined: ExaminedRun, section: ReportSection, local: LocalData, nodes: Tensor, loss: Gradient
 ) -> None:
     """Compare minus the loss's gradient with that of the advantage-weighted log-prob."""
-    run = patient.trainer
+    run = examined.trainer
     # the gradient of sum A log p: along it, better images become more likely
-    for call in _calls(patient, nodes):
+    for call in _calls(examined, nodes):
         batch = run.method.likelihood.batch(
             local.rollout, local.table.advantage, call.node, local.streams
         )
@@ -114,7 +114,7 @@ def _direction(
         seen = run.method.likelihood.evaluate(run.model, batch, run.method.transition)
         (batch.advantage.to(seen.log_prob) * seen.log_prob).sum().backward()
     # the optimizer steps along minus the loss's gradient
-    better = _taken(patient)
+    better = _taken(examined)
     down = torch.cat([g.flatten().double() for g in loss])
     up = torch.cat([g.flatten().double() for g in better])
     like = cosine(-down, up)
@@ -127,17 +127,17 @@ def _direction(
         )
 
 
-def look_at_update(patient: Patient) -> ReportSection:
+def look_at_update(examined: ExaminedRun) -> ReportSection:
     """Make one iteration's optimizer steps, and look at what moved; the weights are put back."""
-    section, run = ReportSection("update"), patient.trainer
-    if patient.has("gradient/zero", "gradient/broken"):
+    section, run = ReportSection("update"), examined.trainer
+    if examined.has("gradient/zero", "gradient/broken"):
         section.skipped = "there is no gradient to follow"
         return section
     kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
     start = {name: p.detach().clone() for name, p in run.params.items()}
-    advantage = advantages_of(patient, made_up(patient))
+    advantage = advantages_of(examined, made_up(examined))
     with run.phase("train"):
-        metrics = learn(run, patient.rollout, advantage, patient.rows)
+        metrics = learn(run, examined.rollout, advantage, examined.rows)
     moved = {n: float((p.detach() - start[n]).norm()) for n, p in run.params.items()}
     run.follow()
     # how far
@@ -159,13 +159,15 @@ def look_at_update(patient: Patient) -> ReportSection:
             f"{metrics['lr']:.2g}, and none of {len(moved)} tensors moved",
         )
     else:
-        _copies(patient, section, kept)
+        _copies(examined, section, kept)
     return section
 
 
-def _copies(patient: Patient, section: ReportSection, before: dict[str, dict[str, Tensor]]) -> None:
+def _copies(
+    examined: ExaminedRun, section: ReportSection, before: dict[str, dict[str, Tensor]]
+) -> None:
     """Hold reference, average and other copies to how they are meant to follow."""
-    run, now = patient.trainer, patient.trainer.weights.state_dict()
+    run, now = examined.trainer, examined.trainer.weights.state_dict()
     iteration, ema = run.iteration, run.config.train.ema
     # what share of itself each copy keeps in an update: "ref" all; "ema" less at first, as training
     # has it

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 
 ROWS = 8
 FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
 
 
-def look_at_network(patient: Patient) -> ReportSection:
+def look_at_network(examined: ExaminedRun) -> ReportSection:
     """Ask for velocities of the same rows again: as before, with a gradient, and row by row."""
-    section, run, ro = ReportSection("network"), patient.trainer, patient.rollout
+    section, run, ro = ReportSection("network"), examined.trainer, examined.rollout
     # about `ROWS` nodes that are not clean yet
     inner = (ro.tree.step < len(ro.sigmas) - 1).nonzero().flatten()
     inner = inner[:: -(-len(inner) // ROWS)]  # of all steps
@@ -37,7 +37,7 @@ def look_at_network(patient: Patient) -> ReportSection:
     with torch.enable_grad(), times_of(run.model) as trained:
         graded = ask()
     # asked twice it must say the same to the bit; otherwise a few roundings are allowed
-    slack = FLOAT if patient.dtype == torch.float32 else SHORT
+    slack = FLOAT if examined.dtype == torch.float32 else SHORT
     gaps = [relative(rows, first) for rows in (again, graded, alone)]
     section.figures = dict(zip(("again", "with_gradient", "alone"), gaps, strict=True))
     if gaps[0] > 0:

@@ -14,7 +14,7 @@ from flowrl.core.abilities import conditioning
 from flowrl.core.noise_path import per_sample, vp_from_flow
 from flowrl.core.seeds import generator
 from flowrl.core.types import Source
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.doctor.pipeline_run import PipelineTrace, Reference, reference, watched
@@ -39,16 +39,16 @@ class Sides(NamedTuple):
     v_ref: Tensor  # likewise, of the pipeline
 
 
-def look_at_parity(patient: Patient) -> ReportSection:
+def look_at_parity(examined: ExaminedRun) -> ReportSection:
     """Sample the prompts by the engine and by diffusers' own pipeline, from the same noise."""
-    section, model = ReportSection("parity"), patient.model
+    section, model = ReportSection("parity"), examined.model
     if not isinstance(model, PipelineModel):
-        section.skipped = f"{patient.config.model.fn} is no pipeline of diffusers"
+        section.skipped = f"{examined.config.model.fn} is no pipeline of diffusers"
         return section
     if model.options.how.offload:
         section.skipped = "not with model.runtime.offload: the pipeline expects its parts together"
         return section
-    if patient.has("ratio/random"):
+    if examined.has("ratio/random"):
         section.skipped = "the network does not answer the same twice"
         return section
     unlike = getattr(model, "unlike_pipeline", None)
@@ -56,16 +56,16 @@ def look_at_parity(patient: Patient) -> ReportSection:
         section.skipped = unlike
         return section
     # the same noise for both
-    texts, steps = patient.texts, len(patient.rollout.sigmas) - 1
-    if getattr(model, "takes_one", False) and any(_sources(patient, model)):
+    texts, steps = examined.texts, len(examined.rollout.sigmas) - 1
+    if getattr(model, "takes_one", False) and any(_sources(examined, model)):
         texts = texts[:1]
-    size = (patient.config.image.height, patient.config.image.width)
+    size = (examined.config.image.height, examined.config.image.width)
     shape = model.latent_shape(*size)
     noise = [_noise(shape, i) for i in range(len(texts))]
     x = torch.cat(noise).to(model.device)
     # theirs, then ours
     with torch.no_grad():
-        sources = _sources(patient, model)[: len(texts)]
+        sources = _sources(examined, model)[: len(texts)]
         theirs = reference(model, x, texts, steps, size, sources)
         cond, sigmas = conditioning(model, texts, sources), model.sigmas(steps, *size)
         drawn = {"shape": shape, "group_size": 1, "generators": _streams(len(texts))}
@@ -75,7 +75,7 @@ def look_at_parity(patient: Patient) -> ReportSection:
         v = model.velocity(start, sigmas[:1].expand(len(x)), cond).float()
         two = Sides(model, sigmas, seen, theirs, start, v, _their_velocity(model, x, theirs))
         _compare(section, two, end)
-    if patient.has("text/swapped"):  # said already
+    if examined.has("text/swapped"):  # said already
         section.findings = [f for f in section.findings if f.id != "parity/text"]
     section.lines.append(
         f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
@@ -83,12 +83,12 @@ def look_at_parity(patient: Patient) -> ReportSection:
     return section
 
 
-def _sources(patient: Patient, model: Any) -> list[Source]:
+def _sources(examined: ExaminedRun, model: Any) -> list[Source]:
     """Return what the prompts start from, as large as the images; [] where they do not."""
     if not hasattr(model, "encode_with_sources"):
         return []
-    size = (patient.config.image.height, patient.config.image.width)
-    return sources_of(patient.trainer.train_set, patient.rows, size)
+    size = (examined.config.image.height, examined.config.image.width)
+    return sources_of(examined.trainer.train_set, examined.rows, size)
 
 
 def _noise(shape: tuple[int, ...], place: int) -> Tensor:

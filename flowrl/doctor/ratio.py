@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import trained_nodes
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import CATALOGUE, ReportSection
 from flowrl.doctor.replay import replayed
 from flowrl.models.adapter import PipelineModel
@@ -14,37 +14,37 @@ from flowrl.models.adapter import PipelineModel
 MOST = 12  # nodes that are replayed in other shapes than training's own
 
 
-def look_at_ratio(patient: Patient) -> ReportSection:
+def look_at_ratio(examined: ExaminedRun) -> ReportSection:
     """Replay the draws in several batch shapes and dtypes. Where the network has a fault that
     explains it, a ratio that is off is no finding of its own."""
-    section, run = ReportSection("ratio"), patient.trainer
+    section, run = ReportSection("ratio"), examined.trainer
     likelihood = run.method.likelihood
-    nodes = trained_nodes(patient.rollout, likelihood.trains)
+    nodes = trained_nodes(examined.rollout, likelihood.trains)
     if "reward" in run.method.needs:
         section.skipped = "the loss follows the reward's own gradient: there is no ratio"
     elif "old_log_prob" in likelihood.keeps:
-        _table(patient, section, nodes)
+        _table(examined, section, nodes)
     else:
-        _evaluated_twice(patient, section, nodes)
-    if patient.has(*(finding for finding in CATALOGUE if finding.startswith("ratio/"))):
+        _evaluated_twice(examined, section, nodes)
+    if examined.has(*(finding for finding in CATALOGUE if finding.startswith("ratio/"))):
         section.findings = []
     return section
 
 
-def _table(patient: Patient, section: ReportSection, nodes: Tensor) -> None:
+def _table(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None:
     """Set |ratio - 1| by step, for training's own calls, other shapes and the other dtype."""
-    t, ro, run = patient.config.train, patient.rollout, patient.trainer
+    t, ro, run = examined.config.train, examined.rollout, examined.trainer
     own = max(1, t.micro_batch // run.method.rows)
     old = ro.log_prob[nodes]
     # training's own calls, with a gradient as there
-    columns = {f"micro_batch {t.micro_batch}": _gap(replayed(patient, nodes, own).log_prob, old)}
+    columns = {f"micro_batch {t.micro_batch}": _gap(replayed(examined, nodes, own).log_prob, old)}
     few = _spread_over(nodes, MOST)
     at = torch.searchsorted(nodes, few).cpu()
     with torch.no_grad():
         for size in sorted({1, 3, t.rollout_batch} - {own}):
-            columns[f"in calls of {size}"] = _gap(replayed(patient, few, size).log_prob, old[at])
-        for dtype in {torch.float32, torch.bfloat16} - {patient.dtype}:
-            columns |= _in_dtype(patient, few, own, dtype)
+            columns[f"in calls of {size}"] = _gap(replayed(examined, few, size).log_prob, old[at])
+        for dtype in {torch.float32, torch.bfloat16} - {examined.dtype}:
+            columns |= _in_dtype(examined, few, own, dtype)
     # a row for each step
     step = ro.tree.step[ro.tree.parent[nodes].clamp_min(0)].cpu()
     section.table = [["step", *columns]]
@@ -54,14 +54,14 @@ def _table(patient: Patient, section: ReportSection, nodes: Tensor) -> None:
             mine = step == k if len(gap) == len(nodes) else step[at] == k
             cells.append(f"{float(gap[mine].max()):.1e}" if bool(mine.any()) else "-")
         section.table.append([str(k), *cells])
-    _judge(patient, section, columns[f"micro_batch {t.micro_batch}"], step)
+    _judge(examined, section, columns[f"micro_batch {t.micro_batch}"], step)
     section.figures["ratio"] = {name: float(gap.max()) for name, gap in columns.items()}
 
 
-def _judge(patient: Patient, section: ReportSection, gap: Tensor, step: Tensor) -> None:
+def _judge(examined: ExaminedRun, section: ReportSection, gap: Tensor, step: Tensor) -> None:
     """Compare training's own gap with the clip range."""
     # a tenth of the clip range: a smaller gap does not decide what is clipped
-    clips = [patient.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
+    clips = [examined.config.loss.kwargs.get(key) for key in ("clip_low", "clip_high")]
     known = [clip for clip in clips if isinstance(clip, float) and clip > 0]
     limit = min(1e-2, max(1e-5, 0.1 * min(known))) if known else 1e-2
     # exact, within rounding, or a fault
@@ -74,19 +74,19 @@ def _judge(patient: Patient, section: ReportSection, gap: Tensor, step: Tensor) 
     section.figures["verdict"] = verdict
     if worst <= limit:
         return
-    t, k = patient.config.train, int(step[gap.argmax()])
+    t, k = examined.config.train, int(step[gap.argmax()])
     found = f"|ratio - 1| is up to {worst:.2g} at step {k}, allowed are {limit:.0e}"
     # short dtypes round differently in batches of another size: the likely cause
-    shapes = t.micro_batch != t.rollout_batch and patient.dtype != torch.float32
+    shapes = t.micro_batch != t.rollout_batch and examined.dtype != torch.float32
     section.find("ratio/batch-shape" if shapes else "ratio/off", found)
 
 
-def _evaluated_twice(patient: Patient, section: ReportSection, nodes: Tensor) -> None:
+def _evaluated_twice(examined: ExaminedRun, section: ReportSection, nodes: Tensor) -> None:
     """Compare two evaluations under the same weights, where the rollout keeps no log-prob."""
-    own = max(1, patient.config.train.micro_batch // patient.trainer.method.rows)
+    own = max(1, examined.config.train.micro_batch // examined.trainer.method.rows)
     few = _spread_over(nodes, MOST)
     with torch.no_grad():
-        one, two = (replayed(patient, few, own).log_prob for _ in range(2))
+        one, two = (replayed(examined, few, own).log_prob for _ in range(2))
     worst = float(_gap(one, two).max())
     section.lines.append(f"two evaluations under the same weights differ by {worst:.1e}")
     section.figures["ratio"] = {"again": worst}
@@ -94,15 +94,17 @@ def _evaluated_twice(patient: Patient, section: ReportSection, nodes: Tensor) ->
         section.find("ratio/off", f"under the same weights the ratio is off by {worst:.2g}")
 
 
-def _in_dtype(patient: Patient, nodes: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def _in_dtype(
+    examined: ExaminedRun, nodes: Tensor, size: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Compare training's calls with single rows, both computed in another dtype: what it would
     cost. Only float32 weights can be."""
-    model = patient.model
+    model = examined.model
     if not isinstance(model, PipelineModel) or not model.can_compute_in(dtype):
         return {}
     with model.computing_in(dtype):
-        one = replayed(patient, nodes, size).log_prob
-        two = replayed(patient, nodes, 1).log_prob
+        one = replayed(examined, nodes, size).log_prob
+        two = replayed(examined, nodes, 1).log_prob
     return {f"{str(dtype).removeprefix('torch.')}, calls of 1": _gap(two, one)}
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from flowrl.algorithms.nodes import states_of
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Eval
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.training.minibatches import Minibatch, cut
 
 
-def replayed(patient: Patient, nodes: Tensor, size: int) -> Eval:
+def replayed(examined: ExaminedRun, nodes: Tensor, size: int) -> Eval:
     """Evaluate trained nodes [N] as training does, in calls of at most `size` states -> Eval in
     their order."""
-    run, ro = patient.trainer, patient.rollout
+    run, ro = examined.trainer, examined.rollout
     likelihood, found = run.method.likelihood, []
     state = states_of(ro, nodes, likelihood.trains)
     # states stand together, as `cut` asks for

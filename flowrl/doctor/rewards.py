@@ -16,7 +16,7 @@ from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.reward_traits import asks_people, ignores_quality, sees_latents
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.reward_tests.selftest import rendered, selftest
@@ -29,11 +29,11 @@ COMPANY = ("repeat", "order", "batch size")
 HEAD = ["reward", "weight", "mean", "std in groups", "asked twice", "images/s"]
 
 
-def look_at_rewards(patient: Patient) -> ReportSection:
+def look_at_rewards(examined: ExaminedRun) -> ReportSection:
     """Test each reward on good and damaged images, and on the images that the model makes now."""
-    section, run = ReportSection("rewards"), patient.trainer
+    section, run = ReportSection("rewards"), examined.trainer
     section.table = [HEAD]
-    images = _good_images(patient)
+    images = _good_images(examined)
     minds_prompt = False
     for name, reward in run.rewards.items():
         if asks_people(reward) or sees_latents(reward):
@@ -49,7 +49,7 @@ def look_at_rewards(patient: Patient) -> ReportSection:
         minds_prompt |= bool(weight) and (learns or _minds_prompt(by_check))
         silent = learns or ignores_quality(reward)
         broken = _judge(section, name, by_check, silent=silent)
-        _on_samples(patient, section, name, broken=broken or learns)
+        _on_samples(examined, section, name, broken=broken or learns)
     # whether prompts matter at all
     wordless = not minds_prompt and len({image.record["prompt"] for image in images}) > 1
     if wordless and not section.findings:
@@ -58,14 +58,14 @@ def look_at_rewards(patient: Patient) -> ReportSection:
     return section
 
 
-def _good_images(patient: Patient) -> list[PromptedImage]:
+def _good_images(examined: ExaminedRun) -> list[PromptedImage]:
     """Return true scenes for prompts of shapes, else the model's own images, one group each; no
     videos."""
     known = {record["prompt"] for records in all_records().values() for record in records}
-    texts = patient.trainer.train_set.texts
+    texts = examined.trainer.train_set.texts
     if all(text in known for text in texts[:COUNT]):
         return rendered(COUNT)
-    batch, out = patient.found.batch, []
+    batch, out = examined.found.batch, []
     if batch.images.ndim == 5:
         return []
     size = (batch.images.shape[2], batch.images.shape[3])
@@ -142,15 +142,15 @@ def _judge(
     return len(section.findings) > before
 
 
-def _on_samples(patient: Patient, section: ReportSection, name: str, *, broken: bool) -> None:
+def _on_samples(examined: ExaminedRun, section: ReportSection, name: str, *, broken: bool) -> None:
     """Compare the spread within groups of the model's own images with what asking twice gives."""
-    run, batch = patient.trainer, patient.found.batch
+    run, batch = examined.trainer, examined.found.batch
     began = time.perf_counter()
     # asked again for the same images: the speed, and how much its answer wavers
-    values, again = patient.found.values[name], ask(name, run.rewards[name], batch, "doctor")
+    values, again = examined.found.values[name], ask(name, run.rewards[name], batch, "doctor")
     speed = len(values) / max(time.perf_counter() - began, 1e-9)
     # spread [prompts] of finished images: previews are worse by nature
-    kind = leaf_kinds(patient.rollout.tree, patient.rollout.leaf).cpu()
+    kind = leaf_kinds(examined.rollout.tree, examined.rollout.leaf).cpu()
     groups = [values[(batch.group.cpu() == g) & (kind == 0)] for g in batch.group.unique().cpu()]
     stds = torch.stack([_std(rows) for rows in groups])
     # the difference of two answers has twice the variance of one, hence the root of 2
@@ -166,7 +166,7 @@ def _on_samples(patient: Patient, section: ReportSection, name: str, *, broken: 
     if broken:
         return
     unscored = int(values.isnan().sum())
-    if unscored > patient.config.train.max_unscored * len(values):
+    if unscored > examined.config.train.max_unscored * len(values):
         section.find("reward/nan", f"{name}: {unscored} of {len(values)} images are not scored")
     elif spread == 0 and weight:
         section.find("reward/flat", f"{name}: {len(groups)} prompts, {len(values)} images")

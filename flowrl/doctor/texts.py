@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.doctor.examined_run import Patient
+from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.models.adapter import PipelineModel
@@ -13,14 +13,14 @@ from flowrl.models.prompt_encoding import Reader, cut_off, readers_of
 READ = 4000  # prompts whose length is looked at
 
 
-def look_at_texts(patient: Patient) -> ReportSection:
+def look_at_texts(examined: ExaminedRun) -> ReportSection:
     """Encode prompts together and alone; count those that are cut."""
     section = ReportSection("texts")
-    texts = list(dict.fromkeys(patient.texts))
-    groups = [patient.texts.index(text) for text in texts]
+    texts = list(dict.fromkeys(examined.texts))
+    groups = [examined.texts.index(text) for text in texts]
     with torch.no_grad():
-        together = patient.encode(groups)
-        alone = [patient.encode([group]) for group in groups]
+        together = examined.encode(groups)
+        alone = [examined.encode([group]) for group in groups]
     # row i has to be prompt i's
     for name, rows in together.items():
         for i, row in enumerate(rows):
@@ -32,30 +32,30 @@ def look_at_texts(patient: Patient) -> ReportSection:
                     f"encoded together, {texts[i]!r} has the {name} of {texts[near]!r}",
                 )
     section.lines.append(f"{', '.join(together)}: each prompt has its own row")
-    _sampled(patient, section)
-    _lengths(patient, section)
+    _sampled(examined, section)
+    _lengths(examined, section)
     return section
 
 
-def _sampled(patient: Patient, section: ReportSection) -> None:
+def _sampled(examined: ExaminedRun, section: ReportSection) -> None:
     """The rollout's conditioning has to be that of its prompts."""
-    ro = patient.rollout
+    ro = examined.rollout
     for place, group in enumerate(ro.group_ids.tolist()):
-        own = patient.encode([group])
+        own = examined.encode([group])
         for name, rows in ro.cond.items():
             gap = relative(rows[place].float(), own[name][0].float())
             if gap > 0.01 and not section.findings:
                 section.find(
-                    "text/swapped", f"{patient.texts[group]!r} was sampled with another {name}"
+                    "text/swapped", f"{examined.texts[group]!r} was sampled with another {name}"
                 )
 
 
-def _lengths(patient: Patient, section: ReportSection) -> None:
+def _lengths(examined: ExaminedRun, section: ReportSection) -> None:
     """Count the prompts that are longer than every text encoder reads."""
-    readers = _readers(patient)
+    readers = _readers(examined)
     if not readers:
         return
-    trainer = patient.trainer
+    trainer = examined.trainer
     texts = [*trainer.train_set.texts, *trainer.test_set.texts][:READ]
     cut = []
     for text in texts:
@@ -69,9 +69,9 @@ def _lengths(patient: Patient, section: ReportSection) -> None:
         section.find("prompts/cut", f"{len(cut)} of {len(texts)} prompts, such as {rest!r} is lost")
 
 
-def _readers(patient: Patient) -> list[Reader]:
+def _readers(examined: ExaminedRun) -> list[Reader]:
     """Return what reads the prompts, the one that reads most last."""
-    model = patient.model
+    model = examined.model
     if not isinstance(model, PipelineModel):
         return []
     parts = model.pipeline().components

@@ -65,22 +65,24 @@ def _check_optimizer(found: Any, file: Path, key: str) -> None:
     _need(isinstance(groups, list), file, f"{key}.groups", "a list of objects", groups)
     # what they hold
     for name, value in scalars.items():
-        known = _is_number(value) and value >= 0
-        _need(known, file, f"{key}.scalars.{name}", "a finite number from 0 on", value)
+        known = isinstance(value, bool) or _is_number(value)
+        _need(known, file, f"{key}.scalars.{name}", "a finite number or a switch", value)
     for place, group in enumerate(groups):
         where = f"{key}.groups[{place}]"
         _need(isinstance(group, dict), file, where, "an object", group)
         count = group.get("params")
         _need(type(count) is int and count >= 0, file, f"{where}.params", "a count", count)
         for name, value in group.items():
-            _need(_is_setting(value), file, f"{where}.{name}", "finite numbers or a switch", value)
+            expected = "finite numbers, a switch or a text"
+            _need(_is_setting(value), file, f"{where}.{name}", expected, value)
 
 
 def _is_setting(value: Any) -> bool:
-    """Say whether a value may be a setting of an optimizer."""
+    """Say whether a value may be a setting of an optimizer, also of a user's own: plain JSON whose
+    numbers are finite."""
     if isinstance(value, list):
-        return all(map(_is_number, value))
-    return value is None or isinstance(value, bool) or _is_number(value)
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, bool | str) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

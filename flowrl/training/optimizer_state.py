@@ -115,6 +115,8 @@ def check_settings(
 
 
 FREE = ("foreach", "fused", "capturable")  # switches that follow from the machine
+# switches that no step changes; others may be an optimizer's own memory, as of schedule-free ones
+FIXED = ("maximize", "amsgrad", "nesterov", "decoupled_weight_decay", "differentiable")
 MOMENTS: dict[Any, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 SCALES = ("qmap", "absmax")  # of moments of 8 bits: they have shapes of their own
 
@@ -126,12 +128,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]
 
 
 def _check_kinds(group: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise CheckpointError for a saved setting of another kind than an optimizer's, or a switch
-    that stands otherwise, such as that from descent to ascent."""
+    """Raise CheckpointError for a saved setting of another kind than an optimizer's, or one of
+    `FIXED` that stands otherwise, such as that from descent to ascent."""
     for name, value in group.items():
-        switch = value is None or isinstance(value, bool)
         alike = _kind(saved[name]) == _kind(value)
-        same = not switch or name in FREE or saved[name] == value
+        same = name not in FIXED or saved[name] == value
         if name != "params" and not (alike and same):
             raise CheckpointError(
                 f"{where}.{name}: expected {value!r}, or a value like it, got {saved[name]!r}: it "
@@ -140,10 +141,12 @@ def _check_kinds(group: Mapping[str, Any], saved: Mapping[str, Any], where: str)
 
 
 def _kind(value: Any) -> Any:
-    """Return what a setting is: a switch, a number, or so many numbers."""
+    """Return what a setting is: a switch, a text, a number, or so many of them."""
     if isinstance(value, list | tuple):
         return len(value)
-    return "switch" if value is None or isinstance(value, bool) else "number"
+    if value is None or isinstance(value, bool):
+        return "switch"
+    return "text" if isinstance(value, str) else "number"
 
 
 def _check_whole(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], where: str) -> None:

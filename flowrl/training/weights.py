@@ -107,22 +107,18 @@ class Weights:
                 f"snapshot {name!r} is in use below {self._in_use[-1]!r}, which holds its values"
             )
         needed = self._in_use[-1:] != [name]
+        snapshot, changed = self._snapshots[name], list[str]()
         self._in_use.append(name)
         try:
-            if needed:
-                self._exchange(self._snapshots[name])
+            for key in self._params if needed else ():
+                _exchange(self._params[key].data, snapshot[key])
+                changed.append(key)
             yield
         finally:
-            if needed:
-                self._exchange(self._snapshots[name])
+            # only those that have been exchanged: the rest may have failed for want of memory
+            for key in changed:
+                _exchange(self._params[key].data, snapshot[key])
             self._in_use.pop()
-
-    def _exchange(self, tensors: dict[str, Tensor]) -> None:
-        for key, p in self._params.items():
-            # by .data: what autograd kept for a backward pass counts as unchanged, and is again
-            kept = p.data.clone()
-            p.data.copy_(tensors[key])
-            tensors[key].copy_(kept)
 
     @contextmanager
     def training(self, name: str) -> Iterator[None]:
@@ -230,3 +226,15 @@ def _check_fit(
 
 def _any(tensor: Tensor) -> bool:
     return bool(whole(tensor).any())
+
+
+def _exchange(one: Tensor, other: Tensor) -> None:
+    """Let two tensors of one shape exchange their values. Either both have them, or, where it
+    raises, neither."""
+    # by .data of a parameter: what autograd kept for a backward pass counts as unchanged
+    try:
+        kept = one.clone()
+    except torch.OutOfMemoryError:  # the way back must not fail
+        kept = one.to("cpu", copy=True)
+    one.copy_(other)
+    other.copy_(kept)

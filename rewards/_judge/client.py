@@ -210,11 +210,11 @@ async def _ask_once(
     answer = _parse(response.body)
     if answer is None:
         return Failure(f"expected a chat completion, got {_start(http, response)}")
-    return answer._replace(text=http.hide(answer.text))
+    return answer._replace(text=http.hide(answer.text))  # a failure's words, too
 
 
-def _parse(content: bytes) -> Answer | None:
-    """Read a chat completion; None if it is none."""
+def _parse(content: bytes) -> Answer | Failure | None:
+    """Read a chat completion; a failure if its log-probs are none, None if it is none itself."""
     try:
         choice = json.loads(content)["choices"][0]
         text = choice["message"]["content"] or ""
@@ -223,8 +223,12 @@ def _parse(content: bytes) -> Answer | None:
         cut = choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    if not isinstance(text, str) or any(lp > MOST_LOG_PROB for _, lp in top):
+    if not isinstance(text, str):
         return None
+    for token, lp in top:
+        if lp > MOST_LOG_PROB:
+            said = f"expected log-probs of at most 0, got {lp:g} for the token {token!r}"
+            return Failure(said, again=False)
     return Answer(text, [row for row in top if math.isfinite(row[1])], cut)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 HURRY_SECONDS = 1.0  # while others wait for a place, a body that holds one has to bring
 HURRY_BYTES = 2**16 // 10  # so much more in each of these
@@ -28,12 +28,12 @@ class Places:
 
     A body that comes slowly may hold its place while nobody wants it. Once all are taken and
     somebody waits, those that have brought fewer than HURRY_BYTES in HURRY_SECONDS are cut, the
-    slowest first, as many as wait. Where more wait than there are places they get less time, so
-    that clients that drip keep nobody waiting for much longer than that.
+    slowest first, as many as wait. So clients that drip keep others waiting for about so long, once
+    for each time that they fill all places.
     """
 
     def __init__(self, count: int) -> None:
-        self._room, self._count = asyncio.Semaphore(count), count
+        self._room = asyncio.Semaphore(count)
         self._reading: list[Pace] = []
         self._waiting = 0
         self._watch: asyncio.Task[None] | None = None
@@ -60,20 +60,20 @@ class Places:
         try:
             yield
         finally:
-            if pace in self._reading:
-                self._reading.remove(pace)
+            self._reading.remove(pace)
 
     async def _hurry(self) -> None:
         """Cut slow bodies for as long as somebody waits."""
         clock = asyncio.get_running_loop()
         try:
             while self._waiting:
-                late = clock.time() - HURRY_SECONDS * min(1.0, self._count / self._waiting)
+                late = clock.time() - HURRY_SECONDS
                 slow = sorted(self._reading, key=lambda pace: pace.since)
                 for pace in slow[: self._waiting]:
-                    if pace.since <= late:
-                        self._reading.remove(pace)
-                        pace.cut()
+                    # one that ends at this moment by itself cannot be cut any more
+                    with suppress(RuntimeError):
+                        if pace.since <= late:
+                            pace.cut()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             self._watch = None

@@ -21,7 +21,7 @@ from flowrl.core.local_server import (
     read_token,
     url,
 )
-from flowrl.core.reward_traits import judges_videos, sees_latents
+from flowrl.core.reward_traits import judges_videos, least_frames, sees_latents
 from flowrl.core.types import Reward
 from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.frame_rewards import fitting
@@ -109,7 +109,8 @@ def load_rewards(config: Config) -> dict[str, Reward]:
             )
         # images or videos; and is it ready?
         videos = bool(call.frames) or judges_videos(reward)
-        rewards[name] = fitting(call, reward, 2 if videos else 1)
+        # a video as long as it needs: which model sends them is not known here
+        rewards[name] = fitting(call, reward, max(2, least_frames(reward)) if videos else 1)
         probe_rewards({name: rewards[name]})  # before the next one loads
     return rewards
 

@@ -42,7 +42,7 @@ def found(
 ) -> list[str]:
     """Look at a model without a run around it."""
     records = [{"source": name} for name in sources] or [{}, {}]
-    patient: Any = SimpleNamespace(
+    examined: Any = SimpleNamespace(
         model=model,
         texts=PROMPTS[:2],
         rollout=SimpleNamespace(sigmas=torch.zeros(6)),
@@ -51,7 +51,7 @@ def found(
         config=SimpleNamespace(image=SimpleNamespace(height=size[0], width=size[1])),
         has=lambda *names: False,
     )
-    return [finding.id for finding in look_at_parity(patient).findings]
+    return [finding.id for finding in look_at_parity(examined).findings]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -216,8 +216,8 @@ def judges() -> Target:
 
     def read(data: bytes, folder: Path) -> Any:
         answer = _parse(data)
-        if answer is None:
-            raise Refused("expected a chat completion")
+        if not isinstance(answer, Answer):
+            raise Refused(answer.text if answer else "expected a chat completion")
         return [read_answer(answer, ReadingOptions(template)) for template in TEMPLATES]
 
     def check(data: bytes, found: Any) -> str:

@@ -225,7 +225,7 @@ def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
         assert points(ends["nfe"]["tasks"]["single_object"]["mean"]) == "93.8"
     mean, low, high = map(points, ends["nfe"]["gain"])
     spo = " ".join(PAGES["docs/methods/spo.md"].split())
-    assert f"the same pairs and loss gain {mean} points ({low} to {high}), three seeds" in spo
+    assert f"and the same loss gain {mean} points ({low} to {high}), three seeds" in spo
 
 
 def test_a_noise_of_its_own_shows_nothing_yet() -> None:

@@ -49,6 +49,21 @@ def test_a_reward_that_judges_latents_is_refused(tmp_path: Path) -> None:
         load_rewards(config)
 
 
+def test_a_reward_of_long_videos_is_hosted(tmp_path: Path) -> None:
+    """How long the videos are that will be sent is not known: it is not asked."""
+
+    class OfLongVideos:
+        judges_videos, least_frames = True, 13
+
+        def __call__(self, batch: RewardBatch) -> Tensor:
+            raise AssertionError("never asked")
+
+    config = toy(tmp_path)
+    object.__setattr__(config.rewards["red"], "function", OfLongVideos)
+    object.__setattr__(config.rewards["red"], "kwargs", {})
+    assert isinstance(load_rewards(config)["red"], OfLongVideos)
+
+
 class Unmade:
     """A user's reward whose weights are not there."""
 

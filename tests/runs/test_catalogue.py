@@ -58,6 +58,7 @@ WITHOUT_PUBLIC = {
     "tdm_r1",
     "sol_rl",
     "dina_lrm",
+    "spo_finished",
     *BASELINES,
 }
 ENTRY = """
@@ -99,7 +100,7 @@ def test_status_and_papers() -> None:
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"}
-    known |= {"diverse_grpo", "dina_lrm"}
+    known |= {"diverse_grpo", "dina_lrm", "spo_finished"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -181,7 +181,7 @@ def test_a_killed_run_begins_again_from_its_own_config(tmp_path: Path, whole: Pa
     for name in (CONFIG, "environment.json", "metrics.jsonl"):
         shutil.copy(whole / name, run)
     own = load_config(run / CONFIG, (), ("toykit",))
-    with pytest.raises(RunError, match=f"again: flowrl train --resume {run}$"):
+    with pytest.raises(RunError, match=f"again: flowrl train --resume {run} --plugin toykit$"):
         train(own, run, quiet=True)
     train(own, run, resume=True, quiet=True)
     assert same(run, whole)

@@ -99,3 +99,30 @@ def test_optimizer_before_its_first_step() -> None:
         warnings.simplefilter("error")
         optimizer_from_tensors(optimizer, tensors, state)
     assert tensors == {} and not optimizer.state
+
+
+def test_settings_of_other_kinds_come_back() -> None:
+    """What `plain_json` lets a run save: a text (of Muon), null within a list (of Adafactor), and a
+    switch that the optimizer itself turned, as schedule-free ones do."""
+    from flowrl.training.checkpoint_state import checked_state
+
+    weight = nn.Parameter(torch.ones(2, 2))
+    one = torch.optim.Muon([weight], adjust_lr_fn="match_rms_adamw")
+    one.param_groups[0] |= {"bounds": (None, 1e-3), "train_mode": True, "drift": -0.5}
+    weight.grad = torch.ones(2, 2)
+    one.step()
+    one.state[weight] |= {"seen": True, "shift": -1.0}
+    tensors, state = optimizer_to_tensors(one)
+    written = json.loads(json.dumps({"iteration": 1, "optimizer": state}))
+    read = checked_state(written, Path("state.json")).optimizer
+    other = torch.optim.Muon([weight], adjust_lr_fn="match_rms_adamw")
+    other.param_groups[0] |= {"bounds": (None, 1e-3), "train_mode": False, "drift": 0.0}
+    optimizer_from_tensors(other, tensors, read)
+    kept = other.param_groups[0]
+    assert kept["adjust_lr_fn"] == "match_rms_adamw" and kept["bounds"] == (None, 1e-3)
+    assert kept["train_mode"] is True and kept["drift"] == -0.5
+    assert other.state[weight]["seen"] is True and other.state[weight]["shift"] == -1.0
+    # a number in the place of a text is another's
+    read["groups"][0]["adjust_lr_fn"] = 3
+    with pytest.raises(CheckpointError, match=r"groups\[0\].adjust_lr_fn: expected"):
+        optimizer_from_tensors(other, tensors, read)

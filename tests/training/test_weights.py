@@ -148,3 +148,53 @@ def test_parameters_that_must_stay_exchange_values(params: Params) -> None:
     assert same(weights.state_dict()["critic"], trained)
     assert same(weights.state_dict()["ref"], first)
     assert [p.data_ptr() for p in params.values()] == places
+
+
+class Full:
+    """Fail at the n-th clone of a tensor, and at every one after it if `always`."""
+
+    def __init__(self, at: int, error: type[Exception], *, always: bool) -> None:
+        self.left, self.error, self.always = at, error, always
+        self.clone = Tensor.clone
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0 or (self.always and self.left < 0):
+            raise self.error("full")
+        return self.clone(tensor)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_exchange_that_fails_is_undone(
+    params: Params, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """At the first or the second tensor: both sets of weights are whole afterwards."""
+    weights = Weights(params, stay=True)
+    weights.snapshot("ref")
+    first = values(params)
+    move(params, 1.0)
+    last = values(params)
+    full = Full(at, RuntimeError, always=False)
+    monkeypatch.setattr(Tensor, "clone", lambda tensor: full(tensor))
+    with pytest.raises(RuntimeError, match="full"), weights.using("ref"):
+        raise AssertionError("never reached")
+    monkeypatch.undo()
+    assert same(values(params), last) and same(weights.state_dict()["ref"], first)
+
+
+def test_without_memory_an_exchange_goes_by_the_host(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back must not fail for want of memory: each clone does, from the second on."""
+    weights = Weights(params, stay=True)
+    weights.snapshot("ref")
+    first = values(params)
+    move(params, 1.0)
+    last = values(params)
+    full = Full(2, torch.OutOfMemoryError, always=True)
+    monkeypatch.setattr(Tensor, "clone", lambda tensor: full(tensor))
+    with weights.using("ref"):
+        inside = {name: p.detach().numpy().copy() for name, p in params.items()}
+    monkeypatch.undo()
+    assert same({name: torch.from_numpy(row) for name, row in inside.items()}, first)
+    assert same(values(params), last) and same(weights.state_dict()["ref"], first)

@@ -128,7 +128,7 @@ def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
 
 
 def drawn_prompts(folder: Path) -> list[str]:
-    """Read the texts of what `draw` drew. Raises RunError."""
+    """Read the texts of what `draw_samples` drew. Raises RunError."""
     try:
         found = json.loads(read_text(folder / PROMPTS))
     except (OSError, ValueError) as error:

@@ -3,13 +3,17 @@ first, within so many minutes.
 
     python scripts/performance_queue.py --minutes 12
     python scripts/performance_queue.py --minutes 12 --go-on     # rows that are still missing
+    python scripts/performance_queue.py --minutes 12 --anew      # all rows, in the file's place
 
 Stable Diffusion 3.5 Medium, FLUX.1-dev, Qwen-Image and Wan 2.1 1.3B at real size with random
 weights: attention back ends, regional compile without and with CUDA graphs, nf4, whether the
 sampling loop waits for the device, and NCCL's collectives in a group of one process. Each row is a
 process of its own, so that one that is out of memory takes no other along, and the file is written
 after each. A row that has not begun when the time is up is left out and named; one that runs is
-ended then, and at the latest after `--most` minutes.
+ended then, and at the latest after `--most` minutes. A file that is there is refused without
+`--go-on` or `--anew`. With `--go-on` a row is measured again if it failed, or if its figures are of
+another command line or config file, GPU, CUDA, torch, diffusers or commit; uncommitted changes are
+not told from each other.
 
 Writes assets/results/performance-queue.json. Nothing is downloaded. On a CPU, with tiny models in
 the place of the real ones, as tests/cost/test_performance_queue.py does it:
@@ -20,6 +24,7 @@ the place of the real ones, as tests/cost/test_performance_queue.py does it:
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -27,6 +32,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from queue_rows import difference, earlier_rows
 
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import read_text, write_json
@@ -42,9 +49,14 @@ MODELS = {
     "qwen_image": ["qwen_image/flow_grpo_fast", *SMALL],
 }
 COMPILED = ["model.runtime.compile=true"]
-GRAPHS = [*COMPILED, "model.runtime.cuda_graphs=true"]
+# graphs refuse offload, which configs of large models ask for; no encoder or VAE is there to move
+GRAPHS = [*COMPILED, "model.runtime.cuda_graphs=true", "model.runtime.offload=false"]
 NF4 = ["model.runtime.quantize=nf4"]
+NATIVE = ["model.runtime.attention=native"]
 CHECKPOINTING = ["model.runtime.checkpointing=true"]
+ASK = (
+    "import json; from flowrl.core.environment import environment; print(json.dumps(environment()))"
+)
 
 
 class Row(NamedTuple):
@@ -67,7 +79,7 @@ QUEUE = [
     attend("flux", "native", *CHECKPOINTING),
     attend("wan", "native"),
     attend("qwen_image", "native"),
-    Row("sd3 sync check", "sd3", ["model.runtime.attention=native"], ("--sync-check",)),
+    Row("sd3 sync check", "sd3", NATIVE, ("--sync-check",)),
     Row("nccl", "", []),
     attend("flux", "flash", *CHECKPOINTING),
     attend("sd3", "flash"),
@@ -86,81 +98,127 @@ QUEUE = [
     attend("qwen_image", "flash_varlen"),
     Row("qwen_image compiled", "qwen_image", COMPILED),
     Row("qwen_image graphs", "qwen_image", GRAPHS),
-    Row("wan sync check", "wan", ["model.runtime.attention=native"], ("--sync-check",)),
-    Row("flux sync check", "flux", CHECKPOINTING, ("--sync-check",)),
+    Row("wan sync check", "wan", NATIVE, ("--sync-check",)),
+    Row("flux sync check", "flux", [*NATIVE, *CHECKPOINTING], ("--sync-check",)),
 ]
 
 
-def command_of(row: Row, models: dict[str, list[str]], out: Path) -> list[str]:
-    """Return the command line of a row, which writes `out`."""
+def words_of(row: Row, models: dict[str, list[str]]) -> list[str]:
+    """Return what a row gives to its script: config, settings and options; [] for collectives."""
     if not row.model:
-        return [sys.executable, str(HERE / "collectives.py"), "--out", str(out)]
-    measure = [sys.executable, str(HERE / "performance.py"), *models[row.model], *row.settings]
-    return [*measure, *row.options, "--iterations", "1", "--json", str(out)]
+        return []
+    return [*models[row.model], *row.settings, *row.options, "--iterations", "1"]
+
+
+def asked_for(row: Row, models: dict[str, list[str]]) -> dict[str, Any]:
+    """Return what a row's figures depend on beside the machine: its words, and the SHA-256 of a
+    config that is a file of one's own."""
+    config = Path(models[row.model][0]) if row.model else None
+    own = config is not None and config.is_file()
+    digest = hashlib.sha256(config.read_bytes()).hexdigest() if config and own else None
+    return {"settings": row.settings, "words": words_of(row, models), "config_sha256": digest}
+
+
+def last_line(stderr: bytes) -> str:
+    """Return the last line of what a process said, which is why it ended; "" for nothing."""
+    return "".join(stderr.decode(errors="replace").strip().splitlines()[-1:])
 
 
 def run(row: Row, models: dict[str, list[str]], seconds: float) -> dict[str, Any]:
-    """Run a row in a process of its own for at most so long -> its figures, or why there are
-    none."""
+    """Run a row in a process of its own for at most so long -> its figures, and why it failed.
+
+    A row that fails keeps what it had written until then, such as the numbers of a wrong sum.
+    """
     began = time.monotonic()
-    found: dict[str, Any] = {"row": row.name, "settings": row.settings}
+    found: dict[str, Any] = {"row": row.name, **asked_for(row, models)}
+    script = HERE / ("performance.py" if row.model else "collectives.py")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
+        last = ["--json" if row.model else "--out", str(out)]
+        # run it, and note how it ended
+        failed = ""
         try:
             done = subprocess.run(
-                command_of(row, models, out),
+                [sys.executable, str(script), *words_of(row, models), *last],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired:
-            return found | {"failed": f"ended after {seconds:.0f} s", "wall_s": round(seconds, 1)}
+            failed = f"ended after {seconds:.0f} s"
+        else:
+            if done.returncode or not out.is_file():
+                failed = last_line(done.stderr) or f"exit code {done.returncode}"
         found["wall_s"] = round(time.monotonic() - began, 1)
-        if done.returncode == 0 and out.is_file():
-            return found | {"result": json.loads(read_text(out))}
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return found | {"failed": said[-1] if said else f"exit code {done.returncode}"}
+        # keep what there is, however it ended
+        if out.is_file():
+            found["result"] = json.loads(read_text(out))
+    if not failed:
+        return found
+    said = found.get("result", {}).get("said")
+    return found | {"failed": f"{said}; {failed}" if said else failed}
 
 
-def measured(out: Path) -> list[dict[str, Any]]:
-    """Return the rows of an earlier call that have figures. Raises ConfigError for another file."""
-    if not out.is_file():
-        return []
-    try:
-        return [row for row in json.loads(read_text(out))["rows"] if "result" in row]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--go-on: {out}: expected a file that this command wrote: {error!r}; move it away, or "
-            "leave --go-on out"
-        ) from error
+def still_good(
+    kept: list[dict[str, Any]], rows: list[Row], models: dict[str, list[str]]
+) -> set[str]:
+    """Return the names of rows whose earlier figures count, and say of the others why not."""
+    if not kept:
+        return set()
+    # in a process of its own: what asks for the GPU's name opens the device and takes memory of it
+    told = subprocess.run([sys.executable, "-c", ASK], capture_output=True)
+    if told.returncode:
+        raise ConfigError(f"--go-on: where is this? no answer: {last_line(told.stderr)}")
+    here, good = json.loads(told.stdout), set()
+    for row in rows:
+        for one in kept:
+            if one["row"] != row.name:
+                continue
+            if why := difference(one, asked_for(row, models), here):
+                print(f"{row.name}: measured again: {why}", flush=True)
+            else:
+                good.add(row.name)
+    return good
 
 
 def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[str]]) -> int:
-    """Run rows until the time is up, and write the file after each -> how many have figures."""
+    """Run rows until the time is up, and write the file after each -> how many have figures.
+
+    Raises ConfigError for a file that is there, without a word on what becomes of it.
+    """
+    # an earlier row stays until another takes its place
+    if args.out.exists() and not (args.go_on or args.anew):
+        raise ConfigError(
+            f"--out: {args.out} is there: --go-on keeps its rows and measures what is missing, "
+            "--anew measures all rows anew in its place"
+        )
     began = time.monotonic()
-    kept = measured(args.out) if args.go_on else []
-    there = {one["row"] for one in kept}
-    for row in [row for row in rows if row.name not in there]:
+    kept = earlier_rows(args.out) if args.go_on else []
+    done = still_good(kept, rows, models)
+    tried = set(done)
+    # measure what has no figures of what is asked for here
+    for row in [row for row in rows if row.name not in done]:
         left = 60 * args.minutes - (time.monotonic() - began)
         if left <= 0:
             break
         one = run(row, models, min(left, 60 * args.most))
         print(f"{row.name}, {one['wall_s']} s: {one.get('failed', 'measured')}", flush=True)
-        kept.append(one)
-        tried = {one["row"] for one in kept}
+        kept = [*(old for old in kept if old["row"] != row.name), one]
+        tried.add(row.name)
+        done |= set() if "failed" in one else {row.name}
         missing = [row.name for row in rows if row.name not in tried]
         # each row has its own environment; asked for here it would open the device
         write_json(args.out, {"rows": kept, "left_out": missing})
     print(f"\n{table(kept)}\n{args.out}")
-    return sum("result" in one for one in kept)
+    return len(done)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Set the rows beside each other: seconds, images a second, MFU, peak and estimate in GiB."""
     lines = [["row", "rollout, s", "train, s", "images/s", "MFU", "peak", "estimated"]]
     for row in rows:
-        result = row.get("result", {})
-        if "seconds" not in result:
+        result = row.get("result") or {}
+        if "failed" in row or "seconds" not in result:
             what = row.get("failed", result.get("said", ""))
             lines.append([row["row"], what[:60], "", "", "", "", ""])
             continue
@@ -201,7 +259,9 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=12, help="in all (default: %(default)s)")
     parser.add_argument("--most", type=float, default=4, help="of one row (default: %(default)s)")
-    parser.add_argument("--go-on", action="store_true", help="keep what the file has figures of")
+    there = parser.add_mutually_exclusive_group()
+    there.add_argument("--go-on", action="store_true", help="keep what the file has figures of")
+    there.add_argument("--anew", action="store_true", help="measure all rows in the file's place")
     parser.add_argument("--rows", default="", help="those whose names begin so, with commas")
     parser.add_argument(
         "--model", action="append", default=[], help="NAME=CONFIG, another config of a model"
@@ -210,7 +270,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         return 0 if through(args, *chosen(args)) else 1
-    except FlowRLError as error:
+    except (FlowRLError, OSError) as error:
         print(f"performance_queue: {error}", file=sys.stderr)
         return 2
 

@@ -116,7 +116,8 @@ def switches(config: Config, *, training: bool) -> list[str]:
     if "runtime" not in config.model.kwargs:
         return []
     on = config.model.kwargs["runtime"] or {}
-    helps = ["checkpointing", "offload"] if training else ["offload"]
+    helps = ["checkpointing"] if training else []
+    helps += [] if on.get("cuda_graphs") else ["offload"]  # which CUDA graphs refuse
     return [f"model.runtime.{name}" for name in helps if not on.get(name)]
 
 

@@ -30,10 +30,11 @@ RUNTIME = ("checkpointing", "offload")
 def profile_overrides(config: Config, name: str) -> list[str]:
     """Return overrides that make a config for a pipeline of diffusers take less memory.
 
-    Gradient checkpointing, offload, batches of at most the profile's. What is trained stays as it
-    is, but for LoRA on a network that in `model.dtype` takes more than half of the card: its frozen
-    weights become nf4, which is another base. Full tuning is never quantised. Raise ConfigError for
-    an unknown profile or a model without `runtime`, ModelError for a wrong one.
+    Gradient checkpointing, offload unless there are CUDA graphs, batches of at most the profile's.
+    What is trained stays as it is, but for LoRA on a network that in `model.dtype` takes more than
+    half of the card: its frozen weights become nf4, which is another base. Full tuning is never
+    quantised. Raise ConfigError for an unknown profile or a model without `runtime`, ModelError for
+    a wrong one.
     """
     if name not in PROFILES:
         raise ConfigError(f"--profile: expected one of {', '.join(PROFILES)}, got {name!r}")
@@ -44,7 +45,9 @@ def profile_overrides(config: Config, name: str) -> list[str]:
         )
 
     # what takes less and computes the same
-    profile, found = PROFILES[name], [f"model.runtime.{option}=true" for option in RUNTIME]
+    graphs = (kwargs["runtime"] or {}).get("cuda_graphs")
+    options = RUNTIME[:1] if graphs else RUNTIME  # CUDA graphs refuse offload
+    profile, found = PROFILES[name], [f"model.runtime.{option}=true" for option in options]
     now = {
         "model.decode_batch": (kwargs["decode_batch"], profile.decode),
         **{key: (getattr(*_place(config, key)), profile.batch) for key in BATCHES},

@@ -49,9 +49,16 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
         return name
 
     @model_validator(mode="after")
-    def _graphs_of_compiled_blocks(self) -> Self:
+    def _graphs_can_be_replayed(self) -> Self:
         if self.cuda_graphs and not self.compile:
             raise ValueError("cuda_graphs: are of compiled blocks, so it needs compile: true")
+        # offload moves the network to the CPU and back: its weights then lie somewhere else
+        if self.cuda_graphs and self.offload:
+            raise ValueError(
+                "offload: moves the network away from where recorded kernels read its weights, so "
+                "it cannot be on with cuda_graphs: true; leave one out (text_encoders: cpu keeps "
+                "the encoders off the device, too)"
+            )
         return self
 
 

@@ -15,6 +15,7 @@ from scriptkit import script_module
 from tiny import tiny_sd3
 
 from flowrl.config.load import load_config
+from flowrl.core.environment import environment
 
 
 def tiny_config(folder: Path) -> Path:
@@ -63,7 +64,7 @@ def test_rows_are_measured_in_turn_and_one_that_fails_takes_none_along(
     assert script.main() == 0
     assert asked == ["sd3 flash"]
     again = json.loads(out.read_text())["rows"]
-    assert {row["row"] for row in again} == {"sd3 native", "nccl", "sd3 flash"}
+    assert {row["row"] for row in again} == set(rows)  # also the one that was not asked for
 
 
 def test_the_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +101,169 @@ def test_every_row_is_a_config_that_can_be_trained(monkeypatch: pytest.MonkeyPat
     assert {row.model for row in script.QUEUE} == {*script.MODELS, ""}
 
 
+def test_checks_for_waits_are_of_one_attention() -> None:
+    """Models are compared by them: all use torch's own kernels."""
+    rows = [row for row in script_module("performance_queue").QUEUE if row.options]
+    assert [row.model for row in rows] == ["sd3", "wan", "flux"]
+    for row in rows:
+        assert "model.runtime.attention=native" in row.settings
+
+
+HERE = environment()  # of the machine that tests run on, as a row's process finds it
+SUM = {"said": "gloo on cpu: right", "environment": HERE}  # a result of collectives.py
+
+
+def called(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> tuple[int, list[str]]:
+    """Run the queue with rows that are measured at once -> its exit code, and which were."""
+    script, asked = script_module("performance_queue"), []
+
+    def played(row: Any, models: dict[str, list[str]], _: float) -> dict[str, Any]:
+        asked.append(row.name)
+        return {"row": row.name, **script.asked_for(row, models), "wall_s": 1.0, "result": SUM}
+
+    monkeypatch.setattr(script, "run", played)
+    monkeypatch.setattr("sys.argv", ["q", "--out", str(out), *words])
+    return script.main(), asked
+
+
+def test_a_file_is_not_overwritten_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.json"
+    assert called(monkeypatch, out, "--rows", "sd3 native,nccl") == (0, ["sd3 native", "nccl"])
+    before = out.read_text()
+    assert called(monkeypatch, out, "--rows", "nccl") == (2, [])
+    said = capsys.readouterr().err
+    assert f"{out} is there: --go-on keeps" in said and "--anew measures" in said
+    assert out.read_text() == before
+    assert called(monkeypatch, out, "--rows", "nccl", "--anew") == (0, ["nccl"])
+    assert [row["row"] for row in json.loads(out.read_text())["rows"]] == ["nccl"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("gpus", ["H1"], "its figures are of gpus ['H1'], here is "),
+        ("torch", "1.0", "its figures are of torch 1.0, here is "),
+        ("commit", "f00", "its figures are of commit f00, here is "),
+        ("", None, ""),
+    ],
+)
+def test_figures_of_another_place_are_measured_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    value: Any,
+    message: str,
+) -> None:
+    """What was not asked for stays, and so does a row for which there is no time."""
+    out = tmp_path / "a.json"
+    called(monkeypatch, out, "--rows", "sd3 native,nccl")
+    found = json.loads(out.read_text())
+    for row in found["rows"]:
+        row["result"]["environment"] = HERE | ({place: value} if place else {})
+    out.write_text(json.dumps(found))
+    code, asked = called(monkeypatch, out, "--rows", "nccl", "--go-on", "--minutes", "0")
+    assert (code, asked) == (1 if place else 0, [])
+    assert json.loads(out.read_text()) == found
+    capsys.readouterr()
+    assert called(monkeypatch, out, "--rows", "nccl", "--go-on") == (0, ["nccl"] if place else [])
+    said = capsys.readouterr().out
+    assert ("nccl: measured again: " in said) == bool(place) and message in said
+    assert [row["row"] for row in json.loads(out.read_text())["rows"]] == ["sd3 native", "nccl"]
+
+
+def test_figures_of_another_config_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another one, the same with another content, and the same as it was."""
+    out, config = tmp_path / "a.json", tmp_path / "it.yaml"
+    config.write_text("a: 1")
+    words = ["--rows", "sd3 native,nccl"]
+    called(monkeypatch, out, *words)
+    words += ["--go-on", "--model", f"sd3={config}"]
+    for content, asked in (("a: 1", ["sd3 native"]), ("a: 2", ["sd3 native"]), ("a: 2", [])):
+        config.write_text(content)
+        assert called(monkeypatch, out, *words) == (0, asked)
+    said = capsys.readouterr().out
+    assert "sd3 native: measured again: its words were ['sd3/flow_grpo_fast', " in said
+    assert "sd3 native: measured again: its config_sha256 were " in said
+
+
+def test_a_wrong_sum_keeps_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """collectives.py writes what it found, and ends with 1; it is tried again."""
+    script, out = script_module("performance_queue"), tmp_path / "a.json"
+    found = SUM | {"right": False, "said": "gloo on cpu: WRONG", "all_reduce_s": [0.5]}
+    whole = subprocess.run
+
+    def wrong(words: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+        if "--out" not in words:  # where the environment is asked for
+            return whole(words, **how)
+        Path(words[words.index("--out") + 1]).write_text(json.dumps(found))
+        return subprocess.CompletedProcess(words, 1, b"", b"")
+
+    monkeypatch.setattr(script.subprocess, "run", wrong)
+    monkeypatch.setattr("sys.argv", ["q", "--out", str(out), "--rows", "nccl"])
+    assert script.main() == 1
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["failed"] == "gloo on cpu: WRONG; exit code 1" and row["result"] == found
+    assert called(monkeypatch, out, "--rows", "nccl", "--go-on") == (0, ["nccl"])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert "failed" not in row
+
+
+FIGURES = {
+    "seconds": {"rollout": 1, "train": 2},
+    "images_per_s": 1,
+    "mfu": None,
+    "memory": {"rollout": {"measured": 5, "estimate": None}},
+    "environment": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[]", "all of it"),
+        ("{", "all of it"),
+        ("[" * 100_000, "all of it"),
+        ('{"rows": [{"result": {}}]}', "rows.0.row"),
+        ('{"rows": [{"row": 3}]}', "rows.0.row"),
+        ('{"rows": [{"row": "a", "result": {"said": 3, "environment": {}}}]}', "result.said"),
+        ({"mfu": ...}, "rows.0.result.mfu"),
+        ({"memory": {"train": {"measured": "5"}}}, "rows.0.result.memory.train.measured"),
+        ({"seconds": {"rollout": 1}}, "rows.0.result.seconds.train"),
+        ({"images_per_s": float("nan")}, "rows.0.result.images_per_s"),
+        ({"environment": 3}, "rows.0.result.environment"),
+    ],
+)
+def test_files_of_another_kind_are_one_message(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: Any,
+    key: str,
+) -> None:
+    """By what is changed in a whole row; `...` is left out."""
+    out = tmp_path / "a.json"
+    if isinstance(text, dict):
+        changed = FIGURES | text
+        result = {name: value for name, value in changed.items() if value is not ...}
+        text = json.dumps({"rows": [{"row": "sd3 native", "result": result}]})
+    out.write_text(text)
+    assert called(monkeypatch, out, "--rows", "nccl", "--go-on") == (2, [])
+    said = capsys.readouterr().err
+    assert f"--go-on: {out}: " in said and f"{key}: expected a file that this command wro" in said
+    assert "--anew" in said and len(said.splitlines()) == 1 and out.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--rows", "sdxl"], "--rows: no row begins with 'sdxl'; there are sd3 native, flux"),
         (["--model", "sdxl=a.yaml"], "--model: expected sd3|flux|wan|qwen_image=CONFIG, got"),
-        (["--go-on"], "expected a file that this command wrote"),
+        (["--rows", "nccl", "--out", "/"], "--out: / is there: --go-on keeps its rows"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -115,9 +273,7 @@ def test_mistakes_are_one_line(
     words: list[str],
     message: str,
 ) -> None:
-    out = tmp_path / "a.json"
-    out.write_text("[]")
-    monkeypatch.setattr("sys.argv", ["q", *words, "--out", str(out)])
+    monkeypatch.setattr("sys.argv", ["q", "--out", str(tmp_path / "a.json"), *words])
     assert script_module("performance_queue").main() == 2
     said = capsys.readouterr().err
     assert message in said and len(said.splitlines()) == 1

@@ -14,6 +14,7 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost import profiles
 from flowrl.cost.estimate import ENCODERS_ALONE
+from flowrl.cost.fit_card import switches
 from flowrl.cost.profiles import profile_overrides
 
 LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
@@ -54,6 +55,16 @@ def test_what_is_given_stands_above_the_profile() -> None:
     assert (runtime["quantize"], runtime["offload"]) == ("int8", True)
     assert (found.train.micro_batch, found.train.rollout_batch, found.eval.batch) == (3, 2, 2)
     assert load_fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
+
+
+def test_offload_is_not_asked_for_beside_cuda_graphs() -> None:
+    """The pair is refused: neither a profile nor what is said to an estimate may lead there."""
+    given = ["model.runtime.compile=true", "model.runtime.cuda_graphs=true"]
+    runtime = load_fitted("flux/flow_grpo_fast", given, [], "24gb").model.kwargs["runtime"]
+    assert runtime["checkpointing"] is True and "offload" not in runtime
+    graphs = load_config("flux/flow_grpo_fast", given)
+    assert switches(graphs, training=True) == ["model.runtime.checkpointing"]
+    assert switches(graphs, training=False) == []
 
 
 @pytest.mark.parametrize(

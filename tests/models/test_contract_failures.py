@@ -62,6 +62,10 @@ RUNTIME: list[tuple[dict[str, Any], str]] = [
     ({"offload": None}, "runtime.offload: expected true or false, got None"),
     ({"quantize": "int4"}, "runtime.quantize: expected 'none', 'nf4' or 'int8', got 'int4'"),
     ({"cuda_graphs": True}, "runtime: cuda_graphs: .* needs compile: true"),
+    (
+        {"compile": True, "cuda_graphs": True, "offload": True},
+        "runtime: offload: moves the network .* cannot be on with cuda_graphs: true; leave one out",
+    ),
     ({"cache": ""}, "runtime.cache: expected a text that is not empty, got ''"),
     ({"attention": "flashh"}, "runtime.attention: unknown back end 'flashh'; did you mean 'flash'"),
     ({"attention": "flash_hub"}, "runtime.attention: 'flash_hub' fetches code .* never does"),

@@ -62,8 +62,10 @@ def told(result: dict[str, Any]) -> str:
     if work.get("updates", 1) > 1:
         parts.append(f"{work['updates']} optimizer steps")
     parts.append(f"{work['batch']} sample{'s' * (work['batch'] > 1)} in a network call")
+    changed = " with uncommitted changes" if result["commit"].endswith("-dirty") else ""
     text = (
-        f"`{result['trainer']}` at {result['commit'][:8]} on {work['model']}: {', '.join(parts)}, "
+        f"`{result['trainer']}` at {result['commit'][:8]}{changed} on {work['model']}: "
+        f"{', '.join(parts)}, "
         f"{work['dtype']}; "
         f"{result['rounds']} round{'s' * (result['rounds'] > 1)}, the {result['clock']}'s seconds."
     )

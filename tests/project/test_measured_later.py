@@ -228,6 +228,18 @@ def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
     assert f"and the same loss gain {mean} points ({low} to {high}), three seeds" in spo
 
 
+def test_draft_lv_shows_nothing_with_twice_the_budget() -> None:
+    result, page = read("draft-lv"), " ".join(PAGES["docs/compare.md"].split())
+    (entry,) = result["configs"]
+    mean, low, high = map(points, entry["summary"]["nfe"]["gain"])
+    assert f"and five seeds: {mean} points ({low} to {high})" in page and float(low) < 0
+    (first,) = (c for c in read("gradients")["configs"] if c["name"] == "shapes-draft-lv")
+    assert first["summary"]["seconds"]["gain"][1] > 0 and len(first["seeds"]) == 3
+    assert result["budgets"]["nfe"] == 2 * read("gradients")["budgets"]["nfe"]
+    assert result["base"]["score"] == read("dense")["base"]["score"]
+    assert len(entry["seeds"]) == 5
+
+
 def test_a_noise_of_its_own_shows_nothing_yet() -> None:
     result, page = read("own-noise"), " ".join(PAGES["docs/compare.md"].split())
     gains = {entry["name"]: entry["summary"]["nfe"]["gain"] for entry in result["configs"]}

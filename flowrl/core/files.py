@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -112,6 +113,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_text` does. Raises RunError."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def is_finite_number(value: Any) -> bool:
+    """Say whether what was read from JSON is a number, no switch, that float64 holds."""
+    if type(value) not in (int, float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float64
+        return False
 
 
 def delete(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.values import show
 from flowrl.core.errors import CheckpointError
+from flowrl.core.files import is_finite_number
 from flowrl.training.monitor_memory import checked_memory
 
 MOST_ITERATIONS = 2**31  # no config trains for longer
@@ -65,7 +65,7 @@ def _check_optimizer(found: Any, file: Path, key: str) -> None:
     _need(isinstance(groups, list), file, f"{key}.groups", "a list of objects", groups)
     # what they hold
     for name, value in scalars.items():
-        known = isinstance(value, bool) or _is_number(value)
+        known = isinstance(value, bool) or is_finite_number(value)
         _need(known, file, f"{key}.scalars.{name}", "a finite number or a switch", value)
     for place, group in enumerate(groups):
         where = f"{key}.groups[{place}]"
@@ -82,16 +82,7 @@ def _is_setting(value: Any) -> bool:
     numbers are finite."""
     if isinstance(value, list):
         return all(map(_is_setting, value))
-    return value is None or isinstance(value, bool | str) or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    if type(value) not in (int, float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
-        return False
+    return value is None or isinstance(value, bool | str) or is_finite_number(value)
 
 
 def _need(good: bool, file: Path, key: str, expected: str, found: Any) -> None:

@@ -164,16 +164,21 @@ class Full:
         return self.clone(tensor)
 
 
+def two_sets(params: Params) -> tuple[Weights, dict[str, Tensor], dict[str, Tensor]]:
+    """Return weights with a snapshot ref that exchanges values, its values, and the current."""
+    weights = Weights(params, stay=True)
+    weights.snapshot("ref")
+    first = values(params)
+    move(params, 1.0)
+    return weights, first, values(params)
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_an_exchange_that_fails_is_undone(
     params: Params, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """At the first or the second tensor: both sets of weights are whole afterwards."""
-    weights = Weights(params, stay=True)
-    weights.snapshot("ref")
-    first = values(params)
-    move(params, 1.0)
-    last = values(params)
+    weights, first, last = two_sets(params)
     full = Full(at, RuntimeError, always=False)
     monkeypatch.setattr(Tensor, "clone", lambda tensor: full(tensor))
     with pytest.raises(RuntimeError, match="full"), weights.using("ref"):
@@ -186,11 +191,7 @@ def test_without_memory_an_exchange_goes_by_the_host(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way back must not fail for want of memory: each clone does, from the second on."""
-    weights = Weights(params, stay=True)
-    weights.snapshot("ref")
-    first = values(params)
-    move(params, 1.0)
-    last = values(params)
+    weights, first, last = two_sets(params)
     full = Full(2, torch.OutOfMemoryError, always=True)
     monkeypatch.setattr(Tensor, "clone", lambda tensor: full(tensor))
     with weights.using("ref"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flowrl.config.values import show
+from flowrl.core.files import is_finite_number
 from flowrl.runs.compare.outcomes import unpacked
 
 
@@ -84,16 +85,6 @@ def _said(where: str, words: str, value: Any) -> str:
     return f"{where or 'the file'}: expected {words}, got {show(value)}"
 
 
-def _number(value: Any) -> bool:
-    """Say whether a value is a finite number."""
-    if type(value) not in (int, float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
-        return False
-
-
 def _outcomes(value: Any) -> bool:
     """Say whether a text holds one finite number or more for each prompt."""
     try:
@@ -105,9 +96,9 @@ def _outcomes(value: Any) -> bool:
 
 WHOLE = Kind("a whole number", lambda value: type(value) is int)
 COUNT = Kind("a whole number from 0 on", lambda value: type(value) is int and value >= 0)
-NUMBER = Kind("a finite number", _number)
-AMOUNT = Kind("a finite number from 0 on", lambda value: _number(value) and value >= 0)
-POSITIVE = Kind("a finite number above 0", lambda value: _number(value) and value > 0)
+NUMBER = Kind("a finite number", is_finite_number)
+AMOUNT = Kind("a finite number from 0 on", lambda value: is_finite_number(value) and value >= 0)
+POSITIVE = Kind("a finite number above 0", lambda value: is_finite_number(value) and value > 0)
 METRIC = Kind("a number", lambda value: type(value) in (int, float))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))

@@ -242,4 +242,16 @@ def test_figures_are_drawn(configs: list[dict[str, Any]], tmp_path: Path) -> Non
     curve = panels[0].lines[-1]  # drawn last: the config's own
     points = mean_curve(r["configs"][0], BASE, "nfe")
     assert np.allclose(curve.get_ydata(), [100 * p.mean for p in points])
-    assert len(figures[3].axes) == 3 * len(configs)
+    some = any(c["seeds"] for c in configs)
+    assert len(figures[3].axes) == (3 if some else 1) * len(configs)
+
+
+def test_a_metric_that_no_run_has_is_no_column() -> None:
+    """A loss without a ratio, such as SPO's, and the two other metrics."""
+    r = result(config("a", [0.4, 0.6]), config("b", [0.5]))
+    for entry in r["configs"]:
+        for run in entry["seeds"]:
+            rows = run["trajectory"]
+            rows["ratio_std"] = [None] * len(rows["nfe"])
+    titles = [axes.get_title("left") for axes in training_figure(r).axes]
+    assert [title for title in titles if title] == ["Training reward", "Diversity within a prompt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -192,19 +193,21 @@ def _curve_legend(figure: Figure, result: Result, x: str) -> None:
 @styled
 def training_figure(result: Result) -> Figure:
     """Draw reward, ratio spread and diversity over network evaluations: a row per config, over all
-    the others."""
+    the others. What no run has, as losses without a ratio, has no column."""
     configs, name = result["configs"], names(result)
+    shown = [key for key in TRACES if _has(configs, key)] or ["reward"]
     note = (
         "blue: the seeds of this config; grey: those of the others; at most 50 points a run, each "
         "a mean\n"
-        "rewards: of all images that a method scores, previews and baselines too; with one "
-        "update the ratio is 1"
+        "rewards: of all images that a method scores, previews and baselines too"
     )
+    if "ratio_std" in shown:
+        note += "; with one update the ratio is 1"
     figure = new_figure(9.4, 1.62 + 0.92 * len(configs), "Training", note)
     grid = cells(
         figure,
         len(configs),
-        3,
+        len(shown),
         left=margin(result, 8.5) + 0.4,
         top=1.12,
         bottom=0.5,
@@ -212,7 +215,8 @@ def training_figure(result: Result) -> Figure:
         wspace=0.2,
     )
     # a column for each metric, a row for each config
-    for column, (key, (title, log)) in enumerate(TRACES.items()):
+    for column, key in enumerate(shown):
+        title, log = TRACES[key]
         traces = {}
         for config in configs:
             traces[config["name"]] = [_trace(run, key) for run in config["seeds"]]
@@ -236,6 +240,12 @@ def training_figure(result: Result) -> Figure:
                 )
     figure.supxlabel(axis(result, "nfe"), fontsize=9, color=QUIET, y=0.13 / figure.get_figheight())
     return figure
+
+
+def _has(configs: Sequence[Result], key: str) -> bool:
+    """Say whether a run of the configs has a value of a metric."""
+    lines = (_trace(run, key)[1] for config in configs for run in config["seeds"])
+    return any(np.isfinite(line).any() for line in lines)
 
 
 def _trace(run: Result, key: str) -> Line:

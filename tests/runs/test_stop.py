@@ -24,12 +24,18 @@ def heard_by(stop: StopSignal) -> None:
 def test_every_signal_that_ends_a_job_is_heard_at_once(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    found = signal.getsignal(number)
+    if found is signal.SIG_IGN:  # nohup may have started these tests
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
-    with StopSignal() as stop:
-        os.kill(os.getpid(), number)
-        heard_by(stop)
-    assert "stopping after this iteration, with a checkpoint" in capfd.readouterr().err
-    assert signal.getsignal(number) is before
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), number)
+            heard_by(stop)
+        assert "stopping after this iteration, with a checkpoint" in capfd.readouterr().err
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, found)
 
 
 def test_what_is_ignored_stays_ignored() -> None:

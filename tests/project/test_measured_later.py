@@ -223,6 +223,11 @@ def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
         assert result["base"]["score"] == base["score"] and result["budgets"]["nfe"] == 240_000
         assert ends["nfe"]["mean"] < min(shares.values())
         assert points(ends["nfe"]["tasks"]["single_object"]["mean"]) == "93.8"
+    # what the quickstart's method reaches with about as many
+    awm = load_config("shapes/awm")
+    assert 0.9 < awm.train.iterations * check_plan(awm).calls / 240_000 < 1.2
+    rl = json.loads((ROOT / "assets/results/demonstration.json").read_text("utf-8"))["rl"]
+    assert f"evaluations of `shapes/awm` end at {points(rl['mean'])} % (five seeds" in page
     mean, low, high = map(points, ends["nfe"]["gain"])
     spo = " ".join(PAGES["docs/methods/spo.md"].split())
     assert f"and the same loss gain {mean} points ({low} to {high}), three seeds" in spo

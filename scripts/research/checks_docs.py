@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets/results/trained-checks.json", ROOT / "docs" / "shapes.md"
 LISTS = {"hard": "harder tier, test list", "out of distribution": "out of distribution"}
 TASKS = {
-    "same_class": "two of one class",
+    "same_class": "two of one class in a relation",
+    "same_class_pair": "two of one class",
+    "one_colored": "two objects, one with a colour",
     "three_kinds": "three kinds of objects",
     "group_position": "a group in a relation",
     "five_six": "five and six objects",

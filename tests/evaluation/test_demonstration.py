@@ -8,11 +8,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from circlekit import CIRCLE, Painter, circles
 from PIL import Image
 from scriptkit import module_of
 
 from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.prompts import Record, all_records, entry, make_record
 
 Modules = tuple[ModuleType, ModuleType]
@@ -24,15 +26,33 @@ def modules() -> Modules:
     return module_of("demonstration", names[0]), module_of("demonstration", names[1])
 
 
-def test_what_images_of_a_prompt_leave_alike(modules: Modules) -> None:
+def test_what_images_of_a_prompt_leave_alike() -> None:
+    variety = module_of("demonstration", "variety")
     # by hand: places 12 pixels left and right of the mean; two colours as often: entropy log 2
     images = circles((0, 20, 32), (2, 44, 32), (0, 20, 32), (2, 44, 32))
-    (row,) = modules[0].spread(images, [CIRCLE] * 4, [0] * 4)
-    assert row["places"] == pytest.approx(12, abs=0.2) and row["colors"] == pytest.approx(2)
+    found = variety.spread(images)
+    assert found["places"] == pytest.approx(12, abs=0.2) and found["colors"] == pytest.approx(2)
+    # a grey circle has no colour of the palette, and counts as none
+    grey = images[:1].clone()
+    grey[:, :, 26:39, 14:27] = grey[:, :, 26:39, 14:27].mean(1, keepdim=True)
+    assert detect(grey).color[0, 0] == -1
+    assert variety.spread(torch.cat([images, grey])) == found
+    assert variety.spread(images[:1]) == {}
     red = make_record("colors", [entry("circle", color="red")], "a red circle", False)
-    (row,) = modules[0].spread(images[::2], [red] * 2, [5] * 2)
-    assert row["places"] == pytest.approx(0, abs=0.1) and "colors" not in row  # it is asked for
-    assert modules[0].spread(images[:1], [CIRCLE], [0]) == []
+    assert variety.leaves_open(CIRCLE) and not variety.leaves_open(red)
+    # the mean over prompts that have a figure
+    assert variety.mean_spread([found, {}, {**found, "colors": 4.0}])["colors"] == pytest.approx(3)
+
+
+def test_which_share_of_the_variety_is_kept() -> None:
+    """Two seeds that keep 80 and 90 %: 85 %, and by hand t(.975, 1) = 12.706 times 5 points."""
+    variety = module_of("demonstration", "variety")
+    base = {"places": 10.0, "colors": 4.0}
+    runs = [{"places": 8.0, "colors": 3.2}, {"places": 9.0, "colors": 3.6}]
+    for one in variety.kept(runs, base).values():
+        assert one["mean"] == pytest.approx(0.85) and one["seeds"] == pytest.approx([0.8, 0.9])
+        assert one["interval"] == pytest.approx([0.85 - 0.6353, 0.85 + 0.6353], abs=1e-4)
+    assert variety.kept(runs[:1], base)["colors"]["interval"] == [None, None]
 
 
 @pytest.mark.parametrize(("best_of", "guidance", "calls"), [(1, 1.0, 2), (1, 2.0, 4), (3, 1.0, 6)])
@@ -49,6 +69,10 @@ def test_a_setting_by_hand(
     setting = modules[0].Setting("", prompts, guidance, 2, per_task=6, seed=0, best_of=best_of)
     found = modules[0]._measured(Painter(), setting)
     assert found["images"] == 6 and found["network_calls"] == calls
+    assert found["diversity"] == {}
+    # variety of as many further images, also of the best ones
+    more = modules[0]._measured(Painter(), setting._replace(open_images=6))
+    assert more["outcomes"] == found["outcomes"] and more["diversity"]["colors"] >= 1
     assert sum(found["outcomes"][0]) == (4 if best_of == 1 else 6)
     again = {**found, "setting": setting._asdict(), "word_order": {}}
     assert modules[0].rates([again, again]).tolist() == [[found["outcomes"][0].count(1) / 6]] * 2

@@ -7,7 +7,8 @@ Guidance and steps of the base model, and of the first run, are searched on the 
 Then on the test prompts: the base, the base with its best guidance, the best of eight of its images
 by the reward, the runs, and the runs with their best guidance. Each has a mean over tasks, an
 interval over training seeds and prompts (`flowrl/evaluation/crossed_errors.py`), both per task, its
-cost per image, word order and diversity. All start from the same noise.
+cost per image, word order and diversity: how much images of the open prompts differ, and which
+share of that runs keep. All start from the same noise.
 
 Measurements are kept in `--work`; the same command goes on where it stopped. Writes
 demonstration.json, the figure and the chart. Processor seconds are those of this machine.
@@ -25,6 +26,7 @@ import torch
 from demonstration_chart import draw_chart
 from demonstration_figure import draw_figure
 from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
+from variety import kept
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
@@ -70,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--step-counts", type=int, nargs="+", default=[10, 20])
     # sizes and seeds
     add("--per-task", type=int, default=144, help="test images of each task, at least")
+    add("--open-images", type=int, default=128, help="of each prompt that leaves colours open")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
     add("--seed", type=int, default=260_014, help="of the test noise")
     add("--search-seed", type=int, default=260_002, help="of the validation noise")
@@ -114,6 +117,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
                 per_task=args.per_task,
                 seed=args.seed,
                 reward=args.reward,
+                open_images=args.open_images,
                 **options,
             )
             found[name].append(bench.measure(f"{name}-{i}", setting))
@@ -127,6 +131,8 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         for run in ("rl", "rl_best_guidance"):
             gains = rates(found[run]) - rates(found[name])
             result[f"{run}_minus_{name}"] = crossed(gains, found[run][0]["tags"])
+    spreads = {name: [one["diversity"] for one in some] for name, some in found.items()}
+    result["diversity_kept"] = {name: kept(spreads[name], spreads["base"][0]) for name in wanted}
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     return result

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from variety import OPEN_NOISE, leaves_open, mean_spread, spread
 
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
@@ -20,7 +21,6 @@ from flowrl.core.types import FlowModel
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
-from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.prompts import Record
 from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 from flowrl.runs.target import open_target
@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     seed: int  # of the initial noise
     best_of: int = 1  # images that the reward chooses one of
     reward: str = "graded"  # which choice of the reward
+    open_images: int = 0  # images of each prompt that leaves colour and place open, for variety
 
 
 class Bench:
@@ -106,7 +107,6 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
     # each task has about as many images, whatever the number of its prompts
     hits: list[list[float]] = [[] for _ in records]
     order: dict[str, list[int]] = {}
-    open_ended: list[dict[str, float]] = []
     seconds, made = 0.0, 0
     for number, (task, rows) in enumerate(by_task(records).items()):
         mine, each = [records[i] for i in rows], math.ceil(setting.per_task / len(rows))
@@ -124,7 +124,6 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
         made += len(images)
         if task in ORDER_TASKS:
             order[task] = list(word_order(images, asked, task))
-        open_ended += spread(images, asked, index)
     calls = setting.steps * setting.best_of * (1 if setting.guidance == 1 else 2)
     return {
         "tags": [record["tag"] for record in records],
@@ -133,8 +132,22 @@ def _measured(model: FlowModel, setting: Setting) -> dict[str, Any]:
         "network_calls": calls,
         "processor_seconds": seconds / made,
         "word_order": order,
-        "diversity": {key: _mean(_column(open_ended, key)) for key in OPEN},
+        "diversity": _variety(model, records, setting),
     }
+
+
+def _variety(model: FlowModel, records: Sequence[Record], setting: Setting) -> dict[str, float]:
+    """Measure how much images of the open prompts differ, from noise of their own; {} where none is
+    asked for."""
+    mine = [record for record in records if leaves_open(record)]
+    if not mine or not setting.open_images:
+        return {}
+    count = setting.open_images * setting.best_of
+    parts: list[list[Tensor]] = [[] for _ in mine]
+    for some, pixels in images_of(model, mine, setting, count, OPEN_NOISE):
+        for place in _best(pixels, [mine[i] for i in some], setting):
+            parts[some[place]].append(pixels[place])
+    return mean_spread([spread(torch.stack(images)) for images in parts])
 
 
 def _best(images: Tensor, records: Sequence[Record], setting: Setting) -> list[int]:
@@ -145,41 +158,6 @@ def _best(images: Tensor, records: Sequence[Record], setting: Setting) -> list[i
     reward = getattr(verdict, setting.reward).unflatten(0, (-1, setting.best_of))
     first = torch.arange(len(reward)) * setting.best_of
     return (first + reward.argmax(1)).tolist()
-
-
-OPEN = ("places", "colors")
-"""What the prompts of single shapes leave open: where the shape is, and which colour it has."""
-
-
-def spread(
-    images: Tensor, records: Sequence[Record], index: Sequence[int]
-) -> list[dict[str, float]]:
-    """Measure, per prompt of one object, how much images that show it alone differ in what is open.
-
-    places: root mean square distance of the object from the mean place, in pixels. colors: the
-    exponential of the entropy of the colours, the number of colours if all were as frequent.
-    """
-    found, out = detect(images), []
-    for i in dict.fromkeys(index):
-        rows = [k for k, other in enumerate(index) if other == i and found.number[k] == 1]
-        include = records[index.index(i)]["include"]
-        if len(include) > 1 or include[0]["count"] > 1 or len(rows) < 2:
-            continue
-        center = found.center[rows, 0]
-        row = {"places": float(np.sqrt(((center - center.mean(0)) ** 2).sum(1).mean()))}
-        if "color" not in include[0]:
-            share = np.unique(found.color[rows, 0], return_counts=True)[1] / len(rows)
-            row["colors"] = float(np.exp(-(share * np.log(share)).sum()))
-        out.append(row)
-    return out
-
-
-def _column(rows: Sequence[Mapping[str, float]], key: str) -> list[float]:
-    return [row[key] for row in rows if key in row]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def rates(found: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -212,10 +190,7 @@ def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
             "processor_seconds": sum(one["processor_seconds"] for one in found) / len(found),
         },
         "word_order": named,
-        "diversity": {
-            key: _mean([one["diversity"][key] for one in found if one["diversity"][key]])
-            for key in OPEN
-        },
+        "diversity": mean_spread([one["diversity"] for one in found]),
         **more,
     }
 

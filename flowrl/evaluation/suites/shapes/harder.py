@@ -3,9 +3,9 @@
 All are made of words that the benchmark's own prompts have, so that a model with their vocabulary
 can read them. There is no word for five: five objects are "three circles and two squares".
 
-Four tasks are harder than the benchmark's: three kinds of objects, a group in a relation, five and
-six objects, and two objects of one class that only their colours tell apart. None asks for a
-coloured shape that is held out.
+Six tasks are harder than the benchmark's: three kinds of objects, a group in a relation, five and
+six objects, two objects of one class that only their colours tell apart, with and without a
+relation, and a pair of which one has a colour. None asks for a coloured shape that is held out.
 
 Three kinds of prompts are out of distribution: `phrasing`, known scenes in words that no other
 prompt uses; `combination`, held-out coloured shapes where the benchmark does not ask for them; and
@@ -26,7 +26,14 @@ from flowrl.evaluation.suites.shapes.prompts import (
 )
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
-HARD_TASKS = ("three_kinds", "group_position", "five_six", "same_class")
+HARD_TASKS = (
+    "three_kinds",
+    "group_position",
+    "five_six",
+    "same_class",
+    "same_class_pair",
+    "one_colored",
+)
 _FREE = [pair for pair in itertools.product(CLASSES, COLORS) if pair not in HELD_COLORED]
 _PHRASINGS = {
     "single_object": "an image of one {0}",
@@ -41,7 +48,14 @@ _PHRASINGS = {
 
 def hard_records() -> dict[str, list[Record]]:
     """Every harder prompt by task."""
-    makers = (_three_kinds, _group_position, _five_six, _same_class)
+    makers = (
+        _three_kinds,
+        _group_position,
+        _five_six,
+        _same_class,
+        _same_class_pair,
+        _one_colored,
+    )
     return {task: maker() for task, maker in zip(HARD_TASKS, makers, strict=True)}
 
 
@@ -96,6 +110,30 @@ def _same_class() -> list[Record]:
             include = [entry(a, color=second), entry(a, color=first, position=(relation, 0))]
             text = f"a {first} {a} {relation} a {second} {a}"
             out.append(make_record("same_class", include, text, False))
+    return out
+
+
+def _same_class_pair() -> list[Record]:
+    """Two objects of one class, told apart by their colours alone."""
+    out = []
+    for (a, first), (b, second) in itertools.permutations(_FREE, 2):
+        if a == b:
+            include = [entry(a, color=first), entry(a, color=second)]
+            text = f"a {first} {a} and a {second} {a}"
+            out.append(make_record("same_class_pair", include, text, False))
+    return out
+
+
+def _one_colored() -> list[Record]:
+    """Two objects, one with a colour, in either order; the other may have any."""
+    out = []
+    for (a, color), b in itertools.product(_FREE, CLASSES):
+        if a != b:
+            colored, plain = entry(a, color=color), entry(b)
+            said = _many(a, 1, color), _many(b, 1)
+            out.append(make_record("one_colored", [colored, plain], " and ".join(said), False))
+            said = said[::-1]
+            out.append(make_record("one_colored", [plain, colored], " and ".join(said), False))
     return out
 
 

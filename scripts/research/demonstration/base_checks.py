@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from demonstration_measure import Bench, Setting, by_task, images_of, rates
+from demonstration_measure import Bench, Setting, by_task, crossed_shares, images_of
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge_detections
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
@@ -87,7 +86,7 @@ def row_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     setting = found[0]["setting"]
     about = {key: setting[key] for key in ("guidance", "steps", "best_of", "prompts")}
     images = sum(one["images"] for one in found)
-    return {**crossed(rates(found), found[0]["tags"]), "images": images, **about}
+    return {**crossed_shares(found), "images": images, **about}
 
 
 def kept_looks(bench: Bench, target: str, least: int, name: str) -> dict[str, Any]:

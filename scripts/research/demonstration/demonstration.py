@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demonstration_chart import draw_chart
+from demonstration_chart import curves, draw_chart
 from demonstration_figure import draw_figure
 from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
 from variety import kept
 
 from flowrl.cli.options import quiet_libraries
+from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.compare.outcomes import packed
 
 LISTS = "assets/shapes"
 
@@ -50,7 +52,7 @@ def main() -> None:
     args.figures.mkdir(parents=True, exist_ok=True)
     draw_figure(bench, result, args, args.figures / f"{args.out.stem}.png")
     chart = args.figures / f"{args.out.stem}-minutes.png"
-    draw_chart(args.runs, result, chart, args.seconds_per_iteration)
+    draw_chart(result["curves"], chart)
     print(summary(result))
 
 
@@ -69,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     # what is searched on validation prompts before the test list is touched
     add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0])
     add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
-    add("--step-counts", type=int, nargs="+", default=[10, 20])
+    add("--step-counts", type=int, nargs="+", default=[10, 20, 40])
     # sizes and seeds
     add("--per-task", type=int, default=144, help="test images of each task, at least")
     add("--open-images", type=int, default=128, help="of each prompt that leaves colours open")
@@ -84,11 +86,6 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("assets/results/demonstration.json"))
     add("--figures", type=Path, default=Path("assets/figures"))
     add("--threads", type=int, default=1)
-    add(
-        "--seconds-per-iteration",
-        type=float,
-        help="of an idle machine (flowrl bench), if the runs shared theirs; the axis of the chart",
-    )
     return made
 
 
@@ -127,6 +124,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     for name, some in found.items():
         result[name] = entry(some, command=command)
         result[name]["combinations"] = combinations(some)
+        result[name]["outcomes"] = [packed(one["outcomes"]) for one in some]
     for name in ("base", "base_best_guidance", f"base_best_of_{BEST_OF}"):
         for run in ("rl", "rl_best_guidance"):
             gains = rates(found[run]) - rates(found[name])
@@ -135,7 +133,9 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     result["diversity_kept"] = {name: kept(spreads[name], spreads["base"][0]) for name in wanted}
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
-    return result
+    # what the runs reached on their way
+    result["curves"] = curves(bench, [Path(run) for run in args.runs], args.base, best)
+    return {**result, "environment": environment()}
 
 
 def combinations(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

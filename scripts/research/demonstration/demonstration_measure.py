@@ -169,6 +169,15 @@ def _shares(outcomes: Sequence[Sequence[float]]) -> list[float]:
     return [sum(some) / len(some) for some in outcomes]
 
 
+def crossed_shares(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mean, interval and tasks of measurements of one setting, one per training seed, as
+    `crossed` does; what an interval has below 0 or above 1 is cut off."""
+    whole = crossed(rates(found), found[0]["tags"])
+    for one in (whole, *whole["tasks"].values()):
+        one["interval"] = [b if b is None else min(1.0, max(0.0, b)) for b in one["interval"]]
+    return whole
+
+
 def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     """Put the measurements of one setting, one per training seed, together."""
     first = found[0]
@@ -179,7 +188,7 @@ def entry(found: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         named[task] = dict(zip(ORDERS, map(int, orders), strict=True))
     return {
         # outcomes are crossed, seeds x prompts, so the interval has both kinds of chance
-        **crossed(rates(found), first["tags"]),
+        **crossed_shares(found),
         "seeds": len(found),
         "images": sum(one["images"] for one in found),
         "guidance": first["setting"]["guidance"],

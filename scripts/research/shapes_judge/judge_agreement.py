@@ -12,6 +12,8 @@ result file has, for each target: images, the share on which both agree with its
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from judge_network import WEIGHTS, Judge, is_right, load_judge, things_on
 
 from flowrl.cli.options import quiet_libraries
+from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
@@ -45,7 +48,13 @@ def main() -> None:
         found[name] = agreement(judge, target.model, records, args.images, args.steps, args.seed)
     settings = {key: getattr(args, key) for key in ("prompts", "images", "steps", "guidance")}
     settings["seed"] = args.seed
-    result = {"kind": "flowrl judge agreement", "settings": settings, "targets": found}
+    result = {
+        "kind": "flowrl judge agreement",
+        "command": shlex.join(["python", *sys.argv]),
+        "settings": settings,
+        "targets": found,
+        "environment": environment(),
+    }
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(args.out, result)
@@ -63,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--images", type=int, default=8, help="per prompt")
     made.add_argument("--steps", type=int, default=10)
     made.add_argument("--guidance", type=float, default=1.0)
-    made.add_argument("--seed", type=int, default=260_003)
+    made.add_argument("--seed", type=int, default=260_024)
     made.add_argument("--config", default="shapes/flow_grpo", help="settings of a model folder")
     made.add_argument("--set", nargs="*", default=[], help="overrides of the config")
     made.add_argument("--out", type=Path, help="the result file")

@@ -22,6 +22,7 @@ PARTS = (
     "verified",
     "methods",
     "measured",
+    "alone_docs",
     "factorial_docs",
     "bench_plans",
     "side_by_side_docs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from alonekit import alone, base_row
+from alonekit import alone
 from docskit import PAGES, ROOT
 from scriptkit import script_module
 
@@ -69,7 +69,6 @@ def test_what_costs_no_training_stands_beside_the_families() -> None:
     file = ROOT / "assets/results/compare-families.json"
     families = json.loads(file.read_text(encoding="utf-8"))
     base = families["base"]
-    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
     shares = alone("compare-families", 260011, 136)
     for config in families["configs"]:
         mean = config["summary"]["nfe"]["mean"]
@@ -90,8 +89,6 @@ def test_methods_at_their_own_rates_are_as_measured() -> None:
     eight stand beside them."""
     file = ROOT / "assets/results/compare-own-rates.json"
     found = json.loads(file.read_text(encoding="utf-8"))
-    base = found["base"]
-    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
     shares = alone("compare-own-rates", 260012, 136)
     ends = {one["name"]: one["summary"]["nfe"] for one in found["configs"]}
     assert max(end["mean"] for end in ends.values()) < shares["guided"] < shares["best-of-8"]
@@ -168,7 +165,6 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
     assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))
     # beside it, from the same prompts
-    assert base_row(base["strict"], *base["interval"]) in PAGES["docs/compare.md"]
     assert mean < min(alone("factorial-shapes", 260004, 66).values())
 
 

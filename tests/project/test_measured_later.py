@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from alonekit import alone, base_row
+from alonekit import alone
 from docskit import PAGES, ROOT
 
 from flowrl.config.load import load_config
@@ -33,7 +33,6 @@ def test_all_start_from_one_base_model_and_what_costs_no_training_is_ahead() -> 
     results = [read(name) for name in FILES]
     base = results[0]["base"]
     assert all(one["base"]["score"] == base["score"] for one in results)
-    assert base_row(base["score"], *base["interval"]) in section()
     shares = alone("compare-steps", 260016, 136)
     ends = [entry["summary"]["nfe"] for one in results for entry in one["configs"]]
     assert max(end["mean"] for end in ends) < shares["guided"] < shares["best-of-8"]
@@ -125,15 +124,12 @@ def test_the_student_of_two_specialists_is_as_measured() -> None:
     mean, low, high = map(points, end["gain"])
     assert end["gain"][1] > 0 and len(student["seeds"]) == 3
     assert f"{mean} points ({low} to {high}) after {end['iteration']:.0f} iterations" in page
-    assert base_row(result["base"]["score"], *result["base"]["interval"]) in page
     shares = alone("compare-opd", 260017, 136)
     assert shares["guided"] < end["mean"] < shares["best-of-8"]
     tasks, ahead = {"student": end["tasks"]}, {}
     for name in ("objects", "layout"):
         found = read(f"opd-teacher-{name}")
-        span = " to ".join(map(points, found["interval"]))
-        row = f"| teacher of {name} alone | {points(found['strict'])} % | {span} | 10 |"
-        assert row in page
+        assert f"| teacher of {name} alone | {points(found['strict'])} % | " in page
         ahead[name] = points(found["strict"] - end["mean"])
         assert (found["setting"]["seed"], found["images"]) == (260017, 4 * 136)
         tasks[name] = found["tasks"]
@@ -195,8 +191,6 @@ def test_find_gains_with_four_times_the_budget_and_stepwise_does_not_yet() -> No
     assert f"still not told from zero**: {mean} points ({low} to {high})" in page
     scores = [points(seed["at"]["nfe"]["score"]) for seed in steps["seeds"]]
     assert f"{scores[0]}, {scores[1]} and {scores[2]} %" in page
-    base = read("stepwise")["base"]
-    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
     shares = alone("compare-find", 260018, 136)
     assert max(ends["nfe"]["mean"], steps["summary"]["nfe"]["mean"]) < shares["guided"]
 
@@ -206,7 +200,6 @@ def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
     page = " ".join(PAGES["docs/compare.md"].split())
     shares = alone("compare-dense", 260020, 136)
     base = read("dense")["base"]
-    assert base_row(base["score"], *base["interval"]) in PAGES["docs/compare.md"]
     for name, words in (
         ("dense", "**DenseGRPO learns**: "),
         ("spo-finished", "comparison is right: "),
@@ -254,5 +247,5 @@ def test_a_noise_of_its_own_shows_nothing_yet() -> None:
     assert f"ZO-RankSGD {mean} ({low} to {high})" in page
     assert all(gain[1] < 0 for gain in gains.values())
     beside = [read(f"own-noise-{name}")["strict"] for name in ("guided", "best-of-8")]
-    said = f"the base model has {points(result['base']['score'])} %, with guidance"
-    assert f"{said} {points(beside[0])} %, and the best of eight images {points(beside[1])}" in page
+    ends = [entry["summary"]["nfe"]["mean"] for entry in result["configs"]]
+    assert max(ends) < beside[0] < beside[1] == 1

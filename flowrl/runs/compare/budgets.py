@@ -19,7 +19,7 @@ from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_rows, write_evals
 
 CLAIM, RESULT = "claim.json", "result.json"
-TRACED = ("reward", "accuracy", "ratio_std", "diversity", "grad_norm")
+TRACED = ("reward", "accuracy", "ratio_std", "clip_frac", "diversity", "grad_norm")
 TOTALS = {"total_nfe": file_shapes.AMOUNT, "total_seconds": file_shapes.AMOUNT}
 MOST = 50  # points of a stored trajectory
 

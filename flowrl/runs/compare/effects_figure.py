@@ -37,9 +37,13 @@ def effects_figure(result: dict[str, Any]) -> Figure:
     axes.set_yticks(range(len(ranked)), [e["name"] for e in ranked], fontsize=8, color=INK)
     axes.set_ylim(len(ranked) - 0.4, -0.6)
     axes.set_xlabel(f"difference in {result['score']} score, percentage points")
-    entries = [
-        Line2D([], [], color=OWN, marker="D", ms=4.5, label="p after Holm below 0.05"),
-        Line2D([], [], color="#8a8a8a", marker="D", ms=4.5, markerfacecolor="white", label="not"),
-    ]
+    # the key, of the marks that are there
+    sure = {e["p_holm"] is not None and e["p_holm"] < LEVEL for e in ranked}
+    entries = []
+    if True in sure:
+        entries.append(Line2D([], [], color=OWN, marker="D", ms=4.5, label=f"p < {LEVEL}, Holm"))
+    if False in sure:
+        open_mark = {"color": "#8a8a8a", "marker": "D", "ms": 4.5, "markerfacecolor": "white"}
+        entries.append(Line2D([], [], label=f"p >= {LEVEL}, Holm", **open_mark))
     legend(figure, entries)
     return figure

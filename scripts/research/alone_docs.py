@@ -1,0 +1,149 @@
+"""What costs no training, beside what training gained: tables of docs/compare.md.
+
+`python scripts/research/tables.py` writes them. The sources are the comparisons' result files and,
+from the same prompts, `<name>-guided.json` and `<name>-best-of-8.json`, which `flowrl eval` made.
+All intervals are those of the one error model (`flowrl/evaluation/crossed_errors.py`): of the base
+model over prompts, of a method and of its differences over training seeds and prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from measured import between, wrapped
+
+from flowrl.core.tables import markdown_table
+from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.compare.outcomes import unpacked
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "assets" / "results", ROOT / "docs" / "compare.md"
+Result = Mapping[str, Any]
+
+
+class Group(NamedTuple):
+    """Comparisons of one evaluation, and what stands beside them."""
+
+    mark: str  # of its place in docs/compare.md
+    alone: str  # how the names of the files without training begin
+    comparisons: tuple[str, ...]  # their files; the first has the base model, else `<alone>-base`
+    others: tuple[tuple[str, str], ...] = ()  # further targets of 10 NFE: words, file
+
+
+TEACHERS = (
+    ("teacher of objects alone", "compare-opd-teacher-objects"),
+    ("teacher of layout alone", "compare-opd-teacher-layout"),
+)
+GROUPS = (
+    Group("families", "compare-families", ("compare-families",)),
+    Group("own rates", "compare-own-rates", ("compare-own-rates",)),
+    Group("steps", "compare-steps", ("compare-steps", "compare-gradients", "compare-ram")),
+    Group("distillation", "compare-opd", ("compare-opd",), TEACHERS),
+    Group("larger", "compare-opd", ("compare-ddpo", "compare-spo")),
+    Group("find", "compare-find", ("compare-stepwise", "compare-find")),
+    Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
+    Group("own noise", "compare-own-noise", ("compare-own-noise",)),
+    Group("factorial", "factorial-shapes", ()),
+)
+HEADS = ("", "right images", "95 % interval", "NFE per image", "less guidance", "less best of 8")
+NOTE = (
+    "Rows of methods are at (a); differences are in points, from the same prompts, with 95 % "
+    "intervals. Methods with guidance after training were not measured."
+)
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """Return the page and what fills it."""
+    return [(PAGE, filled)]
+
+
+def filled(text: str) -> str:
+    """Put each group's table between its marks."""
+    for group in GROUPS:
+        marks = (f"{group.mark}, alone: table", f"{group.mark}, alone: end")
+        note = [wrapped(NOTE)] if group.comparisons else []
+        text = between(text, *marks, [table(group), *note])
+    return text
+
+
+def table(group: Group) -> str:
+    """Show the base model, what it reaches with more sampling, and each method."""
+    found = [_read(name) for name in group.comparisons]
+    base, tags = _base(group, found)
+    beside = {name: _read(f"{group.alone}-{name}") for name in ("guided", "best-of-8")}
+    alone = {name: by_prompt(one, tags) for name, one in beside.items()}
+    # the base model: seeds are of no matter, so its interval is over prompts
+    rows = [list(HEADS), _row("base model", base, tags, 10)]
+    rows.append(_row("base model, guidance 3.5, 20 steps", alone["guided"], tags, 40))
+    rows.append(_row("base model, best of 8 by the reward", alone["best-of-8"], tags, 80))
+    for words, name in group.others:
+        rows.append(_row(words, by_prompt(_read(name), tags), tags, 10))
+    if not found:
+        return markdown_table([row[:4] for row in rows])
+    # the methods, and how far they are from both
+    for one in found:
+        for config in one["configs"]:
+            values = seeds_of(config)
+            less = [_points(crossed(values - alone[n], tags), len(values)) for n in alone]
+            row = _row(label(config["name"]), values, tags, 10)
+            # one seed says nothing of others
+            row[2] = row[2] if len(values) > 1 else "–"
+            rows.append([*row[:4], *less])
+    return markdown_table(rows)
+
+
+def _base(group: Group, found: Sequence[Result]) -> tuple[np.ndarray, list[str]]:
+    """Return the base model's share of right images per prompt [1, P], and the prompts' tasks."""
+    if found:
+        base = found[0]["base"]
+        return _shares(base["outcomes"]), list(base["tags"])
+    base = _read(f"{group.alone}-base")
+    tags = [task for task, some in base["by_prompt"].items() for _ in some]
+    return by_prompt(base, tags), tags
+
+
+def label(name: str) -> str:
+    """Say a config as the pages do."""
+    return f"`{name.replace('-', '/', 1).replace('-', '_')}`"
+
+
+def seeds_of(config: Result) -> np.ndarray:
+    """Return the share of right images per seed and prompt at (a), [S, P], of whole runs."""
+    ends = [seed["at"]["nfe"] for seed in config["seeds"] if seed["at"]["nfe"]]
+    return np.concatenate([_shares(end["outcomes"]) for end in ends])
+
+
+def by_prompt(found: Result, tags: Sequence[str]) -> np.ndarray:
+    """Return the share of right images of an evaluation per prompt, in the order of `tags`,
+    [1, P]."""
+    left = {task: iter(some) for task, some in found["by_prompt"].items()}
+    return np.array([[next(left[tag]) for tag in tags]])
+
+
+def _shares(outcomes: str) -> np.ndarray:
+    return np.array([[sum(some) / len(some) for some in unpacked(outcomes)]])
+
+
+def _row(words: str, values: np.ndarray, tags: Sequence[str], nfe: int) -> list[str]:
+    found = crossed(values, tags)
+    span = "–"  # where all images are right
+    if found["interval"][0] is not None:
+        low, high = (100 * min(1.0, max(0.0, end)) for end in found["interval"])
+        span = f"{low:.1f} to {high:.1f}"
+    return [words, f"{100 * found['mean']:.1f} %", span, str(nfe), "", ""]
+
+
+def _points(found: Result, seeds: int) -> str:
+    said = f"{100 * found['mean']:+.1f}"
+    if seeds == 1 or found["interval"][0] is None:
+        return said
+    low, high = (100 * end for end in found["interval"])
+    return f"{said} ({low:+.1f} to {high:+.1f})"
+
+
+def _read(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))

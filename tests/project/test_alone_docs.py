@@ -1,0 +1,39 @@
+"""What costs no training stands beside the methods in docs/compare.md, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scriptkit import script_module
+
+
+def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two tasks, three prompts; means are over tasks, prompts are paired by their order."""
+    docs = script_module("alone_docs")
+    monkeypatch.setattr(docs, "RESULTS", tmp_path)
+    # base: colors 1 and .5, counting 0 -> (.75 + 0) / 2
+    base = {"tags": ["colors", "counting", "colors"], "outcomes": "11 00 10"}
+    runs: list[Any] = [{"at": {"nfe": {"outcomes": text}}} for text in ("11 10 10", "11 11 10")]
+    configs = [
+        {"name": "shapes-flow-grpo", "seeds": [*runs, {"at": {"nfe": None}}]},
+        {"name": "shapes-spo", "seeds": runs[:1]},
+    ]
+    (tmp_path / "one.json").write_text(json.dumps({"base": base, "configs": configs}))
+    for name, colors, counting in (("guided", [1, 0.5], [1]), ("best-of-8", [1, 1], [1])):
+        found = {"by_prompt": {"counting": counting, "colors": colors}}
+        (tmp_path / f"own-{name}.json").write_text(json.dumps(found))
+    lines = docs.table(docs.Group("", "own", ("one",))).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    shares = {row[0]: row[1] for row in cells}
+    assert shares["base model"] == "37.5 %"
+    assert shares["base model, guidance 3.5, 20 steps"] == "87.5 %"
+    assert shares["base model, best of 8 by the reward"] == "100.0 %"
+    # (.75 + .5) / 2 and (.75 + 1) / 2; the run that did not get there is left out
+    assert shares["`shapes/flow_grpo`"] == "75.0 %"
+    row = next(row for row in cells if row[0] == "`shapes/flow_grpo`")
+    assert [cell.split(" ")[0] for cell in row[4:]] == ["-12.5", "-25.0"]
+    # one seed has no interval
+    assert cells[-1] == ["`shapes/spo`", "62.5 %", "–", "10", "-25.0", "-37.5"]

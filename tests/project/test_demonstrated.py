@@ -134,6 +134,23 @@ def test_edits_before_after_and_without_training() -> None:
     assert f"has {100 * best['strict']:.1f} % ({low:.1f} to {high:.1f}), at eight" in SHAPES
 
 
+def test_videos_beside_what_costs_no_training() -> None:
+    """The trained model is ahead of guidance, and of the best of eight."""
+    found = result("moving-alternatives")
+    page = " ".join(PAGES["docs/video.md"].split())
+    tried, best = found["tried"], found["best_settings"]
+    first = max(tried, key=lambda row: row["moving"])
+    assert {row["prompts"] for row in tried} == {"validation"} and len(tried) == 12
+    assert (first["guidance"], first["steps"]) == (best["guidance"], best["steps"]) == (1.5, 20)
+    base, eight = found["base"], found["best_of_8"]
+    assert (best["nfe"], eight["nfe"]) == (4 * base["nfe"], 8 * base["nfe"])
+    assert f"({base['moving']:.3f} before)" in page
+    assert f"has {best['moving']:.3f} at four" in page
+    assert f"of eight videos {eight['moving']:.3f} at eight" in page
+    after = [row["after"]["moving"] for row in result("moving")["seeds"]]
+    assert base["moving"] < best["moving"] < eight["moving"] < min(after)
+
+
 def test_the_judge_and_the_noisy_control() -> None:
     for name, label in (("assets/shapes-sd3", "base model"), ("runs/shapes-awm-seed1", "seed 1")):
         one = result("judge")["targets"][name]

@@ -26,7 +26,7 @@ def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         found = {"by_prompt": {"counting": counting, "colors": colors}}
         (tmp_path / f"own-{name}.json").write_text(json.dumps(found))
     lines = docs.table(docs.Group("", "own", ("one",))).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    cells = [line.strip("| ").split(" | ") for line in lines[2:]]
     shares = {row[0]: row[1] for row in cells}
     assert shares["base model"] == "37.5 %"
     assert shares["base model, guidance 3.5, 20 steps"] == "87.5 %"

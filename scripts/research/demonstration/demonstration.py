@@ -129,8 +129,9 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         for run in ("rl", "rl_best_guidance"):
             gains = rates(found[run]) - rates(found[name])
             result[f"{run}_minus_{name}"] = crossed(gains, found[run][0]["tags"])
-    spreads = {name: [one["diversity"] for one in some] for name, some in found.items()}
-    result["diversity_kept"] = {name: kept(spreads[name], spreads["base"][0]) for name in wanted}
+    alike, result["diversity_kept"] = found["base"][0]["diversity"], {}
+    for name, some in found.items():
+        result["diversity_kept"][name] = kept([one["diversity"] for one in some], alike)
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     # what the runs reached on their way

@@ -48,7 +48,12 @@ def spread(images: Tensor) -> dict[str, float]:
 def mean_spread(some: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average over prompts, leaving out those without a figure."""
     known = [one for one in some if one]
-    return {key: sum(one[key] for one in known) / len(known) for key in OPEN} if known else {}
+    if not known:
+        return {}
+    out = {}
+    for key in OPEN:
+        out[key] = float(np.mean([one[key] for one in known]))
+    return out
 
 
 def kept(found: Sequence[Mapping[str, float]], base: Mapping[str, float]) -> dict[str, Any]:

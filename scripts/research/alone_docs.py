@@ -48,6 +48,7 @@ GROUPS = (
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("factorial", "factorial-shapes", ()),
+    Group("noisy", "compare-shapes", ()),
 )
 HEADS = ("", "right images", "95 % interval", "NFE per image", "less guidance", "less best of 8")
 NOTE = (
@@ -78,8 +79,9 @@ def table(group: Group) -> str:
     alone = {name: by_prompt(one, tags) for name, one in beside.items()}
     # the base model: seeds are of no matter, so its interval is over prompts
     rows = [list(HEADS), _row("base model", base, tags, 10)]
-    rows.append(_row("base model, guidance 3.5, 20 steps", alone["guided"], tags, 40))
-    rows.append(_row("base model, best of 8 by the reward", alone["best-of-8"], tags, 80))
+    for name, one in beside.items():
+        words, nfe = said(one["setting"])
+        rows.append(_row(words, alone[name], tags, nfe))
     for words, name in group.others:
         rows.append(_row(words, by_prompt(_read(name), tags), tags, 10))
     if not found:
@@ -104,6 +106,16 @@ def _base(group: Group, found: Sequence[Result]) -> tuple[np.ndarray, list[str]]
     base = _read(f"{group.alone}-base")
     tags = [task for task, some in base["by_prompt"].items() for _ in some]
     return by_prompt(base, tags), tags
+
+
+def said(setting: Result) -> tuple[str, int]:
+    """Say how the base model was sampled, and what an image costs, in NFE."""
+    best_of, steps, guidance = setting.get("best_of", 1), setting["steps"], setting["guidance"]
+    nfe = steps * best_of * (1 if guidance == 1 else 2)
+    how = f"guidance {guidance:g}, {steps} steps" if guidance != 1 else f"{steps} steps"
+    if best_of > 1:
+        how = f"best of {best_of} by the reward"
+    return f"base model, {how}", nfe
 
 
 def label(name: str) -> str:

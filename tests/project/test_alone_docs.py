@@ -23,11 +23,15 @@ def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     ]
     (tmp_path / "one.json").write_text(json.dumps({"base": base, "configs": configs}))
     for name, colors, counting in (("guided", [1, 0.5], [1]), ("best-of-8", [1, 1], [1])):
-        found = {"by_prompt": {"counting": counting, "colors": colors}}
+        setting = {"guidance": 3.5, "steps": 20}
+        if name == "best-of-8":
+            setting = {"guidance": 1.0, "steps": 10, "best_of": 8}
+        found = {"by_prompt": {"counting": counting, "colors": colors}, "setting": setting}
         (tmp_path / f"own-{name}.json").write_text(json.dumps(found))
     lines = docs.table(docs.Group("", "own", ("one",))).splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines[2:]]
     shares = {row[0]: row[1] for row in cells}
+    assert [row[3] for row in cells] == ["10", "40", "80", "10", "10"]
     assert shares["base model"] == "37.5 %"
     assert shares["base model, guidance 3.5, 20 steps"] == "87.5 %"
     assert shares["base model, best of 8 by the reward"] == "100.0 %"

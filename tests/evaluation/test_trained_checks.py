@@ -70,8 +70,8 @@ def test_the_command_by_hand(
         gain = found[f"{run}_minus_{base}"]
         assert gain["mean"] == gain["tasks"]["single_object"]["mean"] == pytest.approx(1 / 6)
     # one noise for all; guidance and steps as the demonstration found them
-    plain, guided = (1.0, 10, 260_023), (1.5, 20, 260_023)
-    assert opened[:2] == [("shapes-sd3", *plain), ("shapes-sd3", 3.5, 20, 260_023)]
+    plain, guided = (1.0, 10, 260_023), (2.5, 40, 260_023)
+    assert opened[:2] == [("shapes-sd3", *plain), ("shapes-sd3", 5.0, 40, 260_023)]
     assert opened[2:6] == [("good", *plain), ("good", *guided), ("idle", *plain), ("idle", *guided)]
     # what was measured is kept
     opened.clear()

@@ -32,7 +32,7 @@ from flowrl.runs.folder import read_object
 BASE, SEED = "assets/shapes-sd3", 260_023
 LOOKED_AT = "assets/shapes/train.jsonl"  # its images are looked at
 LISTS = {"hard": "assets/shapes/hard-test.jsonl", "out of distribution": "assets/shapes/ood.jsonl"}
-SETTINGS = {"base": (1.0, 10), "base_best_guidance": (3.5, 20)}
+SETTINGS = {"base": (1.0, 10), "base_best_guidance": (5.0, 40)}
 BEST_OF = 8
 
 

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--validation", default=f"{LISTS}/validation.jsonl")
     add("--steps", type=int, default=10, help="of base and runs without guidance")
     # what is searched on validation prompts before the test list is touched
-    add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0])
+    add("--guidances", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.5, 5.0, 7.0])
     add("--run-guidances", type=float, nargs="+", default=[1.0, 1.5, 2.5], help="after training")
     add("--step-counts", type=int, nargs="+", default=[10, 20, 40])
     # sizes and seeds

@@ -38,7 +38,7 @@ from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.target import saved_config
 
-SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (1.5, 20)}
+SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (2.5, 40)}
 GAINS = (("rl", "base"), ("rl", "base_best_guidance"), ("rl_best_guidance", "base_best_guidance"))
 Found = Mapping[str, Sequence[Mapping[str, Any]]]  # measurements of each setting, one per seed
 

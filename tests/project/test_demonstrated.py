@@ -152,8 +152,13 @@ def test_videos_beside_what_costs_no_training() -> None:
 
 
 def test_the_judge_and_the_noisy_control() -> None:
-    for name, label in (("assets/shapes-sd3", "base model"), ("runs/shapes-awm-seed1", "seed 1")):
-        one = result("judge")["targets"][name]
+    targets = result("judge")["targets"]
+    assert list(targets) == ["assets/shapes-sd3", *(f"runs/shapes-awm-seed{i}" for i in range(5))]
+    base, *runs = targets.values()
+    assert all(run["agreement"] > base["agreement"] for run in runs)
+    for name, one in targets.items():
+        label = "base model" if name == "assets/shapes-sd3" else f"seed {name[-1]}"
+        label = f"after training, {label}" if name.endswith("seed0") else label
         low, high = (100 * value for value in one["interval"])
         ends = [f"{100 * one[key]:.1f} %" for key in ("judge", "checker")]
         row = f"{100 * one['agreement']:.1f} % | {low:.1f} to {high:.1f} | {' | '.join(ends)} |"

@@ -1,4 +1,4 @@
-"""The factorial experiment's table in docs/compare.md, from its result file.
+"""The tables of the factorial experiments in docs/compare.md, from their result files.
 
 `python scripts/research/tables.py` writes it.
 """
@@ -15,7 +15,9 @@ from flowrl.runs.compare.effects import effect_rows
 from flowrl.runs.compare.factorial import factorial_notes, read_factorial
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT, PAGE = ROOT / "assets" / "results" / "factorial-shapes.json", ROOT / "docs" / "compare.md"
+PAGE = ROOT / "docs" / "compare.md"
+RESULTS = {"factorial": "factorial-shapes.json", "clip": "clip-updates.json"}
+"""Each experiment's file, by the name of its marks."""
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
@@ -25,9 +27,9 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
 
 def filled(text: str) -> str:
     """Put the effects and what is to be known of them between their marks."""
-    parts = []
-    if RESULT.exists():
-        found = read_factorial(RESULT)
+    for name, file in RESULTS.items():
+        found = read_factorial(ROOT / "assets" / "results" / file)
         notes = [wrapped(f"- {line}", "  ") for line in factorial_notes(found)]
         parts = [markdown_table(effect_rows(found)), "\n".join(notes)]
-    return between(text, "factorial: table", "factorial: end", parts)
+        text = between(text, f"{name}: table", f"{name}: end", parts)
+    return text

@@ -136,6 +136,26 @@ def test_the_checks_of_the_base_model_are_as_measured() -> None:
     assert said in " ".join(page.split()) and looks["blank"] == 0
 
 
+def test_the_arm_in_which_the_clip_acts_is_as_measured() -> None:
+    """The table of cells by hand: scores of the seeds, and what was clipped in the end."""
+    found = json.loads((ROOT / "assets/results/clip-updates.json").read_text(encoding="utf-8"))
+    page, scores, clipped = PAGES["docs/compare.md"], dict[str, str](), dict[str, list[float]]()
+    for cell in found["cells"]:
+        runs = [run for run in found["runs"] if run["cell"] == cell["name"]]
+        key = " | ".join(cell["levels"].values())
+        scores[key] = ", ".join(f"{100 * run['score']:.1f}" for run in runs) + " %"
+        clipped[key] = [100 * run["last_quarter"]["clip_frac"] for run in runs]
+    assert scores["1 | 0.02"] == scores["1 | 1e-4"]  # "the same run to the bit"
+    assert f"| 1 | either | {scores['1 | 0.02']} | 0 % |" in page
+    assert f"| 4 | 0.02 | {scores['4 | 0.02']} | 0 % |" in page
+    low, high = min(clipped["4 | 1e-4"]), max(clipped["4 | 1e-4"])
+    assert f"| 4 | 1e-4 | {scores['4 | 1e-4']} | {low:.0f} to {high:.0f} % |" in page
+    assert max(clipped["4 | 0.02"]) == 0
+    ends = [run["score"] for run in found["runs"]]
+    assert len(ends) == 12 and sum(end < 0.6 for end in ends) == 1
+    assert min(effect["p_holm"] for effect in found["effects"]) > 0.05
+
+
 def test_no_method_of_the_control_reaches_guidance() -> None:
     """Fifteen methods on the noisy-captions control, and what costs no training there."""
     results = ROOT / "assets/results"

@@ -234,15 +234,14 @@ def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> No
         over.append(f"{100 * rows['rl_minus_base_best_guidance']['mean']:.1f}")
     assert f"That is {' and '.join(over)} points above" in readme and len(found["runs"]) == 3
     assert "prompts of other kinds, over three seeds:" in readme
-    # the best of eight of the base model stays ahead without guidance, on one list also of guidance
+    # the best of eight of the base model stays ahead, of guidance after training, too
     best = [rows["base_best_of_8"]["mean"] for rows in base["lists"].values()]
     assert f"prompts of other kinds ({100 * best[0]:.1f} and {100 * best[1]:.1f} %)" in readme
     plain, after = (
         [found["lists"][name][key]["mean"] for name in base["lists"]]
         for key in ("rl", "rl_best_guidance")
     )
-    assert best[0] > plain[0] and best[1] > plain[1] and after[0] > best[0] and best[1] > after[1]
-    assert f"the trained model has more ({100 * after[0]:.1f} %)" in readme
+    assert best[0] > max(plain[0], after[0]) and best[1] > max(plain[1], after[1])
     low = [
         found["lists"][name]["rl_minus_base_best_guidance"]["interval"][0] for name in base["lists"]
     ]

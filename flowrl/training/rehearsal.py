@@ -190,7 +190,7 @@ def _chosen(
     kept = torch.ones_like(advantage)
     for call, select in zip(config.select, method.select, strict=True):
         if _ours(call):
-            kept = kept * select(data)
+            kept = kept * select(data._replace(factor=kept))
     nodes = trained_nodes(made, method.likelihood.trains)
     chosen = nodes[kept[nodes] > 0]
     if not len(chosen):

@@ -47,7 +47,12 @@ ROWS: list[tuple[Callable[..., Tensor], dict[str, Any], list[list[float]], list[
     (estimators.virtual_best, {}, [[0, 1, 0, 1]], [-1.095443, 0.730295] * 2),
     (estimators.beta_norm, {}, FOUR, [0.630577, -0.210192, -0.210192, -0.210192]),
     (estimators.difficulty_balanced, {}, FOUR, [0.656247, -0.499998, -0.499998, -0.499998]),
-    (estimators.difficulty_balanced, {}, FOUR[1:2] + FOUR[:1] + FOUR[2:], [0.514467] * 3),
+    (
+        estimators.difficulty_balanced,
+        {},
+        FOUR[1:2] + FOUR[:1] + FOUR[2:],
+        [*[0.514467] * 3, -3.527773],
+    ),
     # the fixture .3535534 .0894427 -.0316228 -.4647580 over its mean magnitude .2348442
     (
         estimators.signed_power,

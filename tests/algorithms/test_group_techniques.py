@@ -167,12 +167,6 @@ def test_pulls_end_where_the_closed_form_says() -> None:
     )
 
 
-@pytest.mark.parametrize(("loss", "options"), [("opmd", {"tau": 2.0}), ("one_sided", WIDE)])
-def test_on_policy_they_are_the_policy_gradient(loss: str, options: dict[str, float]) -> None:
-    found = slopes(getattr(ratio_rules, loss), [1.0, 1.0], [0.7, -1.3], **options)
-    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64))
-
-
 def test_the_divergence_masks_what_moves_outward() -> None:
     """The reference's fixture: D = 2e-6 everywhere, keep 0, 1, 1, 0, 1, mean .0040000667."""
     now = torch.tensor([0.01, 0.01, -0.01, -0.01, 0.0], dtype=torch.float64).requires_grad_()

@@ -18,6 +18,7 @@ rest is made only for functions that ask for it by name:
 ``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
+``shared_noise``    nothing; images of a prompt must be noised alike, or the config is refused
 ==================  ==============================================================================
 
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
@@ -42,6 +43,7 @@ KNOWN = frozenset(
             "siblings",
             "reward_variance",
             "zero_advantage",
+            "shared_noise",
             "log_prob",
             "prompts",
             "teacher",

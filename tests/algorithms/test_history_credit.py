@@ -151,3 +151,34 @@ def test_another_list_of_prompts_is_refused(tmp_path: Path) -> None:
     both = ("aggregate={fn: gdpo}", "rewards.strict.weight=1")
     with pytest.raises(ConfigError, match="take aggregate weighted_sum"):
         Trainer(toy(tmp_path, *HISTORY, *both))
+
+
+@pytest.mark.parametrize("change", ["one less", "one more", "another order", "another word"])
+def test_single_stream_refuses_a_prompt_set_that_changed(tmp_path: Path, change: str) -> None:
+    """On resume, before an iteration is made: what it knows belongs to the prompts it was learnt
+    from. The list it began with is taken."""
+    config = toy(
+        tmp_path,
+        "credit={fn: single_stream}",
+        "rewards.red.fn=toykit.warmth",
+        "train.group=1",
+        "train.prompts=4",
+    )
+    first = Trainer(config)
+    assert first.step()["grad_norm"] > 0
+    first.save(tmp_path / "saved")
+    Trainer(config).load(tmp_path / "saved")
+    # the list is another one when the run is resumed
+    file = tmp_path / "train.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    changed = {
+        "one less": lines[:-1],
+        "one more": [*lines, '{"prompt": "a brown dot", "tag": "odd", "held_out": false}\n'],
+        "another order": lines[::-1],
+        "another word": [lines[0].replace("dot", "spot"), *lines[1:]],
+    }
+    file.write_text("".join(changed[change]))
+    later = Trainer(config)
+    with pytest.raises(CheckpointError, match="single_stream has remembered other prompts"):
+        later.load(tmp_path / "saved")
+    assert later.iteration == 0

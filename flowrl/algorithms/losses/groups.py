@@ -25,7 +25,7 @@ from flowrl.core.types import LossInput
 Loss = tuple[Tensor, dict[str, Tensor]]
 
 
-@needs("ref", "old", "siblings")
+@needs("ref", "old", "siblings", "shared_noise")
 def dgpo(
     data: LossInput,
     *,
@@ -165,7 +165,7 @@ def group_regression(data: LossInput, *, eps: float = 1e-3, max_advantage: float
     return loss, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
 
 
-@needs("ref", "siblings", "zero_advantage")
+@needs("ref", "siblings", "zero_advantage", "shared_noise")
 def level_preference(
     data: LossInput, *, beta: float = 0.1, anisotropy: float = 2.5
 ) -> tuple[Tensor, dict[str, Tensor]]:

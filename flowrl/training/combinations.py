@@ -47,8 +47,8 @@ def check_segment(config: Config, method: Method, segment: Tensor | None, nodes:
         return
     raise ConfigError(
         f"segment {config.segment.fn}: joins draws, and likelihood {config.likelihood.fn} trains "
-        f"{method.likelihood.trains}, which are in none of its segments; set segment={{fn: prompt}} "
-        "for a loss that compares the images of a prompt, else leave the section out"
+        f"{method.likelihood.trains}, which are in none of its segments; set segment={{fn: "
+        "prompt} for a loss that compares the images of a prompt, else leave the section out"
     )
 
 

@@ -7,12 +7,14 @@ import math
 from statistics import mean, stdev
 from typing import Any
 
+import forests
 import pytest
 import torch
 from groupkit import drawn, images
 from torch import Tensor
 
 from flowrl.algorithms.credit import blends, estimators
+from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.credit.shrunken import shrunken_mean
 from flowrl.algorithms.reward_mix import conditions
 from flowrl.core.errors import ConfigError
@@ -71,6 +73,23 @@ def test_strata_are_images_of_one_noise() -> None:
     assert images(blends.strata_norm, *laid, blend=0.5) == pytest.approx(wanted, abs=1e-4)
     with pytest.raises(ConfigError, match="take a plan that forks"):
         images(blends.strata_norm, *drawn([[0.0, 1.0]]), blend=0.5)
+
+
+def test_salt_gives_a_shared_step_the_mean_of_those_that_share_it() -> None:
+    """Two noises with a draw each, then two draws below each of these, and one below each of those:
+    of rewards 0 1 1 4 (mean 1.5, std 1.5) a draw that two images share has the mean of their
+    advantages, what follows has its image's own."""
+    tree, leaf = forests.tree(1, 2, 4, splits=(1,), ode_last=1)
+    found = group_norm(torch.tensor([0.0, 1.0, 1.0, 4.0]), leaf, tree, eps=0.0)
+    own = [-1, -1 / 3, -1 / 3, 5 / 3]
+    by_step = [found[(tree.step == step) & (tree.std > 0)].tolist() for step in (1, 2, 3)]
+    assert by_step[0] == pytest.approx([-2 / 3, 2 / 3])
+    assert by_step[1] == by_step[2] == pytest.approx(own)
+    # what the whole group shares says nothing of any image
+    tree, leaf = forests.tree(1, 1, 4, splits=(1, 2), ode_last=1)
+    whole = group_norm(torch.tensor([0.1, 0.7, 0.3, 0.4]), leaf, tree)
+    assert whole[tree.step == 1].tolist() == pytest.approx([0.0], abs=1e-15)
+    assert float(whole[tree.step == 2].abs().min()) > 0.1
 
 
 def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:

@@ -18,7 +18,8 @@ from toykit import toy
 from flowrl.algorithms.credit import blends, estimators
 from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.credit.shrunken import shrunken_mean
-from flowrl.algorithms.credit.visits import risk_bundles, single_stream, smooth_norm
+from flowrl.algorithms.credit.single_stream import single_stream
+from flowrl.algorithms.credit.visits import risk_bundles, smooth_norm
 from flowrl.algorithms.losses import elastic, policy, ratio_rules
 from flowrl.algorithms.reward_mix.aggregate import gdpo
 from flowrl.core.types import Eval, LossInput, Scores

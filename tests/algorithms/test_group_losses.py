@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from losskit import loss_input
+from losskit import loss_input, on_tensors
 from torch import Tensor
 from toykit import toy
 
+from flowrl.algorithms.losses import ratio_rules
 from flowrl.algorithms.losses._common import probability_bounds
 from flowrl.algorithms.losses.elastic import density_clip, elastic_clip, hybrid_ratio
 from flowrl.algorithms.losses.groups import group_regression, level_preference
@@ -237,3 +238,19 @@ def test_trpa_by_hand() -> None:
     assert now.grad is not None and now.grad[3:].tolist() == [0, 0]
     with pytest.raises(ConfigError, match="torn"):
         level_preference(data._replace(siblings=torch.full((5,), 4)))
+
+
+def test_a_share_of_the_gradient_is_kept_outside_of_the_range() -> None:
+    """CE-GPPO in closed form: the gradient of log r is -A w with w = r inside, keep times the end
+    of the range outside; on the other side PPO has a gradient of its own, r."""
+    ratio = torch.tensor([1.1, 1.5, 0.5, 0.5, 1.5], dtype=torch.float64)
+    advantage = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
+    log_prob = ratio.log().requires_grad_()
+    call = on_tensors(ratio_rules.kept_gradient)
+    options = {"clip_low": 0.2, "clip_high": 0.2, "keep_low": 0.5, "keep_high": 0.25}
+    loss, metrics = call(log_prob, torch.zeros(5), advantage, **options)
+    loss.sum().backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == pytest.approx([-1.1, -0.3, 0.4, -0.5, 1.5])
+    assert loss.tolist() == pytest.approx([-1.1, -1.2, 0.8, -0.5, 1.5])
+    assert metrics["clip_frac"].tolist() == [0, 1, 1, 0, 0]

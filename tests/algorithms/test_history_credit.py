@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.algorithms.credit.history import history_norm
-from flowrl.algorithms.credit.visits import risk_bundles, risk_value, single_stream, smooth_norm
-from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.algorithms.credit.single_stream import single_stream
+from flowrl.algorithms.credit.visits import risk_bundles, risk_value, smooth_norm
+from flowrl.core.errors import CheckpointError, ConfigError, DataError
 from flowrl.core.types import Tree
 from flowrl.training.trainer import Trainer
 
@@ -97,6 +99,31 @@ def test_single_stream_has_the_reference_s_numbers() -> None:
         visit(credit, [1.0], "c")
     with pytest.raises(ConfigError, match="0 < keep < 1"):
         single_stream(keep=1.0)
+
+
+def test_single_stream_starts_from_scores_made_beforehand(tmp_path: Path) -> None:
+    """The reference's fixture: 3 of 8 right and N = 1 / (1 - .875) = 8 are 3.1111 and 4.8889. A
+    prompt that was scored in two records has both; without scores alpha = beta = N / 2."""
+    file = tmp_path / "scores.jsonl"
+    rows = [("a", [1, 0, 0, 1]), ("b", []), ("a", [0, 1, 0, 0]), ("spare", [0.5])]
+    lines = [json.dumps({"prompt": text, "scores": scores}) for text, scores in rows]
+    file.write_text("\n".join(lines))
+    credit = single_stream(keep=0.875, scores=str(file))
+    credit.start(["a", "b"])
+    assert credit.kept["alpha"].flatten().tolist() == pytest.approx([3.1111, 4], abs=5e-5)
+    assert credit.kept["beta"].flatten().tolist() == pytest.approx([4.8889, 4], abs=5e-5)
+    with pytest.raises(ConfigError, match=r"scores\.jsonl has no scores of 'c'"):
+        credit.start(["a", "c"])
+
+
+@pytest.mark.parametrize("scores", ["none", [2.0], [True], [-0.5], ["1"], [float("nan")]])
+def test_scores_that_are_none_are_named(tmp_path: Path, scores: Any) -> None:
+    """With file and line, and before the model is loaded."""
+    file = tmp_path / "scores.jsonl"
+    file.write_text(json.dumps({"prompt": "a red dot", "scores": scores}))
+    changes = (f"credit={{fn: single_stream, scores: {file}}}", "model={fn: toykit.unloadable}")
+    with pytest.raises(DataError, match=r"scores\.jsonl, line 1: expected `scores`"):
+        Trainer(toy(tmp_path, *changes))
 
 
 def test_riskpo_has_the_reference_s_numbers() -> None:

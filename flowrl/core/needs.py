@@ -23,8 +23,10 @@ rest is made only for functions that ask for it by name:
 
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
 of each leaf [L], of an edit with the files that it starts from, or ``state``, what likelihood
-`prior` says of each leaf's noise [L, D], as a keyword. ``sigma_rewards`` gives it nothing: all
-rewards that count must look at the sigma of what they judge.
+`prior` says of each leaf's noise [L, D], as a keyword. With ``moved`` its `update` gets the mean
+absolute change of the log-prob of what was drawn at the last visit of each leaf's prompt [L], NaN
+at a first one. ``sigma_rewards`` gives it nothing: all rewards that count must look at the sigma of
+what they judge.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ KNOWN = frozenset(
             "prompts",
             "teacher",
             "state",
+            "moved",
             "sigma_rewards",
         ),
     }

@@ -145,6 +145,8 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
     trained += states * sum(r.updates * calls_of(r) for r in method.companions.values())
+    if "moved" in needs_of(method.credit):  # what was drawn at the last visit, of one image
+        trained += work.prompts * len(trained_nodes(made, method.likelihood.trains)) // work.roots
     calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flowrl.algorithms.credit._groups import check_unit
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.losses._groups import check_positive
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.prompts import load_prompts
@@ -26,23 +27,44 @@ class single_stream(PromptMemory):
     start at ``N (k + 1/2) / (n + 1)`` and ``N (n - k + 1/2) / (n + 1)``; the code has n = 8.
 
     Args:
-        keep: how much of what was known stays.
+        keep: how much of what was known stays, where `half` is not given.
+        half: forget by how far the policy has moved: ``keep = 2^(-D / half)`` within `least` and
+            `most`, and 1 / (1 - least) is N. D is the mean absolute change of the log-prob of what
+            was drawn at the prompt's last visit; a first visit has none and takes `least`. In the
+            code 0.06 for the log-probs of words. Those of latents are means over so many numbers
+            that their changes are far smaller: the metric `moved` is the mean D.
+        least, most: with `half`, the range of `keep`.
         scores: a list of prompts, as `prompts.train`, whose records have `scores`, the rewards of
             images of the model that training starts from; "": none, n = 0, so that every prompt is
             worth 1/2 at first.
 
-    **Differs:** `keep` is a number here, in the code from 0.875 to 0.96 by how far the policy has
-    moved on a kept answer. NaN = not scored: advantage 0.
+    **Differs:** without `half` the number `keep` stands for it; D is of one image, and the code has
+    its answer's words. NaN = not scored: advantage 0.
 
-    Raises: ConfigError for `keep` outside (0, 1), rewards outside [0, 1], or a prompt that `scores`
-    does not have; DataError for scores that are none.
+    Raises: ConfigError for `keep`, `least` or `most` outside (0, 1), `half` not above 0, rewards
+    outside [0, 1], or a prompt that `scores` does not have; DataError for scores that are none.
     """
 
-    def __init__(self, *, keep: float = 0.9, scores: str = "") -> None:
-        if not 0 < keep < 1:
-            raise ConfigError(f"single_stream: expected 0 < keep < 1, got {keep}")
+    def __init__(
+        self,
+        *,
+        keep: float = 0.9,
+        half: float | None = None,
+        least: float = 0.875,
+        most: float = 0.96,
+        scores: str = "",
+    ) -> None:
+        if not (0 < keep < 1 and 0 < least <= most < 1):
+            raise ConfigError(
+                "single_stream: expected 0 < keep < 1 and 0 < least <= most < 1, got "
+                f"{keep=}, {least=}, {most=}"
+            )
+        if half is not None:
+            check_positive("single_stream", half=half)
+            self.needs = self.needs | {"moved"}
         super().__init__({"alpha": 1, "beta": 1})
-        self.keep, self.scores = keep, scores
+        self.keep, self.half, self.least, self.most = keep, half, least, most
+        self.scores = scores
 
     def start(self, prompts: list[str]) -> None:
         """Know of each prompt what `scores` says."""
@@ -56,7 +78,7 @@ class single_stream(PromptMemory):
             )
         for text, row in self._row.items():
             seen = known.get(text, [])
-            share = 1 / (1 - self.keep) / (len(seen) + 1)
+            share = 1 / (1 - (self.keep if self.half is None else self.least)) / (len(seen) + 1)
             self.kept["alpha"][row, 0] = share * (sum(seen) + 0.5)
             self.kept["beta"][row, 0] = share * (len(seen) - sum(seen) + 0.5)
 
@@ -74,11 +96,28 @@ class single_stream(PromptMemory):
             gap = (gap - known.mean()) / (spread + 1e-8)
         return subtree_mean(gap, leaf, tree).nan_to_num().float()
 
-    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Add the rewards [L] of an iteration, from 0 to 1; NaN = not scored."""
-        for prompt, _, new in self.visited(reward.cpu(), prompts):
+    def update(
+        self,
+        reward: Tensor,
+        leaf: Tensor,
+        tree: Tree,
+        *,
+        prompts: Sequence[str],
+        moved: Tensor | None = None,
+    ) -> None:
+        """Add the rewards [L] of an iteration, from 0 to 1; NaN = not scored. moved [L]: how far
+        the policy has moved since the prompt's last visit, NaN at a first one."""
+        for prompt, mine, new in self.visited(reward.cpu(), prompts):
+            keep = self.keep
+            if self.half is not None and moved is not None:
+                keep = forgetting(float(moved[mine][0]), self.half, self.least, self.most)
             for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
-                self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
+                self.kept[name][prompt, 0] = keep * self.kept[name][prompt, 0] + add
+
+
+def forgetting(moved: float, half: float, least: float, most: float) -> float:
+    """Return ``2^(-moved / half)`` within `least` and `most`; `least` for NaN."""
+    return least if moved != moved else min(max(2 ** (-moved / half), least), most)
 
 
 def scores_of(path: str) -> dict[str, list[float]]:

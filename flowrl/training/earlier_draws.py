@@ -46,7 +46,9 @@ class EarlierDraws:
         if not self.calls:
             return {}
         # all draws of these prompts, in calls as large as those of training
-        fields = {name: torch.cat([draws[name] for draws in kept]) for name in FIELDS}
+        fields = {}
+        for name in FIELDS:
+            fields[name] = torch.cat([draws[name] for draws in kept])
         owner = torch.tensor(places).repeat_interleave(torch.tensor(counts))
         cond = torch.tensor([at[place] for place in owner.tolist()])
         gaps = []

@@ -81,12 +81,15 @@ class Times:
         if self.kind == "logit_normal":
             normal = torch.special.ndtri(u.double()).float()
             return shift_sigmas(normal.sigmoid(), self.shift).clamp(*self.range)
-        # where the density t^exponent, 0 of uniform ones, has a share u below it
-        power = 1 if self.kind == "uniform" else self.exponent + 1
-        low, high = (self.low or 0.0) ** power, (self.high or 1.0) ** power
-        time = shift_sigmas((low + (high - low) * u) ** (1 / power), self.shift)
+        low, high = self.low or 0.0, self.high or 1.0
+        if self.kind == "uniform":
+            time = low + (high - low) * u
+        else:  # where the density t^exponent has a share u below it
+            power = self.exponent + 1
+            low, high = low**power, high**power
+            time = (low + (high - low) * u) ** (1 / power)
         # u can be 0, and rounding makes 1 of what is nearly 1
-        return time.clamp(EDGE, 1 - EDGE)
+        return shift_sigmas(time, self.shift).clamp(EDGE, 1 - EDGE)
 
     def _steps(self, stream: torch.Generator, steps: int) -> Tensor:
         """Draw steps of a grid, ascending -> [draws] int64."""

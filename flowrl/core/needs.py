@@ -18,12 +18,15 @@ rest is made only for functions that ask for it by name:
 ``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
+``shared_noise``    nothing; images of a prompt must be noised alike, or the config is refused
 ==================  ==============================================================================
 
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
 of each leaf [L], of an edit with the files that it starts from, or ``state``, what likelihood
-`prior` says of each leaf's noise [L, D], as a keyword. ``sigma_rewards`` gives it nothing: all
-rewards that count must look at the sigma of what they judge.
+`prior` says of each leaf's noise [L, D], as a keyword. With ``moved`` its `update` gets the mean
+absolute change of the log-prob of what was drawn at the last visit of each leaf's prompt [L], NaN
+at a first one. ``sigma_rewards`` gives it nothing: all rewards that count must look at the sigma of
+what they judge.
 """
 
 from __future__ import annotations
@@ -42,10 +45,12 @@ KNOWN = frozenset(
             "siblings",
             "reward_variance",
             "zero_advantage",
+            "shared_noise",
             "log_prob",
             "prompts",
             "teacher",
             "state",
+            "moved",
             "sigma_rewards",
         ),
     }

@@ -258,11 +258,11 @@ class SelectInput(NamedTuple):
 
     rollout: Rollout
     advantage: Tensor  # [V] float32
-    # [V] int64  decisions with one id move as one action; -1 where there is none
-    segment: Tensor | None
+    segment: Tensor | None  # [V] int64  decisions with one id move as one action; -1 = none
     iteration: int
     generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
     transition: Transition | None = None  # the run's, as it sampled
+    factor: Tensor | None = None  # [V] float32  of the functions before it in the list; None = 1
 
 
 Credit = Callable[[Tensor], Tensor]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
@@ -9,6 +11,8 @@ from flowrl.training.guidance import KEYS
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
 from flowrl.training.stored_images import check_stored
+
+NONZERO = "flowrl.algorithms.selection.select.nonzero"
 
 
 def check_together(config: Config, method: Method, plan: Plan) -> None:
@@ -32,7 +36,36 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
             f"kl: likelihood {config.likelihood.fn} asks other weights about other states than the "
             "policy's, so their distance is none; leave the section kl out"
         )
+    _check_whole_prompts(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
+
+
+def check_segment(config: Config, method: Method, segment: Tensor | None, nodes: Tensor) -> None:
+    """Raise ConfigError for a segment [V] that has no id for what is trained, nodes [N]: it would
+    join the images of all prompts."""
+    if segment is None or config.segment is None or not bool((segment[nodes] < 0).any()):
+        return
+    raise ConfigError(
+        f"segment {config.segment.fn}: joins draws, and likelihood {config.likelihood.fn} trains "
+        f"{method.likelihood.trains}, which are in none of its segments; set segment={{fn: "
+        "prompt} for a loss that compares the images of a prompt, else leave the section out"
+    )
+
+
+def _check_whole_prompts(config: Config, method: Method) -> None:
+    """Raise ConfigError for a loss that compares the images of a prompt where one of them may be
+    missing, or noised in another way."""
+    if "shared_noise" in method.needs and getattr(method.likelihood, "shared", True) is False:
+        raise ConfigError(
+            f"loss {config.loss.fn}: all images of a prompt must have the same time and noise; set "
+            "likelihood.shared=true"
+        )
+    # rewards decide which images it drops, so a rehearsal would not find it
+    if "siblings" in method.needs and any(call.path == NONZERO for call in config.select):
+        raise ConfigError(
+            f"select nonzero: leaves out images of advantage 0, and loss {config.loss.fn} compares "
+            "all images of a prompt, whose group would be torn; leave this selection out"
+        )
 
 
 def check_guidance(config: Config, method: Method, plan: Plan) -> None:

@@ -16,7 +16,7 @@ from flowrl.core.merged_records import concatenated
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompt_choice import Visit
-from flowrl.core.types import RewardBatch, Tree
+from flowrl.core.types import Batch, RewardBatch, Rollout, Tree
 from flowrl.evaluation.image_statistics import LOOKS, looks_of
 from flowrl.evaluation.preference_pairs import labels_of
 from flowrl.evaluation.reward_metrics import (
@@ -27,6 +27,7 @@ from flowrl.evaluation.reward_metrics import (
 )
 from flowrl.evaluation.sources import prompt_keys
 from flowrl.training.collect import Collected, Values
+from flowrl.training.earlier_draws import EarlierDraws, draws_of
 from flowrl.training.prompt_visits import join_places, show_sampler
 from flowrl.training.reward_batch import reward_batch
 from flowrl.training.setup import Setup
@@ -86,6 +87,9 @@ def give_credit(
     metrics["prompt_entropy"] = prompt_entropy(advantage, tree.group)
     # rewards and sampler learn now: after an error the iteration would be half done
     run.intact = run.intact and not run.reward_set.has_state() and run.sampler is None
+    if run.earlier is not None:
+        extra["moved"] = moved_since(run, run.earlier, found.rollout, whole, rows)
+        metrics["moved"] = float(extra["moved"].nanmean().nan_to_num())
     learned = run.reward_set.update(values, batch, whole.leaf, tree, extra)
     show_sampler(run, values, batch, whole.leaf, tree, rows, [*dropped])
     return advantage, metrics | learned
@@ -104,6 +108,28 @@ def state_of(run: Setup, rows: list[int]) -> Tensor:
     with policy, torch.no_grad():
         found: Tensor = describe(run.model.encode([run.train_set.texts[row] for row in rows]))
     return found.cpu()
+
+
+def moved_since(
+    run: Setup, earlier: EarlierDraws, ro: Rollout, whole: Rollout, rows: list[int]
+) -> Tensor:
+    """Return how far the policy has moved since the last visit of each leaf's prompt [L] float64 on
+    the CPU, NaN at a first one; then keep the draws of this visit in their place."""
+    likelihood, transition = run.method.likelihood, run.method.transition
+
+    def score(batch: Batch) -> Tensor:
+        return likelihood.evaluate(run.model, batch, transition).log_prob
+
+    # each process asks about its own prompts, and all keep what any of them has drawn
+    policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+    with policy, torch.no_grad():
+        mine = earlier.moved(ro, rows, score, run.config.train.micro_batch)
+    known: dict[int, float] = {}
+    for found, drawn in run.world.gather((mine, draws_of(ro, rows))):
+        known |= found
+        earlier.kept |= drawn
+    places = whole.tree.group[whole.leaf].tolist()
+    return torch.tensor([known.get(place, torch.nan) for place in places], dtype=torch.float64)
 
 
 def _by_label(credit: Callable[..., Tensor], labels: Tensor) -> Callable[..., Tensor]:

@@ -23,7 +23,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
     rng = generator(run.config.seed, "select", run.iteration)
     data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
     for select in method.select:
-        factor = factor * select(data).to(factor)
+        factor = factor * select(data._replace(factor=factor)).to(factor)
     nodes = trained_nodes(ro, method.likelihood.trains)
     if not bool((factor[nodes] > 0).any()):
         raise RunError(

@@ -23,7 +23,12 @@ from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
-from flowrl.training.combinations import check_guidance, check_scout, check_together
+from flowrl.training.combinations import (
+    check_guidance,
+    check_scout,
+    check_segment,
+    check_together,
+)
 from flowrl.training.companions import calls_of
 from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
@@ -123,6 +128,7 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
     # rewards by chance
     advantage = _credit(config, method, made)
     segment = _segment(config, method, made)
+    check_segment(config, method, segment, trained_nodes(made, method.likelihood.trains))
     nodes = _chosen(config, method, made, advantage, segment, iteration)
     _check_signal(config, method, advantage[nodes], work)
     read = [config.likelihood, config.loss, *([config.kl] if config.kl else [])]
@@ -139,6 +145,8 @@ def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> Reh
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
     trained += states * sum(r.updates * calls_of(r) for r in method.companions.values())
+    if "moved" in needs_of(method.credit):  # what was drawn at the last visit, of one image
+        trained += work.prompts * len(trained_nodes(made, method.likelihood.trains)) // work.roots
     calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
@@ -190,7 +198,7 @@ def _chosen(
     kept = torch.ones_like(advantage)
     for call, select in zip(config.select, method.select, strict=True):
         if _ours(call):
-            kept = kept * select(data)
+            kept = kept * select(data._replace(factor=kept))
     nodes = trained_nodes(made, method.likelihood.trains)
     chosen = nodes[kept[nodes] > 0]
     if not len(chosen):

@@ -25,6 +25,7 @@ from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import check_guides, check_headline, check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
+from flowrl.training.earlier_draws import earlier_draws
 from flowrl.training.guidance import encoding_guidance
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.kept_copies import snapshots_of
@@ -96,6 +97,7 @@ class Setup:
         self.method: Method = method_of(config)
         check_context(self.method, self.world, sharded=self.sharded)
         self.kept = snapshots_of(config, self.method)
+        self.earlier = earlier_draws(config, self.method, sharded=self.sharded)
         check_plan(config)
         check_start(config.train.start)
         # images that prompts start from, and those that are trained on

@@ -64,6 +64,8 @@ class Trainer(Setup):
             self.follow()
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), "backwards": 0.0, **metrics}
+        if self.earlier is not None:
+            metrics["nfe"] += self.world.totals([[self.earlier.calls]], 1)[0]
         if self.config.train.refill:
             # what was drawn in vain cost as much as what was not
             metrics["refilled"] = float(len(dropped))
@@ -98,6 +100,8 @@ class Trainer(Setup):
         files |= {**self._kept_weights(), **self.reward_set.state_dict(), **along}
         if self.sampler is not None:
             files["sampler"] = self.sampler.state_dict()
+        if self.earlier is not None:
+            files["earlier"] = self.earlier.state_dict()
         # what is no tensor goes to state.json
         config = self.config.dump()
         about = {"iteration": self.iteration, "optimizer": state, "config": config}
@@ -160,6 +164,8 @@ class Trainer(Setup):
         # the rewards, the copies of the weights
         self.reward_set.load_state_dict(rewards, folder)
         self._load_sampler(files.pop("sampler") if "sampler" in files else None, folder)
+        if self.earlier is not None:
+            self.earlier.load_state_dict(files.pop("earlier"))
         self.companions.load(files, state.companions, folder)
         self._load_copies(files, folder)
         # the optimizer

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 class Technique(NamedTuple):
     """What a technique changes. `{low}`, `{high}` and `{steps}` are the ground's own: a clip range,
-    a wider one, and the number of trained steps; `{tau}` is OPMD's pull, `{twice}` twice the number
-    of prompts."""
+    a wider one, and the number of trained steps; `{tau}` is OPMD's pull, `{sharp}` how sharply
+    pairs are told apart. `{twice}`, `{pairs}` and `{images}` are numbers of prompts: for as many
+    images as plain GRPO has with half of its images of each, with two, and with one."""
 
     name: str
     changes: tuple[str, ...]
@@ -18,6 +19,9 @@ class Technique(NamedTuple):
 
 CLIP = "clip_low: {low}, clip_high: {low}"
 TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [1, 2], ode_last: 1}"
+# images of a prompt at the same noise levels and with the same noise, to compare how well they fit
+ALIKE = "likelihood={fn: forward, draws: 2, times: grid, last: {steps}, shared: true}"
+PROMPT = "segment={fn: prompt}"
 TECHNIQUES = {
     # credits
     "dr_grpo": Technique("Dr.GRPO", ("credit={fn: mean_centred}",)),
@@ -32,6 +36,14 @@ TECHNIQUES = {
     "v_05": Technique("V_0.5", ("credit={fn: shrunken_mean}",)),
     "unlikely": Technique("Rewarding the Unlikely", ("credit={fn: unlikely_norm}",)),
     "copo": Technique("COPO", ("credit={fn: consistency_blend}",)),
+    "single_stream": Technique(
+        "Single-stream", ("credit={fn: single_stream}", "train.group=1", "train.prompts={images}")
+    ),
+    "p3o": Technique(
+        "P3O, pairs", ("credit={fn: mean_centred}", "train.group=2", "train.prompts={pairs}")
+    ),
+    # a tree, whose shared steps have the mean of what follows
+    "salt": Technique("SALT, on a tree", (TREE,)),
     "stratified": Technique("Stratified GRPO", ("credit={fn: strata_norm, blend: 0.5}",), (TREE,)),
     # aggregates
     "gdpo": Technique("GDPO", ("aggregate={fn: gdpo}",), ("rewards.soft.weight=1.0",)),
@@ -55,6 +67,8 @@ TECHNIQUES = {
     "clip_higher": Technique(
         "DAPO, clip-higher", ("loss={fn: ppo_clip, clip_low: {low}, clip_high: {high}}",)
     ),
+    "dcpo_bounds": Technique("DCPO, its bounds", ("loss={fn: density_clip, " + CLIP + "}",)),
+    "reg_grpo": Technique("Reg-GRPO", ("loss={fn: group_regression, eps: {low}}", PROMPT)),
     "rec": Technique("REC-OneSide-NoIS", ("loss={fn: one_sided, " + CLIP + "}",)),
     "opmd": Technique("OPMD", ("loss={fn: opmd, tau: {tau}}",)),
     "aspo": Technique("ASPO", ("loss={fn: asymmetric_ratio, " + CLIP + "}",)),
@@ -69,9 +83,28 @@ TECHNIQUES = {
         ),
     ),
     "etr": Technique("ETR", ("loss={fn: elastic_clip, " + CLIP + "}",)),
-    # which images are trained
+    "trpa": Technique("TRPA", ("loss={fn: level_preference}", ALIKE, PROMPT)),
+    "simpo": Technique(
+        "SimPO",
+        (
+            "loss={fn: simple_preference, beta: {sharp}}",
+            "credit={fn: best_worst}",
+            "select={fn: nonzero}",
+            ALIKE,
+            PROMPT,
+        ),
+        # pairs of equal images teach nothing, and an iteration of such alone is an error
+        ("rewards.soft.weight=1.0",),
+    ),
+    # which images are trained, and how they are averaged
     "cppo": Technique("CPPO", ("select={fn: largest, share: 0.5}",)),
     "d3s": Technique("D3S", ("select={fn: spread, keep: 4}",)),
+    "balanced": Technique(
+        "Balanced Aggregation",
+        ("select=[{fn: largest, share: 0.5}, {fn: sign_balance}]",),
+        # so that images have differently many trained draws
+        (TREE, "select={fn: largest, share: 0.5}"),
+    ),
     # which prompts are drawn
     "mmr1": Technique("MMR1", ("sampler={fn: variance_weighted}",)),
     "vade": Technique("VADE", ("sampler={fn: difficulty_bandit}",)),

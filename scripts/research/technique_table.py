@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from technique_list import TECHNIQUES
+
 from flowrl.core.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,13 +55,22 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     return out
 
 
+def missing(result: dict[str, Any]) -> list[str]:
+    """Name the techniques of the list that a result file does not have; [] where it has all."""
+    names = {one.name for key, one in TECHNIQUES.items() if key not in result["techniques"]}
+    if not names:
+        return []
+    text = f"In the list of the comparison since, and not run yet: {'; '.join(sorted(names))}."
+    return [textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)]
+
+
 def page(text: str) -> str:
     """Fill the place between the marks."""
     parts = ["<!-- techniques: table -->"]
     for ground in GROUNDS:
         result = found(ground)
         if result is not None:
-            parts += [about(result), markdown_table(rows(result))]
+            parts += [about(result), markdown_table(rows(result)), *missing(result)]
     if len(parts) == 1:
         parts.append("Nothing was compared yet.")
     new = "\n\n".join([*parts, "<!-- techniques: end -->"])

@@ -45,9 +45,15 @@ from flowrl.training.trainer import Trainer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUNDS: dict[str, dict[str, Any]] = {
-    "toy": {"nfe": 20_000, "low": 1e-3, "high": 3e-3, "steps": 3, "tau": 100.0, "twice": 16},
+    "toy": {
+        **{"nfe": 20_000, "low": 1e-3, "high": 3e-3, "steps": 3, "tau": 100.0, "sharp": 10.0},
+        **{"twice": 16, "pairs": 32, "images": 64},
+    },
     # validation prompts; 64 places are more than a short run can spend
-    "shapes": {"nfe": 80_000, "low": 0.05, "high": 0.07, "steps": 5, "tau": 40.0, "twice": 32},
+    "shapes": {
+        **{"nfe": 80_000, "low": 0.05, "high": 0.07, "steps": 5, "tau": 40.0, "sharp": 100.0},
+        **{"twice": 32, "pairs": 64, "images": 128},
+    },
 }
 SHAPES = (
     "prompts.train=assets/shapes/train.jsonl",
@@ -128,8 +134,8 @@ def config_of(ground: str, name: str, seed: int, folder: Path) -> Config:
     own = TECHNIQUES[of] if of else Technique("", ())
     mine = own if known else TECHNIQUES[name]
     changes = [*mine.shared, *(() if known else mine.changes)]
-    for key in ("low", "high", "steps", "tau", "twice"):
-        changes = [change.replace("{" + key + "}", str(GROUNDS[ground][key])) for change in changes]
+    for key, value in GROUNDS[ground].items():
+        changes = [change.replace("{" + key + "}", str(value)) for change in changes]
     if ground == "toy":
         return toy(folder, [f"seed={seed}", f"model.seed={seed}", *changes])
     changes = [change.replace("steps: 4,", "steps: 6,") for change in changes]

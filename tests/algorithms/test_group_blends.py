@@ -1,15 +1,16 @@
-"""Group techniques that look at more than a prompt's mean, by hand or by the reference's numbers;
-and what scaling, shifting and equal rewards may do to any credit of a group."""
+"""Group techniques that look at more than a prompt's mean, by hand or by the reference's
+numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
+import forests
 import pytest
 import torch
+from groupkit import drawn, images
 from torch import Tensor
 
 from flowrl.algorithms.credit import blends, estimators
@@ -17,31 +18,10 @@ from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.credit.shrunken import shrunken_mean
 from flowrl.algorithms.reward_mix import conditions
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Scores, Tree
+from flowrl.core.types import Scores
 
 NAN = float("nan")
 F64 = torch.float64
-
-
-def drawn(rewards: list[list[float]], noises: int | None = None) -> tuple[Tensor, Tensor, Tree]:
-    """Lay rewards out as draws below initial noises, `noises` for each prompt; None: one each."""
-    sizes = [len(row) for row in rewards]
-    per = sizes if noises is None else [noises] * len(sizes)
-    roots = sum(per)
-    parent, group, first = [-1] * roots, [], 0
-    for place, (size, count) in enumerate(zip(sizes, per, strict=True)):
-        group += [place] * count
-        parent += [first + n * count // size for n in range(size)]
-        first += count
-    of = group + [group[up] for up in parent[roots:]]
-    step = torch.tensor([0] * roots + [1] * sum(sizes))
-    tree = Tree(torch.tensor(parent), step, step.float(), torch.tensor(of))
-    return torch.tensor(sum(rewards, [])), torch.arange(roots, len(parent)), tree
-
-
-def images(credit: Callable[..., Tensor], *laid: Any, **options: Any) -> list[float]:
-    found: list[float] = credit(*laid, **options)[laid[1]].tolist()
-    return found
 
 
 def z(values: list[float]) -> list[float]:
@@ -95,6 +75,23 @@ def test_strata_are_images_of_one_noise() -> None:
         images(blends.strata_norm, *drawn([[0.0, 1.0]]), blend=0.5)
 
 
+def test_salt_gives_a_shared_step_the_mean_of_those_that_share_it() -> None:
+    """Two noises with a draw each, then two draws below each of these, and one below each of those:
+    of rewards 0 1 1 4 (mean 1.5, std 1.5) a draw that two images share has the mean of their
+    advantages, what follows has its image's own."""
+    tree, leaf = forests.tree(1, 2, 4, splits=(1,), ode_last=1)
+    found = group_norm(torch.tensor([0.0, 1.0, 1.0, 4.0]), leaf, tree, eps=0.0)
+    own = [-1, -1 / 3, -1 / 3, 5 / 3]
+    by_step = [found[(tree.step == step) & (tree.std > 0)].tolist() for step in (1, 2, 3)]
+    assert by_step[0] == pytest.approx([-2 / 3, 2 / 3])
+    assert by_step[1] == by_step[2] == pytest.approx(own)
+    # what the whole group shares says nothing of any image
+    tree, leaf = forests.tree(1, 1, 4, splits=(1, 2), ode_last=1)
+    whole = group_norm(torch.tensor([0.1, 0.7, 0.3, 0.4]), leaf, tree)
+    assert whole[tree.step == 1].tolist() == pytest.approx([0.0], abs=1e-15)
+    assert float(whole[tree.step == 2].abs().min()) > 0.1
+
+
 def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:
     """k 4, spread .5: s = 1/16. Before .5: a mean of .75 is within noise, the baseline stays .5; a
     mean of 1 has D = 3/16, w = 3/4, baseline .875. First visit: the mean."""
@@ -110,60 +107,6 @@ def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:
     assert gaps([1, 1, 1, 1]) == pytest.approx([0.125] * 4)
     credit.update(*drawn([[1, 1, 1, 1]]), prompts=["a"] * 4)
     assert credit.kept["value"].tolist() == [[0.75]]
-
-
-# ------------------------------------------------------------------------ invariances (reference 6)
-
-FLAT = [[0.3, 0.9, 0.4, 0.1], [0.2, 0.3, 0.7, 0.6], [0.5, 0.5, 0.5, 0.5]]
-LOGS = torch.linspace(-2, -1, 24)
-# whether a factor and a constant leave the advantages as they are; None: they are only scaled
-GROUPS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], bool | None, bool]] = {
-    "group": (group_norm, {"eps": 0.0}, True, True),
-    "global": (group_norm, {"eps": 0.0, "std": "global"}, True, True),
-    "Dr.GRPO": (estimators.mean_centred, {}, None, True),
-    "MC-GRPO": (estimators.median_norm, {"eps": 1e-9}, True, True),
-    "NGRPO": (estimators.virtual_best, {"best": 2.0}, False, False),
-    "BNPO": (estimators.beta_norm, {}, False, False),
-    "A-GRAE": (estimators.difficulty_balanced, {}, False, False),
-    "SLAS": (estimators.signed_power, {}, True, True),
-    "COPO": (blends.consistency_blend, {"eps": 1e-9}, True, True),
-    "unlikely": (blends.unlikely_norm, {"eps": 1e-9, "log_prob": LOGS}, True, False),
-    "strata": (blends.strata_norm, {"blend": 0.5, "eps": 1e-9}, True, True),
-}
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_what_scaling_and_shifting_rewards_does(name: str) -> None:
-    """Rewards times 1/2, and plus 1/16: what should not change does not, what should does."""
-    credit, options, scales, shifts = GROUPS[name]
-    reward, *rest = drawn(FLAT, noises=2 if name == "strata" else None)
-    before, half, more = (
-        credit(r, *rest, **options) for r in (reward, reward / 2, reward + 1 / 16)
-    )
-    if scales is None:
-        torch.testing.assert_close(half, before / 2)
-    else:
-        assert torch.allclose(half, before, atol=2e-5) == scales
-    assert torch.allclose(more, before, atol=2e-5) == shifts
-
-
-@pytest.mark.parametrize("name", [n for n in GROUPS if n not in ("NGRPO", "COPO", "unlikely")])
-def test_a_prompt_of_equal_rewards_has_exactly_no_advantage(name: str) -> None:
-    """The third prompt. NGRPO, COPO and the unlikely one exist to give it one."""
-    credit, options = GROUPS[name][:2]
-    laid = drawn(FLAT, noises=2 if name == "strata" else None)
-    assert images(credit, *laid, **options)[8:] == [0] * 4
-    for other in ("NGRPO", "COPO", "unlikely"):
-        credit, options = GROUPS[other][:2]
-        assert any(images(credit, *drawn(FLAT), **options)[8:])
-
-
-@pytest.mark.parametrize("name", ["group", "Dr.GRPO", "unlikely", "strata"])
-def test_centred_advantages_of_a_prompt_sum_to_zero(name: str) -> None:
-    credit, options = GROUPS[name][:2]
-    found = images(credit, *drawn(FLAT, noises=2 if name == "strata" else None), **options)
-    for first in (0, 4, 8):
-        assert sum(found[first : first + 4]) == pytest.approx(0, abs=1e-5)
 
 
 def test_a_pair_of_images_is_the_pairwise_policy_gradient() -> None:

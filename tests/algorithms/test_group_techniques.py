@@ -47,7 +47,12 @@ ROWS: list[tuple[Callable[..., Tensor], dict[str, Any], list[list[float]], list[
     (estimators.virtual_best, {}, [[0, 1, 0, 1]], [-1.095443, 0.730295] * 2),
     (estimators.beta_norm, {}, FOUR, [0.630577, -0.210192, -0.210192, -0.210192]),
     (estimators.difficulty_balanced, {}, FOUR, [0.656247, -0.499998, -0.499998, -0.499998]),
-    (estimators.difficulty_balanced, {}, FOUR[1:2] + FOUR[:1] + FOUR[2:], [0.514467] * 3),
+    (
+        estimators.difficulty_balanced,
+        {},
+        FOUR[1:2] + FOUR[:1] + FOUR[2:],
+        [*[0.514467] * 3, -3.527773],
+    ),
     # the fixture .3535534 .0894427 -.0316228 -.4647580 over its mean magnitude .2348442
     (
         estimators.signed_power,
@@ -162,12 +167,6 @@ def test_pulls_end_where_the_closed_form_says() -> None:
     )
 
 
-@pytest.mark.parametrize(("loss", "options"), [("opmd", {"tau": 2.0}), ("one_sided", WIDE)])
-def test_on_policy_they_are_the_policy_gradient(loss: str, options: dict[str, float]) -> None:
-    found = slopes(getattr(ratio_rules, loss), [1.0, 1.0], [0.7, -1.3], **options)
-    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64))
-
-
 def test_the_divergence_masks_what_moves_outward() -> None:
     """The reference's fixture: D = 2e-6 everywhere, keep 0, 1, 1, 0, 1, mean .0040000667."""
     now = torch.tensor([0.01, 0.01, -0.01, -0.01, 0.0], dtype=torch.float64).requires_grad_()
@@ -205,13 +204,15 @@ def test_bad_options_of_losses_are_named(loss: str, options: dict[str, float], w
 SCORES = [-1.2, 0.1, 0.9, -0.05, 1.6, -0.7, 0.3, -0.95]  # of the reference
 
 
-def kept(function: Callable[..., Tensor], advantages: list[float], **options: Any) -> list[int]:
+def kept(
+    function: Callable[..., Tensor], advantages: list[float], *, iteration: int = 0, **options: Any
+) -> list[int]:
     """Return which of a prompt's images are trained, one draw each, by their order."""
     ro = forest([1, 0], groups=[0] * len(advantages))
     advantage = torch.zeros(len(ro.tree.parent))
     above = ro.tree.parent[ro.leaf]
     advantage[ro.leaf] = advantage[above] = torch.tensor(advantages)
-    factor = function(SelectInput(ro, advantage, None, 0, torch.Generator()), **options)
+    factor = function(SelectInput(ro, advantage, None, iteration, torch.Generator()), **options)
     assert set(factor.nonzero().flatten().tolist()) <= set(above.tolist())
     return factor[above].nonzero().flatten().tolist()
 
@@ -237,11 +238,37 @@ def test_which_images_are_trained(
     assert kept(function, scores, **options) == wanted
 
 
-def test_bad_selections_are_named() -> None:
-    with pytest.raises(ConfigError, match="share above 0"):
-        kept(leaves.largest, SCORES, share=1.0)
-    with pytest.raises(ConfigError, match="from 2 to the number of leaves of a prompt, 8"):
-        kept(leaves.spread, SCORES, keep=9)
+def test_d3s_loosens_over_training() -> None:
+    """(1 - t) 3 + t 8 of 8 images, rounded down, over 10 iterations: 3, 3.5, 4 ... 7.5, 8, then 8;
+    at 4 the reference's set."""
+    options = {"keep": 3, "keep_last": 8, "over": 10}
+    found = [kept(leaves.spread, SCORES, iteration=k, **options) for k in range(12)]
+    assert [len(images) for images in found] == [3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
+    assert found[2] == [0, 2, 4, 7]
+    # downwards as well, and at once
+    assert len(kept(leaves.spread, SCORES, iteration=1, keep=8, keep_last=2, over=1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
+        (leaves.largest, {"share": 1.0}, "share above 0"),
+        (
+            leaves.spread,
+            {"keep": 9},
+            "keep=9 must be from 2 to the number of leaves of a prompt, 8",
+        ),
+        (leaves.spread, {"keep": 4, "keep_last": 9, "over": 5}, "keep_last=9 must be from 2 to"),
+        (leaves.spread, {"keep": 4, "keep_last": 8}, "keep_last=8 and over=0"),
+        (leaves.spread, {"keep": 4, "over": 8}, "keep=4 and keep_last=0 must be from 2"),
+        (leaves.spread, {"keep": 4, "keep_last": 8, "over": -1}, "over=-1"),
+    ],
+)
+def test_bad_selections_are_named(
+    function: Callable[..., Tensor], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        kept(function, SCORES, **options)
 
 
 def test_penalties_on_velocities() -> None:
@@ -255,19 +282,3 @@ def test_penalties_on_velocities() -> None:
     blind = data._replace(now=data.now._replace(v=None))
     with pytest.raises(ConfigError, match="has no velocity"):
         norm_guard(blind)
-
-
-def test_a_share_of_the_gradient_is_kept_outside_of_the_range() -> None:
-    """CE-GPPO in closed form: the gradient of log r is -A w with w = r inside, keep times the end
-    of the range outside; on the other side PPO has a gradient of its own, r."""
-    ratio = torch.tensor([1.1, 1.5, 0.5, 0.5, 1.5], dtype=torch.float64)
-    advantage = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
-    log_prob = ratio.log().requires_grad_()
-    call = on_tensors(ratio_rules.kept_gradient)
-    options = {"clip_low": 0.2, "clip_high": 0.2, "keep_low": 0.5, "keep_high": 0.25}
-    loss, metrics = call(log_prob, torch.zeros(5), advantage, **options)
-    loss.sum().backward()
-    assert log_prob.grad is not None
-    assert log_prob.grad.tolist() == pytest.approx([-1.1, -0.3, 0.4, -0.5, 1.5])
-    assert loss.tolist() == pytest.approx([-1.1, -1.2, 0.8, -0.5, 1.5])
-    assert metrics["clip_frac"].tolist() == [0, 1, 1, 0, 0]

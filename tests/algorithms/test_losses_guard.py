@@ -79,6 +79,16 @@ def test_ratio_loss_and_gradient_in_closed_form() -> None:
     torch.testing.assert_close(whole, loss * delta)
 
 
+def test_the_reference_s_ratio() -> None:
+    """B 6.4: log-probs -.52 and -.50, a mean that moved by .01 in every number, std .478191: the
+    exp of (-.02 + .0001 / (2 std^2)) std is .9905853."""
+    one = torch.ones(1, dtype=torch.float64)
+    tensors = {"mean": 0.01 * one.expand(1, 4), "old_mean": torch.zeros(1, 4)}
+    tensors |= {"std": 0.478191 * one, "sigma": 0.7 * one, "sigma_next": 0.5 * one}
+    found = guard(-0.52 * one, -0.50 * one, one, **WIDE, **tensors)[1]["ratio"]
+    assert float(found) == pytest.approx(0.9905853, abs=5e-8)
+
+
 @pytest.mark.parametrize("bias", ["sample", "batch"])
 def test_on_policy_the_gradient_is_that_of_ppo_times_std_over_delta(bias: str) -> None:
     """torch's own autograd of ppo_clip; the published clip range of 2e-6 stops nothing."""

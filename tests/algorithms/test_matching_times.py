@@ -89,10 +89,36 @@ def test_low_times_of_logit_normal_are_raised_to_the_floor() -> None:
     assert found.min() == pytest.approx(0.4) and (found == found.min()).sum() > 50
 
 
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal", "power_law"])
+@pytest.mark.parametrize("shift", [1.0, 1000.0])
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-24])
+def test_random_times_stay_inside_whatever_is_drawn(
+    kind: Any, shift: float, u: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the ends of what torch.rand can return, with a shift that rounds to 1; the range is 1e-6
+    from 0 and 1, in float32."""
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), u))
+    found = times(3, 1, times=kind, shift=shift)
+    assert float(found.min()) >= 9.9e-7 and float(found.max()) <= 0.9999991
+
+
+def test_times_of_a_grid_are_the_sampler_s() -> None:
+    """Its first is 1: pure noise, from which every image starts. 0 and 1 written out, as resolved
+    configs once had them, are no limits of it."""
+    assert times(1, 1, times="grid", last=1).item() == 1
+    assert times(1, 1, times="grid", last=1, low=0.0, high=1.0).item() == 1
+
+
 WRONG: list[tuple[Any, str]] = [
     (lambda: ramp(1, slope=0.1, limit=1.5), "limit <= 1"),
-    (lambda: forward(low=0.5, high=1.2), "low < high <= 1"),
-    (lambda: forward(low=0.5, high=0.5), "low < high <= 1"),
+    (lambda: forward(low=0.5, high=1.2), "0 < low < high < 1.*high=1.2; leave out"),
+    (lambda: forward(low=0.5, high=0.5), "low < high < 1"),
+    (lambda: forward(low=-0.1), "low=-0.1"),
+    (lambda: forward(low=0.0), "low=0.0, high=None"),
+    (lambda: forward(high=1.0), "low=None, high=1.0"),
+    (lambda: forward(times="logit_normal", high=1.0), "low=None, high=1.0"),
+    (lambda: forward(times="power_law", low=0.0), "low=0.0, high=None"),
+    (lambda: forward(times="grid", high=0.9), "belong to times: grid"),
     (lambda: forward(times="grid", shift=3.0), "belong to times: grid"),
     (lambda: forward(first=1), "belong to times: grid"),
     (lambda: times(5, times="any_steps", first=1, last=5), "5 different times"),

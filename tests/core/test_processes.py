@@ -44,6 +44,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "chunks by change": (*CHAIN, "plan.steps=6", "segment={fn: adaptive, chunks: 3}", CHUNKS),
     "second draws": (*CHAIN, "rewards.red={fn: toykit.dull}", "train.refill=2"),
     "budgets": (*CHAIN, "sampler={fn: knapsack}", "rewards.red={fn: toykit.reddish}"),
+    "single stream": (
+        *CHAIN,
+        "credit={fn: single_stream, half: 0.01}",
+        "rewards.red={fn: toykit.warmth}",
+    ),
     # in the first and third iteration a quarter of all images, and half of one process' own
     "unscored": (*CHAIN, BLIND, "train.max_unscored=0.25"),
     "guard": (*CHAIN, "loss={fn: guard, clip_low: 0.002, clip_high: 0.002}", "train.updates=2"),

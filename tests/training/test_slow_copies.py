@@ -105,7 +105,7 @@ def test_resume_is_bit_for_bit(tmp_path: Path, method: tuple[str, ...]) -> None:
         ((*NFT, SLOW), "slow: neither loss nft nor kl"),
         ((*NFT, "loss.beta=0.0"), "beta > 0"),
         ((*NFT, "likelihood.draws=4"), "draws=4 different times"),
-        ((*NFT, "likelihood={fn: forward, high: 1.5}"), "low < high <= 1"),
+        ((*NFT, "likelihood={fn: forward, high: 1.5}"), "low < high < 1"),
         ((*NFT, "loss={fn: diffusion_dpo, beta: 1.0}"), "segment"),
         ((*NFT, "loss={fn: regression}"), "at least 0"),
         ((*NFT, "loss={fn: dgpo, beta: 1.0}"), "dgpo: compares all images of a prompt"),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._groups import check_unit
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.errors import ConfigError
@@ -58,51 +57,6 @@ class smooth_norm(PromptMemory):
         first = total / count + (1 - 1 / count) * now
         second = now / count + (1 - 1 / count) * total
         return torch.where(first.abs() <= second.abs(), first, second)
-
-
-class single_stream(PromptMemory):
-    """Subtract from rewards in [0, 1] [L] what their prompt was worth so far, and standardise over
-    the batch -> advantage per node [V] float32; `train.group` may be 1.
-
-    Single-stream policy optimisation (2509.13232) and its code: a prompt is worth ``alpha / (alpha
-    + beta)``; a visit adds its rewards to ``keep alpha`` and what they lack of 1 to ``keep beta``.
-    Both start at half of ``1 / (1 - keep)``. **Differs:** `keep` is a number here, in the code from
-    0.875 to 0.96 by how far the policy has moved on a kept answer; and there the first values come
-    from 8 answers made beforehand. NaN = not scored: advantage 0.
-
-    Raises: ConfigError for `keep` outside (0, 1), or rewards outside [0, 1].
-    """
-
-    def __init__(self, *, keep: float = 0.9) -> None:
-        if not 0 < keep < 1:
-            raise ConfigError(f"single_stream: expected 0 < keep < 1, got {keep}")
-        super().__init__({"alpha": 1, "beta": 1})
-        self.keep = keep
-
-    def start(self, prompts: list[str]) -> None:
-        """Know nothing of any prompt."""
-        super().start(prompts)
-        for rows in self.kept.values():
-            rows.fill_(0.5 / (1 - self.keep))
-
-    def __call__(
-        self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
-    ) -> Tensor:
-        """Compare each reward; prompts [L]: the text of each leaf."""
-        value, place = reward.double(), self.places(prompts)
-        check_unit("single_stream", value[~value.isnan()])
-        alpha, beta = (self.kept[name][place, 0] for name in ("alpha", "beta"))
-        gap = value - (alpha / (alpha + beta)).to(value.device)
-        known = gap[~gap.isnan()]
-        if len(known):
-            gap = (gap - known.mean()) / (_std(known) + 1e-8)
-        return subtree_mean(gap, leaf, tree).nan_to_num().float()
-
-    def update(self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str]) -> None:
-        """Add the rewards [L] of an iteration, from 0 to 1; NaN = not scored."""
-        for prompt, _, new in self.visited(reward.cpu(), prompts):
-            for name, add in (("alpha", new.sum()), ("beta", (1 - new).sum())):
-                self.kept[name][prompt, 0] = self.keep * self.kept[name][prompt, 0] + add
 
 
 class risk_bundles:

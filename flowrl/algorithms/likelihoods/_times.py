@@ -11,6 +11,8 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import shift_sigmas
 
+EDGE = 1e-6  # how near random times come to 0, the image itself, and to 1, pure noise
+
 
 @dataclass(frozen=True)
 class Times:
@@ -20,8 +22,8 @@ class Times:
     kind: Literal["uniform", "logit_normal", "power_law", "grid", "any_steps"]
     draws: int
     shift: float
-    low: float
-    high: float
+    low: float | None  # None: just above 0
+    high: float | None  # None: just below 1
     first: int
     last: int
     with_first: bool
@@ -32,11 +34,6 @@ class Times:
             raise ConfigError(
                 "likelihood forward: expected draws >= 1 and shift > 0, got "
                 f"draws={self.draws}, shift={self.shift}"
-            )
-        if not 0 <= self.low < self.high <= 1:
-            raise ConfigError(
-                "likelihood forward: times are noise levels from 0 (image) to 1 (noise), so 0 <= "
-                f"low < high <= 1 is needed, got low={self.low}, high={self.high}"
             )
         if self.exponent < 0 or (self.exponent != 1 and self.kind != "power_law"):
             raise ConfigError(
@@ -52,13 +49,27 @@ class Times:
         # would be ignored in silence
         steps = self.kind in ("grid", "any_steps")
         on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
-        beside = (self.low, self.high, self.shift) != (0, 1, 1)
-        if beside if steps else on_grid:
+        # the config of an earlier run may have 0 and 1 written out
+        ranged = self.low not in (None, 0) or self.high not in (None, 1)
+        if (ranged or self.shift != 1) if steps else on_grid:
             raise ConfigError(
                 "likelihood forward: first, last and with_first belong to times: grid and "
                 "any_steps, low, high and shift to the others; got some of them with times: "
                 f"{self.kind}"
             )
+        low, high = self.range
+        if not (steps or 0 < low < high < 1):
+            raise ConfigError(
+                "likelihood forward: times are noise levels between 0 (the image, nothing to "
+                "predict) and 1 (pure noise), so 0 < low < high < 1 is needed, got low="
+                f"{self.low}, high={self.high}; leave out the one that should be no limit"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Return the lowest and the highest time."""
+        low, high = self.low, self.high
+        return EDGE if low is None else low, 1 - EDGE if high is None else high
 
     def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:
         """Draw the times of one leaf, descending -> [draws]; grid [S+1]: what it was sampled on."""
@@ -67,14 +78,18 @@ class Times:
         # one number in each of `draws` equal parts of (0, 1), descending
         part = torch.arange(self.draws - 1, -1, -1)
         u = (part + torch.rand(self.draws, generator=stream)) / self.draws
+        if self.kind == "logit_normal":
+            normal = torch.special.ndtri(u.double()).float()
+            return shift_sigmas(normal.sigmoid(), self.shift).clamp(*self.range)
+        low, high = self.low or 0.0, self.high or 1.0
         if self.kind == "uniform":
-            return shift_sigmas(self.low + (self.high - self.low) * u, self.shift)
-        if self.kind == "power_law":  # where the density t^exponent has a share u below it
+            time = low + (high - low) * u
+        else:  # where the density t^exponent has a share u below it
             power = self.exponent + 1
-            low, high = self.low**power, self.high**power
-            return shift_sigmas((low + (high - low) * u) ** (1 / power), self.shift)
-        normal = torch.special.ndtri(u.double()).float()
-        return shift_sigmas(normal.sigmoid(), self.shift).clamp(self.low, self.high)
+            low, high = low**power, high**power
+            time = (low + (high - low) * u) ** (1 / power)
+        # u can be 0, and rounding makes 1 of what is nearly 1
+        return shift_sigmas(time, self.shift).clamp(EDGE, 1 - EDGE)
 
     def _steps(self, stream: torch.Generator, steps: int) -> Tensor:
         """Draw steps of a grid, ascending -> [draws] int64."""

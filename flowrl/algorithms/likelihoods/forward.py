@@ -38,7 +38,8 @@ class forward:
         shift: moves uniform, logit_normal and power_law times towards noise, as `shift_sigmas`; 1 =
             not.
         low, high: the range of uniform and power_law times before the shift, of logit_normal times
-            after it.
+            after it, inside of (0, 1). None: no limit of its own; random times stay 1e-6 away from
+            0 and 1. Those of a grid are the sampler's, whose first is 1 by design.
         exponent: of power_law, at least 0; 0 is uniform.
         first, last: of grid and any_steps, the steps that are drawn from; last 0 = to the end.
         with_first: of grid and any_steps, one of the draws is always step 0.
@@ -70,8 +71,8 @@ class forward:
         draws: int = 1,
         times: Literal["uniform", "logit_normal", "power_law", "grid", "any_steps"] = "uniform",
         shift: float = 1.0,
-        low: float = 0.0,
-        high: float = 1.0,
+        low: float | None = None,
+        high: float | None = None,
         first: int = 0,
         last: int = 0,
         with_first: bool = False,

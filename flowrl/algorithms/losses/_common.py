@@ -30,6 +30,19 @@ def surrogate(
     return loss, (-a * clipped > -a * ratio).detach()
 
 
+def probability_bounds(
+    q: Tensor, low: float, high: float, *, most: float = 10.0
+) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest ratio r of a draw of probability q [B] with ``|r - 1| q r``
+    at most `low` below 1 and `high` above it; never below 1/2, nor above `most`.
+
+    DCPO (2509.02333), its code: ``(1 + sqrt(max(1 - 4 low / q, 0))) / 2`` and
+    ``(1 + sqrt(1 + 4 high / q)) / 2``.
+    """
+    least = (1 + (1 - 4 * low / q).clamp_min(0).sqrt()) / 2
+    return least, ((1 + (1 + 4 * high / q).sqrt()) / 2).clamp_max(most)
+
+
 def ratio_metrics(log_ratio: Tensor, stopped: Tensor) -> dict[str, Tensor]:
     """Return ratio, clip_frac, clip_high_frac and approx_kl [B] of detached log-ratios."""
     return {

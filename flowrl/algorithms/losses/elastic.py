@@ -1,11 +1,21 @@
-"""Clip ranges that follow the signal, and ranges for steps beside those for images."""
+"""Clip ranges that follow the signal or the density of a draw, and ranges for steps beside those
+for images."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean, surrogate
+from flowrl.algorithms.losses._common import (
+    check_clip,
+    probability_bounds,
+    ratio_metrics,
+    segment_mean,
+    surrogate,
+)
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -95,3 +105,52 @@ def hybrid_ratio(
     metrics = ratio_metrics(own.detach(), stopped)
     metrics["image_clip_frac"] = stopped_image.to(a.dtype)
     return mix * step + (1 - mix) * image, metrics
+
+
+@needs("old_log_prob")
+def density_clip(
+    data: LossInput,
+    *,
+    clip_low: float,
+    clip_high: float,
+    cap: float = 10.0,
+    max_advantage: float = 5.0,
+) -> Loss:
+    """Return `ppo_clip`'s surrogate [B] with the `probability_bounds` of each draw, and metrics
+    [B]: unlikely draws may move further.
+
+    DCPO (2509.02333): its text has ranges 0.16 and 0.2, its code 0.2 and 0.28. Where A < 0 the
+    ratio counts as at most `cap` (its dual clip, 10 in the code). The bounds are exact, what stands
+    for a probability is a **reconstruction**, an experiment: a draw of a continuous latent has a
+    density and no probability. Of D numbers ``x_next = mean + std z`` the mean of z^2 has mean 1
+    and variance 2 / D, so ``s = (1 - mean z^2) sqrt(D / 2)`` says by how many standard deviations
+    the log-prob under the sampling weights is above its own mean, and ``q = sigmoid(s)``. `segment`
+    as in `ppo_clip`, q is then of the mean over the segment.
+
+    Metrics: those of `ppo_clip`; clip_range, the upper bound less 1; probability, q.
+
+    Raises: ConfigError for a clip range that is not positive, a cap of 1 or less, or a likelihood
+    without a std.
+    """
+    check_clip("density_clip", clip_low, clip_high, max_advantage)
+    if not cap > 1:
+        raise ConfigError(f"density_clip: expected cap > 1, got {cap}")
+    std, old = data.now.std.detach().double(), data.old_log_prob.detach()
+    wrong = ConfigError(
+        "density_clip: asks how likely a draw was, and this likelihood draws nothing; take "
+        "likelihood: {fn: reverse}"
+    )
+    refuse_if((std <= 0).any(), lambda: wrong)
+    # how likely the draw was among all that could have been drawn there
+    squares = -2 * (old + std.log() + math.log(2 * math.pi) / 2)
+    standing = (1 - squares) * math.sqrt(data.batch.x[0].numel() / 2)
+    q = segment_mean(standing, data.segment)[0].sigmoid()
+    low, high = probability_bounds(q, clip_low, clip_high, most=max(cap, 10.0))
+    # clipped there; what is bad and has become far likelier is no more than that
+    log_ratio, share = segment_mean(data.now.log_prob - old, data.segment)
+    a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
+    loss, stopped = surrogate(log_ratio, a, 1 - low, high - 1)
+    beyond = (a < 0) & (log_ratio.detach() > math.log(cap))
+    loss = torch.where(beyond, -a * cap, loss)
+    metrics = ratio_metrics(log_ratio.detach(), stopped | beyond)
+    return loss * share, metrics | {"clip_range": high - 1, "probability": q}

@@ -13,7 +13,7 @@ from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 
 
-@needs("ref")
+@needs("ref", "shared_noise")
 def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Tensor]]:
     """Return ``-ln sigmoid(-(beta / 2) ((m_w - m_l) - (n_w - n_l)))`` [B], the same for both images
     of a pair, and metrics [B].
@@ -92,6 +92,7 @@ def step_preference(
     }
 
 
+@needs("shared_noise")
 def simple_preference(
     data: LossInput, *, beta: float, margin: float = 0.0
 ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -71,7 +71,8 @@ def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
     """Return ``-A log r + tau / 2 (log r)^2`` [B] and metrics [B].
 
     OPMD as in 2509.24203: a pull back to the policy that sampled in place of clipping. Rows stand
-    still at ``log r = A / tau``. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
+    still at ``log r = A / tau``. **Differs:** rows of advantage 0 are counted but not computed, so
+    nothing pulls them back. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
 
     Raises: ConfigError unless tau > 0 and max_advantage > 0.
     """
@@ -81,14 +82,14 @@ def opmd(data: LossInput, *, tau: float, max_advantage: float = 5.0) -> Loss:
     return loss * share, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
 
 
-@needs("old_log_prob")
+@needs("old_log_prob", "zero_advantage")
 def ratio_regression(data: LossInput, *, scale: float, max_advantage: float = 5.0) -> Loss:
     """Return ``(log r / scale - A)^2`` [B] and metrics [B]: regress the advantage on the log-ratio.
 
     Reg-GRPO of DeepVideo-R1 (2506.07464) in the form of REBEL (2404.16767): the minimum is at
-    ``log r = scale A``. **Differs:** Reg-GRPO divides log r by its std within the prompt's group,
-    which is 0 on policy and needs the whole group in one call; here `scale` is given. Its penalty
-    is the `kl` section. `segment` and metrics as in `ppo_clip`; clip_frac is 0.
+    ``log r = scale A``. **Differs:** Reg-GRPO standardises log r within the prompt's group, which
+    is `group_regression`; here `scale` is given. Its penalty is the `kl` section. `segment` and
+    metrics as in `ppo_clip`; clip_frac is 0.
 
     Raises: ConfigError unless scale > 0 and max_advantage > 0.
     """

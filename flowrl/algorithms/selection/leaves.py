@@ -42,28 +42,43 @@ def largest(
     return _led_to(data.rollout, rank < size - dropped)
 
 
-def spread(data: SelectInput, *, keep: int) -> Tensor:
+def spread(data: SelectInput, *, keep: int, keep_last: int = 0, over: int = 0) -> Tensor:
     """Train what led to the `keep` leaves of each prompt whose advantages differ most -> factor
     [V], 0 or 1.
 
     D3S (2509.22115), sample level, also PODS: the subset of largest variance. It is made of the p
     best and the ``keep - p`` worst, for the best p. Of equal variances the one with more good
-    leaves counts; ties go by the order of the leaves. **Differs:** the paper also loosens the
-    number over training, and picks parts of texts.
+    leaves counts; ties go by the order of the leaves.
 
-    Raises: ConfigError for keep below 2 or above the number of a prompt's leaves.
+    keep_last, over: its schedule. The number goes from `keep` to `keep_last` over the first `over`
+    iterations, ``(1 - t) keep + t keep_last`` rounded down with t the share of them that is done,
+    and stays there; 0 and 0: it does not move. The paper loosens it, so keep_last is the larger;
+    its first and last numbers are not in what we could read. **Differs:** the paper also picks
+    parts of texts, whose share moves alike; an image is trained at all its steps.
+
+    Raises: ConfigError for a number below 2 or above the number of a prompt's leaves, or for one
+    of `keep_last` and `over` without the other.
     """
     leaf, group = data.rollout.leaf, data.rollout.tree.group[data.rollout.leaf]
     fewest = int(torch.bincount(group)[group].min())
-    if not 2 <= keep <= fewest:
+    last = keep_last if over else keep
+    if not 2 <= min(keep, last) <= max(keep, last) <= fewest:
+        both = f"keep={keep}" + (f" and keep_last={keep_last}" if over else "")
         raise ConfigError(
-            f"select spread: keep={keep} must be from 2 to the number of leaves of a prompt, "
-            f"{fewest}"
+            f"select spread: {both} must be from 2 to the number of leaves of a prompt, {fewest}"
         )
+    if over < 0 or (over > 0) != (keep_last > 0):
+        raise ConfigError(
+            "select spread: a schedule has keep_last, where the number ends, and over, the "
+            f"iterations until then; got {keep_last=} and {over=}"
+        )
+    # how many of them now, in whole numbers
+    done = min(data.iteration, over)
+    now = (keep * (over - done) + last * done) // over if over else keep
     kept = torch.zeros_like(leaf, dtype=torch.bool)
     for prompt in group.unique():
         mine = (group == prompt).nonzero().flatten()
-        kept[mine[_most_varied(data.advantage[leaf[mine]], keep)]] = True
+        kept[mine[_most_varied(data.advantage[leaf[mine]], now)]] = True
     return _led_to(data.rollout, kept)
 
 

@@ -1,0 +1,32 @@
+"""Rewards laid out as the images of prompts, for tests of credits that compare these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.core.types import Tree
+
+
+def drawn(rewards: list[list[float]], noises: int | None = None) -> tuple[Tensor, Tensor, Tree]:
+    """Lay rewards out as draws below initial noises, `noises` for each prompt; None: one each."""
+    sizes = [len(row) for row in rewards]
+    per = sizes if noises is None else [noises] * len(sizes)
+    roots = sum(per)
+    parent, group, first = [-1] * roots, [], 0
+    for place, (size, count) in enumerate(zip(sizes, per, strict=True)):
+        group += [place] * count
+        parent += [first + n * count // size for n in range(size)]
+        first += count
+    of = group + [group[up] for up in parent[roots:]]
+    step = torch.tensor([0] * roots + [1] * sum(sizes))
+    tree = Tree(torch.tensor(parent), step, step.float(), torch.tensor(of))
+    return torch.tensor(sum(rewards, [])), torch.arange(roots, len(parent)), tree
+
+
+def images(credit: Callable[..., Tensor], *laid: Any, **options: Any) -> list[float]:
+    found: list[float] = credit(*laid, **options)[laid[1]].tolist()
+    return found

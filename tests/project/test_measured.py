@@ -73,6 +73,9 @@ def test_what_costs_no_training_stands_beside_the_families() -> None:
     for config in families["configs"]:
         mean = config["summary"]["nfe"]["mean"]
         assert base["score"] < mean < shares["guided"] < shares["best-of-8"], config["name"]
+    flow = next(one for one in families["configs"] if one["name"] == "shapes-flow-grpo")
+    gain = 100 * flow["summary"]["nfe"]["gain"][0]
+    assert f"one of the six, gains {gain:.1f} points" in " ".join(PAGES["README.md"].split())
     # what the sentences below the table say
     page, named = " ".join(PAGES["docs/compare.md"].split()), families["configs"]
     first = {b: max(named, key=lambda one: one["summary"][b]["mean"]) for b in ("nfe", "seconds")}

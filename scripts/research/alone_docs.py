@@ -50,10 +50,11 @@ GROUPS = (
     Group("factorial", "factorial-shapes", ()),
     Group("noisy", "compare-shapes", ()),
 )
-HEADS = ("", "right images", "95 % interval", "NFE per image", "less guidance", "less best of 8")
+HEADS = ("", "right images", "95 % interval", "NFE per image", "minus guidance", "minus best of 8")
 NOTE = (
-    "Rows of methods are at (a); differences are in points, from the same prompts, with 95 % "
-    "intervals. Methods with guidance after training were not measured."
+    "Rows of methods are at (a). The last two columns are a method's share minus that of guidance, "
+    "and of the best of 8, in points, on the same prompts, with 95 % intervals. Methods with "
+    "guidance after training were not measured."
 )
 
 

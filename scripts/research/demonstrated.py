@@ -40,7 +40,7 @@ def span(entry: Result, sign: str = "") -> str:
 
 
 def nfe(entry: Result) -> int:
-    """Return the NFE of an image; files of earlier commits have it under `cost_per_picture`."""
+    """Return the NFE of an image; files in results/earlier have it under `cost_per_picture`."""
     cost = entry.get("cost_per_image") or entry["cost_per_picture"]
     return int(cost["network_calls"])
 
@@ -81,8 +81,8 @@ def more(result: Result) -> str:
             [f"{words}: asked / opposite", *(f"{c['asked']} / {c['opposite']}" for c in counts)]
         )
     spreads = [result[key]["diversity"] for key in NAMES]
-    rows.append(["places, pixels", *(f"{one['places']:.1f}" for one in spreads)])
-    rows.append(["colours, as many as", *(f"{one['colors']:.1f}" for one in spreads)])
+    for key, words in (("places", "places, pixels"), ("colors", "colours, as many as")):
+        rows.append([words, *(f"{one[key]:.1f}" if one else "–" for one in spreads)])
     gains = [["gain in points, 95 % interval", *(NAMES[key] for key in RUNS)]]
     for key in ("base", "base_best_guidance", "base_best_of_8"):
         some = [result[f"{run}_minus_{key}"] for run in RUNS]

@@ -53,6 +53,8 @@ def test_which_share_of_the_variety_is_kept() -> None:
         assert one["mean"] == pytest.approx(0.85) and one["seeds"] == pytest.approx([0.8, 0.9])
         assert one["interval"] == pytest.approx([0.85 - 0.6353, 0.85 + 0.6353], abs=1e-4)
     assert variety.kept(runs[:1], base)["colors"]["interval"] == [None, None]
+    assert variety.kept([{}, *runs], base) == variety.kept(runs, base)
+    assert variety.kept([{}], base) == variety.kept(runs, {}) == {}
 
 
 @pytest.mark.parametrize(("best_of", "guidance", "calls"), [(1, 1.0, 2), (1, 2.0, 4), (3, 1.0, 6)])

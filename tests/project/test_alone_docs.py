@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scriptkit import script_module
+
+from flowrl.evaluation.crossed_errors import crossed
 
 
 def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,5 +42,12 @@ def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert shares["`shapes/flow_grpo`"] == "75.0 %"
     row = next(row for row in cells if row[0] == "`shapes/flow_grpo`")
     assert [cell.split(" ")[0] for cell in row[4:]] == ["-12.5", "-25.0"]
+    # the one error model, over prompts, and over seeds and prompts
+    tags, seeds = ["colors", "counting", "colors"], np.array([[1, 0.5, 0.5], [1, 1, 0.5]])
+    for name, values in (("base model", np.array([[1, 0, 0.5]])), ("`shapes/flow_grpo`", seeds)):
+        ends = crossed(values, tags)["interval"]
+        low, high = (100 * min(1.0, max(0.0, end)) for end in ends)
+        shown = next(row[2] for row in cells if row[0] == name)
+        assert shown == f"{low:.1f} to {high:.1f}"
     # one seed has no interval
     assert cells[-1] == ["`shapes/spo`", "62.5 %", "–", "10", "-25.0", "-37.5"]

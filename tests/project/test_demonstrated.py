@@ -111,7 +111,8 @@ def test_held_out_combinations_guidance_and_variety() -> None:
     assert f"of their number ({low:.0f} to {high:.0f} over seeds)" in SHAPES
     guided = shares["base_best_guidance"][1]
     assert f"images keep {colors} % of the base model's variety of colours; guidance" in README
-    assert f"guidance keeps {guided} % of it" in README
+    both = shares["rl_best_guidance"][1]
+    assert f"guidance keeps {guided} % of it, and both together {both} %." in README
     assert f"{' and '.join(shares['base_best_guidance'])} % in the base model" in SHAPES
     assert f"{' and '.join(shares['rl_best_guidance'])} % after training" in SHAPES
 

@@ -52,12 +52,14 @@ def curve(run: Path) -> dict[str, list[float]]:
 
 def _guided(bench: Bench, run: Path, base: str, best: Mapping[str, Any]) -> float:
     """Judge the base model as a run judges itself, but with guidance; kept in the work folder."""
-    name, setting = "curve-base.json", [base, best["guidance"], best["steps"]]
+    config = saved_config(run)
+    name, same = "curve-base.json", [str(config.prompts.test), config.eval.seed, config.eval.images]
+    setting = [base, best["guidance"], best["steps"], *same]
     if not (bench.work / name).exists() or read_object(bench.work, name)["setting"] != setting:
         changes = [f"model.guidance={best['guidance']:g}", f"eval.steps={best['steps']}"]
         target = open_target(base, settings=str(run / CONFIG), overrides=changes)
-        score = evaluate(target.model, target.config)["strict"]
-        write_json(bench.work / name, {"setting": setting, "score": score})
+        found = evaluate(target.model, target.config)
+        write_json(bench.work / name, {"setting": setting, "score": found[found["score"]]})
     return float(read_object(bench.work, name)["score"])
 
 
@@ -72,7 +74,8 @@ def ceiling(file: Path = CHECKER) -> float | None:
 
 @styled
 def draw_chart(found: Mapping[str, Any], file: Path) -> None:
-    """Draw the mean over seeds with their range, and the base model's marks, as dashed lines."""
+    """Draw the mean over seeds with their range, and as dashed lines what the base model reaches
+    with guidance, and the autoencoder's ceiling."""
     runs = found["runs"]
     least = min(len(run["minutes"]) for run in runs)
     minutes = np.mean([run["minutes"][:least] for run in runs], 0)

@@ -58,10 +58,13 @@ def mean_spread(some: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def kept(found: Sequence[Mapping[str, float]], base: Mapping[str, float]) -> dict[str, Any]:
     """Return which share of the base model's spread runs keep, one per training seed: its mean, and
-    a 95 % t interval over seeds, [None, None] for a single one."""
+    a 95 % t interval over seeds, [None, None] for a single one; {} where nothing was measured."""
+    known = [one for one in found if one]
+    if not base or not known:
+        return {}
     out: dict[str, Any] = {}
     for key in OPEN:
-        shares = np.array([one[key] / base[key] for one in found])
+        shares = np.array([one[key] / base[key] for one in known])
         mean, interval = float(shares.mean()), [None, None]
         if len(shares) > 1:
             wide = stats.t.ppf(0.975, len(shares) - 1) * shares.std(ddof=1) / len(shares) ** 0.5

@@ -55,7 +55,9 @@ def check_segment(config: Config, method: Method, segment: Tensor | None, nodes:
 def _check_whole_prompts(config: Config, method: Method) -> None:
     """Raise ConfigError for a loss that compares the images of a prompt where one of them may be
     missing, or noised in another way."""
-    if "shared_noise" in method.needs and getattr(method.likelihood, "shared", True) is False:
+    # without a segment the loss itself says what is missing first
+    alike = config.segment is None or getattr(method.likelihood, "shared", True)
+    if "shared_noise" in method.needs and not alike:
         raise ConfigError(
             f"loss {config.loss.fn}: all images of a prompt must have the same time and noise; set "
             "likelihood.shared=true"

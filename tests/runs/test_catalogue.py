@@ -39,7 +39,6 @@ WITHOUT_FLUX = (
     "dense_grpo",
     "gardo",
     "flow_opd",
-    "spo",
 )
 WITHOUT_SD3 = ("paco_rl",)
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}

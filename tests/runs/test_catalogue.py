@@ -100,7 +100,7 @@ def test_status_and_papers() -> None:
     """Of some methods a part could not be read, two baselines have values of our own; combinations
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
-    known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"}
+    known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name

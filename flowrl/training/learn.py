@@ -25,6 +25,7 @@ from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.node_table import node_table
+from flowrl.training.refreshes import largest_kl, limits_of
 from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
@@ -101,6 +102,8 @@ def learn(
     metrics = reduce_metrics(seen, norms, run.world)
     if norms:
         metrics["grad_outliers"] = float(outliers)
+    if limits_of(run.config):
+        metrics["kl_most"] = largest_kl(seen, run.world)
     if "kl_factor" in run.memory:
         metrics["kl_weight"] = run.method.kl_beta * monitor_controls.kl_factor(run.memory)
     return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}

@@ -16,7 +16,17 @@ KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
 # what a run measures itself: a loss has other names
 RESERVED = frozenset(
     (
-        *("reward", "accuracy", "diversity", "loss", "kl", "kl_share", "kl_weight", KL_TERM),
+        *(
+            "reward",
+            "accuracy",
+            "diversity",
+            "loss",
+            "kl",
+            "kl_most",
+            "kl_share",
+            "kl_weight",
+            KL_TERM,
+        ),
         *("velocity_grad", "ratio_std", "on_policy_gap", "grad_norm", "grad_outliers"),
         *("trained", "step", "update", "lr", "nfe", "backwards"),
     )

@@ -103,6 +103,14 @@ def test_find_on_sd15() -> None:
     assert c.likelihood.kwargs["learn_spread"] and c.likelihood.kwargs["own"]
 
 
+def test_when_gardo_refreshes_its_reference() -> None:
+    """tinnerhrhe/GARDO at 1cc77fb, config/gardo.py: reset_freq 15, which its loop takes as more
+    than 15 epochs, each of 2 optimizer steps, and kl_thres 3e-4."""
+    config = load_config("sd3/gardo")
+    assert config.slow is not None and config.train.updates == 2
+    assert config.slow.kwargs == {"every": 16 * 2, "above": 3e-4}
+
+
 def test_settings_that_only_some_scripts_have() -> None:
     """No script of DanceGRPO for video averages weights (15cc71d). Flow-OPD's config of several
     domains has 1e-4 (434ab16). DenseGRPO's coefficient is Flow-GRPO's, of its later code."""

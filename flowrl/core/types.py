@@ -153,8 +153,7 @@ class Batch(NamedTuple):
     advantage: Tensor  # [B]  what the draw is worth
     node: Tensor  # [B] int64  the node in the rollout's tree
     parent: Tensor  # [B] int64  rows with one id share x, sigma and cond, and one network row
-    # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
-    step: Tensor
+    step: Tensor  # [B] int64  denoising step (reverse), or number of the draw; 0 the noisiest
     cond: Cond  # {name: [B, ...]}
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
@@ -182,6 +181,7 @@ class LossInput(NamedTuple):
     old_log_prob: Tensor  # [B]  under the weights that sampled
     old_mean: Tensor | None = None  # [B, *]  likewise
     under: dict[str, Eval] = {}  # the same batch under other weights: "old", "ref" ...
+    teachers: tuple[tuple[Eval, Tensor], ...] = ()  # under teachers, each with a weight per row [B]
     segment: Tensor | None = None  # [B] int64  rows with one id move as one action
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage

@@ -26,16 +26,23 @@ def ramp(steps: int, *, slope: float, limit: float, wait: int = 0, start: float 
     return min(start + slope * (steps - wait), limit) if steps > wait else 0.0
 
 
-def reset(steps: int, *, every: int) -> float:
+def reset(steps: int, *, every: int, above: float | None = None) -> float:
     """Return 0 at each `every`-th optimizer step, else 1: the copy stays, and is then refreshed.
 
     It is asked after whole iterations only, so `every` must be a multiple of ``train.updates``.
+    With `above` the copy is refreshed after any iteration, too, in which the mean `kl` of an
+    optimizer step was above that; `steps` then counts from the last refresh
+    (`flowrl/training/refreshes.py`).
 
-    GARDO (2512.24138): the reference is refreshed after more than 15 epochs, so every 16.
-    **Differs:** its code does so too when the logged KL passes a limit.
+    GARDO (2512.24138; tinnerhrhe/GARDO 1cc77fb, train_sd3_grpo_gardo.py): the reference is
+    refreshed more than 15 epochs after the last time, so the 16th, or when the logged KL of an
+    optimizer step passes 3e-4, to be set for each task. **Differs:** its KL is the mean over
+    network calls, 0 in those without a doubted image; here over the doubted images.
 
-    Raises: ConfigError for every < 1.
+    Raises: ConfigError for every < 1, or above <= 0.
     """
-    if every < 1:
-        raise ConfigError(f"decay reset: expected every >= 1, got {every}")
+    if every < 1 or not (above is None or above > 0):
+        raise ConfigError(
+            f"decay reset: expected every >= 1 and above > 0, got every={every}, above={above}"
+        )
     return 0.0 if steps % every == 0 else 1.0

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flowrl.cli import options, target_options
 from flowrl.cli.output import refuse_both, show_or_write
+from flowrl.core.errors import ConfigError
+
+Images = Annotated[int, typer.Option(help="images per prompt")]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", help="the image that all prompts edit; once or several times"),
+]
+Out = Annotated[
+    Path,
+    typer.Option(metavar="PNG", help="the images, also .jpg; a film: .gif, .webp, .mp4"),
+]
+BestOf = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="draw N for each image, and keep the best by a reward"),
+]
+BestBy = Annotated[
+    str | None,
+    typer.Option(metavar="REWARD", help="which one chooses; default: the config's headline"),
+]
 
 
 def sample(
     name: target_options.Name,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
     *,
-    images: Annotated[int, typer.Option(help="images per prompt")] = 4,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="the image that all prompts edit; once or several times"),
-    ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="PNG", help="the images, also .jpg; a film: .gif, .webp, .mp4"),
-    ] = Path("samples.png"),
+    images: Images = 4,
+    source: Sources = None,
+    out: Out = Path("samples.png"),
     config: target_options.Settings = options.DEFAULT,
     weights: target_options.Weights = None,
     iteration: target_options.Iteration = None,
     steps: target_options.Steps = None,
     seed: target_options.Seed = None,
+    best_of: BestOf = None,
+    best_by: BestBy = None,
     json: options.Json = None,
     changes: options.Set,
     plugin: options.Plugins,
@@ -43,21 +58,22 @@ def sample(
     from flowrl.evaluation.frame_rewards import frames_of
     from flowrl.evaluation.image_grids import labelled_grid
     from flowrl.evaluation.image_pages import page_format, save_page
-    from flowrl.runs.evaluate import given_sources, sample_all
+    from flowrl.runs.evaluate import given_sources
+    from flowrl.runs.sample_best import sample_or_choose
 
     # where it cannot be written is known before anything loads
     if out.suffix.lower() not in KINDS:
         page_format(out)
-    # sample: the images of a prompt stand in one row
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
+    own |= _best(best_of, best_by, images)
     found = target_options.opened(name, config, weights, iteration, own, changes, plugin)
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)
+    # sample: the images of a prompt stand in one row
     starts = given_sources(found.model, chosen, prompts, source or [])
     with explained(chosen, "sample"):
-        more: dict[str, Any] = {"seed": chosen.eval.seed, "images": images, "sources": starts}
-        drawn = sample_all(found.model, chosen, prompts, base=found.base, **more)
+        drawn, by = sample_or_choose(found, prompts, images, source or [], starts)
     rows = drawn.unflatten(0, (len(prompts), images))
     columns = {f"sample {i + 1}": rows[:, i] for i in range(images)}
     sources = torch.stack([torch.stack(start) for start in starts]) if starts else None
@@ -67,5 +83,19 @@ def sample(
         save_page(labelled_grid(columns, prompts, starts=sources), out)
     facts = {"file": f"{out}", "of": found.what, "prompts": prompts, "images": images}
     facts |= {"seed": chosen.eval.seed, "steps": chosen.eval.steps}
-    text = f"{len(drawn)} images of {found.what}: {out}"
+    facts |= {"best_of": chosen.eval.best_of, "best_by": by} if by else {}
+    each = f", each the best of {chosen.eval.best_of} by {by}" if by else ""
+    text = f"{len(drawn)} images of {found.what}{each}: {out}"
     show_or_write(text, facts, json, silent=is_stdout(out))
+
+
+def _best(best_of: int | None, best_by: str | None, images: int) -> dict[str, int | str | None]:
+    """Return the config's keys of best-of-n. Raises ConfigError for a reward that has nothing to
+    choose among."""
+    if best_by is not None and (best_of or 1) == 1:
+        raise ConfigError(
+            f"--best-by {best_by} chooses among the images of --best-of; add --best-of 8"
+        )
+    # with the images, so that their product is checked
+    count = images if best_of else None
+    return {"eval.best_of": best_of, "eval.best_by": best_by, "eval.images": count}

@@ -39,7 +39,8 @@ class EncodesAhead(Protocol):
 class Guides(Protocol):
     """A model whose guidance can be another for a while."""
 
-    def guiding(self, scale: float) -> AbstractContextManager[None]: ...
+    # off: the scale may also be that of no guidance
+    def guiding(self, scale: float, *, off: bool = False) -> AbstractContextManager[None]: ...
 
 
 @runtime_checkable

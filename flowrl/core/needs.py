@@ -12,7 +12,7 @@ rest is made only for functions that ask for it by name:
 ``slow``            a whole `Eval` under the slow copy (the section ``slow`` must be there)
 ``fake``            a whole `Eval` under the weights of the section ``fake``
 ``surrogate``       a whole `Eval` under the weights of the section ``surrogate``
-``teacher``         a whole `Eval` under the weights of the row's teacher
+``teacher``         a whole `Eval` under the weights of each of the row's teachers
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
 ``reward_variance`` the variance of the rewards of the row's prompt

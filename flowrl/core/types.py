@@ -112,6 +112,8 @@ class Plan(NamedTuple):
     # nothing is sampled: the images are those that the prompts' records name, and this judges them
     stored: Literal["labels", "rewards"] | None = None
     every_step: bool = False  # keep the state after each step, also of those without noise
+    # each prompt has noise on so many of the noisy steps in a row, drawn from this and its place
+    windows: tuple[str, int] | None = None
 
 
 class Gaussian(NamedTuple):
@@ -151,8 +153,7 @@ class Batch(NamedTuple):
     advantage: Tensor  # [B]  what the draw is worth
     node: Tensor  # [B] int64  the node in the rollout's tree
     parent: Tensor  # [B] int64  rows with one id share x, sigma and cond, and one network row
-    # [B] int64  denoising step (reverse), number of the draw (forward); 0 the noisiest
-    step: Tensor
+    step: Tensor  # [B] int64  denoising step (reverse), or number of the draw; 0 the noisiest
     cond: Cond  # {name: [B, ...]}
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
@@ -180,6 +181,7 @@ class LossInput(NamedTuple):
     old_log_prob: Tensor  # [B]  under the weights that sampled
     old_mean: Tensor | None = None  # [B, *]  likewise
     under: dict[str, Eval] = {}  # the same batch under other weights: "old", "ref" ...
+    teachers: tuple[tuple[Eval, Tensor], ...] = ()  # under teachers, each with a weight per row [B]
     segment: Tensor | None = None  # [B] int64  rows with one id move as one action
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage
@@ -226,8 +228,7 @@ class RewardBatch(NamedTuple):
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64
     meta: list[dict[str, Any]]  # [L]  the prompt's own record (GenEval schema, references, ...)
-    # [L]  of the state that the image is the x0 estimate of; 0 = finished, in however many steps
-    sigma: Tensor
+    sigma: Tensor  # [L]  of the state that it is the x0 estimate of; 0 = finished
     # [L]  what each image started from, in a run fitted to its size; [] where no prompt has any
     source: list[Source] = []
     latents: Latents | None = None  # in training, for rewards that say `sees_latents = True`
@@ -283,8 +284,7 @@ class Reward(Protocol):
 class FlowModel(Protocol):
     """A velocity field on the path; ``v = eps - x0``. Guidance happens inside."""
 
-    # [S+1], as the diffusers pipeline would use
-    def sigmas(self, steps: int, height: int, width: int) -> Tensor: ...
+    def sigmas(self, steps: int, height: int, width: int) -> Tensor: ...  # [S+1], as diffusers'
 
     def encode(self, prompts: list[str]) -> Cond: ...  # {name: [G, ...]}
 

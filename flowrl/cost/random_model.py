@@ -72,9 +72,9 @@ class RandomModel:
             else {}
         )
 
-    def guiding(self, scale: float) -> AbstractContextManager[None]:
+    def guiding(self, scale: float, *, off: bool = False) -> AbstractContextManager[None]:
         """Let it have another guidance for a while, as the adapter does."""
-        return self.adapter.guiding(scale)
+        return self.adapter.guiding(scale, off=off)
 
     def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """Return the adapter's velocity [B, *]."""

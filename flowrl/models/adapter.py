@@ -93,11 +93,11 @@ class PipelineModel(ABC, Generic[Options]):
             self._tuned.tuning, self.dtype = kept
 
     @contextmanager
-    def guiding(self, scale: float) -> Iterator[None]:
-        """Let velocities and embeddings be those of another scale of guidance for a while. Raises
-        ConfigError where no option makes two branches."""
+    def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:
+        """Let velocities and embeddings be those of another scale of guidance for a while, with
+        `off` also of none. Raises ConfigError where no option makes two branches."""
         kept = self.options
-        self.options = kept.guided_by(scale)
+        self.options = kept.guided_by(scale, off=off)
         try:
             yield
         finally:

@@ -66,11 +66,11 @@ class Flux2Klein(Flux2Network[Flux2KleinOptions]):
     negative prompt; the pipeline knows the empty one only."""
 
     @contextmanager
-    def guiding(self, scale: float) -> Iterator[None]:
+    def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:
         """Let it have another guidance for a while. Raises ConfigError for a distilled model."""
         if self._pipeline.config.is_distilled:
             raise _no_guidance(self.options.path, scale)
-        with super().guiding(scale):
+        with super().guiding(scale, off=off):
             yield
 
 

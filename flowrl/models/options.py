@@ -85,17 +85,19 @@ class PipelineOptions:
         """Tell whether there are two branches, as the pipelines' do_classifier_free_guidance."""
         return self.cfg_scale > 1
 
-    def guided_by(self, scale: float) -> Self:
-        """Return the same options with another scale of classifier-free guidance. Raises
-        ConfigError where no option makes two branches, or the scale makes none."""
+    def guided_by(self, scale: float, *, off: bool = False) -> Self:
+        """Return the same options with another scale of classifier-free guidance, with `off` also
+        the scale of one branch alone. Raises ConfigError where no option makes two branches, or the
+        scale makes none."""
         name, least = self.branches
         if not name:
             raise ConfigError(
                 f"guidance: {self.path} is told its guidance as a number, and no option samples "
                 "with and without the prompt"
             )
-        if scale <= least:
-            raise ConfigError(f"guidance: expected a scale above {least:g}, got {scale:g}")
+        if scale < least or (scale == least and not off):
+            above = f"of at least {least:g}" if off else f"above {least:g}"
+            raise ConfigError(f"guidance: expected a scale {above}, got {scale:g}")
         change: dict[str, Any] = {name: scale, **dict.fromkeys(self.same_guidance)}
         return replace(self, **change)
 

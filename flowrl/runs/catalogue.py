@@ -88,6 +88,7 @@ class PublishedMethod(_Record):
     name: str
     paper: Paper | None = None  # None: a combination of other methods
     status: Status
+    parts: dict[str, Status] = {}  # of it that have another status: configs, functions, steps
     summary: str
     variants: Annotated[tuple[str, ...], Field(strict=False)] = ()
     page: str = ""
@@ -193,6 +194,15 @@ def tried(levels: Mapping[str, Verified], mark: str = "") -> str:
     return "; ".join(parts)
 
 
+def status_words(status: str, parts: Mapping[str, str], mark: str = "") -> str:
+    """Say a method's status and the parts that have another: "exact; reconstruction: shapes/vgpo".
+    `mark` goes around names."""
+    by_status: dict[str, list[str]] = {}
+    for part, other in parts.items():
+        by_status.setdefault(other, []).append(part if " " in part else f"{mark}{part}{mark}")
+    return "; ".join([status, *(f"{other}: {', '.join(of)}" for other, of in by_status.items())])
+
+
 def _axes(name: str) -> dict[str, list[str]]:
     """Return the functions that a config names, by axis, read without loading it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -235,7 +245,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["name"],
         row["paper"]["arxiv"] if row["paper"] else "combination",
-        row["status"],
+        status_words(row["status"], row["parts"]),
         tried({config["config"]: Verified(**config["verified"]) for config in configs}),
         ", ".join(name for axis in SHOWN for name in axes.get(axis, [])),
         " / ".join(numbers),

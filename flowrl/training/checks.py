@@ -12,7 +12,7 @@ from flowrl.core.abilities import Guides
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Plan, Rollout
-from flowrl.training.guidance import KEYS
+from flowrl.training.guidance import KEYS, teachers_of
 from flowrl.training.metrics import Trained
 
 
@@ -89,18 +89,24 @@ def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
 
 
 def check_guides(config: Config, model: FlowModel) -> None:
-    """Raise ConfigError if sampling or the reference is to have a guidance that the model
-    cannot."""
+    """Raise ConfigError if sampling, the reference or a teacher is to have a guidance that the
+    model cannot."""
+    wanted: dict[str, float] = {}
     for name in KEYS:
         scale: float = getattr(config.train, name)
-        if not scale:
-            continue
+        wanted |= {f"train.{name}": scale} if scale else {}
+    own = set(wanted)
+    for value, runs in teachers_of(config).items():
+        for one in runs:
+            where = f"loss.teachers.{value}, {one.run}: guidance"
+            wanted |= {} if one.guidance is None else {where: one.guidance}
+    for where, scale in wanted.items():
         if not isinstance(model, Guides):
             raise ConfigError(
-                f"train.{name}={scale:g}: model {config.model.fn} has no `guiding`, so it has one "
+                f"{where}={scale:g}: model {config.model.fn} has no `guiding`, so it has one "
                 "guidance throughout; leave it out"
             )
-        with model.guiding(scale):  # or says why it cannot
+        with model.guiding(scale, off=where not in own):  # or says why it cannot
             pass
 
 

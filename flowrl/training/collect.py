@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.join import merge, without_leaves
+from flowrl.algorithms.rollout.own_windows import sample
 from flowrl.core.merged_records import concatenated
 from flowrl.core.reward_traits import judges_singly
 from flowrl.core.seeds import generator
@@ -118,7 +118,7 @@ def sample_forest(
     with encoding_guidance(c, run.model):
         cond = encode_rows(run.model, run.train_set, rows, run.size)
     with policy, sampling_guidance(c, run.model):
-        return rollout(
+        return sample(
             run.model,
             cond,
             plan,

@@ -1,5 +1,5 @@
-"""Where guidance is another than the model's own: in sampling, and for the base model that the
-policy is measured against."""
+"""Where guidance is another than the model's own: in sampling, for the base model that the policy
+is measured against, and for teachers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides
+from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs_of
+from flowrl.core.teacher_runs import TeacherRun, runs_of
 from flowrl.core.types import FlowModel
 
 KEYS = ("guidance", "reference_guidance")  # of the section train
@@ -33,6 +36,51 @@ def guides_reference(config: Config) -> bool:
     return bool(config.train.reference_guidance) and not is_guided(config)
 
 
+def teachers_of(config: Config) -> dict[str, list[TeacherRun]]:
+    """Return the teachers of the loss by the value of the records' key; {} if it has none. Raises
+    ConfigError."""
+    if "teacher" not in needs_of(config.loss.function):
+        return {}
+    return runs_of(config.loss.kwargs.get("teachers", {}))
+
+
+def guides_teachers(config: Config) -> float:
+    """Return a scale at which a teacher is asked with and without the prompt, where the model has
+    but one branch; 0: there is none."""
+    if is_guided(config):
+        return 0.0
+    runs = [one for several in teachers_of(config).values() for one in several]
+    return next((one.guidance or 0.0 for one in runs if _is_guided_at(config, one)), 0.0)
+
+
+def teacher_calls(config: Config) -> int:
+    """Return the network calls that a row's teachers take: of the domain that has most, two for a
+    teacher that is guided where the model is not."""
+    most = 0
+    for runs in teachers_of(config).values():
+        most = max(most, sum(calls_of_teacher(config, one) for one in runs))
+    return most
+
+
+def calls_of_teacher(config: Config, teacher: TeacherRun) -> int:
+    """Return the network calls that a row takes under a teacher, each of its own guidance."""
+    return 2 if not is_guided(config) and _is_guided_at(config, teacher) else 1
+
+
+def _is_guided_at(config: Config, teacher: TeacherRun) -> bool:
+    """Say whether the model evaluates the network twice under a teacher. Raises ConfigError for a
+    model that has no guidance but its own."""
+    scale, options = teacher.guidance, getattr(config.model.function, "options", None)
+    if scale is None:
+        return is_guided(config)
+    if options is None:
+        return scale > 1
+    try:
+        return bool(options(**config.model.kwargs).guided_by(scale, off=True).guided)
+    except ConfigError as error:
+        raise ConfigError(f"loss.teachers, {teacher.run}: {error}") from error
+
+
 def sampling_guidance(config: Config, model: FlowModel) -> AbstractContextManager[None]:
     """Let the model compute with ``train.guidance`` for a while, if that is given."""
     return _guiding(model, config.train.guidance)
@@ -45,12 +93,21 @@ def reference_guidance(config: Config, model: FlowModel) -> AbstractContextManag
 
 def encoding_guidance(config: Config, model: FlowModel) -> AbstractContextManager[None]:
     """Let the model encode what sampling or training computes with: the negative prompt, too, if
-    either is guided."""
-    return _guiding(model, config.train.guidance or config.train.reference_guidance)
+    any of it is guided."""
+    others = config.train.guidance or config.train.reference_guidance
+    return _guiding(model, others or guides_teachers(config))
+
+
+def teacher_guidance(model: FlowModel, scale: float | None) -> AbstractContextManager[None]:
+    """Let the model compute with a teacher's guidance for a while, which may be none at all; None:
+    its own."""
+    return nullcontext() if scale is None else _guides(model).guiding(scale, off=True)
 
 
 def _guiding(model: FlowModel, scale: float) -> AbstractContextManager[None]:
-    if not scale:
-        return nullcontext()
+    return _guides(model).guiding(scale) if scale else nullcontext()
+
+
+def _guides(model: FlowModel) -> Guides:
     guides: Guides = model  # type: ignore[assignment]
-    return guides.guiding(scale)
+    return guides

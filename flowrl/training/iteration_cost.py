@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 
 from flowrl.algorithms.nodes import Trains
-from flowrl.algorithms.rollout.plan_steps import PlanCounts, counts, roots_for
+from flowrl.algorithms.rollout.own_windows import total_counts
+from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
 
@@ -84,9 +85,8 @@ def iteration_cost(
     previews: tuple[int, int] = (0, 0),
 ) -> IterationCost:
     """Count what a plan costs with these numbers. trains, rows: as a likelihood says; previews: how
-    many noises of a prompt are looked at, and in how many steps; samples_guided: each velocity of
-    sampling takes two evaluations, those of training take one; guides_reference: the base model's
-    take two as well.
+    many noises of a prompt are looked at, and in how many steps; samples_guided: a velocity of
+    sampling takes two evaluations, one of training one; guides_reference: the base model's two.
 
     Raises: ConfigError if the group does not divide into the plan's leaves, if nothing is trained,
     if there are fewer decisions than updates, or for a number below 1 or absurdly large.
@@ -94,11 +94,12 @@ def iteration_cost(
     numbers = {"prompts": prompts, "updates": updates}
     numbers |= {"micro_batch": micro_batch, "rollout_batch": rollout_batch}
     _check_numbers(numbers, prompts * group, len(plan.noise))
-    # per initial noise, or per prompt where all images start from one
+    # all images of a prompt may start from one initial noise
     roots = roots_for(plan, group)
-    times, one = (prompts, counts(plan, roots)) if same_noise else (prompts * roots, counts(plan))
+    all_of = total_counts(plan, prompts, roots, same_noise=same_noise)
     images = prompts * group * (len(plan.noise) if trains == "steps" else 1)
-    decisions, states = _trained(trains, one, times, images, rows)
+    starts = prompts * (1 if same_noise else roots)
+    decisions, states = _trained(trains, all_of, starts, images, rows)
     if states < updates:
         raise ConfigError(
             f"train.updates={updates} needs at least as many states to train on per iteration, but "
@@ -106,7 +107,7 @@ def iteration_cost(
             "earlier steps or lower train.updates"
         )
     per_update = math.ceil(states / updates)
-    nfe = times * one.nfe + prompts * previews[0] * previews[1]
+    nfe = all_of.nfe + prompts * previews[0] * previews[1]
     return IterationCost(
         prompts=prompts,
         group=group,
@@ -144,10 +145,11 @@ def _check_numbers(numbers: dict[str, int], images: int, steps: int) -> None:
 
 
 def _trained(
-    trains: Trains, one: PlanCounts, times: int, images: int, rows: int
+    trains: Trains, all_of: PlanCounts, starts: int, images: int, rows: int
 ) -> tuple[int, int]:
-    """Count what is trained, and the rows of the network that takes; images: or their steps."""
+    """Count what is trained, and the rows of the network that takes; starts: different initial
+    noises; images: or their steps."""
     if trains == "draws":
-        return times * one.decisions, times * one.states
-    nodes = times if trains == "roots" else images
+        return all_of.decisions, all_of.states
+    nodes = starts if trains == "roots" else images
     return nodes, rows * nodes

@@ -6,6 +6,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.training.companions import copies_of
 from flowrl.training.method import COMPANIONS, Method
+from flowrl.training.refreshes import check_refreshes
 
 
 def snapshots_of(config: Config, method: Method) -> list[str]:
@@ -40,16 +41,3 @@ def snapshots_of(config: Config, method: Method) -> list[str]:
     base = "ref" in looked_at or "ref" in method.snapshots or config.eval.tuned < 1
     names = [*(["ref"] if base else []), *copies_of(method.companions)]
     return [*names, *(["ema"] if config.train.ema else []), *method.copies]
-
-
-def check_refreshes(config: Config) -> None:
-    """Raise ConfigError for copies `old` and `slow` that would be refreshed inside an iteration."""
-    updates = config.train.updates
-    for key, call in (("old", config.old), ("slow", config.slow)):
-        every = updates if call is None or call.fn != "reset" else call.kwargs.get("every", updates)
-        if every % updates:
-            raise ConfigError(
-                f"{key}.every={every}: a copy is refreshed after whole iterations, each of "
-                f"train.updates={updates} optimizer steps; expected a multiple of {updates}, such "
-                f"as {every // updates * updates or updates}"
-            )

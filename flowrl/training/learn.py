@@ -22,13 +22,15 @@ from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.guidance import reference_guidance
 from flowrl.training.learn_companions import learn_along, sum_gradients
 from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
+from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.node_table import node_table
+from flowrl.training.refreshes import largest_kl, limits_of
 from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
+from flowrl.training.teachers import Taught
 
 
 class LocalData(NamedTuple):
@@ -101,6 +103,8 @@ def learn(
     metrics = reduce_metrics(seen, norms, run.world)
     if norms:
         metrics["grad_outliers"] = float(outliers)
+    if limits_of(run.config):
+        metrics["kl_most"] = largest_kl(seen, run.world)
     if "kl_factor" in run.memory:
         metrics["kl_weight"] = run.method.kl_beta * monitor_controls.kl_factor(run.memory)
     return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
@@ -119,7 +123,7 @@ def backward(
     if method.likelihood.trains == "draws":
         batch = batch._replace(rows=call.rows)
     now = method.likelihood.evaluate(run.model, batch, method.transition)
-    data = _loss_input(run, local, batch, now, update)
+    data, asked = _loss_input(run, local, batch, now, update)
     # one value per row
     loss, metrics = method.loss(data)
     check_names(metrics)
@@ -142,11 +146,13 @@ def backward(
     if watched is not None and watched.grad is not None:
         metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
     calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)
-    return Trained(metrics, batch.node, batch.step, batch.parent, update, calls)
+    return Trained(metrics, batch.node, batch.step, batch.parent, update, calls, asked)
 
 
-def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: int) -> LossInput:
-    """Make what loss and penalty have asked for."""
+def _loss_input(
+    run: Setup, local: LocalData, batch: Batch, now: Eval, update: int
+) -> tuple[LossInput, Asked]:
+    """Make what loss and penalty have asked for -> it, and what teachers were asked about."""
     likelihood, needs, table = run.method.likelihood, run.method.needs, local.table
     # the same rows under other weights
     v = None if now.v is None else now.v.detach()
@@ -160,9 +166,10 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
                 under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
             else:
                 under[name] = judge(run.model, batch, now)
+    taught = Taught((), ())
     if run.teachers is not None:
         group = local.rollout.tree.group[batch.node]
-        under["teacher"] = run.teachers.evaluate(run, batch, local.rows, group)
+        taught = run.teachers.evaluate(run, batch, local.rows, group)
     # the policy that sampled: from the rollout, if that has it
     old_log_prob, old_mean = batch.old_log_prob, None
     if "old_log_prob" in needs - likelihood.keeps:
@@ -171,7 +178,7 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         kept = local.rollout.mean
         old_mean = under["old"].mean if kept is None else kept[batch.node]
     # what the node table says of the rows
-    data = LossInput(batch, now, old_log_prob, old_mean, under)
+    data = LossInput(batch, now, old_log_prob, old_mean, under, taught.layers)
     if table.siblings is not None:
         data = data._replace(siblings=table.siblings[batch.node])
     if "reward" in needs and now.images is not None:
@@ -184,7 +191,7 @@ def _loss_input(run: Setup, local: LocalData, batch: Batch, now: Eval, update: i
         draws = likelihood.trains == "draws"
         best = table.best[local.rollout.tree.parent[batch.node] if draws else batch.node]
         data = data._replace(best_x0=local.rollout.x[best], best_advantage=table.advantage[best])
-    return data
+    return data, taught.asked
 
 
 def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tensor:
@@ -200,8 +207,9 @@ def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:
     """Return the network calls that a part counts as, and its rows that went backward."""
     if part.calls is not None:
         return part.calls
-    calls, rows = run.method.trained_calls(part.update, run.steps_before), part.network_rows()
-    return rows * calls, rows if calls else 0
+    calls = run.method.trained_calls(part.update, run.steps_before, taught=False)
+    rows = part.network_rows()
+    return rows * calls + part.teachers_calls(), rows if calls else 0
 
 
 def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:

@@ -19,7 +19,7 @@ from flowrl.core.types import (
     Transition,
     Unrolled,
 )
-from flowrl.training.guidance import guides_reference
+from flowrl.training.guidance import guides_reference, teacher_calls
 
 # network calls that training one state costs: one forward, and a backward of twice its work
 TRAINED_CALLS = 3
@@ -42,6 +42,7 @@ class Method(NamedTuple):
     copies: dict[str, Callable[[int], float]]
     companions: dict[str, Any]  # models that are trained along: `flowrl.algorithms.companions`
     guides_reference: bool = False  # the base weights are asked with and without the prompt
+    teacher_calls: int = 0  # of a row, where its domain has the most teachers
 
     @property
     def needs(self) -> frozenset[str]:
@@ -76,15 +77,15 @@ class Method(NamedTuple):
         same = update == 0 and (decay is None or all(decay(count) == 0 for count in steps))
         return tuple(name for name in self.snapshots if not (same and name == "old"))
 
-    def trained_calls(self, update: int, steps: list[int]) -> int:
+    def trained_calls(self, update: int, steps: list[int], *, taught: bool = True) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `others`, two for a guided reference, and one for a
-        teacher."""
+        forward pass for each of the `others`, two for a guided reference; `taught`: and those of
+        its teachers."""
         if not self.likelihood.rows_per_state:
             return 0
         others = self.others(update, steps)
         twice = self.guides_reference and "ref" in others
-        return TRAINED_CALLS + len(others) + twice + ("teacher" in self.needs)
+        return TRAINED_CALLS + len(others) + twice + self.teacher_calls * taught
 
 
 def unrolled_calls(path: Unrolled) -> tuple[int, int]:
@@ -113,4 +114,5 @@ def method_of(config: Config) -> Method:
         copies={key: config.call(key) for key in ("old", "slow") if getattr(config, key)},
         companions={key: getattr(config, key).make() for key in COMPANIONS if getattr(config, key)},
         guides_reference=guides_reference(config),
+        teacher_calls=teacher_calls(config),
     )

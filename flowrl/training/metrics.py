@@ -12,11 +12,23 @@ from flowrl.core.merged_records import concatenated
 from flowrl.core.processes import World
 
 Rows = dict[str, Tensor]
+Asked = tuple[tuple[Tensor, int], ...]
+"""The states [b] that each teacher was asked about, and how many network calls one of them took."""
 KL_TERM = "kl_term"  # of a row's loss, times its weight: becomes `kl_share`
 # what a run measures itself: a loss has other names
 RESERVED = frozenset(
     (
-        *("reward", "accuracy", "diversity", "loss", "kl", "kl_share", "kl_weight", KL_TERM),
+        *(
+            "reward",
+            "accuracy",
+            "diversity",
+            "loss",
+            "kl",
+            "kl_most",
+            "kl_share",
+            "kl_weight",
+            KL_TERM,
+        ),
         *("velocity_grad", "ratio_std", "on_policy_gap", "grad_norm", "grad_outliers"),
         *("trained", "step", "update", "lr", "nfe", "backwards"),
     )
@@ -34,10 +46,15 @@ class Trained(NamedTuple):
     update: int  # number of the optimizer step within the iteration
     # of the network, and how many of them went backward, where rows took several steps
     calls: tuple[int, int] | None = None
+    asked: Asked = ()  # of teachers
 
     def network_rows(self) -> int:
         """Count the rows that the network was called with."""
         return len(torch.unique(self.state))
+
+    def teachers_calls(self) -> int:
+        """Count the network calls of teachers, one or two of each state."""
+        return sum(times * len(torch.unique(states)) for states, times in self.asked)
 
 
 def check_names(metrics: Rows) -> None:

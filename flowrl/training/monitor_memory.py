@@ -27,6 +27,7 @@ KINDS: dict[str, Any] = {
     "findings": Count,
     "firing": list[str],
     "rest": dict[str, Count],
+    "refreshed": dict[str, Count],
     "told": list[str],
 }
 """Keys of the memory and what they hold."""

@@ -28,6 +28,12 @@ def check_processes(config: Config, world: World, *, sharded: bool) -> None:
             f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
             f"needs equally many prompts; take a multiple of {world.size}"
         )
+    if sharded and config.call("plan")(0).windows is not None:
+        raise ConfigError(
+            f"plan {config.plan.fn}: each prompt's window makes network calls of its own, but "
+            "under FSDP all processes call the network in step; set plan.each=iteration, or start "
+            "the processes without FSDP"
+        )
     along = [name for name in COMPANIONS if getattr(config, name) is not None]
     if sharded and along:
         raise ConfigError(

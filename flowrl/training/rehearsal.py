@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.rollout.own_windows import windows_of
 from flowrl.algorithms.rollout.plan_steps import steps_of
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
@@ -74,15 +75,16 @@ def check_plan(config: Config) -> RehearsedIteration:
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
         where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
         try:
-            plan = method.plan(iteration)
-            # most iterations have a plan that was looked at before
-            key = repr([field.tolist() if isinstance(field, Tensor) else field for field in plan])
-            if key in known:
-                continue
-            known.add(key)
-            if method.likelihood.trains == "draws":
-                _check_noise(config, plan)
-            rehearsed = _rehearse(config, method, plan, iteration)
+            whole, rehearsed = method.plan(iteration), []
+            for plan in windows_of(whole):
+                # most iterations have a plan that was looked at before
+                key = repr([row.tolist() if isinstance(row, Tensor) else row for row in plan])
+                if key in known:
+                    continue
+                known.add(key)
+                if method.likelihood.trains == "draws":
+                    _check_noise(config, plan)
+                rehearsed.append(_rehearse(config, method, plan, iteration, _count(config, whole)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -91,7 +93,8 @@ def check_plan(config: Config) -> RehearsedIteration:
                 f"{where}: plan, credit, select, likelihood, loss and kl were tried out without a "
                 f"model and failed with {reason}; is one of their numbers out of range?"
             ) from error
-        first = first or rehearsed
+        # where prompts have windows of their own: the one that stores most
+        first = first or max(rehearsed, key=lambda one: one.nodes, default=None)
     assert first is not None  # train.iterations is at least 1
     return first
 
@@ -106,10 +109,12 @@ class _MotionlessModel:
         return x0.new_zeros(len(x0), 3, 1, 1)
 
 
-def _rehearse(config: Config, method: Method, plan: Plan, iteration: int) -> RehearsedIteration:
-    """Sample one prompt's forest, give it credit and choose what to train, as the trainer will."""
+def _rehearse(
+    config: Config, method: Method, plan: Plan, iteration: int, work: IterationCost
+) -> RehearsedIteration:
+    """Sample one prompt's forest, give it credit and choose what to train, as the trainer will;
+    work: of all prompts."""
     check_together(config, method, plan)
-    work = _count(config, plan)
     check_scout(config, plan, work)
     check_guidance(config, method, plan)
     # one prompt, latents of one number

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import best_below, count_trained
@@ -36,9 +37,9 @@ def rehearse_loss(
     now = likelihood.evaluate(model, batch, method.transition)
     # what loss and penalty see
     under = dict.fromkeys(method.snapshots, now)
-    if "teacher" in method.needs:
-        under["teacher"] = now
     data = LossInput(batch, now, now.log_prob, now.mean, under)
+    if "teacher" in method.needs:
+        data = data._replace(teachers=((now, torch.ones(len(batch.node))),))
     if segment is not None:
         data = data._replace(segment=segment[batch.node])
     if "best" in method.needs:

@@ -2,64 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.core.nearest import near
 from flowrl.core.processes import sharded
 from flowrl.core.prompts import PromptSet
+from flowrl.core.teacher_runs import TeacherRun
 from flowrl.core.types import Batch, Eval
 from flowrl.training import checkpoint
+from flowrl.training.guidance import calls_of_teacher, teacher_guidance, teachers_of
+from flowrl.training.metrics import Asked
 from flowrl.training.weights import Weights
 
 PREFIX = "teacher-"
 
 
+class Taught(NamedTuple):
+    """What a batch's teachers say."""
+
+    layers: tuple[tuple[Eval, Tensor], ...]  # an evaluation, and its weight per row [B]; 0 = none
+    asked: Asked
+
+
 class Teachers:
-    """The teachers of a config, as snapshots of the trained weights; empty if it has none."""
+    """The teachers of a config, as snapshots of the trained weights, one for each run; empty if it
+    has none."""
 
     def __init__(self, config: Config, prompts: PromptSet) -> None:
-        """Raises ConfigError for a teacher that is not there, DataError for a record that names
-        none of them."""
-        self.paths: dict[str, str] = config.loss.kwargs.get("teachers", {})
+        """Raises ConfigError for a teacher that is not there, or a record that names none of
+        them."""
+        self.runs = teachers_of(config)
         self.by: str = config.loss.kwargs.get("by", "tag")
+        # whose guidance doubles the calls
+        self.calls = {
+            one: calls_of_teacher(config, one) for runs in self.runs.values() for one in runs
+        }
+        paths = dict.fromkeys(one.run for one in self.calls)
+        self.paths = {path: f"{PREFIX}{k}" for k, path in enumerate(paths)}
+        for value, runs in self.runs.items():
+            for one in runs:
+                _found(value, one.run)
+        # who teaches each training prompt
         self._of = [record.get(self.by) for record in prompts.records]
-        for name, path in self.paths.items():
-            _found(name, path)
-        for value, where in zip(self._of, prompts.places, strict=True):
-            if value not in self.paths:
-                raise ConfigError(
-                    f"{where}: its {self.by!r} is {value!r}, and loss.teachers has no run for it "
-                    f"(it has {', '.join(self.paths)})"
-                )
+        for record, where in zip(prompts.records, prompts.places, strict=True):
+            _check_record(record, self.by, self.runs, where)
 
     def names(self) -> list[str]:
         """Name the teachers' snapshots."""
-        return [PREFIX + name for name in self.paths]
+        return [*self.paths.values()]
 
     def load(self, weights: Weights) -> None:
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
-        for name, path in self.paths.items():
+        for path, name in self.paths.items():
             like = weights.shared_as if sharded() else None
-            files, _ = checkpoint.open_checkpoint(_found(name, path), like=like)
-            weights.add(PREFIX + name, files["ema" if "ema" in files else "current"])
+            files, _ = checkpoint.open_checkpoint(_found("", path), like=like)
+            weights.add(name, files["ema" if "ema" in files else "current"])
 
-    def evaluate(self, run: Any, batch: Batch, rows: tuple[int, ...], group: Tensor) -> Eval:
-        """Evaluate each row of a batch under its own teacher. rows: the training prompt of each
-        group; group [B]. A network call for each teacher that occurs."""
-        mine = [str(self._of[rows[g]]) for g in group.tolist()]
-        whole: Eval | None = None
-        for name in dict.fromkeys(mine):
-            with torch.no_grad(), run.weights.using(PREFIX + name):
-                found = run.method.likelihood.evaluate(run.model, batch, run.method.transition)
-            here = torch.tensor([other == name for other in mine], device=found.log_prob.device)
-            whole = found if whole is None else _chosen(here, found, whole)
-        assert whole is not None  # a batch has rows
-        return whole
+    def evaluate(self, run: Any, batch: Batch, rows: tuple[int, ...], group: Tensor) -> Taught:
+        """Evaluate each row of a batch under the teachers of its prompt. rows: the training prompt
+        of each group; group [B].
+
+        A network call for each teacher that has rows here. Under FSDP, where all processes call the
+        network in step, one of all rows for each teacher of the config.
+        """
+        mine = [self.runs[str(self._of[rows[g]])] for g in group.tolist()]
+        layers, asked = [], []
+        everyone = {one: self._ask(run, one, batch) for one in self.calls} if run.sharded else {}
+        asked += [(batch.parent, self.calls[one]) for one in everyone]
+        # in layer k every row has the k-th teacher of its domain, or none
+        for k in range(max(map(len, mine))):
+            theirs = [runs[k] if k < len(runs) else None for runs in mine]
+            whole: Eval | None = None
+            for one in dict.fromkeys(one for one in theirs if one is not None):
+                rows_of_one = [other == one for other in theirs]
+                here = torch.tensor(rows_of_one, device=group.device)
+                found = everyone.get(one)
+                if found is None:
+                    some = batch if all(rows_of_one) else _taken(batch, here)
+                    asked.append((some.parent, self.calls[one]))
+                    found = self._ask(run, one, some)
+                    found = found if some is batch else _spread(found, here)
+                whole = found if whole is None else _chosen(here, found, whole)
+            assert whole is not None  # a batch has rows
+            weight = [0.0 if one is None else one.weight for one in theirs]
+            layers.append((whole, torch.tensor(weight, device=group.device).double()))
+        return Taught(tuple(layers), tuple(asked))
+
+    def _ask(self, run: Any, one: TeacherRun, batch: Batch) -> Eval:
+        """Evaluate a batch under a teacher, at its own guidance."""
+        likelihood, guided = run.method.likelihood, teacher_guidance(run.model, one.guidance)
+        with guided, torch.no_grad(), run.weights.using(self.paths[one.run]):
+            found: Eval = likelihood.evaluate(run.model, batch, run.method.transition)
+        return found
+
+
+def _check_record(
+    record: Mapping[str, Any], by: str, runs: Mapping[str, list[TeacherRun]], where: str
+) -> None:
+    """Raise ConfigError for a prompt that no teacher teaches."""
+    if by not in record:
+        raise ConfigError(
+            f"{where}: expected the key {by!r} (loss.by), which says whose run the prompt learns "
+            f"from; the record has {', '.join(record)}{near(by, record)}"
+        )
+    value = record[by]
+    if value not in runs:
+        raise ConfigError(
+            f"{where}: its {by!r} is {value!r}, and loss.teachers has no run for it (it has "
+            f"{', '.join(runs)})"
+        )
+
+
+def _taken(batch: Batch, here: Tensor) -> Batch:
+    """Take rows `here` [B] bool of a batch; those of one state still share a network row."""
+    fields = {}
+    for name in ("x", "sigma", "sigma_next", "noise_scale", "target", "old_log_prob", "advantage"):
+        fields[name] = getattr(batch, name)[here]
+    for name in ("node", "parent", "step"):
+        fields[name] = getattr(batch, name)[here]
+    cond = {name: rows[here] for name, rows in batch.cond.items()}
+    return Batch(**fields, cond=cond)
+
+
+def _spread(found: Eval, here: Tensor) -> Eval:
+    """Put an evaluation of rows `here` [B] bool at their places; the others are 0."""
+    fields = {}
+    for name in ("log_prob", "mean", "std", "v"):
+        rows = getattr(found, name)
+        if rows is not None:
+            fields[name] = rows.new_zeros(len(here), *rows.shape[1:])
+            fields[name][here] = rows
+    return Eval(**fields)
 
 
 def _chosen(here: Tensor, one: Eval, other: Eval) -> Eval:

@@ -22,6 +22,7 @@ from flowrl.training.optimizer_state import (
 )
 from flowrl.training.prompt_visits import join_places
 from flowrl.training.refill import refill
+from flowrl.training.refreshes import limits_of, refresh_decay
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import join
 from flowrl.training.weights import put_saved
@@ -61,7 +62,7 @@ class Trainer(Setup):
         if self.reward_set.trains_policy(self.iteration):
             with self.phase("train"):
                 metrics |= learn(self, ro, advantage, rows, forest)
-            self.follow()
+            metrics |= self.follow(metrics.get("kl_most", 0.0))
         # the cost is this iteration's: the next one may have another plan
         metrics = {"nfe": float(self.cost.nfe), "backwards": 0.0, **metrics}
         if self.earlier is not None:
@@ -172,15 +173,23 @@ class Trainer(Setup):
         optimizer_from_tensors(self.optimizer, optimizer, state.optimizer, f"{folder}: optimizer")
         self.iteration, self.memory = state.iteration, state.monitors
 
-    def follow(self) -> None:
+    def follow(self, kl: float = 0.0) -> dict[str, float]:
         """Move the averaged weights towards the current ones, at first faster than ``train.ema``
-        says, and the copies `old` and `slow` as their sections say."""
+        says, and the copies `old` and `slow` as their sections say, which may depend on the
+        iteration's largest `kl` -> which of these were refreshed."""
         decay = self.config.train.ema
         if decay:
             self.weights.lerp("ema", min(decay, (1 + self.iteration) / (10 + self.iteration)))
         steps = (self.iteration + 1) * self.config.train.updates
+        limits, refreshed = limits_of(self.config), {}
         for name, decay_at in self.method.copies.items():
-            self.weights.lerp(name, decay_at(steps))
+            if name not in limits:
+                self.weights.lerp(name, decay_at(steps))
+                continue
+            decay = refresh_decay(decay_at, steps, self.memory, name, kl > limits[name])
+            self.weights.lerp(name, decay)
+            refreshed[f"refreshed/{name}"] = float(decay == 0)
+        return refreshed
 
     def _kept_weights(self) -> dict[str, dict[str, Tensor]]:
         """Return the copies of the weights that outlive an iteration."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import verified
 
 from flowrl.core.errors import ConfigError
-from flowrl.runs.catalogue import PublishedMethod, load_methods, tried
+from flowrl.runs.catalogue import PublishedMethod, load_methods, status_words, tried
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "| method | configs | paper | status | verified |\n|---|---|---|---|---|\n"
@@ -36,7 +36,7 @@ def row(method: PublishedMethod) -> str:
         f"[{method.name}](docs/methods/{method.page_name}.md)",
         _configs(method),
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
-        method.status,
+        status_words(method.status, method.parts, "`"),
         tried(verified.of_method(method), "`"),
     ]
     return f"| {' | '.join(cells)} |\n"
@@ -71,7 +71,8 @@ def entry(method: PublishedMethod) -> str:
     if method.paper:
         number, title = method.paper.arxiv, method.paper.title
         paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
-    text = f"- **{method.name}**: {paper} Status: {method.status}. Configs: {', '.join(links)}."
+    status = status_words(method.status, method.parts, "`")
+    text = f"- **{method.name}**: {paper} Status: {status}. Configs: {', '.join(links)}."
     return textwrap.fill(
         text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )

@@ -75,6 +75,42 @@ def test_ddpo_and_dance_grpo_on_sd14() -> None:
     assert (dance.train.prompts, dance.train.group, dance.train.ema) == (32, 16, 0)
 
 
+def test_spo_on_both_models() -> None:
+    """RockeyCoss/SPO at 27a8642, configs/basic_config.py and the configs of SD1.5 and SDXL: samples
+    of each step, the first that is compared, threshold, rank and rate; and a pair needs what
+    candidates of a step give, 4 * 15 estimates and 2 * 15."""
+    found = {}
+    for name in ("sd15/spo", "sdxl/spo"):
+        c = load_config(name)
+        plan, lora = c.plan.kwargs, c.model.kwargs["lora"]
+        assert (plan["steps"], plan["noise_scale"], plan["first"]) == (20, 1.0, 4)
+        assert (c.loss.kwargs["beta"], c.loss.kwargs["clip"]) == (10.0, 0.1)
+        assert c.model.kwargs["guidance"] == 5.0 and lora["rank"] == lora["alpha"]
+        assert c.train.group == plan["branch"] * 15 + 1
+        found[name] = (plan["branch"], c.credit.kwargs["least"], lora["rank"], c.lr)
+    assert found == {"sd15/spo": (4, 0.3, 4, 6e-5), "sdxl/spo": (2, 0.4, 64, 1e-5)}
+
+
+def test_find_on_sd15() -> None:
+    """vpx-ecnu/FIND at 0939c3f: the README's command, and the defaults of dist_train2.py and of its
+    pipeline; one image of one prompt, a std that is learned, no gradient clipping."""
+    c = load_config("sd15/find")
+    assert (c.train.iterations, c.lr, c.loss.kwargs["scale"], c.kl_beta) == (150, 1e-3, 10.0, 0.01)
+    assert (c.plan.kwargs["steps"], c.plan.kwargs["noise_scale"]) == (50, 1.0)
+    assert c.model.kwargs["guidance"] == 7.5 and c.model.kwargs["tune"] == "none"
+    assert (c.train.prompts, c.train.group, c.train.max_grad_norm) == (1, 1, float("inf"))
+    assert c.credit.kwargs == {"buffer": 1000, "rounds": 5, "lr": 1e-4, "seed": 0}
+    assert c.likelihood.kwargs["learn_spread"] and c.likelihood.kwargs["own"]
+
+
+def test_when_gardo_refreshes_its_reference() -> None:
+    """tinnerhrhe/GARDO at 1cc77fb, config/gardo.py: reset_freq 15, which its loop takes as more
+    than 15 epochs, each of 2 optimizer steps, and kl_thres 3e-4."""
+    config = load_config("sd3/gardo")
+    assert config.slow is not None and config.train.updates == 2
+    assert config.slow.kwargs == {"every": 16 * 2, "above": 3e-4}
+
+
 def test_settings_that_only_some_scripts_have() -> None:
     """No script of DanceGRPO for video averages weights (15cc71d). Flow-OPD's config of several
     domains has 1e-4 (434ab16). DenseGRPO's coefficient is Flow-GRPO's, of its later code."""

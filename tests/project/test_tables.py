@@ -212,6 +212,7 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     module = script_module("bench_plans")
     untimed = ["best_of_n", "refl", "diffusion_dpo_offline", "flow_dppo", "draft", "draft_lv"]
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
+    untimed += ["flash_grpo_prompts"]
     untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "spo_finished", "tdm_r1"]
     untimed += ["sol_rl", "paco_rl"]
     untimed += ["dina_lrm", "adv_grpo_gated", "pref_grpo", "nft_win_rate", "awm_tree", "align_prop"]

@@ -12,6 +12,7 @@ import pytest
 from flowrl.cli.main import main
 from flowrl.config.calls import Call
 from flowrl.config.load import load_config
+from flowrl.config.schema import functions
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.runs.catalogue import (
@@ -21,6 +22,7 @@ from flowrl.runs.catalogue import (
     load_methods,
     methods_table,
     parse_methods,
+    status_words,
 )
 
 METHODS = load_methods()
@@ -37,7 +39,6 @@ WITHOUT_FLUX = (
     "dense_grpo",
     "gardo",
     "flow_opd",
-    "spo",
 )
 WITHOUT_SD3 = ("paco_rl",)
 COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
@@ -99,7 +100,7 @@ def test_status_and_papers() -> None:
     """Of some methods a part could not be read, two baselines have values of our own; combinations
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
-    known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"}
+    known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
@@ -111,6 +112,22 @@ def test_status_and_papers() -> None:
                 text = resource(f"configs/{name}.yaml").read_text(encoding="utf-8")
                 assert f"arXiv {method.paper.arxiv}" in text, name
             assert method.paper.arxiv.startswith(str(method.paper.year % 100))
+
+
+def test_parts_of_another_status() -> None:
+    """Each is a config of the method, a function that a config can name, or said in words; whoever
+    reads the table or the page is told."""
+    named = {name for axis in AXES for name in functions(axis)}
+    for method in METHODS:
+        for part, status in method.parts.items():
+            known = part in method.configs or " " in part or part in named
+            assert known and status != method.status, (method.slug, part)
+    adv = BY_SLUG["adv_grpo"]
+    said = status_words(adv.status, adv.parts, "`")
+    assert said == "exact; reconstruction: `adversarial_layers`, `shapes/adv_grpo_gated`"
+    words = status_words("exact", {"its loss": "reconstruction"}, "`")
+    assert words == "exact; reconstruction: its loss"
+    assert status_words("exact", {}) == "exact"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +178,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert text == methods_table(rows) + "\n" and "calls" not in text
     head, _, *lines = text.splitlines()
     lines = lines[: len(METHODS)]
-    found = [line[head.index("status") :].split()[0] for line in lines]
+    found = [line[head.index("status") :].split()[0].strip(";") for line in lines]
     assert found == [method.status for method in METHODS]
     for line, method in zip(lines, METHODS, strict=True):
         assert line.startswith(f"{method.name} ")

@@ -34,7 +34,7 @@ def data_of(now: Eval, teacher: Eval) -> LossInput:
     zero = torch.zeros(1)
     sigmas = {"sigma": torch.tensor([0.7]), "sigma_next": torch.tensor([0.5])}
     data = loss_input(now.log_prob, zero, zero, **sigmas)
-    return data._replace(now=now, under={"teacher": teacher})
+    return data._replace(now=now, teachers=((teacher, torch.ones(1)),))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def test_a_memory_as_runs_write_it() -> None:
         ("lr_factor", 1e300),
         ("norms", [-1.0]),
         ("rest", {"drift": -1}),
+        ("refreshed", {"slow": 1.5}),
     ],
 )
 def test_a_wrong_kind_is_refused(key: str, value: Any) -> None:

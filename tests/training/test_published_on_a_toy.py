@@ -13,9 +13,9 @@ from flowrl.core.shipped_files import list_configs
 from flowrl.training.trainer import Trainer
 
 # tested elsewhere: they need stored images, earlier images of a prompt, other runs, or rewards by
-# name
+# name, or they train no network
 APART = {"sd3/diffusion_dpo_offline", "sd15/diffusion_dpo_offline", "sd15/ddpo", "sd3/gardo"}
-APART |= {"sd3/flow_opd", "sd15/spo", "sd3/spo"}
+APART |= {"sd3/flow_opd", "sd15/spo", "sd3/spo", "sdxl/spo", "flux/spo", "sd15/find"}
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 Stepped = tuple[dict[str, float], bool]
 TRAINED = ["plan", "transition", "credit", "aggregate", "segment", "select", "likelihood", "loss"]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
-from flowrl.core.types import LossInput
+from flowrl.core.teacher_runs import Named
+from flowrl.core.types import Eval, LossInput
 
 
 @needs("teacher", "zero_advantage")
 def distill(
     data: LossInput,
     *,
-    teachers: dict[str, str],
+    teachers: Mapping[str, Named],
     by: str = "tag",
     form: Literal["kl", "ode", "velocity"] = "kl",
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -30,36 +33,54 @@ def distill(
     and advantages play no part.
 
     teachers: value of the record's key `by` -> the run that its images learn from, a run folder of
-    the same model and layers, of which the newest checkpoint is taken, or a checkpoint.
+    the same model and layers, of which the newest checkpoint is taken, or a checkpoint. Several of
+    one value are a list, and their distances are added up (DiffusionOPD), each times its `weight`,
+    1 unless ``{run: ..., weight: ...}`` says otherwise. ``guidance`` there is the scale at which
+    that teacher is asked, in place of the model's own (DiffusionOPD: student 4.5, GenEval's teacher
+    1.0).
 
     **Differs:** where Flow-OPD takes the KL for an advantage, its gradient is not that of the KL
     (its shapes do not fit, and nothing is detached); it divides by the rate instead of the
-    variance. Several teachers of one domain are not added up. Teachers have the model's own
-    guidance.
+    variance. Where domains have different numbers of teachers, DiffusionOPD adds zeros for those
+    that are missing, whose distance is not 0; here they are left out. Weights are ours.
 
-    Metrics: `velocity_gap`, mean((v - v_T)^2).
+    Metrics: `velocity_gap`, mean((v - v_T)^2), the weighted mean over a row's teachers.
 
     Raises: ConfigError without a teacher, for a likelihood without a velocity, or with "kl" a step
     without noise.
     """
     if not teachers:
         raise ConfigError("distill: expected at least one teacher, as in teachers: {color: runs/a}")
-    now, teacher = data.now, data.under["teacher"]
-    if now.v is None or teacher.v is None:
+    now = data.now
+    if now.v is None or any(teacher.v is None for teacher, _ in data.teachers):
         raise ConfigError("distill: the likelihood has no velocity; take likelihood reverse")
+    if form == "kl":
+        wrong = ConfigError(
+            "distill: form kl compares Gaussian steps, and a trained step has no noise; take "
+            "likelihood reverse, or form ode"
+        )
+        refuse_if((now.std <= 0).any(), lambda: wrong)
+    # one distance for each teacher of a row [B]; where it has fewer, their weight is 0
+    total = torch.zeros(len(now.v), dtype=torch.float64, device=now.v.device)
+    gaps, weights = torch.zeros_like(total), torch.zeros_like(total)
+    for teacher, weight in data.teachers:
+        far, gap = _distance(data, teacher, form)
+        total = total + weight * far
+        gaps, weights = gaps + weight * gap.detach(), weights + weight
+    return total, {"velocity_gap": gaps / weights}
+
+
+def _distance(data: LossInput, teacher: Eval, form: str) -> tuple[Tensor, Tensor]:
+    """Return how far the policy's step is from a teacher's [B], and their velocities [B]."""
+    now = data.now
+    assert now.v is not None and teacher.v is not None  # `distill` has looked
     # mean over the latent's dimensions -> [B]; the teacher has no gradient
     gap = (now.v - teacher.v.detach()).double().square().flatten(1).mean(1)
-    metrics = {"velocity_gap": gap.detach()}
     if form == "velocity":
-        return gap, metrics
+        return gap, gap
     # D, the step's length in sigma, is what turns velocities into distances
     if form == "ode":
-        return (data.batch.sigma - data.batch.sigma_next).double().square() * gap / 2, metrics
-    wrong = ConfigError(
-        "distill: form kl compares Gaussian steps, and a trained step has no noise; take "
-        "likelihood reverse, or form ode"
-    )
-    refuse_if((now.std <= 0).any(), lambda: wrong)
+        return (data.batch.sigma - data.batch.sigma_next).double().square() * gap / 2, gap
     # both steps have the std of the transition, so only their means differ
     far = (now.mean - teacher.mean.detach()).double().square().flatten(1).mean(1)
-    return far / (2 * now.std.double().square()), metrics
+    return far / (2 * now.std.double().square()), gap

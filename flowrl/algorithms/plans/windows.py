@@ -165,9 +165,11 @@ def random_window(
     low: int = 0,
     high: int | None = None,
     seed: int | None = None,
+    each: Literal["iteration", "prompt"] = "iteration",
 ) -> Plan:
     """Put noise on `size` steps inside ``[low, high)``, the start drawn from (seed, iteration)
-    (Flow-GRPO-Fast).
+    (Flow-GRPO-Fast); with `each` "prompt" from these and the prompt's place, so that every prompt
+    has a window of its own, one for all of its images (Flash-GRPO, 2605.15980: size 1).
 
     `high` defaults to `steps`, and `seed` to that of the run. Every rank draws the same start, and
     a resumed run draws what it would have drawn.
@@ -183,7 +185,10 @@ def random_window(
             f"high={high}) of steps={steps}; it needs 0 <= low, low + size <= high <= steps"
         )
     # a text seed: CPython hashes it with SHA-512, the same on every machine
-    first = random.Random(f"random_window {seed or 0} {iteration}").randint(low, high - size)
+    text = f"random_window {seed or 0} {iteration}"
+    if each == "prompt":
+        return chain(steps, noise_scale, range(low, high))._replace(windows=(text, size))
+    first = random.Random(text).randint(low, high - size)
     return chain(steps, noise_scale, range(first, first + size))
 
 

@@ -10,10 +10,12 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.merged_records import concatenated
 from flowrl.core.types import Rollout, Tree
 
+MOST_PROMPTS = 2**32  # an id of a prompt is below
+
 
 def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
-    """Join rollouts of one plan, of ascending prompts, into the one that all prompts at once would
-    have given.
+    """Join rollouts of one plan, each of prompts of its own, into the one that all prompts at once
+    would have given. `cond` and `group_ids` are those of the parts, one after the other.
 
     Returns the rollout; the new number of each node [V], part after part; and the order [L] in
     which leaves of the parts, one after the other, stand in it.
@@ -26,7 +28,9 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
         starts.append(starts[-1] + len(part.tree.parent))
     # Nodes that were made together stand together: within them by prompt, and in the order of their
     # own part.
-    order = torch.argsort(_cat([part.block for part in parts]), stable=True)
+    made = _cat([part.block for part in parts]) * MOST_PROMPTS
+    key = made + torch.cat([part.tree.group for part in parts])
+    order = torch.argsort(key, stable=True)
     place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
 
     def moved(ids: list[Tensor]) -> Tensor:
@@ -42,8 +46,8 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     noise_scale = torch.cat([part.noise_scale for part in parts])[order]
     x = _joined([part.x for part in parts], starts, place)
     leaf = moved([part.leaf for part in parts])
-    block = _cat([part.block for part in parts])[order]
-    seen = torch.argsort(block[leaf], stable=True)
+    block, key = _cat([part.block for part in parts])[order], key[order]
+    seen = torch.argsort(key[leaf], stable=True)
     cond = concatenated([part.cond for part in parts])
     ids = torch.cat([part.group_ids for part in parts])
     means = [part.mean for part in parts]

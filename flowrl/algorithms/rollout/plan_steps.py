@@ -96,7 +96,9 @@ def steps_of(plan: Plan) -> list[Step]:
 
 def steps_on(plan: Plan, sigmas: Tensor) -> list[Step]:
     """Return `steps_of` a plan that is run on sigmas [S+1]. Raises ConfigError unless it has S
-    steps."""
+    steps, and is one for all prompts."""
+    if plan.windows is not None:
+        raise ConfigError("a plan with windows of each prompt is run by `own_windows.sample`")
     steps = steps_of(plan)
     if len(sigmas) != len(steps) + 1:
         raise ConfigError(

@@ -43,7 +43,8 @@ def effects_figure(result: dict[str, Any]) -> Figure:
     if True in sure:
         entries.append(Line2D([], [], color=OWN, marker="D", ms=4.5, label=f"p < {LEVEL}, Holm"))
     if False in sure:
-        open_mark = {"color": "#8a8a8a", "marker": "D", "ms": 4.5, "markerfacecolor": "white"}
-        entries.append(Line2D([], [], label=f"p >= {LEVEL}, Holm", **open_mark))
+        mark = Line2D([], [], color="#8a8a8a", marker="D", ms=4.5, label=f"p >= {LEVEL}, Holm")
+        mark.set_markerfacecolor("white")
+        entries.append(mark)
     legend(figure, entries)
     return figure

@@ -46,6 +46,7 @@ GROUPS = (
     Group("larger", "compare-opd", ("compare-ddpo", "compare-spo")),
     Group("find", "compare-find", ("compare-stepwise", "compare-find")),
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
+    Group("stepwise five", "compare-stepwise-five", ("compare-stepwise-five",)),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("factorial", "factorial-shapes", ()),
     Group("noisy", "compare-shapes", ()),

@@ -51,6 +51,11 @@ LATER = (
     Later("dense", "compare-dense.json", "on the test prompts, at the better of two rates"),
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("draft lv", "compare-draft-lv.json", "on the test prompts, at the better of two rates"),
+    Later(
+        "stepwise five",
+        "compare-stepwise-five.json",
+        "on the test prompts, at the better of two rates",
+    ),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("distillation", "compare-opd.json", "on the test prompts, at the better of two rates"),
 )

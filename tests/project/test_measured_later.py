@@ -238,6 +238,25 @@ def test_draft_lv_shows_nothing_with_twice_the_budget() -> None:
     assert len(entry["seeds"]) == 5
 
 
+def test_stepwise_flow_grpo_with_five_seeds() -> None:
+    result, page = read("stepwise-five"), " ".join(PAGES["docs/compare.md"].split())
+    (entry,) = result["configs"]
+    end = entry["summary"]["nfe"]
+    mean, low, high = map(points, end["gain"])
+    after = f"{mean} points ({low} to {high}) after {end['iteration']:.0f} iterations"
+    assert "Stepwise-Flow-GRPO learns" in page and after in page
+    assert (
+        end["gain"][1] > 0 and end["mean"] < alone("compare-stepwise-five", 260026, 136)["guided"]
+    )
+    scores = [points(seed["at"]["nfe"]["score"]) for seed in entry["seeds"]]
+    assert [seed["seed"] for seed in entry["seeds"]] == list(range(5))
+    assert f"end at {', '.join(scores[:-1])} and {scores[-1]} %" in page
+    first = read("stepwise")["configs"][0]["summary"]["nfe"]["gain"]
+    assert (
+        f"had gained {points(first[0])} points ({points(first[1])} to {points(first[2])})" in page
+    )
+
+
 def test_a_noise_of_its_own_shows_nothing_yet() -> None:
     result, page = read("own-noise"), " ".join(PAGES["docs/compare.md"].split())
     gains = {entry["name"]: entry["summary"]["nfe"]["gain"] for entry in result["configs"]}

@@ -78,6 +78,11 @@ class TrainConfig(Section):
     keeps `on_policy_gap` smallest"""
     warmup: Count = 0
     """optimizer steps of linear warm-up; a few help AdamW's first steps"""
+    decay: Count = 0
+    """optimizer steps, after the warm-up, over which the learning rate falls along half a cosine to
+    its share `decay_to`, where it stays; 0 = it is constant"""
+    decay_to: Share = 1 / 3
+    """what `decay` ends at, as a share of `optimizer.lr`; AWM's code: a third"""
     max_grad_norm: Annotated[float, Gt(0)] = 1.0
     """the gradient is clipped to this norm; lower it against sudden collapse, `.inf` never clips"""
     ema: Annotated[float, Interval(ge=0, lt=1)] = 0.9

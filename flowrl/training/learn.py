@@ -21,6 +21,7 @@ from flowrl.training import monitor_controls
 from flowrl.training.checks import what_broke, what_gradient
 from flowrl.training.guidance import reference_guidance
 from flowrl.training.learn_companions import learn_along, sum_gradients
+from flowrl.training.learning_rate import lr_share
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
@@ -284,7 +285,7 @@ def _optimizer_step(
 
 
 def _set_lr(run: Setup, update: int) -> None:
-    warm = run.config.train.warmup
+    t = run.config.train
+    share = lr_share(update, warmup=t.warmup, decay=t.decay, decay_to=t.decay_to)
     for group in run.optimizer.param_groups:
-        usual = run.config.lr * min(1.0, (update + 1) / (warm + 1))
-        group["lr"] = usual * monitor_controls.lr_factor(run.memory)
+        group["lr"] = run.config.lr * share * monitor_controls.lr_factor(run.memory)

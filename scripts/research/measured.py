@@ -3,8 +3,9 @@
 `python scripts/research/tables.py` writes it. The sources are assets/results/compare-shapes.json,
 of the noisy-captions control, and `LATER`, of the present base model. Filled in are
 
-- docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/; it
-  says that nothing was compared yet where no source has it;
+- docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/:
+  what the demonstration and the sources have of it, with what costs no training beside that
+  (`untrained.py`); it says that nothing was compared yet where none has it;
 - docs/compare.md: table and notes of each source, and the table of published claims.
 """
 
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import untrained
 
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.summary import summarize_result
@@ -202,15 +205,22 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
         "per judgement."
     )
-    return text
+    return text + untrained.beside(result)
 
 
-def page(text: str, result: Result | None, later: Sequence[tuple[str, Result]] = ()) -> str:
-    """Fill the marks of a method page; later: where and what of other comparisons."""
+def page(
+    text: str,
+    result: Result | None,
+    later: Sequence[tuple[str, Result]] = (),
+    shown: Mapping[str, str] | None = None,
+) -> str:
+    """Fill the marks of a method page; later: where and what of other comparisons; shown: what the
+    demonstration says of a config."""
 
     def told(match: re.Match[str]) -> str:
         name = match[1]
-        parts = [sentence(one, name, where) for where, one in later]
+        parts = [(shown or {}).get(name, "")]
+        parts += [sentence(one, name, where) for where, one in later]
         parts.append(sentence(result, name))
         said = " ".join(filter(None, parts)) or f"`shapes/{name}`: not compared yet."
         return f"<!-- measured: {name} -->\n{wrapped(said)}\n"
@@ -284,9 +294,10 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
     result = load()
     read = {one: load(RESULTS / one.file) for one in LATER}
     later = [(one.where, data) for one, data in read.items() if data is not None]
+    shown = untrained.demonstrated()
     named = {one.name: data for one, data in read.items() if data is not None}
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
     return [
-        *((path, partial(page, result=result, later=later)) for path in pages),
+        *((path, partial(page, result=result, later=later, shown=shown)) for path in pages),
         (ROOT / "docs" / "compare.md", partial(compared, result=result, later=named)),
     ]

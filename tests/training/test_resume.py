@@ -20,7 +20,7 @@ from flowrl.training.trainer import Trainer
     ("options", "copies"),
     [
         ((), {"ema"}),
-        ((KL, "train.warmup=5"), {"ema", "ref"}),
+        ((KL, "train.warmup=5", "train.decay=6"), {"ema", "ref"}),
         (("train.ema=0", "eval.weights=current"), set()),
     ],
 )

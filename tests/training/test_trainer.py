@@ -28,6 +28,7 @@ from flowrl.core.processes import World
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
 from flowrl.training.learn import learn
+from flowrl.training.learning_rate import lr_share
 from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.weights import put_weights
 
@@ -104,6 +105,30 @@ def test_warm_up_is_linear_and_the_logged_rate_is_in_force(tmp_path: Path) -> No
     moved = (flat(trainer.params.values()) - before).abs()
     assert lr == pytest.approx(0.0025)
     torch.testing.assert_close(moved, torch.full_like(moved, lr), atol=1e-6, rtol=1e-3)
+
+
+def test_the_rate_falls_along_a_cosine(tmp_path: Path) -> None:
+    """torch's own CosineAnnealingLR from lr to lr / 3 over 8 steps, as AWM's code has it, and a
+    third from then on. A warm-up of w steps comes before, w steps long. By the log of a run: two
+    optimizer steps an iteration, of which the second is logged."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.SGD([weight], lr=0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=8, eta_min=0.1)
+    for update in range(9):
+        found = 0.3 * lr_share(update, warmup=0, decay=8, decay_to=1 / 3)
+        assert found == pytest.approx(schedule.get_last_lr()[0], abs=1e-9)
+        late = 0.3 * lr_share(update + 5, warmup=5, decay=8, decay_to=1 / 3)
+        assert late == pytest.approx(found, abs=1e-12)
+        theirs.step()
+        schedule.step()
+    assert lr_share(900, warmup=0, decay=8, decay_to=1 / 3) == pytest.approx(1 / 3)
+    assert lr_share(8, warmup=0, decay=8, decay_to=0.0) == 0.0
+    assert [lr_share(k, warmup=1, decay=0, decay_to=0.5) for k in range(3)] == [0.5, 1.0, 1.0]
+    run = trainer_for(tmp_path, "train.decay=4", "train.decay_to=0.5", "train.updates=2")
+    # cos(pi / 4) at step 1 of 4, cos(3 pi / 4) at step 3, then the end
+    half, there = 0.5 * 0.01, 0.25 * 0.01 * 2**0.5 / 2
+    wanted = [half + 0.25 * 0.01 + there, half + 0.25 * 0.01 - there, half]
+    assert [run.step()["lr"] for _ in range(3)] == pytest.approx(wanted)
 
 
 def test_group_metrics(tmp_path: Path) -> None:

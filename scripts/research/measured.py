@@ -4,8 +4,7 @@
 of the noisy-captions control, and `LATER`, of the present base model. Filled in are
 
 - docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/:
-  what the demonstration and the sources have of it, with what costs no training beside that
-  (`untrained.py`); it says that nothing was compared yet where none has it;
+  what demonstration and sources have of it, or that nothing was compared yet, and `untrained.py`;
 - docs/compare.md: table and notes of each source, and the table of published claims.
 """
 
@@ -41,26 +40,23 @@ class Later(NamedTuple):
     where: str  # as a method page says it
 
 
+BETTER = "on the test prompts, at the better of two rates"
 LATER = (
-    Later("families", "compare-families.json", "on the test prompts, at the better of two rates"),
+    Later("families", "compare-families.json", BETTER),
     Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
-    Later("steps", "compare-steps.json", "on the test prompts, at the better of two rates"),
-    Later("gradients", "compare-gradients.json", "on the test prompts, at the better of two rates"),
+    Later("steps", "compare-steps.json", BETTER),
+    Later("gradients", "compare-gradients.json", BETTER),
     Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
     Later("ddpo", "compare-ddpo.json", "on the test prompts, at its own rate"),
     Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
     Later("find", "compare-find.json", "on the test prompts, at its own rate"),
-    Later("stepwise", "compare-stepwise.json", "on the test prompts, at the better of two rates"),
-    Later("dense", "compare-dense.json", "on the test prompts, at the better of two rates"),
+    Later("stepwise", "compare-stepwise.json", BETTER),
+    Later("dense", "compare-dense.json", BETTER),
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
-    Later("draft lv", "compare-draft-lv.json", "on the test prompts, at the better of two rates"),
-    Later(
-        "stepwise five",
-        "compare-stepwise-five.json",
-        "on the test prompts, at the better of two rates",
-    ),
+    Later("draft lv", "compare-draft-lv.json", BETTER),
+    Later("stepwise five", "compare-stepwise-five.json", BETTER),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
-    Later("distillation", "compare-opd.json", "on the test prompts, at the better of two rates"),
+    Later("distillation", "compare-opd.json", BETTER),
 )
 
 

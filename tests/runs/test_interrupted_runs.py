@@ -106,10 +106,10 @@ def test_what_ends_a_run_leaves_what_is_good(
     before is named. Mended, the run ends as one that nothing happened to."""
     run, real = tmp_path / "run", getattr(Trainer, method)
 
-    def failing(self: Trainer) -> Any:
+    def failing(self: Trainer, *given: Any) -> Any:
         if self.iteration == 1:
             raise raised
-        return real(self)
+        return real(self, *given)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, method, failing)

@@ -32,8 +32,7 @@ def _judge(images: Tensor, sources: Tensor, records: list[dict[str, Any]]) -> Ed
     global _last
     key = hashlib.blake2b(f"{images.dtype}{[*images.shape]}{records}".encode())
     for pixels in (images, sources):
-        bytes_of = pixels.detach().cpu().contiguous().view(torch.uint8)
-        key.update(bytes_of.numpy().tobytes())
+        key.update(pixels.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     seen = _last
     if seen is None or seen.key != key.digest():
         seen = _last = _Judged(key.digest(), check_edits(images, sources, records))

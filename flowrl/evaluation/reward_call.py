@@ -19,6 +19,8 @@ from flowrl.evaluation.frame_rewards import fitting
 from flowrl.evaluation.offloaded_rewards import resting
 from flowrl.evaluation.reward_answer import as_tensor, call_reward, hint
 
+_UNCHANGING = (str, int, float, bool, type(None))
+
 
 def rewards_of(calls: Mapping[str, Call], frames: int = 1) -> dict[str, Any]:
     """Make the rewards of a config for a model whose videos have so many frames; 1: images. Raises
@@ -67,10 +69,21 @@ def own_batch(batch: RewardBatch) -> RewardBatch:
         images=pixels,
         prompts=[*prompts],
         group=group.clone(),
-        meta=[copy.deepcopy(record) for record in meta],
+        meta=[_own(record) for record in meta],
         sigma=sigma.clone(),
         source=_copied(batch.source),
     )
+
+
+def _own(value: Any) -> Any:
+    """Copy what a record holds. Plain JSON, as files have it, is copied several times as fast as by
+    `copy.deepcopy`, which looks after everything else."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _own(one) for key, one in value.items()}
+    if kind is list:
+        return [_own(one) for one in value]
+    return value if kind in _UNCHANGING else copy.deepcopy(value)
 
 
 def _copied(sources: list[Source]) -> list[Source]:

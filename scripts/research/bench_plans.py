@@ -6,7 +6,7 @@
 One thread, and the processor's seconds, so that the figures are of the code and not of what else
 the machine does. Writes assets/results/bench-shapes-plans.json, config by config: all that the file
 has, or those behind `--only`.
-`python scripts/research/tables.py` makes the table of docs/compare.md from it.
+`python scripts/research/tables.py` makes two tables of docs/compare.md from it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "bench-shapes-plans.json", ROOT / "docs" / "compare.md"
 AROUND = ("rewards", "around sampling", "around decoding", "around training")
 MARK = re.compile(r"<!-- bench: plans -->\n(?:\|.*\n)*")
+FORWARD_MARK = re.compile(r"<!-- bench: forward -->\n(?:\|.*\n)*")
+FORWARD = ("ode", "sa_solver")  # plans of methods that noise finished images anew
 
 
 def measure(name: str, iterations: int, here: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +76,35 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def forward_table(results: dict[str, dict[str, Any]]) -> str:
+    """Show the methods of the forward process over the network's calls alone, the highest last:
+    decoding and rewards count as overhead, and stand beside it as shares of the network's time."""
+    head = ("config", "over network calls", "VAE", "rewards", "around calls")
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    rows = [(name, row) for name, row in results.items() if row["plan"] in FORWARD]
+    for name, row in sorted(rows, key=lambda item: over_network(item[1])):
+        shares = row["shares"]
+        network = shares["network, sampling"] + shares["network, training"]
+        around = sum(shares[key] for key in AROUND[1:])
+        parts = (shares["VAE"], shares["rewards"], around)
+        percent = " | ".join(f"{fixed_digits(100 * part / network, 1)} %" for part in parts)
+        lines.append(f"| `{name}` | {over_network(row):.3f} | {percent} |")
+    return "\n".join(lines) + "\n"
+
+
+def over_network(row: dict[str, Any]) -> float:
+    """Return a whole iteration over its network calls alone."""
+    return float(row["overhead_ratio_with_vae"])
+
+
 def overhead(row: dict[str, Any]) -> float:
     """Return an iteration without its rewards over the calls of network and VAE in it."""
     return float(row["overhead_ratio_without_rewards"])
 
 
 def filled(text: str, results: dict[str, dict[str, Any]]) -> str:
-    """Put the table behind the mark."""
+    """Put both tables behind their marks."""
+    text = FORWARD_MARK.sub(lambda _: f"<!-- bench: forward -->\n{forward_table(results)}", text)
     return MARK.sub(lambda _: f"<!-- bench: plans -->\n{table(results)}", text)
 
 

@@ -244,3 +244,28 @@ def test_rewards_that_are_handed_over(tmp_path: Path) -> None:
     assert metrics["reward/red"] == pytest.approx(metrics["reward/more"])
     with pytest.raises(ConfigError, match="rewards.red: expected something to call, got 3"):
         with_rewards(config, {"red": 3})
+
+
+def test_a_reward_cannot_change_a_record() -> None:
+    """What it writes into lists and mappings of its own, however deep, stays there; what is no
+    plain JSON is copied too, and values come back as they are."""
+    kept: dict[str, Any] = {
+        "list": [{"deep": [1, 2]}],
+        "array": np.zeros(2),
+        "pair": ([3],),
+        "none": None,
+    }
+    whole = batch()._replace(meta=[kept, {}, {}])
+
+    def writing(seen: RewardBatch) -> list[float]:
+        own = seen.meta[0]
+        assert own["list"] == [{"deep": [1, 2]}] and own["pair"] == ([3],) and own["none"] is None
+        own["list"][0]["deep"].append(9)
+        own["array"][0] = 7.0
+        own["pair"][0].append(9)
+        own["new"] = True
+        return [0.0] * 3
+
+    ask("it", writing, whole, "here")
+    assert kept["list"] == [{"deep": [1, 2]}] and kept["pair"] == ([3],)
+    assert "new" not in kept and kept["array"].tolist() == [0.0, 0.0]

@@ -70,3 +70,18 @@ def test_both_modes_look_at_the_images_once(monkeypatch: pytest.MonkeyPatch) -> 
     shapes()(batch._replace(meta=RECORDS[::-1]))
     assert len(calls) == 3
     assert torch.equal(shapes()(_batch(IMAGES, RECORDS)), graded) and len(calls) == 4
+
+
+def test_images_that_were_changed_in_place_are_judged_anew() -> None:
+    """The last batch is remembered by what it held, not by where it lies, and so are its
+    records."""
+    images, records = IMAGES.clone(), [dict(record) for record in RECORDS]
+    batch = _batch(images, records)
+    before = shapes(mode="strict")(batch)
+    assert before.mean() > 0.9
+    images.fill_(0.5)  # nothing is left on any of them
+    assert shapes(mode="strict")(batch).sum() == 0
+    images.copy_(IMAGES)
+    assert torch.equal(shapes(mode="strict")(batch), before)
+    records[0]["include"] = [{"class": "circle", "count": 4, "color": "red"}]
+    assert before[0] == 1 and shapes(mode="strict")(batch)[0] == 0

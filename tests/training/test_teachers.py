@@ -100,6 +100,19 @@ def student(folder: Path, teachers: object, *overrides: str) -> Trainer:
     return Trainer(load_config(str(write_toy(folder)), [loss, *more, *overrides], ("toykit",)))
 
 
+def seen_by_the_loss(run: Trainer) -> list[LossInput]:
+    """Let a run's loss note what it is given -> the list that it fills."""
+    seen, loss = list[LossInput](), run.method.loss
+
+    @needs(*needs_of(loss))
+    def noted(data: LossInput) -> Any:
+        seen.append(data)
+        return loss(data)
+
+    run.method = run.method._replace(loss=noted)
+    return seen
+
+
 def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
     """Each row's loss against all velocities put into the model by hand; each run is kept once, and
     the network calls are those that were made: two teachers of even prompts, one of odd ones."""
@@ -108,15 +121,7 @@ def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
     run = student(tmp_path, {"even": [a, {"run": b, "weight": 0.25}], "odd": b})
     assert run.weights.names()[-2:] == ["teacher-0", "teacher-1"]
     rows, tags = run.rows(), [record["tag"] for record in run.train_set.records]
-    seen: list[LossInput] = []
-    loss = run.method.loss
-
-    @needs(*needs_of(loss))
-    def noted(data: LossInput) -> Any:
-        seen.append(data)
-        return loss(data)
-
-    run.method = run.method._replace(loss=noted)
+    seen = seen_by_the_loss(run)
     metrics = run.step()
     wanted = []
     for data in seen:
@@ -180,15 +185,8 @@ def test_a_teacher_is_asked_at_its_own_guidance(tmp_path: Path, own: float, scal
     made.save(checkpoint_folder(Path(path), 0))
     teachers = dict.fromkeys(("even", "odd"), {"run": path, "guidance": scale})
     config = guided_config(tmp_path, teachers, guidance=own)
-    run, seen = Trainer(config), list[LossInput]()
-    loss = run.method.loss
-
-    @needs(*needs_of(loss))
-    def noted(data: LossInput) -> Any:
-        seen.append(data)
-        return loss(data)
-
-    run.method = run.method._replace(loss=noted)
+    run = Trainer(config)
+    seen = seen_by_the_loss(run)
     metrics = run.step()
     oracle = guided_config(tmp_path, ANY, guidance=scale).call("model")()
     for name, p in oracle.trainable().items():

@@ -64,3 +64,8 @@ def check_unit(who: str, values: Tensor) -> None:
             f"{who}: expected rewards from 0 to 1, got {values.min().item():.4g} to "
             f"{values.max().item():.4g}; use another credit, or map the reward to [0, 1]"
         )
+
+
+def sample_std(values: Tensor) -> Tensor:
+    """Return the standard deviation of values [n] with n - 1, []; 0 of a single one."""
+    return values.std(correction=1) if len(values) > 1 else values.new_zeros(())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit._groups import check_unit
+from flowrl.algorithms.credit._groups import check_unit, sample_std
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.losses._groups import check_positive
 from flowrl.algorithms.prompt_memory import PromptMemory
@@ -92,8 +91,7 @@ class single_stream(PromptMemory):
         gap = value - (alpha / (alpha + beta)).to(value.device)
         known = gap[~gap.isnan()]
         if len(known):
-            spread = known.std(correction=1) if len(known) > 1 else torch.zeros_like(known[0])
-            gap = (gap - known.mean()) / (spread + 1e-8)
+            gap = (gap - known.mean()) / (sample_std(known) + 1e-8)
         return subtree_mean(gap, leaf, tree).nan_to_num().float()
 
     def update(

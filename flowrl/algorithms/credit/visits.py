@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.credit._groups import sample_std
 from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.prompt_memory import PromptMemory
 from flowrl.core.errors import ConfigError
@@ -44,14 +45,17 @@ class smooth_norm(PromptMemory):
     def _moved(self, prompt: int, new: Tensor) -> tuple[float, float, float]:
         """Return visits, mean and std with the rewards [n] of now."""
         n, mean, std = (float(rows[prompt, 0].nan_to_num()) for rows in self.kept.values())
-        here, spread = float(new.mean()), _std(new)
+        here, spread = float(new.mean()), float(sample_std(new))
         count = n + 1
         moved = (n * std**2 + spread**2 + n / count * (here - mean) ** 2) / count
         return count, (n * mean + here) / count, moved**0.5
 
     def _mixed(self, prompt: int, new: Tensor) -> Tensor:
         count, mean, std = self._moved(prompt, new)
-        now, total = _standard(new, float(new.mean()), _std(new)), _standard(new, mean, std)
+        now, total = (
+            _standard(new, float(new.mean()), float(sample_std(new))),
+            _standard(new, mean, std),
+        )
         if count == 1:
             return now
         first = total / count + (1 - 1 / count) * now
@@ -100,7 +104,7 @@ class risk_bundles:
             value = risk_value(sums, low, high, *self.levels.tolist())
             for bundle in range(len(sums)):
                 inside = sums[bundle][~sums[bundle].isnan()]
-                spread = _std(inside) if len(inside) else 0.0
+                spread = float(sample_std(inside)) if len(inside) else 0.0
                 out[bundle] = value[bundle] / spread if spread > 0 else 0.0
         each = torch.where(reward.isnan(), torch.nan, out.flatten().to(reward.device)[index])
         return subtree_mean(each, leaf, tree).nan_to_num().float()
@@ -157,11 +161,6 @@ def risk_value(sums: Tensor, q_low: float, q_high: float, low: float, high: floa
     middle = (above - beyond + q_low - q_high) / (high - low)
     tail = -(q_low - sums).clamp_min(0) / low
     return (1.5 * tail + middle) / 2.5
-
-
-def _std(values: Tensor) -> float:
-    """Return the standard deviation of values [n] with n - 1; 0 of a single one."""
-    return float(values.std(correction=1)) if len(values) > 1 else 0.0
 
 
 def _standard(values: Tensor, mean: float, std: float) -> Tensor:

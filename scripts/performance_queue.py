@@ -73,6 +73,8 @@ def attend(model: str, name: str, *more: str) -> Row:
     return Row(f"{model} {name}", model, [f"model.runtime.attention={name}", *more])
 
 
+# What diffusers calls _native_flash and _native_cudnn are PyTorch's own kernels of these names, of
+# which `native` takes one; `flash` is the package flash-attn.
 # Qwen-Image masks the empty tokens of prompts: flash and xformers cannot, flash_varlen can.
 QUEUE = [
     attend("sd3", "native"),
@@ -90,6 +92,9 @@ QUEUE = [
     Row("flux graphs", "flux", [*GRAPHS, *CHECKPOINTING]),
     attend("flux", "xformers", *CHECKPOINTING),
     attend("sd3", "xformers"),
+    attend("sd3", "_native_flash"),
+    attend("sd3", "_native_cudnn"),
+    attend("flux", "_native_cudnn", *CHECKPOINTING),
     Row("wan compiled", "wan", COMPILED),
     Row("wan graphs", "wan", GRAPHS),
     attend("wan", "flash"),

@@ -24,6 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from queue_process import reason
+
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
@@ -73,8 +75,8 @@ def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, An
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             row: dict[str, Any] = {"setting": overrides}
             if done.returncode or not out.is_file():
-                said = done.stderr.decode(errors="replace").strip().splitlines()
-                row["failed"] = said[-1] if said else f"exit code {done.returncode}"
+                said = reason(done.stderr.decode(errors="replace"))
+                row["failed"] = said or f"exit code {done.returncode}"
             else:
                 one = json.loads(out.read_text(encoding="utf-8"))
                 found = found or one
@@ -131,9 +133,14 @@ def main() -> int:
         help="regional compile: off, on, graphs (with CUDA graphs), with commas; or both, all",
     )
     parser.add_argument(
+        "--wait", action="store_true", help="measure when the standard input ends, not before"
+    )
+    parser.add_argument(
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
     )
     args = parser.parse_args()
+    if args.wait:
+        sys.stdin.read()
     # what cannot be measured is a message and exit code 2, not a traceback
     try:
         settings = settings_of(args)

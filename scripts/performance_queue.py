@@ -26,13 +26,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from queue_list import MODELS, QUEUE, Row
+from queue_process import Process, reason
 from queue_rows import difference, earlier_rows
 
 from flowrl.core.errors import ConfigError, FlowRLError
@@ -41,71 +43,10 @@ from flowrl.core.tables import terminal_width, text_table
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "assets" / "results" / "performance-queue.json"
-SMALL = ["train.prompts=1", "train.group=8", "train.updates=1", "model.decode_batch=1"]
-MODELS = {
-    "sd3": ["sd3/flow_grpo_fast", *SMALL],
-    "flux": ["flux/flow_grpo_fast", *SMALL],
-    "wan": ["wan/flow_grpo_fast", *SMALL],
-    "qwen_image": ["qwen_image/flow_grpo_fast", *SMALL],
-}
-COMPILED = ["model.runtime.compile=true"]
-# graphs refuse offload, which configs of large models ask for; no encoder or VAE is there to move
-GRAPHS = [*COMPILED, "model.runtime.cuda_graphs=true", "model.runtime.offload=false"]
-NF4 = ["model.runtime.quantize=nf4"]
-NATIVE = ["model.runtime.attention=native"]
-CHECKPOINTING = ["model.runtime.checkpointing=true"]
+CORES = 8  # of a processor that can start a process without slowing the one that measures
 ASK = (
     "import json; from flowrl.core.environment import environment; print(json.dumps(environment()))"
 )
-
-
-class Row(NamedTuple):
-    """One measurement: a model of MODELS, or none for NCCL's collectives."""
-
-    name: str
-    model: str
-    settings: list[str]
-    options: tuple[str, ...] = ()  # of performance.py
-
-
-def attend(model: str, name: str, *more: str) -> Row:
-    """Return the row of a model with an attention back end."""
-    return Row(f"{model} {name}", model, [f"model.runtime.attention={name}", *more])
-
-
-# What diffusers calls _native_flash and _native_cudnn are PyTorch's own kernels of these names, of
-# which `native` takes one; `flash` is the package flash-attn.
-# Qwen-Image masks the empty tokens of prompts: flash and xformers cannot, flash_varlen can.
-QUEUE = [
-    attend("sd3", "native"),
-    attend("flux", "native", *CHECKPOINTING),
-    attend("wan", "native"),
-    attend("qwen_image", "native"),
-    Row("sd3 sync check", "sd3", NATIVE, ("--sync-check",)),
-    Row("nccl", "", []),
-    attend("flux", "flash", *CHECKPOINTING),
-    attend("sd3", "flash"),
-    Row("sd3 compiled", "sd3", COMPILED),
-    Row("sd3 graphs", "sd3", GRAPHS),
-    Row("flux nf4", "flux", [*NF4, *CHECKPOINTING]),
-    Row("flux compiled", "flux", [*COMPILED, *CHECKPOINTING]),
-    Row("flux graphs", "flux", [*GRAPHS, *CHECKPOINTING]),
-    attend("flux", "xformers", *CHECKPOINTING),
-    attend("sd3", "xformers"),
-    attend("sd3", "_native_flash"),
-    attend("sd3", "_native_cudnn"),
-    attend("flux", "_native_cudnn", *CHECKPOINTING),
-    Row("wan compiled", "wan", COMPILED),
-    Row("wan graphs", "wan", GRAPHS),
-    attend("wan", "flash"),
-    attend("wan", "xformers"),
-    Row("qwen_image nf4", "qwen_image", NF4),
-    attend("qwen_image", "flash_varlen"),
-    Row("qwen_image compiled", "qwen_image", COMPILED),
-    Row("qwen_image graphs", "qwen_image", GRAPHS),
-    Row("wan sync check", "wan", NATIVE, ("--sync-check",)),
-    Row("flux sync check", "flux", [*NATIVE, *CHECKPOINTING], ("--sync-check",)),
-]
 
 
 def words_of(row: Row, models: dict[str, list[str]]) -> list[str]:
@@ -124,42 +65,26 @@ def asked_for(row: Row, models: dict[str, list[str]]) -> dict[str, Any]:
     return {"settings": row.settings, "words": words_of(row, models), "config_sha256": digest}
 
 
-def last_line(stderr: bytes) -> str:
-    """Return the last line of what a process said, which is why it ended; "" for nothing."""
-    return "".join(stderr.decode(errors="replace").strip().splitlines()[-1:])
+def begin(row: Row, models: dict[str, list[str]], *, waits: bool = False) -> Process:
+    """Begin the process of a row; one that `waits` does not measure yet."""
+    script = "performance.py" if row.model else "collectives.py"
+    option = "--json" if row.model else "--out"
+    return Process(script, words_of(row, models), option, waits=waits)
 
 
-def run(row: Row, models: dict[str, list[str]], seconds: float) -> dict[str, Any]:
-    """Run a row in a process of its own for at most so long -> its figures, and why it failed.
+def run(row: Row, models: dict[str, list[str]], process: Process, seconds: float) -> dict[str, Any]:
+    """Let a row measure for at most so long -> its figures, and why it failed.
 
     A row that fails keeps what it had written until then, such as the numbers of a wrong sum.
     """
-    began = time.monotonic()
     found: dict[str, Any] = {"row": row.name, **asked_for(row, models)}
-    script = HERE / ("performance.py" if row.model else "collectives.py")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "result.json"
-        last = ["--json" if row.model else "--out", str(out)]
-        # run it, and note how it ended
-        failed = ""
-        try:
-            done = subprocess.run(
-                [sys.executable, str(script), *words_of(row, models), *last],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired:
-            failed = f"ended after {seconds:.0f} s"
-        else:
-            if done.returncode or not out.is_file():
-                failed = last_line(done.stderr) or f"exit code {done.returncode}"
-        found["wall_s"] = round(time.monotonic() - began, 1)
-        # keep what there is, however it ended
-        if out.is_file():
-            found["result"] = json.loads(read_text(out))
+    found["wall_s"], failed = process.finish(seconds)
+    # keep what there is, however it ended
+    if process.out.is_file():
+        found["result"] = json.loads(read_text(process.out))
     if not failed:
         return found
+    found["stderr"] = process.told()
     said = found.get("result", {}).get("said")
     return found | {"failed": f"{said}; {failed}" if said else failed}
 
@@ -173,7 +98,8 @@ def still_good(
     # in a process of its own: what asks for the GPU's name opens the device and takes memory of it
     told = subprocess.run([sys.executable, "-c", ASK], capture_output=True)
     if told.returncode:
-        raise ConfigError(f"--go-on: where is this? no answer: {last_line(told.stderr)}")
+        said = told.stderr.decode(errors="replace")
+        raise ConfigError(f"--go-on: where is this? no answer: {reason(said)}")
     here, good = json.loads(told.stdout), set()
     for row in rows:
         for one in kept:
@@ -184,6 +110,30 @@ def still_good(
             else:
                 good.add(row.name)
     return good
+
+
+class Early:
+    """The processes of the rows: where there are cores to spare the next one begins while a row
+    measures, and waits for its turn."""
+
+    def __init__(self, rows: list[Row], models: dict[str, list[str]]) -> None:
+        self.rows, self.models = list(rows), models
+        self.ahead = (os.cpu_count() or 1) >= CORES
+        self.waiting: tuple[Row, Process] | None = None
+
+    def turn(self, row: Row) -> Process:
+        """Return the process of a row, whose turn it is, and begin the one after it."""
+        mine, self.waiting = self.waiting, None
+        process = mine[1] if mine and mine[0] == row else begin(row, self.models)
+        after = self.rows[self.rows.index(row) + 1 :][:1]
+        if self.ahead and after and after[0].model:
+            self.waiting = after[0], begin(after[0], self.models, waits=True)
+        return process
+
+    def end(self) -> None:
+        """Stop the one that waits."""
+        if self.waiting:
+            self.waiting[1].end()
 
 
 def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[str]]) -> int:
@@ -202,11 +152,13 @@ def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[st
     done = still_good(kept, rows, models)
     tried = set(done)
     # measure what has no figures of what is asked for here
-    for row in [row for row in rows if row.name not in done]:
+    todo = [row for row in rows if row.name not in done]
+    early = Early(todo, models)
+    for row in todo:
         left = 60 * args.minutes - (time.monotonic() - began)
         if left <= 0:
             break
-        one = run(row, models, min(left, 60 * args.most))
+        one = run(row, models, early.turn(row), min(left, 60 * args.most))
         print(f"{row.name}, {one['wall_s']} s: {one.get('failed', 'measured')}", flush=True)
         kept = [*(old for old in kept if old["row"] != row.name), one]
         tried.add(row.name)
@@ -214,6 +166,7 @@ def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[st
         missing = [row.name for row in rows if row.name not in tried]
         # each row has its own environment; asked for here it would open the device
         write_json(args.out, {"rows": kept, "left_out": missing})
+    early.end()
     print(f"\n{table(kept)}\n{args.out}")
     return len(done)
 

@@ -136,7 +136,7 @@ class Pairs:
     ) -> tuple[Tensor, Tensor]:
         """Noise both latents [P, *] of each pair alike, to sigma [P], and estimate their images ->
         [P, 3, H, W] twice."""
-        model = self.trainer.model
+        model, sigma = self.trainer.model, sigma.to(good.device)
         noise, cond = torch.randn_like(good), model.encode(texts)
         found = []
         for x0 in (good, bad):

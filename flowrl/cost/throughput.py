@@ -37,7 +37,8 @@ class PhaseWatch:
     """Stand in for a run's log: seconds of each phase, and on a GPU the most memory that was
     allocated in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.memory: dict[str, int] = {}
 
@@ -45,14 +46,13 @@ class PhaseWatch:
     def phase(self, name: str) -> Iterator[None]:
         """Time what is inside."""
         wait()
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if on_gpu:
+        if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         yield
         wait()
         self.seconds[name] += time.perf_counter() - began
-        if on_gpu:
+        if self.on_gpu:
             self.memory[name] = max(self.memory.get(name, 0), torch.cuda.max_memory_allocated())
 
     def progress(self, done: int, total: int) -> None:
@@ -85,7 +85,7 @@ def measure_throughput(
     if sync_check:
         check_sync(trainer)
     trainer.step()
-    rows = [_iteration(trainer) for _ in range(iterations)]
+    rows = [_iteration(trainer, on_gpu=device.type == "cuda") for _ in range(iterations)]
     # medians over iterations, since one may be disturbed
     middle = medians(rows)
     return {
@@ -118,10 +118,10 @@ def chance(batch: RewardBatch) -> Tensor:
     return torch.rand(len(batch.images), generator=torch.Generator().manual_seed(0))
 
 
-def _iteration(trainer: Trainer) -> dict[str, float]:
+def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
     """Run one iteration -> seconds of each phase and in all, bytes of each phase, states that were
     trained."""
-    watch, planned, before = PhaseWatch(), trainer.cost, trainer.steps_before
+    watch, planned, before = PhaseWatch(on_gpu=on_gpu), trainer.cost, trainer.steps_before
     trainer.log = watch  # type: ignore[assignment]
     wait()
     began = time.perf_counter()
@@ -183,6 +183,9 @@ def _memory(
 ) -> dict[str, dict[str, int | None]]:
     """Return the measured peak of each phase beside its estimate without what random models do not
     have."""
+    # without text encoders, which would work on the device while an offloaded network is away
+    if tuning_of(config).runtime.offload:
+        config = change(config, "model.runtime.text_encoders", "cpu")
     found, out = estimate(config), {}
     absent = _absent(found, vae=vae)
     for name, phase in _ESTIMATED.items():

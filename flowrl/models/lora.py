@@ -1,4 +1,10 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) through peft, drawn from a seed and kept in float32."""
+"""Low-rank adapters (LoRA, Hu et al. 2021) through peft, drawn from a seed and kept in float32.
+
+Their products are those of mixed precision: the kept weights are rounded to the network's dtype in
+every call, as torch.autocast does it in published code. **Differs:** peft widens the input to
+float32 instead, and multiplies, adds and keeps it there; on an H200 that costs a multiple of the
+frozen layer's own time and memory.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from flowrl.core.errors import ModelError
 from flowrl.core.seeds import generator
@@ -50,6 +57,17 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid", strict=True):
     targets: Names | None = None
     # A ~ N(0, 1/rank^2), B = 0, so that the adapted network starts as the base network
     init: Literal["gaussian"] = "gaussian"
+    # compute what the adapters add in float32, as peft does; with a dtype of float16, whose range
+    # is too small for their gradients, always
+    float32: bool = False
+
+
+class RoundedLinear(nn.Linear):
+    """A linear layer that rounds its weight to the dtype of its input x [..., in] -> [..., out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T in the dtype of x."""
+        return linear(x, self.weight.to(x.dtype))
 
 
 def add_lora(
@@ -80,7 +98,19 @@ def add_lora(
     params = {name: param for name, param in network.named_parameters() if param.requires_grad}
     for name, start in first_values(params, lora, seed=seed):
         params[name].data = start.to(params[name].device)
+    if not lora.float32 and network.dtype == torch.bfloat16:
+        _round_products(network)
     return params
+
+
+def _round_products(network: nn.Module) -> None:
+    """Let adapters multiply in the dtype of their inputs."""
+    for layer in network.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.cast_input_dtype_enabled = False  # peft's switch for the widening of inputs
+            for part in (layer.lora_A, layer.lora_B):
+                for adapter in part.values():
+                    adapter.__class__ = RoundedLinear
 
 
 def first_values(

@@ -56,7 +56,8 @@ def test_latents_kept_in_half_and_networks_in_half_are_on_policy_in_float32() ->
         ev = score_draws(model, batch, dance_sde)
         assert batch.x.dtype == store and ev.mean.dtype == torch.float32
         assert ev.log_prob.dtype == batch.old_log_prob.dtype == torch.float64
-        assert torch.equal(ev.log_prob, batch.old_log_prob)
+        # to float32 rounding: other batches have other orders of sums on some processors
+        torch.testing.assert_close(ev.log_prob, batch.old_log_prob, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("times", ["uniform", "logit_normal", "grid"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def test_rows_are_measured_in_turn_and_one_that_fails_takes_none_along(
     assert rows["sd3 native"]["result"]["seconds"]["train"] > 0
     assert rows["sd3 native"]["result"]["runtime"]["attention"] == "native"
     assert rows["nccl"]["result"]["right"] is True
+    assert "'flash' does not work here" in rows["sd3 flash"]["stderr"][-1]
     assert "'flash' does not work here" in rows["sd3 flash"]["failed"]
     assert "--sync-check: needs a CUDA device" in rows["sd3 sync check"]["failed"]
     said = capsys.readouterr().out
@@ -67,17 +68,37 @@ def test_rows_are_measured_in_turn_and_one_that_fails_takes_none_along(
     assert {row["row"] for row in again} == set(rows)  # also the one that was not asked for
 
 
+class Played:
+    """Stands in for the process of a row."""
+
+    out = Path("nowhere")
+
+    def __init__(self, script: str, words: list[str], option: str, *, waits: bool) -> None:
+        self.words, self.waits, self.ended = words, waits, False
+        MADE.append(self)
+
+    def end(self) -> None:
+        self.ended = True
+
+    def told(self) -> list[str]:
+        return ["at the end"]
+
+
+MADE: list[Any] = []
+
+
 def test_the_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is played here: 10 minutes, of which each row takes its own limit of 4; the fourth
     and all after it are left out and named."""
     script, out, clock, limits = script_module("performance_queue"), tmp_path / "a.json", [0.0], []
 
-    def hangs(words: list[str], *, timeout: float, **_: Any) -> None:
-        limits.append(timeout)
-        clock[0] += timeout
-        raise subprocess.TimeoutExpired(words, timeout)
+    class Hangs(Played):
+        def finish(self, seconds: float) -> tuple[float, str]:
+            limits.append(seconds)
+            clock[0] += seconds
+            return seconds, f"ended after {seconds:.0f} s"
 
-    monkeypatch.setattr(script.subprocess, "run", hangs)
+    monkeypatch.setattr(script, "Process", Hangs)
     monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr("sys.argv", ["q", "--out", str(out), "--minutes", "10"])
     assert script.main() == 1
@@ -87,6 +108,55 @@ def test_the_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "ended after 120 s"
     ]
     assert found["left_out"] == [row.name for row in script.QUEUE[3:]]
+
+
+def test_the_next_row_begins_early_where_there_are_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a row measures the next one waits for its turn; NCCL's never does, and what still waits
+    at the end is stopped."""
+    MADE.clear()
+    for cores, waits in ((2, [False] * 4), (8, [False, True, True, False])):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        out = tmp_path / f"{cores}.json"
+        found = called(monkeypatch, out, "--rows", "sd3 native,flux native,wan native,nccl")
+        assert found == (0, ["sd3 native", "flux native", "wan native", "nccl"])
+        assert [made.waits for made in MADE] == waits and not any(made.ended for made in MADE)
+        MADE.clear()
+    # when the time is up the one that waits is stopped
+    script = script_module("performance_queue")
+    monkeypatch.setattr(script, "Process", Played)
+    early = script.Early(script.QUEUE[:2], script.MODELS)
+    early.turn(script.QUEUE[0])
+    early.end()
+    assert [(made.waits, made.ended) for made in MADE] == [(False, False), (True, True)]
+
+
+@pytest.mark.integration
+def test_a_process_that_waits_measures_when_it_is_its_turn(tmp_path: Path) -> None:
+    """A real one: nothing is written while it waits. One that is stopped leaves nothing."""
+    words = [str(tiny_config(tmp_path)), "--iterations", "1"]
+    module = script_module("queue_process")
+    stopped, waiting = (
+        module.Process("performance.py", words, "--json", waits=True) for _ in range(2)
+    )
+    time.sleep(1)
+    assert waiting.process.poll() is None and not waiting.out.exists()
+    stopped.end()
+    assert stopped.process.poll() is not None
+    seconds, failed = waiting.finish(120)
+    assert failed == "" and 0 < seconds < 120
+    assert json.loads(waiting.out.read_text())["seconds"]["train"] > 0
+
+
+def test_why_a_process_ended() -> None:
+    """The line that names the error; CUDA's are followed by advice. Lines as torch prints them."""
+    reason = script_module("queue_process").reason
+    advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    cuda = "Traceback:\n  File x\ntorch.AcceleratorError: CUDA error: invalid argument" + advice
+    assert reason(cuda) == "torch.AcceleratorError: CUDA error: invalid argument"
+    assert reason("performance: no such config\n") == "performance: no such config"
+    assert reason("") == ""
 
 
 def test_every_row_is_a_config_that_can_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +187,11 @@ def called(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> tuple[int
     """Run the queue with rows that are measured at once -> its exit code, and which were."""
     script, asked = script_module("performance_queue"), []
 
-    def played(row: Any, models: dict[str, list[str]], _: float) -> dict[str, Any]:
+    def played(row: Any, models: dict[str, list[str]], *_: Any) -> dict[str, Any]:
         asked.append(row.name)
         return {"row": row.name, **script.asked_for(row, models), "wall_s": 1.0, "result": SUM}
 
+    monkeypatch.setattr(script, "Process", Played)
     monkeypatch.setattr(script, "run", played)
     monkeypatch.setattr("sys.argv", ["q", "--out", str(out), *words])
     return script.main(), asked
@@ -195,15 +266,15 @@ def test_a_wrong_sum_keeps_its_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     """collectives.py writes what it found, and ends with 1; it is tried again."""
     script, out = script_module("performance_queue"), tmp_path / "a.json"
     found = SUM | {"right": False, "said": "gloo on cpu: WRONG", "all_reduce_s": [0.5]}
-    whole = subprocess.run
 
-    def wrong(words: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
-        if "--out" not in words:  # where the environment is asked for
-            return whole(words, **how)
-        Path(words[words.index("--out") + 1]).write_text(json.dumps(found))
-        return subprocess.CompletedProcess(words, 1, b"", b"")
+    class Wrong(Played):
+        out = tmp_path / "result.json"
 
-    monkeypatch.setattr(script.subprocess, "run", wrong)
+        def finish(self, seconds: float) -> tuple[float, str]:
+            self.out.write_text(json.dumps(found))
+            return 0.1, "exit code 1"
+
+    monkeypatch.setattr(script, "Process", Wrong)
     monkeypatch.setattr("sys.argv", ["q", "--out", str(out), "--rows", "nccl"])
     assert script.main() == 1
     (row,) = json.loads(out.read_text())["rows"]

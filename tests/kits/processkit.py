@@ -93,7 +93,8 @@ def pair(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[dict[s
     done = run_pair(str(KITS / "process.py"), str(folder / "jobs.json"), str(folder))
     told = []
     for rank, (code, said) in enumerate(done):
-        lines = (folder / f"{rank}.jsonl").read_text().splitlines()
+        file = folder / f"{rank}.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
         assert code == 0 and len(lines) == len(jobs), f"process {rank} of 2: {code}\n{said}"
         told.append([json.loads(line) for line in lines])
     return {name: list(both) for name, both in zip(jobs, zip(*told, strict=True), strict=True)}

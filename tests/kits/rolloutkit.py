@@ -126,7 +126,7 @@ def check_forest(ro: Rollout) -> None:
 def ratios(
     model: FlowModel, ro: Rollout, transition: Transition, chunk: int | None = None
 ) -> Tensor:
-    batch = decisions(ro, torch.zeros(len(ro.x)), skip_last=False)
+    batch = decisions(ro, torch.zeros(len(ro.x), device=ro.x.device), skip_last=False)
     parts = torch.arange(len(batch.x)).split(chunk or max(1, len(batch.x)))
     with torch.no_grad():
         pieces = [take(batch, index) for index in parts]

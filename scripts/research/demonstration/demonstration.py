@@ -17,8 +17,10 @@ demonstration.json, the figure and the chart. Processor seconds are those of thi
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from variety import kept
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.environment import environment
+from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
@@ -76,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
     add("--per-task", type=int, default=144, help="test images of each task, at least")
     add("--open-images", type=int, default=128, help="of each prompt that leaves colours open")
     add("--search-per-task", type=int, default=96, help="validation images of each task")
-    add("--seed", type=int, default=260_014, help="of the test noise")
+    add("--seed", type=int, default=260_027, help="of the test noise")
+    add("--search-from", type=Path, help="an earlier result, of the base model's search alone")
     add("--search-seed", type=int, default=260_002, help="of the validation noise")
     add("--reward", default="graded_angle", choices=["graded", "graded_angle", "strict"])
     add("--config", default="shapes/awm", help="settings of the model folder")
@@ -92,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
 def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """Search, then measure all five settings -> the result file's content."""
     # guidance and steps, by validation prompts alone
-    base_search = search(bench, "base", args.base, args.guidances, args)
+    base_search = known_search(args) or search(bench, "base", args.base, args.guidances, args)
     run_search = search(bench, "rl", args.runs[0], args.run_guidances, args)
     plain = {"guidance": 1.0, "steps": args.steps}
     best, best_run = (_best(rows) for rows in (base_search, run_search))
@@ -133,6 +137,7 @@ def measure_all(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     for name, some in found.items():
         result["diversity_kept"][name] = kept([one["diversity"] for one in some], alike)
     result["search"] = {"prompts": args.validation, "base": base_search, "rl": run_search}
+    result["search"] |= {"base_from": str(args.search_from)} if args.search_from else {}
     result["word_order"] = {name: result[name]["word_order"] for name in wanted}
     # what the runs reached on their way
     result["curves"] = curves(bench, [Path(run) for run in args.runs], args.base, best)
@@ -171,6 +176,23 @@ def search(
             found = bench.measure(f"search-{name}-g{guidance:g}-s{steps}", setting)
             mean = crossed(rates([found]), found["tags"])["mean"]
             rows.append({"guidance": guidance, "steps": steps, "validation": mean})
+    return rows
+
+
+def known_search(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `--search-from`, [] without one. Raises ConfigError for a file that lacks
+    some of what is searched, or searched it on other prompts."""
+    if args.search_from is None:
+        return []
+    found = json.loads(args.search_from.read_text(encoding="utf-8"))["search"]
+    rows: list[dict[str, Any]] = found["base"]
+    there = {(row["guidance"], row["steps"]) for row in rows}
+    wanted = set(product(args.guidances, args.step_counts))
+    if there != wanted or found["prompts"] != args.validation:
+        raise ConfigError(
+            f"--search-from: expected {len(wanted)} guidances and steps on {args.validation}, got "
+            f"{len(there)} on {found['prompts']}; leave it out to search anew"
+        )
     return rows
 
 

@@ -53,7 +53,7 @@ def main() -> None:
     figures = {"fastest": own[0], "median": statistics.median(own), "slowest": own[-1]}
     # what it reached
     test = "assets/shapes/test.jsonl"
-    setting = Setting(str(args.run), test, 1.0, 10, 144, 260_014, reward="graded_angle")
+    setting = Setting(str(args.run), test, 1.0, 10, 144, 260_027, reward="graded_angle")
     found = entry([Bench(args.work, "shapes/awm", []).measure(args.run.name, setting)])
     result: dict[str, Any] = {
         "kind": "flowrl quickstart",

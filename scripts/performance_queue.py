@@ -130,8 +130,11 @@ class Early:
             self.waiting = after[0], begin(after[0], self.models, waits=True)
         return process
 
-    def end(self) -> None:
-        """Stop the one that waits."""
+    def __enter__(self) -> Early:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the one that waits, however it ended: else it would begin to measure."""
         if self.waiting:
             self.waiting[1].end()
 
@@ -153,20 +156,19 @@ def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[st
     tried = set(done)
     # measure what has no figures of what is asked for here
     todo = [row for row in rows if row.name not in done]
-    early = Early(todo, models)
-    for row in todo:
-        left = 60 * args.minutes - (time.monotonic() - began)
-        if left <= 0:
-            break
-        one = run(row, models, early.turn(row), min(left, 60 * args.most))
-        print(f"{row.name}, {one['wall_s']} s: {one.get('failed', 'measured')}", flush=True)
-        kept = [*(old for old in kept if old["row"] != row.name), one]
-        tried.add(row.name)
-        done |= set() if "failed" in one else {row.name}
-        missing = [row.name for row in rows if row.name not in tried]
-        # each row has its own environment; asked for here it would open the device
-        write_json(args.out, {"rows": kept, "left_out": missing})
-    early.end()
+    with Early(todo, models) as early:
+        for row in todo:
+            left = 60 * args.minutes - (time.monotonic() - began)
+            if left <= 0:
+                break
+            one = run(row, models, early.turn(row), min(left, 60 * args.most))
+            print(f"{row.name}, {one['wall_s']} s: {one.get('failed', 'measured')}", flush=True)
+            kept = [*(old for old in kept if old["row"] != row.name), one]
+            tried.add(row.name)
+            done |= set() if "failed" in one else {row.name}
+            missing = [row.name for row in rows if row.name not in tried]
+            # each row has its own environment; asked for here it would open the device
+            write_json(args.out, {"rows": kept, "left_out": missing})
     print(f"\n{table(kept)}\n{args.out}")
     return len(done)
 

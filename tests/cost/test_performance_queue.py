@@ -126,9 +126,8 @@ def test_the_next_row_begins_early_where_there_are_cores(
     # when the time is up the one that waits is stopped
     script = script_module("performance_queue")
     monkeypatch.setattr(script, "Process", Played)
-    early = script.Early(script.QUEUE[:2], script.MODELS)
-    early.turn(script.QUEUE[0])
-    early.end()
+    with script.Early(script.QUEUE[:2], script.MODELS) as early:
+        early.turn(script.QUEUE[0])
     assert [(made.waits, made.ended) for made in MADE] == [(False, False), (True, True)]
 
 

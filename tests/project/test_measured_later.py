@@ -11,6 +11,9 @@ from docskit import PAGES, ROOT
 from flowrl.config.load import load_config
 from flowrl.training.rehearsal import check_plan
 
+EARLIER = ROOT / "assets/results/earlier/demonstration-4.json"
+EARLIER_ITERATIONS = 45  # of shapes/awm there
+
 FILES = ("steps", "gradients", "ram")
 
 
@@ -138,8 +141,8 @@ def test_the_student_of_two_specialists_is_as_measured() -> None:
     teacher = 30 * check_plan(awm).calls
     assert "each of these cost about three times its budget" in page
     assert 2.5 < teacher / result["budgets"]["nfe"] < 3.5
-    assert awm.train.iterations * teacher / 30 < 2 * teacher + result["budgets"]["nfe"]
-    alone_found = json.loads((ROOT / "assets/results/demonstration.json").read_text("utf-8"))["rl"]
+    assert EARLIER_ITERATIONS * teacher / 30 < 2 * teacher + result["budgets"]["nfe"]
+    alone_found = json.loads(EARLIER.read_text("utf-8"))["rl"]
     assert f"and has {points(alone_found['mean'])} % of the test prompts (five seeds" in page
     assert alone_found["seeds"] == 5
     colors, counts = (
@@ -218,8 +221,8 @@ def test_dense_grpo_and_spo_s_pairs_gain_with_four_times_the_budget() -> None:
         assert points(ends["nfe"]["tasks"]["single_object"]["mean"]) == "93.8"
     # what the quickstart's method reaches with about as many
     awm = load_config("shapes/awm")
-    assert 0.9 < awm.train.iterations * check_plan(awm).calls / 240_000 < 1.2
-    rl = json.loads((ROOT / "assets/results/demonstration.json").read_text("utf-8"))["rl"]
+    assert 0.9 < EARLIER_ITERATIONS * check_plan(awm).calls / 240_000 < 1.2
+    rl = json.loads(EARLIER.read_text("utf-8"))["rl"]
     assert f"evaluations of `shapes/awm` end at {points(rl['mean'])} % (five seeds" in page
     mean, low, high = map(points, ends["nfe"]["gain"])
     spo = " ".join(PAGES["docs/methods/spo.md"].split())

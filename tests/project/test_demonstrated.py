@@ -12,7 +12,7 @@ from docskit import PAGES, ROOT
 from scriptkit import script_module
 
 README, SHAPES = (" ".join(PAGES[name].split()) for name in ("README.md", "docs/shapes.md"))
-EARLIER = ("earlier/demonstration-1", "earlier/demonstration-2", "earlier/demonstration-3")
+EARLIER = tuple(f"earlier/demonstration-{number}" for number in range(1, 5))
 
 
 def result(name: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_gains_of_the_readme() -> None:
     costs = {key: nfe(found[key]) for key in NFE}
     assert costs == NFE  # "an eighth of the NFE", "at equal NFE", "at eight times the NFE"
     # the uses of the test prompts before this one
-    assert f"that guidance is {points(found['rl_minus_base_best_guidance'])}" in SHAPES
+    assert f"guidance is {points(found['rl_minus_base_best_guidance'])} below them" in SHAPES
     for name in EARLIER:
         earlier = result(name)
         trained, guided = (100 * earlier[key]["mean"] for key in ("rl", "base_best_guidance"))
@@ -44,12 +44,12 @@ def test_gains_of_the_readme() -> None:
             rf"{trained:.1f} %.{{0,40}} base model with guidance {guided:.1f} %", SHAPES
         )
         assert f"assets/results/{name}.json" in SHAPES
-    second, third = map(result, EARLIER[1:])
+    second, third, fourth = map(result, EARLIER[1:])
     gain = 100 * second["rl_best_guidance_minus_base_best_guidance"]["mean"]
     said = points(second["rl_minus_base_best_guidance"]).partition(" points")[0]
     assert f"{said} points above without guidance and {gain:.1f} with it" in README
     # "the same to the last digit"
-    for task, one in found["rl"]["tasks"].items():
+    for task, one in fourth["rl"]["tasks"].items():
         assert one["mean"] == third["rl"]["tasks"][task]["mean"]
     # "by a hair"
     tried = sorted(row["validation"] for row in found["search"]["base"])
@@ -128,9 +128,10 @@ def test_the_timed_run() -> None:
     assert f"in the timed run that of iteration {best} of {max(scores)}" in SHAPES
     curves = result("demonstration")["curves"]
     assert curves["threads"] == 1 and [run["seed"] for run in curves["runs"]] == list(range(5))
-    # "as in all five runs of the tables"
+    # "in the five runs of the tables 63, but 54 for seed 2"
     for run in curves["runs"]:
-        assert max(run["scores"]) == run["scores"][-1] and run["iterations"][-1] == 45
+        last = max(zip(run["scores"], run["iterations"], strict=True))[1]
+        assert last == (54 if run["seed"] == 2 else 63) and run["iterations"][-1] == 63
 
 
 def test_fine_tuning_s_search_and_interval() -> None:

@@ -56,14 +56,15 @@ def test_gains_of_the_readme() -> None:
     best, next_best = (f"{100 * value:.1f}" for value in tried[:-3:-1])
     assert f"({best} against {next_best} % of the validation prompts)" in SHAPES
     assert (len(tried), len(found["search"]["rl"])) == (21, 9)
-    colors = found["rl_minus_base_best_guidance"]["tasks"]["colors"]["mean"]
-    assert (
-        f"gain nothing over the base model with guidance ({-100 * colors:.1f} points less)"
-        in SHAPES
-    )
-    # "more than a quarter of the pairs without colours and of the counts stay wrong"
+    over = found["rl_minus_base_best_guidance"]["tasks"]
+    alone, colors = (over[task] for task in ("single_object", "colors"))
+    said = f"objects are {-100 * alone['mean']:.1f} points below the base model with guidance, and"
+    assert f"{said} those of a colour {100 * colors['mean']:.1f} above" in SHAPES
+    for one in (alone, colors):  # "both may be chance"
+        assert one["interval"][0] < 0 < one["interval"][1]
+    # "almost a quarter of the pairs without colours and of the counts stay wrong"
     right = {task: one["mean"] for task, one in found["rl"]["tasks"].items()}
-    assert 0.65 < right["two_object"] < 0.75 and 0.65 < right["counting"] < 0.75
+    assert 0.75 < right["two_object"] < 0.8 and 0.75 < right["counting"] < 0.8
     said = f"colours ({100 * right['two_object']:.0f} % right), and counts"
     assert f"{said} ({100 * right['counting']:.0f} %)" in SHAPES
 
@@ -95,7 +96,7 @@ def test_held_out_combinations_guidance_and_variety() -> None:
         assert said.format(*(f"{end:.0f}" for end in ends)) in SHAPES
     adds = 100 * (found["rl_best_guidance"]["mean"] - found["rl"]["mean"])
     assert f"it still adds {adds:.0f} points, at eight times the NFE" in SHAPES
-    # variety, where we wanted 80 %
+    # variety, of which 80 % were the aim
     kept, base = found["diversity_kept"], found["base"]["diversity"]
     for key, one in kept.items():
         for what, share in one.items():

@@ -107,8 +107,8 @@ def compared(rows: list[dict[str, Any]]) -> str:
     return text_table(lines, width=terminal_width())
 
 
-def main() -> int:
-    """Measure, print and write -> exit code."""
+def described() -> argparse.ArgumentParser:
+    """Describe the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,7 +138,12 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
     )
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Measure, print and write -> exit code."""
+    args = described().parse_args()
     # what cannot be measured is a message and exit code 2, not a traceback
     try:
         settings = settings_of(args)

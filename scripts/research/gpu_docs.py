@@ -56,7 +56,9 @@ def sentence() -> str:
     """Say how long an iteration on shapes took, and how far the run came."""
     found = json.loads((RESULTS / "awm-h200.json").read_text(encoding="utf-8"))
     later = found["timing"][1:]
-    seconds = {name: median(row[name] for row in later) for name in ("total", "train", "reward")}
+    seconds = {}
+    for name in ("total", "train", "reward"):
+        seconds[name] = median(row[name] for row in later)
     first, last = found["eval"][0], found["eval"][-1]
     return (
         f"`{found['command']}` took {seconds['total']:.1f} s an iteration there, of which training "

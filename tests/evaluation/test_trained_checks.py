@@ -99,7 +99,7 @@ def test_which_runs_are_taken(checks: ModuleType, tmp_path: Path) -> None:
     found = checks.described([tmp_path / "a", tmp_path / "b"], places)
     assert found["config"] == "shapes-awm"
     said = [(run["seed"], run["iteration"], run["of"]) for run in found["runs"]]
-    assert said == [(0, 27, 45), (1, 27, 45)]
+    assert said == [(0, 27, 63), (1, 27, 63)]
     with pytest.raises(ConfigError, match=r"each of another seed, got .*b \(shapes-awm, seed 1\)"):
         checks.described([tmp_path / "b", tmp_path / "c"], places)
     with pytest.raises(ConfigError, match="expected a run folder with config.yaml"):

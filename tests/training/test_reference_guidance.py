@@ -68,8 +68,8 @@ def test_the_base_model_alone_is_guided(tmp_path: Path) -> None:
         assert torch.equal(ref, guided) and torch.equal(now.detach(), plain)
         assert torch.equal(slow, plain) and not torch.equal(guided, plain)
         gaps.append((plain - guided).square().flatten(1).mean(1))
-    # shapes/awm weighs the distance to the base model by 0.02
-    assert metrics["kl"] == pytest.approx(0.02 * float(torch.cat(gaps).mean()), rel=1e-5)
+    # shapes/awm weighs the distance to the base model by 0.05
+    assert metrics["kl"] == pytest.approx(0.05 * float(torch.cat(gaps).mean()), rel=1e-5)
 
 
 @pytest.mark.integration

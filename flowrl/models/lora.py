@@ -2,8 +2,8 @@
 
 Their products are those of mixed precision: the kept weights are rounded to the network's dtype in
 every call, as torch.autocast does it in published code. **Differs:** peft widens the input to
-float32 instead, and multiplies, adds and keeps it there; on an H200 that costs a multiple of the
-frozen layer's own time and memory.
+float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that cost on an
+H200.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ def sentence() -> str:
         f"`{found['command']}` took {seconds['total']:.1f} s an iteration there, of which training "
         f"{seconds['train']:.1f}\nand the checker, on the host, {seconds['reward']:.1f}; after "
         f"{last['iteration']} iterations {100 * last['strict']:.0f} % of the validation prompts "
-        f"were right,\nbefore {100 * first['strict']:.0f} % "
-        "(`assets/results/awm-h200.json`)."
+        f"were right,\nbefore {100 * first['strict']:.0f} %. "
+        "`assets/results/awm-h200.json` is put together of that run's `timing.jsonl`\nand "
+        "`eval.jsonl`; the config had the weaker pull of that time."
     )
 
 

@@ -16,7 +16,7 @@ that there are fewer, and the model learns to draw without guidance what it draw
 evaluations go to training: what pre-training for longer would gain.
 
 The rate is chosen on the validation prompts with the first seed; then each seed samples images of
-its own, and is judged on the test prompts from the noise of demonstration.py. Models and
+its own, and is judged on the test prompts, from other noise than demonstration.py. Models and
 measurements are kept in `--work`; the same command goes on where it stopped.
 """
 

@@ -84,6 +84,17 @@ def test_gardo_doubts_what_only_its_reward_likes() -> None:
     assert (again.share, again.levels) == (made.share, made.levels) == (0.1, [1.5])
 
 
+def test_equal_images_are_doubted_equally_wherever_they_stand_in_the_batch() -> None:
+    """By hand: a reward of 0 and 1 ranks its two right images 1.5 and its three wrong ones 4; the
+    main reward's two that are equal share 2.5."""
+    main, strict = [0.9, 0.8, 0.8, 0.3, 0.1], [1.0, 0.0, 0.0, 1.0, 0.0]
+    gap = doubt(torch.tensor(main), [torch.tensor(strict)])
+    assert gap.tolist() == [0.5, 1.5, 1.5, -2.5, -1]
+    order = [2, 4, 0, 3, 1]
+    mixed_up = doubt(torch.tensor(main)[order], [torch.tensor(strict)[order]])
+    assert mixed_up.tolist() == gap[order].tolist()
+
+
 def test_the_share_follows_the_mean_gap() -> None:
     """The reference's run of the published code, for means 10, 12, 13, 11, 9, 8, 8, 7."""
     share, history, seen = 0.1, list[float](), []

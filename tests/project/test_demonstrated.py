@@ -48,6 +48,9 @@ def test_gains_of_the_readme() -> None:
     gain = 100 * second["rl_best_guidance_minus_base_best_guidance"]["mean"]
     said = points(second["rl_minus_base_best_guidance"]).partition(" points")[0]
     assert f"{said} points above without guidance and {gain:.1f} with it" in README
+    keys = ("rl_minus_base_best_guidance", "rl_best_guidance_minus_base_best_guidance")
+    ends = [f"{100 * fourth[key]['mean']:.1f}" for key in keys]
+    assert f"and {' and '.join(ends)} (`demonstration-4.json`)" in README
     # "the same to the last digit"
     for task, one in fourth["rl"]["tasks"].items():
         assert one["mean"] == third["rl"]["tasks"][task]["mean"]

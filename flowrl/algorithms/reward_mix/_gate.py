@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 
 def doubt(main: Tensor, others: list[Tensor]) -> Tensor:
     """Return how much better images [L] rank by `main` than by the mean of `others` -> [L] float64,
-    NaN where one of them is. Rank 1 is the best; ties have the ranks of their order.
+    NaN where one of them is. Rank 1 is the best; equal values share the mean of their ranks.
 
     GARDO (2512.24138). **Differs:** its code has the opposite sign, and so doubts images that its
-    main reward likes less than the others do.
+    main reward likes less than the others do; it ranks equal values by their place in the batch,
+    which is chance where a reward is 0 or 1.
     """
     known = torch.stack([main, *others]).isnan().any(0)
     ranks = [_rank(torch.where(known, -torch.inf, values)) for values in (main, *others)]
@@ -43,9 +45,6 @@ def next_share(
 
 
 def _rank(values: Tensor) -> Tensor:
-    order = values.argsort(descending=True, stable=True)
-    return (
-        torch.empty(len(values), dtype=torch.float64)
-        .scatter(0, order.cpu(), torch.arange(1, len(values) + 1, dtype=torch.float64))
-        .to(values.device)
-    )
+    """Rank values [L], the largest 1; equal ones share the mean of their ranks -> [L] float64."""
+    ranks = rankdata(-values.double().cpu().numpy(), method="average")
+    return torch.from_numpy(ranks).to(values.device)

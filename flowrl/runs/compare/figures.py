@@ -45,7 +45,8 @@ def gains_figure(result: Result) -> Figure:
     """Draw the gain over the base model at both budgets: each seed a dot, mean and 95 % interval
     over seeds."""
     configs, name = result["configs"], names(result)
-    note = "dots: seeds; bars: 95 % interval of their mean; filled: it is above 0 and no run failed"
+    note = "dots: seeds; bars: 95 % interval of their mean; filled: above 0, no run failed; "
+    note += "hollow: all others, those below 0 too"
     # the page
     figure = new_figure(9.2, 1.65 + 0.36 * len(configs), "Gain over the base model", note)
     grid = cells(figure, 1, 2, left=margin(result, 8.5), top=0.95, bottom=0.6, wspace=0.06)

@@ -172,7 +172,7 @@ def _overshoot(result: Result, budget: str) -> float:
 def _search_note(search: Result | None, result: Result) -> str:
     tuned = sum(config["search"] is not None for config in result["configs"])
     if search is None:
-        return "Learning rates are the configs' own."
+        return "Learning rates are the configs' own, or those of `--set`."
     factors = ", ".join(f"{factor:g}" for factor in search["factors"])
     return (
         f"Learning rates of {tuned} of {len(result['configs'])} configs: the best of the config's "

@@ -3,54 +3,24 @@ shapes checker that can be differentiated."""
 
 from __future__ import annotations
 
-from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.checker import offsets, validate
-from flowrl.evaluation.suites.shapes.detect import Detections, detect
-from flowrl.evaluation.suites.shapes.scene import (
-    CLASSES,
-    COLORS,
-    RELATIONS,
-    SIZE,
-    coverage,
-)
-
-_RGB = np.array(list(COLORS.values()), np.float32) / 255.0
-_AXIS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)], np.float64)
-_REACH = (1.0, 0.88, 1.0, 1.0)  # half the width of each class in units of its radius
-_SMALL, _LARGE = 7.0, 13.0  # radii that are kept as they are
-_EDGE, _GAP = 2.0, 4.0  # pixels to the image's edge and between shapes, as in rendered scenes
-_MOST = 5  # objects up to which every assignment is tried: 120
-
-
-class _Wanted(NamedTuple):
-    """One object that a record asks for."""
-
-    kind: int  # index into CLASSES
-    color: int  # index into COLORS; -1 = any
-    entry: int  # number of its include entry
-
-
-class _Object(NamedTuple):
-    """One object as it is, or as it is to be."""
-
-    kind: int
-    color: int
-    x: float
-    y: float
-    radius: float
+from flowrl.evaluation.suites.shapes.checker import validate
+from flowrl.evaluation.suites.shapes.nearest_right import nearest_right
 
 
 class soft_shapes:
-    """Score images [L, 3, 64, 64] by ``1 - mean((image - right)^2) / width``, at most 1; `right` is
-    a right image near this one.
+    """Score images [L, 3, 64, 64] by their distance ``d = mean((image - right)^2)`` to `right`, a
+    right image near this one: `form` "linear" is ``1 - d / width``, "gaussian" is
+    ``exp(-d / width)``. Both are 1 at most.
+
+    The linear one pulls hardest at images that are farthest from right; the Gaussian one at those
+    that are half a width away, which are the ones that can become right.
 
     The checker of reward `shapes` reads the image. What it finds is given to what the record asks
     for in the cheapest way that keeps the relations; then the image is drawn anew: shapes and
@@ -61,17 +31,23 @@ class soft_shapes:
     GenEval's (Ghosh et al. 2023), as in `shapes`. Images are rounded to 8 bits first; the gradient
     goes past the rounding.
 
-    Raises: ConfigError for a width that is not above 0; DataError for images of another size or
-    with a NaN, and for other records.
+    Raises: ConfigError for another form or a width that is not above 0; DataError for images of
+    another size or with a NaN, and for other records.
     """
 
     judges_singly = True
     differentiable = True
 
-    def __init__(self, *, width: float = 0.05) -> None:
+    def __init__(
+        self, *, form: Literal["linear", "gaussian"] = "linear", width: float = 0.05
+    ) -> None:
+        if form not in ("linear", "gaussian"):
+            raise ConfigError(
+                f'rewards.soft_shapes: form must be "linear" or "gaussian", got {form!r}'
+            )
         if not width > 0:
             raise ConfigError(f"rewards.soft_shapes: expected width > 0, got {width}")
-        self.width = width
+        self.form, self.width = form, width
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
@@ -90,209 +66,4 @@ class soft_shapes:
         levels = torch.where(pixels.isfinite(), (pixels.clamp(0, 1) * 255).round() / 255, pixels)
         right = nearest_right(levels.cpu(), batch.meta).to(images.device)
         error = (images + (levels - pixels) - right).square().flatten(1).mean(1)
-        return 1 - error / self.width
-
-
-def nearest_right(images: Tensor, records: list[dict[str, Any]]) -> Tensor:
-    """Draw a right image near each [N, 3, 64, 64] -> the same shape, float32. The same image and
-    record always give the same one. Raises DataError for other sizes."""
-    found = detect(images)
-    drawn = np.empty(tuple(images.shape), np.float32)
-    for i, record in enumerate(records):
-        objects = _corrected(_wanted(record), record, found, i)
-        # rendered backgrounds are light greys
-        grey = float(np.clip(found.background[i].mean(), 0.88, 1.0))
-        drawn[i] = _drawn(objects, grey)
-    return torch.from_numpy(drawn)
-
-
-def _wanted(record: dict[str, Any]) -> list[_Wanted]:
-    """List every object that a record asks for."""
-    names, out = tuple(COLORS), []
-    for number, entry in enumerate(record["include"]):
-        color = names.index(entry["color"]) if "color" in entry else -1
-        out += [_Wanted(CLASSES.index(entry["class"]), color, number)] * int(entry["count"])
-    return out
-
-
-def _corrected(
-    wanted: list[_Wanted], record: dict[str, Any], found: Detections, i: int
-) -> list[_Object]:
-    """Turn what is on image i into what is asked for."""
-    number = int(found.number[i])
-    price = _prices(wanted, found, i, number)
-    # the cheapest way that keeps the relations, else the cheapest
-    ways = _ways(price)
-    best, kept = None, False
-    for way in ways:
-        objects = _placed(wanted, way, found, i)
-        if _related(wanted, objects, record):
-            best, kept = objects, True
-            break
-        best = best or objects
-    assert best is not None
-    return best if kept else _moved(wanted, best, record)
-
-
-def _prices(wanted: list[_Wanted], found: Detections, i: int, number: int) -> np.ndarray:
-    """Return what it costs to make object j of image i the wanted w -> [W, K + W]; the last W
-    columns draw it in a free place instead."""
-    price = np.full((len(wanted), number + len(wanted)), 1.5)
-    for w, one in enumerate(wanted):
-        match, tint = found.match[i, :number, one.kind], found.tint[i, :number]
-        shade = tint.max(1) if one.color < 0 else tint[:, one.color]
-        price[w, :number] = (1 - match) + (1 - shade)
-        # tiny specks are no objects yet
-        price[w, :number] += np.clip(1 - found.area[i, :number] / 60, 0, 1)
-    return price
-
-
-def _ways(price: np.ndarray) -> list[tuple[int, ...]]:
-    """List ways to give each of W wanted objects one of K + W columns, the cheapest first."""
-    count, columns = price.shape
-    number = columns - count
-    # what is there, as far as it is close to anything that is wanted
-    order = np.argsort(price[:, :number].min(0), kind="stable")[: max(count, _MOST)]
-    slots = [*sorted(order.tolist())[:_MOST], *range(number, columns)][: _MOST + count]
-    if count > 4:  # too many to try all of them
-        return [_greedy(price)]
-    tried: dict[tuple[int, ...], float] = {}
-    for way in permutations(slots, count):
-        # free places are alike
-        same = tuple(j if j < number else -1 for j in way)
-        tried[same] = float(sum(price[w, j] for w, j in enumerate(way)))
-    return sorted(tried, key=lambda way: (tried[way], way))
-
-
-def _greedy(price: np.ndarray) -> tuple[int, ...]:
-    """Give each wanted object the cheapest column that is left."""
-    number, way = price.shape[1] - len(price), [-1] * len(price)
-    taken: set[int] = set()
-    for flat in np.argsort(price[:, :number], axis=None, kind="stable").tolist():
-        w, j = divmod(flat, max(number, 1))
-        if way[w] < 0 and j not in taken and price[w, j] < 1.5:
-            way[w] = j
-            taken.add(j)
-    return tuple(way)
-
-
-def _placed(
-    wanted: list[_Wanted], way: tuple[int, ...], found: Detections, i: int
-) -> list[_Object]:
-    """Make the wanted objects where the given ones are, the others in free places."""
-    made: dict[int, _Object] = {}
-    for w, j in enumerate(way):
-        if j >= 0:
-            made[w] = _kept(wanted[w], found, i, j)
-    for w, j in enumerate(way):
-        if j < 0:
-            x, y = _free([*made.values()])
-            color = max(wanted[w].color, 0)
-            made[w] = _Object(wanted[w].kind, color, x, y, 9.0)
-    return [made[w] for w in range(len(wanted))]
-
-
-def _kept(one: _Wanted, found: Detections, i: int, j: int) -> _Object:
-    """Leave object j of image i in its place, as the wanted kind."""
-    left, top, right, bottom = found.box[i, j].tolist()
-    kind = int(found.shape[i, j])
-    reach = _REACH[kind] if kind >= 0 else 1.0
-    radius = float(np.clip((right - left) / 2 / reach, _SMALL, _LARGE))
-    color = one.color if one.color >= 0 else int(found.tint[i, j].argmax())
-    # a triangle's box is lower than its middle
-    y = bottom - 0.85 * radius if kind == 2 else (top + bottom) / 2
-    low, high = radius + _EDGE, SIZE - radius - _EDGE
-    x, y = (float(np.clip(value, low, high)) for value in ((left + right) / 2, y))
-    return _Object(one.kind, color, x, y, radius)
-
-
-def _free(others: list[_Object]) -> tuple[float, float]:
-    """Find the place that is farthest from other objects; without any the middle."""
-    if not others:
-        return SIZE / 2, SIZE / 2
-    grid = np.arange(11.0, SIZE - 10, 3.0)
-    x, y = (axis.ravel() for axis in np.meshgrid(grid, grid))
-    room = [np.hypot(x - one.x, y - one.y) - one.radius for one in others]
-    best = int(np.min(room, axis=0).argmax())
-    return float(x[best]), float(y[best])
-
-
-def _related(wanted: list[_Wanted], objects: list[_Object], record: dict[str, Any]) -> bool:
-    """Say whether all relations of a record hold."""
-    return all(
-        _stands(objects, _of(wanted, number), _of(wanted, reference), relation)
-        for number, relation, reference in _relations(record)
-    )
-
-
-def _relations(record: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """List relations as (entry, index into RELATIONS, entry that it refers to)."""
-    out = []
-    for number, entry in enumerate(record["include"]):
-        if "position" in entry:
-            relation, reference = entry["position"]
-            out.append((number, RELATIONS.index(relation), int(reference)))
-    return out
-
-
-def _of(wanted: list[_Wanted], entry: int) -> list[int]:
-    return [w for w, one in enumerate(wanted) if one.entry == entry]
-
-
-def _stands(objects: list[_Object], mine: list[int], theirs: list[int], relation: int) -> bool:
-    """Say whether all of `mine` stand in a relation to all of `theirs`, with a margin."""
-    boxes = np.array(
-        [[o.x - o.radius, o.y - o.radius, o.x + o.radius, o.y + o.radius] for o in objects]
-    )
-    return bool((offsets(boxes[mine], boxes[theirs]) @ _AXIS[relation] > 0.55).all())
-
-
-def _moved(wanted: list[_Wanted], objects: list[_Object], record: dict[str, Any]) -> list[_Object]:
-    """Move objects of entries with a relation to the nearest place where it holds, entry after
-    entry."""
-    out = [*objects]
-    for number, relation, reference in _relations(record):
-        for w in _of(wanted, number):
-            theirs = _of(wanted, reference)
-            there = _to_relation(out, w, theirs, relation)
-            if there is None and len(theirs) == 1:
-                # it stands on that edge: both move
-                x, y = SIZE / 2 - 13 * _AXIS[relation]
-                out[theirs[0]] = out[theirs[0]]._replace(x=float(x), y=float(y))
-                there = _to_relation(out, w, theirs, relation)
-            out[w] = there or out[w]
-    return out
-
-
-def _to_relation(
-    objects: list[_Object], w: int, theirs: list[int], relation: int
-) -> _Object | None:
-    """Return object w in the nearest place that is free and has the relation; None = nowhere."""
-    one = objects[w]
-    grid = np.arange(one.radius + _EDGE, SIZE - one.radius - _EDGE + 1e-6, 2.0)
-    places = [(float(x), float(y)) for x in grid for y in grid]
-    places.sort(key=lambda at: (at[0] - one.x) ** 2 + (at[1] - one.y) ** 2)
-    others = [other for k, other in enumerate(objects) if k != w]
-    for x, y in places:
-        there = one._replace(x=x, y=y)
-        if not _apart(there, others):
-            continue
-        if _stands([*objects[:w], there, *objects[w + 1 :]], [w], theirs, relation):
-            return there
-    return None
-
-
-def _apart(one: _Object, others: list[_Object]) -> bool:
-    gaps = [np.hypot(one.x - o.x, one.y - o.y) - one.radius - o.radius for o in others]
-    return all(gap >= _GAP for gap in gaps)
-
-
-def _drawn(objects: list[_Object], grey: float) -> np.ndarray:
-    """Draw objects on a grey background -> [3, 64, 64] float32."""
-    kind = np.array([one.kind for one in objects])
-    center = np.array([(one.x, one.y) for one in objects], np.float32)
-    radius = np.array([one.radius for one in objects], np.float32)
-    image = np.full((3, SIZE, SIZE), grey, np.float32)
-    for mask, one in zip(coverage(kind, center, radius), objects, strict=True):
-        image = image * (1 - mask) + _RGB[one.color][:, None, None] * mask
-    return image
+        return 1 - error / self.width if self.form == "linear" else (-error / self.width).exp()

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from flowrl.algorithms.credit.estimators import mean_centred
@@ -86,10 +87,12 @@ def test_gardo_doubts_what_only_its_reward_likes() -> None:
 
 def test_equal_images_are_doubted_equally_wherever_they_stand_in_the_batch() -> None:
     """By hand: a reward of 0 and 1 ranks its two right images 1.5 and its three wrong ones 4; the
-    main reward's two that are equal share 2.5."""
+    main reward's two that are equal share 2.5. scipy.stats.rankdata has the same ranks."""
     main, strict = [0.9, 0.8, 0.8, 0.3, 0.1], [1.0, 0.0, 0.0, 1.0, 0.0]
     gap = doubt(torch.tensor(main), [torch.tensor(strict)])
     assert gap.tolist() == [0.5, 1.5, 1.5, -2.5, -1]
+    first, other = (rankdata(-torch.tensor(values)) for values in (main, strict))
+    assert gap.tolist() == (other - first).tolist()
     order = [2, 4, 0, 3, 1]
     mixed_up = doubt(torch.tensor(main)[order], [torch.tensor(strict)[order]])
     assert mixed_up.tolist() == gap[order].tolist()

@@ -10,9 +10,10 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.suites.shapes.nearest_right import nearest_right
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
-from rewards.soft_shapes import nearest_right, soft_shapes
+from rewards.soft_shapes import soft_shapes
 
 RECORDS = [record for records in all_records().values() for record in records[::11]]
 IMAGES = render(scenes_for(RECORDS, np.random.default_rng(0)))
@@ -59,6 +60,16 @@ def test_the_gradient_is_that_of_the_distance() -> None:
     torch.testing.assert_close(images.grad, expected, atol=1e-8, rtol=1e-4)
 
 
+def test_the_gradient_of_the_gaussian_form() -> None:
+    """``exp(-d / width)`` has that of the linear form times itself."""
+    images = (0.9 * IMAGES + 0.1 * noise()).requires_grad_()
+    linear, gaussian = soft_shapes(width=0.01), soft_shapes(form="gaussian", width=0.01)
+    one, other = linear(batch_of(images)), gaussian(batch_of(images))
+    torch.testing.assert_close(other, (one - 1).exp())
+    flat, steep = (torch.autograd.grad(found.sum(), images)[0] for found in (one, other))
+    torch.testing.assert_close(steep, flat * other.detach().view(-1, 1, 1, 1))
+
+
 def test_climbing_makes_a_wrong_image_right() -> None:
     """Gradient ascent on the pixels of scenes of other prompts, judged by the strict checker."""
     images = IMAGES.roll(1, 0).clone().requires_grad_()
@@ -72,6 +83,8 @@ def test_climbing_makes_a_wrong_image_right() -> None:
     assert before.float().mean() < 0.2 and after.float().mean() > 0.9
 
 
-def test_a_width_of_0_is_refused() -> None:
+def test_another_form_and_a_width_of_0_are_refused() -> None:
+    with pytest.raises(ConfigError, match='form must be "linear" or "gaussian"'):
+        soft_shapes(form="square")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="width"):
         soft_shapes(width=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 
@@ -46,5 +45,6 @@ def next_share(
 
 def _rank(values: Tensor) -> Tensor:
     """Rank values [L], the largest 1; equal ones share the mean of their ranks -> [L] float64."""
-    ranks = rankdata(-values.double().cpu().numpy(), method="average")
-    return torch.from_numpy(ranks).to(values.device)
+    rows = values[:, None]
+    better, equal = (values > rows).sum(1), (values == rows).sum(1)
+    return better.double() + (equal.double() + 1) / 2

@@ -1,7 +1,7 @@
 """What comparisons measured, as text for method pages and compare.md.
 
 `python scripts/research/tables.py` writes it. The sources are assets/results/compare-shapes.json,
-of the noisy-captions control, and `LATER`, of the present base model. Filled in are
+of the noisy-captions control, and those of `later.py`, of the present base model. Filled in are
 
 - docs/methods: the paragraph behind each ``<!-- measured: NAME -->``, NAME a config of shapes/:
   what demonstration and sources have of it, or that nothing was compared yet, and `untrained.py`;
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import untrained
+from later import LATER
 
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.summary import summarize_result
@@ -30,34 +31,6 @@ RESULT = RESULTS / "compare-shapes.json"
 NOISY = "version 0.1, on the noisy-captions control"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
 Result = dict[str, Any]
-
-
-class Later(NamedTuple):
-    """A comparison on the present base model."""
-
-    name: str  # of its marks in docs/compare.md
-    file: str
-    where: str  # as a method page says it
-
-
-BETTER = "on the test prompts, at the better of two rates"
-LATER = (
-    Later("families", "compare-families.json", BETTER),
-    Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
-    Later("steps", "compare-steps.json", BETTER),
-    Later("gradients", "compare-gradients.json", BETTER),
-    Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
-    Later("ddpo", "compare-ddpo.json", "on the test prompts, at its own rate"),
-    Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
-    Later("find", "compare-find.json", "on the test prompts, at its own rate"),
-    Later("stepwise", "compare-stepwise.json", BETTER),
-    Later("dense", "compare-dense.json", BETTER),
-    Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
-    Later("draft lv", "compare-draft-lv.json", BETTER),
-    Later("stepwise five", "compare-stepwise-five.json", BETTER),
-    Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
-    Later("distillation", "compare-opd.json", BETTER),
-)
 
 
 class Claim(NamedTuple):

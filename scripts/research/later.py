@@ -1,0 +1,33 @@
+"""Comparisons on the present base model, whose result files fill method pages and compare.md."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Later(NamedTuple):
+    """A comparison on the present base model."""
+
+    name: str  # of its marks in docs/compare.md
+    file: str
+    where: str  # as a method page says it
+
+
+BETTER = "on the test prompts, at the better of two rates"
+LATER = (
+    Later("families", "compare-families.json", BETTER),
+    Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
+    Later("steps", "compare-steps.json", BETTER),
+    Later("gradients", "compare-gradients.json", BETTER),
+    Later("ram", "compare-ram.json", "on the test prompts, at its own rate"),
+    Later("ddpo", "compare-ddpo.json", "on the test prompts, at its own rate"),
+    Later("spo", "compare-spo.json", "on the test prompts, at its own rate"),
+    Later("find", "compare-find.json", "on the test prompts, at its own rate"),
+    Later("stepwise", "compare-stepwise.json", BETTER),
+    Later("dense", "compare-dense.json", BETTER),
+    Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
+    Later("draft lv", "compare-draft-lv.json", BETTER),
+    Later("stepwise five", "compare-stepwise-five.json", BETTER),
+    Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
+    Later("distillation", "compare-opd.json", BETTER),
+)

@@ -98,7 +98,7 @@ def test_kept_and_done_are_told_apart(edits: Edits) -> None:
 
 def test_small_images_are_read_at_the_checkers_size(edits: Edits) -> None:
     """At three quarters of the size what was right stays right; without `resize` the size is an
-    error. One iteration of the config trains at 48 and judges at 64 pixels."""
+    error. One iteration of the config, told to, trains at 48 and judges at 64 pixels."""
     images, before = (
         interpolate(render(scenes), (48, 48), mode="bilinear", antialias=True)
         for scenes in (edits.after, edits.before)
@@ -111,6 +111,7 @@ def test_small_images_are_read_at_the_checkers_size(edits: Edits) -> None:
     with pytest.raises(DataError, match=r"\[N, 3, 64, 64\]; got"):
         shapes_edit()(batch)
     small = ["train.prompts=2", "train.group=4", "train.warmup=0", "eval.images=1"]
+    small += ["image.height=48", "image.width=48"]
     trainer = Trainer(load_config("shapes/paco_rl", [*small, "model.dtype=float32"]))
     before_step = {name: p.detach().clone() for name, p in trainer.params.items()}
     metrics = trainer.step()

@@ -47,7 +47,13 @@ GROUPS = (
     Group("find", "compare-find", ("compare-stepwise", "compare-find")),
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
     Group("stepwise five", "compare-stepwise-five", ("compare-stepwise-five",)),
+    Group(
+        "larger budgets",
+        "compare-stepwise-five",
+        ("compare-longer", "compare-gaussian", "compare-dpo-offline"),
+    ),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
+    Group("find own", "compare-find-own", ("compare-find-own",)),
     Group("factorial", "factorial-shapes", ()),
     Group("noisy", "compare-shapes", ()),
 )

@@ -28,6 +28,10 @@ LATER = (
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("draft lv", "compare-draft-lv.json", BETTER),
     Later("stepwise five", "compare-stepwise-five.json", BETTER),
+    Later("longer", "compare-longer.json", "on the test prompts, at its own rate"),
+    Later("gaussian", "compare-gaussian.json", "on the test prompts, at its own rate"),
+    Later("offline", "compare-dpo-offline.json", "on the test prompts, at its own rate"),
+    Later("find own", "compare-find-own.json", "on the prompts that it trains, at its own rate"),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),
 )

@@ -24,7 +24,8 @@ BESIDE = {
     **dict.fromkeys(("find", "stepwise"), "find"),
     **dict.fromkeys(("dense", "spo-finished", "draft-lv"), "dense"),
     "own-noise": "own-noise",
-    "stepwise-five": "stepwise-five",
+    "find-own": "find-own",
+    **dict.fromkeys(("stepwise-five", "longer", "gaussian", "dpo-offline"), "stepwise-five"),
 }
 
 

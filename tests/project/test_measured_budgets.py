@@ -1,0 +1,98 @@
+"""What docs/compare.md says in sentences of methods with larger budgets is what their result files
+hold."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+from typing import Any
+
+import pytest
+from docskit import PAGES, ROOT
+
+from flowrl.config.load import load_config
+
+RESULTS = ROOT / "assets/results"
+COMPARE = " ".join(PAGES["docs/compare.md"].split())
+# what a sentence begins with, the file, the config, which look at the test prompts it is
+LEARNS = (
+    ("Diffusion-DPO learns from stored pairs", "dpo-offline", "diffusion-dpo-offline"),
+    ("Flash-GRPO learns", "longer", "flash-grpo-prompts"),
+    ("DiverseGRPO learns", "longer", "diverse-grpo"),
+)
+
+
+def entry(file: str, config: str) -> dict[str, Any]:
+    """Return a config's part of a comparison."""
+    content = json.loads((RESULTS / f"compare-{file}.json").read_text(encoding="utf-8"))
+    (found,) = (one for one in content["configs"] if one["name"].endswith(config))
+    assert not any(run["failed"] for run in found["seeds"])
+    return dict(found)
+
+
+def said(found: dict[str, Any]) -> str:
+    """Write a gain at (a) and its interval in points."""
+    gain, low, high = (f"{100 * value:.1f}" for value in found["summary"]["nfe"]["gain"])
+    return f"{gain} points ({low} to {high})"
+
+
+def ends(found: dict[str, Any]) -> str:
+    scores = [f"{100 * run['at']['nfe']['score']:.1f}" for run in found["seeds"]]
+    return f"{', '.join(scores[:-1])} and {scores[-1]} %"
+
+
+@pytest.mark.parametrize(("words", "file", "config"), LEARNS)
+def test_what_learns(words: str, file: str, config: str) -> None:
+    found = entry(file, config)
+    after = found["summary"]["nfe"]["iteration"]
+    text = f"**{words}**: {said(found)} after {after:.0f} iterations; its seeds end at"
+    assert f"{text} {ends(found)}" in COMPARE
+    assert found["summary"]["nfe"]["gain"][1] > 0 and len(found["seeds"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        ("AlignProp gains", "align-prop"),
+        ("With a K for each step it gains", "align-prop-each"),
+        ("DRaFT-LV gains", "draft-lv"),
+    ],
+)
+def test_the_gaussian_reward(words: str, config: str) -> None:
+    found = entry("gaussian", config)
+    after = found["summary"]["nfe"]["iteration"]
+    assert f"{words} {said(found)} after {after:.0f} iterations" in COMPARE
+    assert found["summary"]["nfe"]["gain"][1] > 0 and len(found["seeds"]) == 3
+    # what was measured is what the config has
+    soft = load_config(found["file"]).to_dict()["rewards"]["soft"]
+    assert found["config"]["rewards"]["soft"] == soft and soft["form"] == "gaussian"
+
+
+def test_gardo_is_not_told_from_zero() -> None:
+    found = entry("longer", "gardo")
+    after = f"{said(found)} after {found['summary']['nfe']['iteration']:.0f} iterations"
+    assert f"**GARDO is not told from zero**: {after}, three seeds that end at" in COMPARE
+    assert f"seeds that end at {ends(found)}" in COMPARE
+    assert found["summary"]["nfe"]["gain"][1] < 0
+
+
+def test_the_trials_before() -> None:
+    """Shares of right training images in the last ten iterations, and of validation prompts."""
+    trials = json.loads((RESULTS / "larger-budgets-trials.json").read_text("utf-8"))["trials"]
+    linear, gaussian, late, early, slow, fast = trials
+    last = [f"{100 * mean(one['training_strict'][-10:]):.1f}" for one in (gaussian, linear)]
+    assert f"{last[0]} % right images in the last ten with it, {last[1]} with the linear" in COMPARE
+    scores = [f"{100 * one['validation'][-1][1]:.1f}" for one in (slow, fast)]
+    assert f"prompts, {' and '.join(scores)} % after 60 iterations" in COMPARE
+    ends_of = [f"{100 * one['validation'][-1][1]:.1f}" for one in (late, early)]
+    text = (
+        f"{ends_of[0]} % of the validation prompts after a trial of {late['iterations']} iterations"
+    )
+    assert f"{text}, and with a mean K of .75 in place of .84 {ends_of[1]}" in COMPARE
+
+
+def test_four_times_the_budget_of_find() -> None:
+    found = entry("find-own", "find-own")
+    assert f"**Four times the budget does not show it either**: {said(found)} after" in COMPARE
+    assert f"its seeds end at {ends(found)}" in COMPARE
+    assert found["summary"]["nfe"]["gain"][1] < 0

@@ -96,3 +96,15 @@ def test_four_times_the_budget_of_find() -> None:
     assert f"**Four times the budget does not show it either**: {said(found)} after" in COMPARE
     assert f"its seeds end at {ends(found)}" in COMPARE
     assert found["summary"]["nfe"]["gain"][1] < 0
+
+
+def test_edits() -> None:
+    found, page = entry("paco-rl", "paco-rl"), " ".join(PAGES["docs/methods/paco_rl.md"].split())
+    after = f"{said(found)} after {found['summary']['nfe']['iteration']:.0f} iterations"
+    assert f"learns**: {after}; its seeds end at {ends(found)}" in COMPARE
+    assert found["summary"]["nfe"]["gain"][1] > 0 and len(found["seeds"]) == 3
+    sizes = [json.loads((RESULTS / f"edits-{n}-pixels.json").read_text("utf-8")) for n in (48, 64)]
+    small, large = (f"{100 * one['strict']:.1f}" for one in sizes)
+    assert f"It does {small} % of the validation edits right there, and {large} at 64" in page
+    beside = json.loads((RESULTS / "edits-alternatives.json").read_text("utf-8"))["best_of_8"]
+    assert f"choice of eight has {100 * beside['strict']:.1f} %" in COMPARE

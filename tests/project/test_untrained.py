@@ -47,9 +47,11 @@ def test_each_comparison_has_its_own_files(name: str) -> None:
 def test_every_comparison_of_the_present_base_model_is_listed() -> None:
     later = script_module("measured").LATER
     files = sorted(one.file for one in later)
-    assert sorted(f"compare-{name}.json" for name in BESIDE) == files
+    # edits have a file of their own kind beside them
+    assert sorted(f"compare-{name}.json" for name in (*BESIDE, "paco-rl")) == files
     # the noisy-captions control was judged otherwise, and has no such files
-    assert script_module("untrained").beside(read("shapes")) == ""
+    for name in ("paco-rl", "shapes"):
+        assert script_module("untrained").beside(read(name)) == ""
 
 
 def test_files_of_another_setting_do_not_stand_beside_it(tmp_path: Path) -> None:
@@ -84,5 +86,5 @@ def test_what_the_demonstration_measured_is_on_its_page() -> None:
     words = f"{100 * gain:+.1f} points over 5 seeds (95 % {100 * low:+.1f} to {100 * high:+.1f})"
     page = " ".join(PAGES["docs/methods/awm.md"].split())
     assert words in said["awm"] and said["awm"] in page and "not compared yet" not in page
-    assert "not compared yet" in " ".join(PAGES["docs/methods/paco_rl.md"].split())
+    assert "not compared yet" in " ".join(PAGES["docs/methods/dina_lrm.md"].split())
     assert script_module("untrained").demonstrated(RESULTS / "nowhere.json") == {}

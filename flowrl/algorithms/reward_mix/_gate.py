@@ -45,6 +45,6 @@ def next_share(
 
 def _rank(values: Tensor) -> Tensor:
     """Rank values [L], the largest 1; equal ones share the mean of their ranks -> [L] float64."""
-    rows = values[:, None]
-    better, equal = (values > rows).sum(1), (values == rows).sum(1)
-    return better.double() + (equal.double() + 1) / 2
+    _, place, equal = values.unique(return_inverse=True, return_counts=True)
+    better = len(values) - equal.cumsum(0)  # than each value, of which the last is the best
+    return (better + (equal.double() + 1) / 2)[place]

@@ -108,3 +108,17 @@ def test_edits() -> None:
     assert f"It does {small} % of the validation edits right there, and {large} at 64" in page
     beside = json.loads((RESULTS / "edits-alternatives.json").read_text("utf-8"))["best_of_8"]
     assert f"choice of eight has {100 * beside['strict']:.1f} %" in COMPARE
+
+
+def test_the_student_of_four_steps() -> None:
+    found = json.loads((RESULTS / "shapes-student.json").read_text(encoding="utf-8"))["strict"]
+    ten, own, other, student = found.values()
+    page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
+    low, high = (f"{100 * end:.1f}" for end in student["interval"])
+    right = f"{100 * student['right']:.1f} % of the validation prompts right in its four steps"
+    assert f"{right} ({low} to {high}, `assets/results/shapes-student.json`)" in page
+    shares = [f"{100 * one['right']:.1f} %" for one in (ten, own, other)]
+    assert f"has {shares[0]} in ten, and in four {shares[1]} at the same sigmas" in page
+    assert (
+        f"but {shares[2]} at 1, 0.85, 0.65, 0.35" in page and list(found)[3] == "student, 4 steps"
+    )

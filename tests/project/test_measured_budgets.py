@@ -106,8 +106,13 @@ def test_edits() -> None:
     sizes = [json.loads((RESULTS / f"edits-{n}-pixels.json").read_text("utf-8")) for n in (48, 64)]
     small, large = (f"{100 * one['strict']:.1f}" for one in sizes)
     assert f"It does {small} % of the validation edits right there, and {large} at 64" in page
-    beside = json.loads((RESULTS / "edits-alternatives.json").read_text("utf-8"))["best_of_8"]
-    assert f"choice of eight has {100 * beside['strict']:.1f} %" in COMPARE
+    # without training, on the same edits from the same noise
+    files = (RESULTS / f"edits-{name}.json" for name in ("best-of-8", "5-steps"))
+    best, steps = (json.loads(file.read_text("utf-8")) for file in files)
+    low, high = (f"{100 * end:.1f}" for end in best["interval"])
+    assert f"eight has {100 * best['strict']:.1f} % ({low} to {high})" in COMPARE
+    assert f"and have {100 * steps['strict']:.1f} % here" in COMPARE
+    assert best["setting"]["seed"] == steps["setting"]["seed"] == found["config"]["eval"]["seed"]
 
 
 def test_the_student_of_four_steps() -> None:

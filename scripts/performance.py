@@ -3,6 +3,7 @@ images/s, MFU, memory.
 
     python scripts/performance.py sd3/flow_grpo train.prompts=4 --sync-check
     python scripts/performance.py flux/flow_grpo train.prompts=2
+    python scripts/performance.py sd3/flow_grpo --kernels       # where the device's time goes
     python scripts/performance.py sd3/flow_grpo --attention native,flash,xformers --compile all
 
 With several attention back ends or ways to compile, every setting is measured in turn, each in a
@@ -72,6 +73,7 @@ def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, An
             command = [sys.executable, __file__, args.config, *args.overrides, *overrides]
             command += ["--iterations", str(args.iterations), "--json", str(out)]
             command += ["--vae"] * args.vae + ["--sync-check"] * args.sync_check
+            command += ["--kernels"] * args.kernels
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             row: dict[str, Any] = {"setting": overrides}
             if done.returncode or not out.is_file():
@@ -124,6 +126,12 @@ def described() -> argparse.ArgumentParser:
         "--sync-check", action="store_true", help="the host must not wait inside the sampling loop"
     )
     parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="profile an iteration more: seconds of products, attention, what is done element by "
+        "element, and of none of them",
+    )
+    parser.add_argument(
         "--attention", help="back ends to compare, with commas, such as native,flash,xformers"
     )
     parser.add_argument(
@@ -158,6 +166,7 @@ def main() -> int:
                 iterations=args.iterations,
                 vae=args.vae,
                 sync_check=args.sync_check,
+                kernels=args.kernels,
             )
         out = args.json or RESULTS / f"performance-{Path(result['model']).name.lower()}.json"
         write_json(out, result)

@@ -4,6 +4,7 @@ first, within so many minutes.
     python scripts/performance_queue.py --minutes 12
     python scripts/performance_queue.py --minutes 12 --go-on     # rows that are still missing
     python scripts/performance_queue.py --minutes 12 --anew      # all rows, in the file's place
+    python scripts/performance_queue.py --minutes 12 --warm "sd3 compiled,flux compiled"
 
 Stable Diffusion 3.5 Medium, FLUX.1-dev, Qwen-Image and Wan 2.1 1.3B at real size with random
 weights: attention back ends, regional compile without and with CUDA graphs, nf4, whether the
@@ -14,6 +15,9 @@ ended then, and at the latest after `--most` minutes. A file that is there is re
 `--go-on` or `--anew`. With `--go-on` a row is measured again if it failed, or if its figures are of
 another command line or config file, GPU, CUDA, torch, diffusers or commit; uncommitted changes are
 not told from each other.
+
+What torch compiles it keeps in a folder of the machine. With `--warm` rows run at once first, for
+at most `--warm-minutes` and without being measured, so that a compiled row finds its kernels there.
 
 Writes assets/results/performance-queue.json. Nothing is downloaded. On a CPU, with tiny models in
 the place of the real ones, as tests/cost/test_performance_queue.py does it:
@@ -89,6 +93,16 @@ def run(row: Row, models: dict[str, list[str]], process: Process, seconds: float
     return found | {"failed": f"{said}; {failed}" if said else failed}
 
 
+def warm(rows: list[Row], models: dict[str, list[str]], seconds: float) -> None:
+    """Let rows compile side by side, for at most so long together; their figures are thrown
+    away."""
+    ends = time.monotonic() + seconds
+    together = [(row, begin(row, models)) for row in rows]
+    for row, process in together:
+        _, failed = process.finish(max(0.0, ends - time.monotonic()))
+        print(f"{row.name}, warm: {failed or 'compiled'}", flush=True)
+
+
 def still_good(
     kept: list[dict[str, Any]], rows: list[Row], models: dict[str, list[str]]
 ) -> set[str]:
@@ -156,6 +170,8 @@ def through(args: argparse.Namespace, rows: list[Row], models: dict[str, list[st
     tried = set(done)
     # measure what has no figures of what is asked for here
     todo = [row for row in rows if row.name not in done]
+    starts = tuple(filter(None, args.warm.split(",")))
+    warm([row for row in todo if row.name.startswith(starts)], models, 60 * args.warm_minutes)
     with Early(todo, models) as early:
         for row in todo:
             left = 60 * args.minutes - (time.monotonic() - began)
@@ -219,6 +235,10 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=12, help="in all (default: %(default)s)")
     parser.add_argument("--most", type=float, default=4, help="of one row (default: %(default)s)")
+    parser.add_argument("--warm", default="", help="rows that compile first, as for --rows")
+    parser.add_argument(
+        "--warm-minutes", type=float, default=4, help="of all of them (default: %(default)s)"
+    )
     there = parser.add_mutually_exclusive_group()
     there.add_argument("--go-on", action="store_true", help="keep what the file has figures of")
     there.add_argument("--anew", action="store_true", help="measure all rows in the file's place")

@@ -23,8 +23,9 @@ from flowrl.core.types import RewardBatch
 from flowrl.cost.architecture import tuning_of
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
+from flowrl.cost.kernels import KernelWatch, kernels_table, summary
 from flowrl.cost.mfu import utilisation
-from flowrl.cost.overhead import PHASES, wait
+from flowrl.cost.overhead import PHASES, on_gpu, wait
 from flowrl.cost.random_model import random_model
 from flowrl.cost.sync_check import check_sync
 from flowrl.evaluation.frame_rewards import frames_of
@@ -60,14 +61,20 @@ class PhaseWatch:
 
 
 def measure_throughput(
-    config: Config, *, iterations: int = 2, vae: bool = False, sync_check: bool = False
+    config: Config,
+    *,
+    iterations: int = 2,
+    vae: bool = False,
+    sync_check: bool = False,
+    kernels: bool = False,
 ) -> dict[str, Any]:
     """Run `iterations` after a warm-up with random weights -> figures, medians over them.
 
     Rewards are chance and prompts made up; without `vae` nothing is decoded. MFU needs a GPU of
     PEAKS and a 16-bit dtype. With `sync_check` first see that the sampling loop never waits for the
-    device. Raises ConfigError for less than one iteration, for a model that cannot be made, and for
-    a `sync_check` without a GPU; RunError if it waits.
+    device; with `kernels` profile an iteration more, for what the device does in it. Raises
+    ConfigError for less than one iteration, for a model that cannot be made, and for a `sync_check`
+    without a GPU; RunError if it waits.
     """
     if iterations < 1:
         raise ConfigError(f"performance: expected at least 1 iteration, got {iterations}")
@@ -88,6 +95,7 @@ def measure_throughput(
     rows = [_iteration(trainer, on_gpu=device.type == "cuda") for _ in range(iterations)]
     # medians over iterations, since one may be disturbed
     middle = medians(rows)
+    profiled = {"kernels": _kernels(trainer, middle)} if kernels else {}
     return {
         **_setting(config, device, iterations, vae),
         "seconds": {name: middle[name] for name in (*PHASES, "total")},
@@ -96,6 +104,7 @@ def measure_throughput(
         **_work(config, device, trainer, middle),
         "memory": _memory(config, rows, vae=vae),
         "sync_check": "the sampling loop never waited for the device" if sync_check else "not made",
+        **profiled,
         "environment": environment(),
     }
 
@@ -135,6 +144,17 @@ def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
     states = (metrics["nfe"] - planned.nfe) / calls
     memory = {f"memory/{name}": float(count) for name, count in watch.memory.items()}
     return {**watch.seconds, **memory, "total": total, "states": states}
+
+
+def _kernels(trainer: Trainer, middle: dict[str, float]) -> dict[str, Any]:
+    """Profile one iteration -> what the device does while it samples, and while it trains."""
+    watch = KernelWatch(("rollout", "train"), cuda=on_gpu())
+    trainer.log = watch  # type: ignore[assignment]
+    trainer.step()
+    trainer.log = None
+    return {
+        name: summary(list(found.values()), middle[name]) for name, found in watch.found.items()
+    }
 
 
 def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
@@ -242,6 +262,8 @@ def throughput_table(result: dict[str, Any], *, width: int | None = None) -> str
         "",
         f"{result['images_per_s']:.2f} images/s",
     ]
+    if "kernels" in result:
+        lines += ["", kernels_table(result["kernels"], width=width)]
     if "why_no_mfu" in result:
         lines.append(f"no MFU: {result['why_no_mfu']}")
     return "\n".join(lines)

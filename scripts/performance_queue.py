@@ -101,6 +101,8 @@ def warm(rows: list[Row], models: dict[str, list[str]], seconds: float) -> None:
     for row, process in together:
         _, failed = process.finish(max(0.0, ends - time.monotonic()))
         print(f"{row.name}, warm: {failed or 'compiled'}", flush=True)
+        if failed:
+            print("\n".join(process.told()), flush=True)
 
 
 def still_good(

@@ -93,6 +93,17 @@ class _Fused:
         return added.reshape(out.shape)
 
 
+_FUSED: dict[type, type] = {}
+
+
+def _fused(kind: type) -> type:
+    """Return the class of peft's layers `kind` with the forward pass of `_Fused`: one for all of
+    them, since torch.compile compiles anew for every class."""
+    if kind not in _FUSED:
+        _FUSED[kind] = type(kind.__name__, (_Fused, kind), {})
+    return _FUSED[kind]
+
+
 def add_lora(
     network: Any, lora: LoraOptions, targets: Sequence[str], *, seed: int
 ) -> dict[str, nn.Parameter]:
@@ -130,7 +141,7 @@ def _fuse(network: nn.Module) -> None:
     """Let adapters multiply in the dtype of their layers, and add what they compute at once."""
     for layer in network.modules():
         if isinstance(layer, LoraLayer):
-            layer.__class__ = type(type(layer).__name__, (_Fused, type(layer)), {})
+            layer.__class__ = _fused(type(layer))
 
 
 def first_values(

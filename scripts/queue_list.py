@@ -38,10 +38,10 @@ def attend(model: str, name: str, *more: str) -> Row:
 # which `native` takes one; `flash` is the package flash-attn.
 # Qwen-Image masks the empty tokens of prompts: flash and xformers cannot, flash_varlen can.
 QUEUE = [
-    Row("sd3 native", "sd3", NATIVE, ("--kernels",)),
-    Row("sd3 large", "sd3", [*NATIVE, *LARGE], ("--kernels",)),
     Row("sd3 compiled", "sd3", COMPILED, ("--kernels",)),
     Row("sd3 large compiled", "sd3", [*COMPILED, *LARGE], ("--kernels",)),
+    Row("sd3 native", "sd3", NATIVE, ("--kernels",)),
+    Row("sd3 large", "sd3", [*NATIVE, *LARGE], ("--kernels",)),
     Row("sd3 graphs", "sd3", GRAPHS),
     Row("flux native", "flux", [*NATIVE, *CHECKPOINTING], ("--kernels",)),
     Row("flux compiled", "flux", [*COMPILED, *CHECKPOINTING]),

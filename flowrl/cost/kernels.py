@@ -17,6 +17,7 @@ from flowrl.cost.overhead import wait
 
 # the first that a name fits; names of CUDA kernels, and of PyTorch's operators on a CPU
 GROUPS = {
+    "collectives": r"nccl",
     "attention": r"flash|fmha|attention|sdpa",
     "products": r"gemm|nvjet|cutlass|cublas|gemv|splitk|::(add|b|add?b)?mm|::linear|mkldnn_linear",
     "norms": r"norm",

@@ -1,9 +1,10 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) through peft, drawn from a seed and kept in float32.
 
-Their products are those of mixed precision: the kept weights are rounded to the network's dtype in
-every call, as torch.autocast does it in published code. **Differs:** peft widens the input to
-float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that cost on an
-H200.
+Under a short dtype their products are those of mixed precision: the kept weights are rounded to the
+network's dtype in every call, as torch.autocast does it in published code. **Differs:** peft widens
+the input to float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that
+cost on an H200. And it rounds a product, scales it and adds it in passes of their own, three
+roundings for one here.
 """
 
 from __future__ import annotations

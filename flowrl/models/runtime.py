@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flowrl.core.errors import ModelError
 from flowrl.models.attention import AUTO, avoid_cudnn, set_attention, unknown_back_end
-from flowrl.models.norms import fuse_norms
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -77,8 +76,6 @@ def set_up(
             "works here"
         )
     avoid_cudnn(runtime.attention, device=device, trains=trains)
-    if device.type == "cuda" and not runtime.compile:  # the compiler fuses them itself
-        fuse_norms(network)
     if not (runtime.compile and runtime.attention == AUTO):  # the compiler brings its own
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
     if runtime.tf32:

@@ -276,11 +276,13 @@ def test_the_command(
     model = f"model={{fn: sd3, path: {tmp_path}/weights, device: cpu}}"
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     argv = ["performance.py", f"{tmp_path}/it.yaml", model, "image={height: 64, width: 64}"]
-    monkeypatch.setattr("sys.argv", [*argv, "--iterations", "1"])
+    monkeypatch.setattr("sys.argv", [*argv, "--iterations", "1", "--kernels"])
     assert script.main() == 0
     result = json.loads((tmp_path / "performance-weights.json").read_text())
     assert result["model"] == f"{tmp_path}/weights" and result["iterations"] == 1
-    assert f"{tmp_path}/performance-weights.json" in capsys.readouterr().out
+    assert result["kernels"]["train"]["groups"]["products"]["seconds"] > 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path}/performance-weights.json" in said and "  kernels " in said
     monkeypatch.setattr("sys.argv", [*argv, "--iterations", "1", "--sync-check"])
     if not torch.cuda.is_available():
         assert script.main() == 2 and "performance: --sync-check: needs" in capsys.readouterr().err

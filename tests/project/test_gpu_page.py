@@ -39,7 +39,8 @@ def test_estimates_hold(rows: dict[str, Any]) -> None:
 
 
 def test_adapters_in_float32_cost_what_is_said(rows: dict[str, Any]) -> None:
-    now, before = (rows[name]["result"] for name in ("sd3 native", "sd3 native, float32 adapters"))
+    names = ("sd3 native, adapters added apart", "sd3 native, float32 adapters")
+    now, before = (rows[name]["result"] for name in names)
     longer = [100 * (before["seconds"][k] / now["seconds"][k] - 1) for k in ("rollout", "train")]
     more = (peak({"result": before})[0] - peak({"result": now})[0]) / 2**30
     said = f"took {longer[0]:.0f} % longer in sampling and {longer[1]:.0f} % in training, and"
@@ -57,3 +58,29 @@ def test_what_failed_and_what_was_right(rows: dict[str, Any]) -> None:
     # "less of the device than we want (half of its peak in sampling, .45 in training)"
     shares = [row["result"].get("mfu") or {} for row in rows.values() if "result" in row]
     assert all(one["rollout"] < 0.5 and one["train"] < 0.45 for one in shares if one)
+
+
+def test_where_the_time_goes(rows: dict[str, Any]) -> None:
+    few, many = (rows[name]["result"]["kernels"] for name in ("sd3 native", "sd3 large"))
+    busy = [round(100 * one[phase]["busy"]) for one in (few, many) for phase in one]
+    said = (
+        f"it is busy for {busy[0]} % of sampling and {busy[1]} % of training with eight images of "
+        f"Stable Diffusion 3.5, and for {busy[2]} % and {busy[3]} % with 32."
+    )
+    assert said in MEMORY
+    sampling = many["rollout"]
+    shares = {name: group["seconds"] for name, group in sampling["groups"].items()}
+    shares = {name: round(100 * s / sampling["seconds"]) for name, s in shares.items()}
+    assert f"Matrix products are {shares['products']} % of that time with 32 images" in MEMORY
+    assert f"attention {shares['attention']} %; {shares['element by element']} % goes to" in MEMORY
+    assert f"element by element and {shares['copies']} % to copies" in MEMORY
+    # the mean of squares, the squares, and the product in float32, which nothing else needs
+    words = ("MeanOps<float", "pow_tensor_scalar", "BinaryFunctor<float, float, float")
+    longest = [one for one in sampling["longest"] if named(one["name"], words)]
+    share = round(100 * sum(one["seconds"] for one in longest) / sampling["seconds"])
+    assert len(longest) == 3 and f"are more than a sixth: {share} % for three" in MEMORY
+
+
+def named(name: str, words: tuple[str, ...]) -> bool:
+    """Say whether a kernel's name holds one of the words."""
+    return any(word in name for word in words)

@@ -271,3 +271,14 @@ def test_a_noise_of_its_own_shows_nothing_yet() -> None:
     beside = [read(f"own-noise-{name}")["strict"] for name in ("guided", "best-of-8")]
     ends = [entry["summary"]["nfe"]["mean"] for entry in result["configs"]]
     assert max(ends) < beside[0] < beside[1] == 1
+
+
+def test_the_judge_of_latents_is_as_measured() -> None:
+    found = json.loads((ROOT / "assets/results/latent-judge.json").read_text(encoding="utf-8"))
+    page = " ".join(PAGES["docs/methods/dina_lrm.md"].split())
+    shares = [f"{100 * row['right'] / row['pairs']:.1f}" for row in found["levels"]]
+    assert [row["sigma"] for row in found["levels"]] == [0.1, 0.4, 0.7]
+    assert {row["pairs"] for row in found["levels"]} == {793}
+    assert f"{shares[0]} % at sigma 0.1, {shares[1]} at 0.4, {shares[2]} at 0.7" in page
+    ends = sorted(round(float(share)) for share in shares)
+    assert f"{ends[0]} to {ends[-1]} % of 793 pairs of a right and a wrong image" in page

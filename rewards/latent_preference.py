@@ -29,11 +29,13 @@ class latent_preference:
     prompt embeddings are the judge's too, so it knows its own latents alone. `path`: a folder as
     `scripts/shapes_latent_preference.py` writes it; `transformer`: a pipeline of
     StableDiffusion3Pipeline's layout, or its hub id. The noises follow from `seed` and are the same
-    for all images. Finished images have no latents here, so evaluations leave this reward out.
-    Raises ConfigError, ModelError, DataError.
+    for all images. Finished images have no latents here, so evaluations leave this reward out. With
+    `estimates` it also judges x0 estimates of noisy states, as it judges finished latents, where a
+    plan compares them (`candidates`); without, such a plan refuses it. Raises ConfigError,
+    ModelError, DataError.
 
-    **Differs:** the library draws new noise at each call, which moves the order of a prompt's
-    images. Its weights have names of their own and were not at hand.
+    **Differs:** `estimates` is ours. The library draws new noise at each call, which moves the
+    order of a prompt's images. Its weights have names of their own and were not at hand.
     """
 
     judges_singly = True
@@ -47,6 +49,7 @@ class latent_preference:
         sigma: float = 0.1,
         draws: int = 1,
         seed: int = 0,
+        estimates: bool = False,
         device: str = "auto",
         batch: int = 64,
     ) -> None:
@@ -56,6 +59,7 @@ class latent_preference:
                 f"{draws=}, {batch=}"
             )
         self.sigma, self.draws, self.seed, self.batch = sigma, draws, seed, batch
+        self.sees_sigma = estimates
         self.device = pick_device(device, WHO)
         weights = find_file(path, WEIGHTS, WHO)
         shape = json.loads(find_file(path, SHAPE, WHO).read_text(encoding="utf-8"))

@@ -76,6 +76,20 @@ def test_a_finished_candidate_is_its_own_sample() -> None:
         torch.testing.assert_close(ro.x[ro.leaf[place]], x[0].detach(), atol=1e-5, rtol=1e-5)
 
 
+def test_later_steps_are_left_out() -> None:
+    """Candidates at steps 0 and 1 alone: 7 images a root; no step after them draws anything."""
+    plan = candidates(0, steps=5, noise_scale=0.5, branch=3, first=0, last=1)
+    assert counts(plan).leaves == 7
+    ro = run(plan, cps, model=LinearFlow(), prompts=["a", "b"])
+    assert bool(
+        ((ro.tree.std > 0) == ((ro.tree.step > 0) & (ro.tree.step < 3)))[ro.tree.std > 0].all()
+    )
+    assert int((leaf_sigmas(ro, plan.tail) > 0).sum()) * 7 == 6 * len(ro.leaf)
+    # without `last` it is the last step with noise
+    whole = candidates(0, steps=5, noise_scale=0.5, branch=3, first=1, last=3)
+    assert torch.equal(whole.branch, PLAN.branch) and torch.equal(whole.noise, PLAN.noise)
+
+
 def pair_of(scores: list[float], least: float) -> list[float]:
     """Credit of the candidates of one state: a root, its candidates, a leaf below each."""
     size = len(scores)
@@ -127,6 +141,7 @@ def test_siblings_are_one_segment() -> None:
         ("rewards={red: {fn: toykit.reddish}}", "judges every image as a finished one"),
         ("plan={fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}", "take plan candidates"),
         ("plan.first=3", "0 <= first < 3"),
+        ("plan.last=3", "first <= last < that"),
         ("loss.clip=1.0", "clip < 1"),
     ],
 )

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from toykit import toy
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.reward_traits import sees_sigma
 from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.collect import collect
@@ -108,6 +109,15 @@ def test_scores_belong_to_their_latents(folder: Path) -> None:
         latent_preference(path=str(folder), transformer=MODEL, sigma=1.5)
     with pytest.raises(ConfigError, match="rising layers from 1 to 5"):
         LatentJudge(load_transformer(MODEL), taps=[2, 6])
+
+
+def test_it_judges_estimates_where_asked_to(folder: Path) -> None:
+    """A plan that compares estimates takes it then, and not without."""
+    for asked in (False, True):
+        reward = latent_preference(
+            path=str(folder), transformer=MODEL, estimates=asked, device="cpu"
+        )
+        assert sees_sigma(reward) is asked
 
 
 def batch_of(x0: torch.Tensor, cond: dict[str, torch.Tensor]) -> RewardBatch:

@@ -23,6 +23,14 @@ TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [1, 2], ode_last: 1}
 ALIKE = "likelihood={fn: forward, draws: 2, times: grid, last: {steps}, shared: true}"
 PROMPT = "segment={fn: prompt}"
 TECHNIQUES = {
+    # no techniques: what some of those below bring along, by itself
+    "wide": Technique(
+        "none: clip range 0.2", ("loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",)
+    ),
+    "forward": Technique("none: forward likelihood", (ALIKE,)),
+    "forward_wide": Technique(
+        "none: both", ("loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}", ALIKE)
+    ),
     # credits
     "dr_grpo": Technique("Dr.GRPO", ("credit={fn: mean_centred}",)),
     "asymre": Technique("AsymRE", ("credit={fn: mean_centred, lower: 0.1}",)),

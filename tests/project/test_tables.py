@@ -219,7 +219,7 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
     untimed += ["flash_grpo_prompts"]
     untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "spo_finished", "tdm_r1"]
-    untimed += ["sol_rl", "paco_rl"]
+    untimed += ["sol_rl", "paco_rl", "spo_latent"]
     untimed += ["dina_lrm", "adv_grpo_gated", "pref_grpo", "nft_win_rate", "awm_tree", "align_prop"]
     untimed += ["dpo_siblings", "prior_grpo", "align_prop_each", "ram"]
     without = {f"shapes/{name}" for name in ("adv_grpo", *untimed)}

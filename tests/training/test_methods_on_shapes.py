@@ -28,6 +28,7 @@ APART = (
     "shapes/flow_opd",
     "shapes/paco_rl",
     "shapes/spo",
+    "shapes/spo_latent",
     "shapes/tdm_r1",
 )
 CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]

@@ -54,7 +54,7 @@ GROUPS = (
     ),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("find own", "compare-find-own", ("compare-find-own",)),
-    Group("factorial", "factorial-shapes", ()),
+    Group("factorial", "factorial-80000", ()),
     Group("noisy", "compare-shapes", ()),
 )
 HEADS = ("", "right images", "95 % interval", "NFE per image", "minus guidance", "minus best of 8")

@@ -16,7 +16,7 @@ from flowrl.runs.compare.factorial import factorial_notes, read_factorial
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "compare.md"
-RESULTS = {"factorial": "factorial-shapes.json", "clip": "clip-updates.json"}
+RESULTS = {"factorial": "factorial-80000.json", "clip": "clip-updates.json"}
 """Each experiment's file, by the name of its marks."""
 
 

@@ -11,7 +11,7 @@ ALONE = ("guided", "best-of-8")
 best of 8 by the reward."""
 
 
-def alone(start: str, seed: int, count: int) -> dict[str, float]:
+def alone(start: str, seed: int, count: int, images: int = 4) -> dict[str, float]:
     """Read what the base model reaches without training -> {file: share of right images}, after a
     look at how it was measured."""
     shares = {}
@@ -23,6 +23,6 @@ def alone(start: str, seed: int, count: int) -> dict[str, float]:
         assert (setting["guidance"], setting["steps"]) == ((3.5, 20) if guided else (1.0, 10))
         chosen = (setting.get("best_of", 1), setting.get("best_by", ""))
         assert chosen == ((1, "") if guided else (8, "shapes"))
-        assert (setting["seed"], setting["count"], found["images"]) == (seed, count, 4 * count)
+        assert (setting["seed"], setting["count"], found["images"]) == (seed, count, images * count)
         shares[name] = found["strict"]
     return shares

@@ -186,38 +186,6 @@ def test_no_method_of_the_control_reaches_guidance() -> None:
     assert "All fifteen methods stay below guidance" in " ".join(PAGES["docs/compare.md"].split())
 
 
-def test_the_factorial_experiment_is_as_measured() -> None:
-    """compare.md says the means of its runs and of the base model, and that no effect is proven."""
-    results, page = ROOT / "assets/results", " ".join(PAGES["docs/compare.md"].split())
-    found = json.loads((results / "factorial-shapes.json").read_text(encoding="utf-8"))
-    base = json.loads((results / "factorial-shapes-base.json").read_text(encoding="utf-8"))
-    runs = found["runs"]
-    mean = sum(run["score"] for run in runs) / len(runs)
-    assert f"{100 * mean:.1f} %, from the base model's {100 * base['strict']:.1f} %" in page
-    cells: dict[str, list[float]] = {}
-    for run in runs:
-        cells.setdefault(run["cell"], []).append(run["score"])
-    above = sum(sum(scores) / len(scores) > base["strict"] for scores in cells.values())
-    assert f"{above} of the {len(cells)} cells lie above it" in page
-    often = sorted(run["iterations"] for run in runs)
-    assert f"{often[0]} to {often[-1]} iterations" in page
-    assert min(effect["p_holm"] for effect in found["effects"]) > 0.05
-    mains = [one for one in found["effects"] if one["kind"] == "main"]
-    mains.sort(key=lambda one: -abs(one["estimate"]))
-    noise, start = mains[:2]
-    assert (noise["name"], start["name"]) == ("noise: 0.8 - 0.4", "start: shared - own")
-    more, shared = (f"{100 * one['estimate']:+.1f}" for one in (noise, start))
-    assert f"more noise ({more} points) and a shared start ({shared}), have p = .06" in page
-    assert {round(noise["p"], 2), round(start["p"], 2)} == {0.06}
-    wide = sorted(100 * (one["interval"][1] - one["interval"][0]) for one in mains)
-    assert (round(wide[0]), round(2 * wide[-1]) / 2) == (3, 4.5)  # "3 to 4.5 points wide"
-    spread = max(run["last_quarter"]["ratio_std"] for run in runs)
-    assert f"by at most {spread:.4f} around 1, and the clip is at 0.02" in page
-    assert (base["setting"]["seed"], base["images"]) == (260004, 4 * len(found["tags"]))
-    # beside it, from the same prompts
-    assert mean < min(alone("factorial-shapes", 260004, 66).values())
-
-
 def test_the_checks_of_trained_runs_stand_beside_those_of_the_base_model() -> None:
     """Where there is a result file: the same prompts, noise and number of images, other runs of one
     config, each at the best of its evaluations. The table itself is held by test_tables.py."""

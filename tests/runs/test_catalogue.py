@@ -45,6 +45,7 @@ COMBINED = {"tree_window_chunk", "cps_branch", "guard_window"}
 COMBINED |= {"nft_win_rate", "awm_tree", "dpo_siblings", "prior_grpo"}
 # no published setting of a public model, or none that shipped rewards can run
 WITHOUT_PUBLIC = {
+    "spo_latent",
     "stepwise_flow_grpo",
     "flash_grpo",
     "diverse_grpo",
@@ -101,7 +102,7 @@ def test_status_and_papers() -> None:
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
-    known |= {"diverse_grpo", "dina_lrm", "spo_finished"}
+    known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -23,6 +23,7 @@ APART = (
     "shapes/diffusion_dpo_offline",
     "shapes/flow_opd",
     "shapes/spo",
+    "shapes/spo_latent",
 )
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 

@@ -111,6 +111,7 @@ class Pairs:
             count = (others, int(mine.sum()))
             put[:, mine] = torch.tensor(rows)[torch.randint(len(rows), count, generator=draw)]
         self.others = sorted_images(pool, put)
+        self.prompts = self.own.both(), self.others.both()
 
     def one_of(self, places: list[int]) -> int:
         """Draw one of them."""
@@ -119,7 +120,7 @@ class Pairs:
     def batch(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw pairs -> places of the right and of the wrong images [B], prompts [B]."""
         drawn = []
-        own, others = self.own.both(), self.others.both()
+        own, others = self.prompts
         for k in range(count):
             prompt = self.one_of(own if k % 2 else others)
             right = self.own.right if k % 2 else self.others.right

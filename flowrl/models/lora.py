@@ -1,10 +1,9 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) through peft, drawn from a seed and kept in float32.
 
-Under a short dtype their products are those of mixed precision: the kept weights are rounded to the
-network's dtype in every call, as torch.autocast does it in published code. **Differs:** peft widens
-the input to float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that
-cost on an H200. And it rounds a product, scales it and adds it in passes of their own, three
-roundings for one here.
+Their products are those of mixed precision: the kept weights are rounded to the network's dtype in
+every call, as torch.autocast does it in published code. **Differs:** peft widens the input to
+float32 instead, and multiplies, adds and keeps it there; docs/memory.md has what that cost on an
+H200.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
@@ -63,46 +61,12 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid", strict=True):
     float32: bool = False
 
 
-class _Fused:
-    """A layer of peft's whose adapters are added by the product that computes them.
+class RoundedLinear(nn.Linear):
+    """A linear layer that rounds its weight to the dtype of its input x [..., in] -> [..., out]."""
 
-    The layer x [..., in] -> [..., out] is W x + (alpha / rank) B A x with A [rank, in], B [out,
-    rank]. As peft writes it, two passes over [..., out] follow the last product: one scales it, one
-    adds it. BLAS does both while it writes the product out.
-    """
-
-    def forward(self: Any, x: Tensor, *args: Any, **named: Any) -> Tensor:
-        """Return the layer's output in the dtype of the base layer's; peft's own way where an
-        adapter is none of these, such as DoRA."""
-        if args or named or self.disable_adapters or self.merged or self.lora_variant:
-            found: Tensor = super().forward(x, *args, **named)  # type: ignore[misc]
-            return found
-        out: Tensor = self.base_layer(x)
-        for name in self.active_adapters:
-            if name in self.lora_A:
-                out = self._added(out, self.lora_dropout[name](x.to(out.dtype)), name)
-        return out
-
-    def _added(self: Any, out: Tensor, x: Tensor, name: str) -> Tensor:
-        """Add an adapter; without a gradient in place, for nobody else holds `out` then."""
-        low = linear(x, self.lora_A[name].weight.to(x.dtype))
-        up = self.lora_B[name].weight.to(x.dtype)
-        flat = out.reshape(-1, out.shape[-1])
-        into = None if torch.is_grad_enabled() else flat
-        low = low.reshape(-1, low.shape[-1])
-        added = torch.addmm(flat, low, up.T, alpha=self.scaling[name], out=into)
-        return added.reshape(out.shape)
-
-
-_FUSED: dict[type, type] = {}
-
-
-def _fused(kind: type) -> type:
-    """Return the class of peft's layers `kind` with the forward pass of `_Fused`: one for all of
-    them, since torch.compile compiles anew for every class."""
-    if kind not in _FUSED:
-        _FUSED[kind] = type(kind.__name__, (_Fused, kind), {})
-    return _FUSED[kind]
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T in the dtype of x."""
+        return linear(x, self.weight.to(x.dtype))
 
 
 def add_lora(
@@ -134,15 +98,18 @@ def add_lora(
     for name, start in first_values(params, lora, seed=seed):
         params[name].data = start.to(params[name].device)
     if not lora.float32:
-        _fuse(network)
+        _round_products(network)
     return params
 
 
-def _fuse(network: nn.Module) -> None:
-    """Let adapters multiply in the dtype of their layers, and add what they compute at once."""
+def _round_products(network: nn.Module) -> None:
+    """Let adapters multiply in the dtype of their inputs."""
     for layer in network.modules():
-        if isinstance(layer, LoraLayer):
-            layer.__class__ = _fused(type(layer))
+        if isinstance(layer, BaseTunerLayer):
+            layer.cast_input_dtype_enabled = False  # peft's switch for the widening of inputs
+            for part in (layer.lora_A, layer.lora_B):
+                for adapter in part.values():
+                    adapter.__class__ = RoundedLinear
 
 
 def first_values(

@@ -120,11 +120,9 @@ def assert_same_image(case: Tuned, pipeline: Any) -> None:
     )
 
 
-def assert_code_draws(
-    text: str, model: Any, prompt: str, options: dict[str, Any], *, levels: int = 0
-) -> None:
+def assert_code_draws(text: str, model: Any, prompt: str, options: dict[str, Any]) -> None:
     """Run the one block of Python of a card, and compare its image with that of a model's own
-    pipeline: the same, or `levels` of 256 apart at most."""
+    pipeline."""
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     made: dict[str, Any] = {}
     seeded = code.replace(
@@ -133,9 +131,8 @@ def assert_code_draws(
     exec(compile(seeded, "README.md", "exec"), made)
     torch.manual_seed(3)
     want = np.asarray(model.pipeline()(prompt=prompt, height=32, width=32, **options).images[0])
-    drawn = np.asarray(made["image"])
-    assert want.std() > 1 and np.abs(drawn.astype(int) - want).max() <= levels
-    assert np.array_equal(np.asarray(Image.open("image.png")), drawn)
+    assert want.std() > 1 and np.array_equal(np.asarray(made["image"]), want)
+    assert np.array_equal(np.asarray(Image.open("image.png")), want)
 
 
 class ExportedRun(NamedTuple):

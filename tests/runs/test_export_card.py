@@ -71,14 +71,13 @@ def test_the_code_of_the_card_runs(
     exported: ExportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From a folder in which base model and export lie, it draws the image that the run's own
-    pipeline draws, but for rounding: peft adds an adapter in steps of its own there."""
+    pipeline draws."""
     (tmp_path / "tiny-red").symlink_to(exported.out)
     (tmp_path / "base").symlink_to(exported.folder.parent / "base")
     monkeypatch.chdir(tmp_path)
     model = open_run(exported.folder, plugins=["toykit"])[0]
     options = {"num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 8}
-    text = ModelCard.load("tiny-red/README.md").text
-    assert_code_draws(text, model, "a teal dot", options, levels=1)
+    assert_code_draws(ModelCard.load("tiny-red/README.md").text, model, "a teal dot", options)
 
 
 # ----------------------------------------------------------------------------------------- its code

@@ -13,7 +13,7 @@ from flowrl.cli import options
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
-MANY = ("--seeds", "--lr-search", "--set")
+MANY = ("--seeds", "--lr-search", "--set", "--try")
 NOT_OF_CELLS = ("lr_search", "search_seed", "search_share", "seconds", "clock", "points")
 """Parameters that a factorial experiment has no use for: its cells spend `nfe` and end."""
 

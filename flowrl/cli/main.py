@@ -32,6 +32,7 @@ from flowrl.cli.serve_rewards import serve_rewards
 from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
+from flowrl.cli.tune import tune
 from flowrl.cli.view import view
 from flowrl.core.errors import ConfigError, FlowRLError
 
@@ -48,6 +49,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "doctor": doctor,
         "train": train,
         "compare": compare,
+        "tune": tune,
         "estimate": estimate,
         "bench": bench,
         "pairs": pairs,
@@ -75,7 +77,7 @@ app = typer.Typer(
 )
 for _group, _commands in GROUPS.items():
     for _name, _command in _commands.items():
-        _kind = ManyValues if _name == "compare" else TyperCommand
+        _kind = ManyValues if _name in ("compare", "tune") else TyperCommand
         app.command(_name, rich_help_panel=_group, cls=_kind)(_command)
 
 

@@ -9,18 +9,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.files import write_json
+from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
-from flowrl.runs.compare.file_shapes import BASE_FILE
-from flowrl.runs.compare.one_run import draw_samples, evaluated, spend
+from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
-from flowrl.runs.compare.stored_files import check_judged, stored
+from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
@@ -244,33 +242,12 @@ def _check_search(what: Comparison) -> None:
 
 
 def _base(what: Comparison, configs: Sequence[Config]) -> Result:
-    """Evaluate the model before training, once per runs folder, and check every config on it before
+    """Judge the model before training, once per runs folder, and check every config on it before
     hours are spent."""
-    folder, equal = what.runs / "base", setting(configs[0])
-    # every config
     trainer = Trainer(configs[0])
     for config in configs:
         _check_iterations(what, config, trainer)
-    # what is there
-    mend = f"delete {folder}, and the same command judges the base model again"
-    found = stored(folder, RESULT, BASE_FILE, mend)
-    if found:
-        wrong = different(found["setting"], equal)
-        if wrong:
-            raise ConfigError(
-                f"{what.runs} belongs to another comparison: {', '.join(wrong[:3])}; name another "
-                "--runs"
-            )
-        return dict(found["base"])
-    # or else the model itself
-    row = evaluated(trainer)
-    draw_samples(trainer, folder, partial(print, file=sys.stderr))
-    tasks = {task: values["mean"] for task, values in row["tasks"].items()}
-    base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
-    tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
-    base |= {"tasks": tasks, "tags": tags, "outcomes": row["outcomes"]}
-    write_json(folder / RESULT, {"setting": equal, "base": base})
-    return base
+    return base_of(what.runs, configs[0], trainer)
 
 
 def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> None:

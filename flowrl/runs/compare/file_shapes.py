@@ -205,6 +205,38 @@ FACTORIAL_FILE = {
 }
 
 
+TUNING_FILE = {
+    "config": TEXT,
+    "score": TEXT,
+    "settings": OBJECT,
+    "nfe": POSITIVE,
+    "counted": TEXT,
+    "choices": Each([TEXT]),
+    "seeds": [WHOLE],
+    "environments": [OBJECT],
+    "base": BASE,
+    "trials": [
+        {
+            "changes": [TEXT],
+            "folder": TEXT,
+            "runs": [
+                {
+                    "seed": WHOLE,
+                    "failed": Maybe(TEXT),
+                    "score": Maybe(NUMBER),
+                    "interval": Maybe([Maybe(NUMBER)]),
+                    "tasks": Maybe(Each(NUMBER)),
+                    "iterations": COUNT,
+                    "nfe": AMOUNT,
+                    "seconds": AMOUNT,
+                    "environment": COUNT,
+                }
+            ],
+        }
+    ],
+}
+
+
 def disagreement(result: Mapping[str, Any]) -> str | None:
     """Return what does not fit together in a result whose parts are right: names, seeds, machines,
     tasks, prompts; None where all does."""

@@ -37,8 +37,9 @@ def about(result: dict[str, Any]) -> str:
     text = (
         f"{GROUNDS[result['ground']]}Each run spends {result['nfe']:,} network evaluations; "
         f"{result['seeds']} seeds, each technique against plain `group_norm` and `ppo_clip` with "
-        "the same seed. The difference is in points of the held-out score, with the 95 % interval "
-        "of Student's t; the verdict is by p after Holm's correction for all rows."
+        "the same seed, or against another plain run where a technique changes that; its score is "
+        "in the column *plain*. The difference is in points of the held-out score, with the 95 % "
+        "interval of Student's t; the verdict is by p after Holm's correction for all rows."
     )
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 

@@ -81,7 +81,13 @@ def test_the_trials_before() -> None:
     trials = json.loads((RESULTS / "larger-budgets-trials.json").read_text("utf-8"))["trials"]
     linear, gaussian, late, early, slow, fast = trials
     last = [f"{100 * mean(one['training_strict'][-10:]):.1f}" for one in (gaussian, linear)]
-    assert f"{last[0]} % right images in the last ten with it, {last[1]} with the linear" in COMPARE
+    valid = [f"{100 * one['validation'][-1][1]:.1f}" for one in (gaussian, linear)]
+    text = (
+        f"had {last[0]} % right images of training prompts in the last ten with it, {last[1]} with"
+    )
+    assert (
+        f"{text} the linear form, and {valid[0]} against {valid[1]} % of the validation" in COMPARE
+    )
     scores = [f"{100 * one['validation'][-1][1]:.1f}" for one in (slow, fast)]
     assert f"prompts, {' and '.join(scores)} % after 60 iterations" in COMPARE
     ends_of = [f"{100 * one['validation'][-1][1]:.1f}" for one in (late, early)]

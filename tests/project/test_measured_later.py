@@ -105,9 +105,10 @@ def test_spo_s_judge_is_as_weak_as_its_page_says() -> None:
     judge = json.loads((ROOT / "assets/results/step-aware.json").read_text(encoding="utf-8"))
     page = " ".join(PAGES["docs/methods/spo.md"].split())
     levels = {one["sigma"]: f"{100 * one['right'] / one['pairs']:.0f} %" for one in judge["levels"]}
-    pairs = sum(one["pairs"] for one in judge["levels"])
-    assert f"of {100 * judge['share']:.0f} % of {pairs:,} new pairs, {levels[0.0]} without" in page
-    assert f"and {levels[0.75]} at sigma 0.75" in page
+    (pairs,) = {one["pairs"] for one in judge["levels"]}  # the same ones at each level
+    assert len(levels) == 4
+    text = f"of {100 * judge['share']:.0f} % of {pairs} new pairs, each at four noise levels"
+    assert f"{text}: {levels[0.0]} without noise and {levels[0.75]} at sigma 0.75" in page
     result = read("spo")
     (run,) = result["configs"]
     assert len(run["seeds"]) == 1 and run["summary"]["nfe"]["mean"] < result["base"]["score"] - 0.2

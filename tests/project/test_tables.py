@@ -37,6 +37,13 @@ def test_regenerate_and_compare() -> None:
     assert {"README.md", "compare.md", "memory.md", "architecture.md"} <= made
 
 
+def test_a_result_stands_once_on_a_page() -> None:
+    """Every mark of a page is filled, so that a copy of one would pass unseen."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        marks = re.findall(r"<!-- measured: \w+ -->", page.read_text(encoding="utf-8"))
+        assert len(set(marks)) == len(marks), page
+
+
 # ---------------------------------------------------------------------- what the catalogue says
 
 

@@ -26,8 +26,9 @@ class ManyValues(TyperCommand):
         spread, option = list[str](), ""
         for text in args:
             if text.startswith("--"):
-                option = text if text in MANY else ""
-                spread += [] if option else [text]
+                name, joined, _ = text.partition("=")
+                option = name if name in MANY else ""
+                spread += [] if option and not joined else [text]
             else:
                 spread += [option, text] if option else [text]
         return super().parse_args(ctx, spread)

@@ -22,7 +22,18 @@ Try = Annotated[
         callback=options.check_overrides,
     ),
 ]
-Trials = Annotated[int, typer.Option(help="of all combinations, drawn by chance; 0: all")]
+Trials = Annotated[
+    int, typer.Option(help="at most so many of all combinations, drawn by chance; 0: all")
+]
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        show_default=False,
+        help="a YAML file or the name of a shipped config",
+        autocompletion=options.complete_config,
+    ),
+]
 Seeds = Annotated[
     list[int],
     typer.Option(default_factory=lambda: [100], show_default="100", help="of training, several"),
@@ -37,7 +48,16 @@ Count = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option(help="folder of the runs", callback=options.check_folder)]
-Out = Annotated[Path, typer.Option(help="the result file", callback=options.check_result)]
+
+
+def check_json_name(path: Path) -> Path:
+    """Refuse a result that table, figure or config beside it would be written over."""
+    if path.suffix != ".json":
+        raise typer.BadParameter(f"expected a file that ends in .json, got {path}")
+    return options.check_result(path)
+
+
+Out = Annotated[Path, typer.Option(help="the result file, .json", callback=check_json_name)]
 ReportOnly = Annotated[
     bool, typer.Option("--report-only", help="train nothing; table and figure from --out again")
 ]
@@ -45,7 +65,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
 def tune(
-    config: options.ConfigName,
+    config: Config = "",
     *,
     tries: Try,
     trials: Trials = 0,
@@ -69,30 +89,25 @@ def tune(
     """
     # imported when the command runs, so that --help need not load torch
     from flowrl.core.tables import text_table
-    from flowrl.runs.compare import tuning
+    from flowrl.runs.compare.tuning import Tuning, run_tuning
+    from flowrl.runs.compare.tuning_file import read_tuning
     from flowrl.runs.compare.tuning_report import tuning_notes, tuning_rows, write_tuning
 
     options.quiet_libraries()
+    if bool(config) == report_only or (report_only and tries):
+        raise ConfigError("tune: expected a CONFIG and --try, or --report-only without them")
+    files = list[Path]()
     if report_only:
-        result = tuning.read_tuning(out)
+        result = read_tuning(out)
     else:
-        settings = tuning.Tuning(
-            config=config,
-            choices=read_choices(tries),
-            seeds=tuple(seeds),
-            nfe=nfe,
-            runs=runs,
-            out=out,
-            trials=trials,
-            draw=draw,
-            counted=count,
-            overrides=tuple(changes),
-            plugins=tuple(plugin),
+        choices, limits = read_choices(tries), (trials, draw, count)
+        what = Tuning(
+            config, choices, tuple(seeds), nfe, runs, out, *limits, tuple(changes), tuple(plugin)
         )
-        result = tuning.run_tuning(settings, quiet=quiet)
+        result = run_tuning(what, quiet=quiet)
+        files += [what.best] if result["best"] is not None else []
     # what is shown and written of it
-    files = [*write_tuning(result, out)]
-    files += [out.parent / tuning.BEST] if result["best"] is not None and not report_only else []
+    files = [*write_tuning(result, out), *files]
 
     def said(width: int | None) -> str:
         table = text_table(tuning_rows(result), left=1, width=width)
@@ -102,26 +117,38 @@ def tune(
 
 
 def read_choices(texts: list[str]) -> dict[str, list[str]]:
-    """Read "optimizer.lr=1e-4,5e-4" -> key: values. Commas inside brackets do not part.
+    """Read "optimizer.lr=1e-4,5e-4" -> key: values. Commas inside brackets and quotes do not part.
 
-    Raises ConfigError for a key that comes twice.
+    Raises ConfigError for a key that comes twice, an empty value, or a bracket or quote that is
+    left open.
     """
     choices: dict[str, list[str]] = {}
     for text in texts:
         key, _, values = text.partition("=")
+        key = key.strip()
         if key in choices:
             raise ConfigError(f"--try {key}: comes twice; give its values once, parted by commas")
-        choices[key] = _parted(values)
+        choices[key] = _parted(values, key)
     return choices
 
 
-def _parted(text: str) -> list[str]:
-    """Split at the commas that stand outside brackets; empty parts are left out."""
-    parts, depth = [""], 0
+def _parted(text: str, key: str) -> list[str]:
+    """Split at the commas that stand outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
     for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
+        if letter in "\"'" and quote in ("", letter):
+            quote = "" if quote else letter
+        elif not quote:
+            depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+        if depth < 0:
+            break
+    if depth or quote:
+        raise ConfigError(f"--try {key}: a bracket or quote has no partner in {text!r}")
+    values = [part.strip() for part in parts]
+    if "" in values:
+        raise ConfigError(f"--try {key}: expected values parted by commas, got {text!r}")
+    return values

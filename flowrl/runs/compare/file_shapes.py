@@ -208,7 +208,7 @@ FACTORIAL_FILE = {
 TUNING_FILE = {
     "config": TEXT,
     "score": TEXT,
-    "settings": OBJECT,
+    "settings": {"prompts": {"test": TEXT}, "eval": {"images": COUNT}},
     "nfe": POSITIVE,
     "counted": TEXT,
     "choices": Each([TEXT]),

@@ -37,7 +37,7 @@ def cells(
     left: float,
     top: float,
     bottom: float,
-    **space: float,
+    **space: Any,
 ) -> GridSpec:
     """Lay out axes with margins in inches; the right one is a sixth."""
     width, height = figure.get_size_inches()

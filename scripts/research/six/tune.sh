@@ -5,7 +5,7 @@
 #     bash scripts/research/six/tune.sh awm diffusion_nft   # some of them
 #
 # Four learning rates and two values of what each method's own papers tune, from the shipped config.
-# The best of each is copied by hand to tuned_<method>.yaml. docs/compare.md says what came out.
+# result-best.yaml beside each result is the best one.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 

@@ -6,9 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from flowrl.algorithms.losses._common import check_transition
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
-from flowrl.core.noise_path import per_sample
+from flowrl.core.noise_path import per_sample, wide
 from flowrl.core.types import LossInput
 
 
@@ -25,7 +26,7 @@ def transition_kl(data: LossInput, *, divide_by: Literal["std", "g"] = "std") ->
     Published coefficients belong to one of the two (0.004 with "std" became 0.04 with "g"). Its CPS
     code has "std".
 
-    Raises: ConfigError for another `divide_by`.
+    Raises: ConfigError for another `divide_by`, or a likelihood without a std.
     """
     return _transition_gap(data, "ref", divide_by)
 
@@ -35,11 +36,11 @@ def transition_kl_slow(data: LossInput, *, divide_by: Literal["std", "g"] = "std
     """Penalise the distance of the transition means to those of the slow copy, ``mean((mean -
     slow_mean)^2) / (2 w^2)`` [B]: `transition_kl` with another reference.
 
-    GARDO (2512.24138), with `slow: {fn: reset, every: 15}` and aggregate `gardo`: weight 0.04
-    (OCR), 0.07 (GenEval), 0.01 (FLUX). Those belong to its code's KL, which leaves the step size
-    out of the variance: divide_by "g".
+    GARDO (2512.24138), with aggregate `gardo` and `slow: {fn: reset}`, `every` 16 times
+    train.updates: weight 0.04 (OCR), 0.07 (GenEval), 0.01 (FLUX). Those belong to its code's KL,
+    which leaves the step size out of the variance: divide_by "g".
 
-    Raises: ConfigError for another `divide_by`.
+    Raises: ConfigError for another `divide_by`, or a likelihood without a std.
     """
     return _transition_gap(data, "slow", divide_by)
 
@@ -48,6 +49,7 @@ def _transition_gap(data: LossInput, name: str, divide_by: str) -> Tensor:
     """Return the distance of the means to those under other weights, over twice the variance."""
     if divide_by not in ("std", "g"):
         raise ConfigError(f'transition_kl: divide_by must be "std" or "g", got {divide_by!r}')
+    check_transition("transition_kl", data)
     gap = (data.now.mean - data.under[name].mean.detach()).square().flatten(1).mean(1)
     exact = gap / (2 * data.now.std.square())
     return exact if divide_by == "std" else exact * (data.batch.sigma - data.batch.sigma_next)
@@ -60,10 +62,11 @@ def early_mean_gap(data: LossInput, *, steps: int) -> Tensor:
 
     DiverseGRPO (2512.21514). Reconstruction: how many steps, and its weight, were not found.
 
-    Raises: ConfigError for steps < 1.
+    Raises: ConfigError for steps < 1, or a likelihood without a std.
     """
     if steps < 1:
         raise ConfigError(f"early_mean_gap: expected steps >= 1, got {steps}")
+    check_transition("early_mean_gap", data)
     gap = (data.now.mean - data.under["ref"].mean.detach()).square().flatten(1).mean(1)
     return gap * (data.batch.step < steps)
 
@@ -135,7 +138,7 @@ def norm_guard(data: LossInput) -> Tensor:
     now, ref = data.now.v, data.under["ref"].v
     if now is None or ref is None:
         raise ConfigError("norm_guard: the likelihood has no velocity; take forward or reverse")
-    length, before = (v.flatten(1).norm(dim=1) for v in (now, ref.detach()))
+    length, before = (wide(v).flatten(1).norm(dim=1) for v in (now, ref.detach()))
     return (length / before - 1).relu().square()
 
 
@@ -154,4 +157,4 @@ def _velocity_gap(data: LossInput, name: str) -> Tensor:
     now, other = data.now.v, data.under[name].v
     if now is None or other is None:
         raise ConfigError("velocity_kl: the likelihood has no velocity; take forward or reverse")
-    return (now - other.detach()).square().flatten(1).mean(1)
+    return (wide(now) - wide(other.detach())).square().flatten(1).mean(1)

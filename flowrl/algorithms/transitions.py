@@ -102,7 +102,7 @@ def stepwise_sde(
     """Take Stepwise-Flow-GRPO's step: part of the predicted noise is fresh, ``std = noise_scale
     sigma_next sqrt(1 - sigma)`` (2603.28718). A step from pure noise, sigma from `PURE` on, has
     none: Wan's grid starts at 0.999999, whose std of 7e-4 would make log-ratios thousands of times
-    as large as those of other steps. x, v [B, *]; sigmas and noise_scale [B]."""
+    as large as those of other steps. x, v [B, *]; sigmas [B], noise_scale [B] in [0, 1]."""
     std = noise_scale * sigma_next * (1 - sigma).sqrt()
     std = torch.where(sigma >= PURE, torch.zeros_like(std), std)
     return coefficient_preserving(x, v, sigma, sigma_next, std)

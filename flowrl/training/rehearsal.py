@@ -40,7 +40,7 @@ MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
 LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
 # more than all of the predicted noise cannot be replaced
-MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0}
+MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0, "stepwise_sde": 1.0}
 
 
 class RehearsedIteration(NamedTuple):

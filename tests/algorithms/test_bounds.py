@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
 from flowrl.algorithms.losses.bounds import bound_gradient
 from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs_of
 
 X0, EPS, SIGMA = numbers(0.5, -1), numbers(1, 0.25), 0.6
 V, V_OLD = numbers(0.3, 1), numbers(0.2, 1.1)
@@ -67,3 +69,17 @@ def test_bound_gradients_have_the_published_numbers(
     assert plain.item() == pytest.approx(-0.05 * now.item())
     with pytest.raises(ConfigError, match="advantage_scale > 0"):
         bound_gradient(loss_input(now, old, numbers(0.5)), advantage_scale=0.0)
+
+
+def test_rows_without_an_advantage_are_pulled_back() -> None:
+    """By hand: with A = 0 pepg is ``rho D l``, and par has its gradient ``rho D``; none for epg. So
+    the loop must not leave such rows out."""
+    old = numbers(0.2)
+    cases: list[tuple[Any, float]] = [("epg", 0.0), ("pepg", 0.3), ("par", 0.3)]
+    for form, expected in cases:
+        now = numbers(0.5).requires_grad_()
+        loss, _ = bound_gradient(loss_input(now, old, numbers(0.0)), form=form)
+        loss.sum().backward()
+        assert now.grad is not None
+        assert now.grad.item() == pytest.approx(math.exp(0.3) * expected)
+    assert "zero_advantage" in needs_of(bound_gradient)

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from rolloutkit import run
 from torch import Tensor
 
 from flowrl.algorithms.ema_decays import ramp
 from flowrl.algorithms.likelihoods.forward import forward
+from flowrl.algorithms.plans.windows import full
 from flowrl.core.errors import ConfigError
+from flowrl.core.seeds import NodeStreams
 
 
 @pytest.mark.parametrize(
@@ -131,3 +134,23 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_wrong_is_said(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.parametrize(("shared", "times"), [(False, False), (False, True), (True, True)])
+def test_what_the_images_of_a_prompt_share(shared: bool, times: bool) -> None:
+    """Levels, and with `shared` the noise as well; other prompts have others."""
+    made = run(full(0, steps=6, noise_scale=0.5), group_size=3)
+    streams = NodeStreams(made.tree.group, "matching")
+    advantage = torch.zeros(len(made.tree.group))
+    likelihood = forward(draws=2, shared=shared, shared_times=times)
+    batch = likelihood.batch(made, advantage, made.leaf, streams)
+    order = made.tree.group[batch.node].argsort(stable=True)
+    level = batch.sigma[order].view(-1, 3, 2)
+    noise = (batch.target + made.x[batch.node])[order].flatten(1).view(-1, 3, 2, 12)
+    assert bool((level[:, :1] == level).all()) == times
+    assert bool((level[0, 0] != level[1, 0]).all())
+    alike = torch.isclose(noise[:, :1], noise, atol=1e-5).all(-1)
+    assert bool(alike.all()) == shared and bool(alike[:, 1:].any()) == shared
+    # the levels are those of sharing all, or nothing
+    plain = forward(draws=2, shared=times).batch(made, advantage, made.leaf, streams)
+    assert torch.equal(batch.sigma, plain.sigma)

@@ -25,6 +25,8 @@ def loss_input(
 ) -> LossInput:
     """Put tensors where a loss looks for them; what is not given is empty."""
     none = torch.zeros(len(log_prob), 0)
+    if "sigma" in tensors:  # as under `forward`, whose rows go nowhere
+        tensors = {"sigma_next": tensors["sigma"], **tensors}
     index = torch.arange(len(log_prob))
     batch = Batch(
         x=none,

@@ -23,6 +23,28 @@ WRONG = [
     ("shapes/diffusion_nft", ["loss.labels=some"], "loss.labels"),
     ("shapes/refl", ["rewards.red.fn=toykit.reddish"], "cannot be differentiated"),
     ("shapes/spo", [], "judges every image as a finished one"),
+    # penalties and losses of a step, under a likelihood without a std; velocities under one without
+    (
+        "shapes/diffusion_nft",
+        ["kl={fn: transition_kl, beta: 0.1}"],
+        "transition_kl: compares steps",
+    ),
+    (
+        "shapes/diffusion_nft",
+        ["kl={fn: early_mean_gap, beta: 1, steps: 2}"],
+        "early_mean_gap: comp",
+    ),
+    ("shapes/awm", ["loss={fn: guard, clip_low: 0.1, clip_high: 0.1}"], "guard: compares steps"),
+    ("shapes/awm", ["loss={fn: divergence_mask, most: 1}"], "divergence_mask: compares steps"),
+    ("shapes/flow_grpo_full", ["loss={fn: nft, beta: 1}"], "nft: compares velocities"),
+    ("shapes/flow_grpo_full", ["loss={fn: ram}"], "ram: compares velocities"),
+    ("shapes/grpo_guard", ["segment={fn: fixed, sizes: [1, 2]}"], "guard: its ratio is that of a"),
+    ("shapes/crd", ["likelihood.shared_times=false"], "likelihood.shared_times=true"),
+    (
+        "shapes/dense_grpo",
+        ["transition.fn=stepwise_sde", "plan.noise_scale=1.5"],
+        "from 0 to 1, got",
+    ),
     ("shapes/pref_grpo", ["rewards={wins: {fn: win_rate, judge: {fn: nobody}}}"], "nobody"),
 ]
 

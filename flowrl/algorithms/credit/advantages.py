@@ -55,11 +55,12 @@ def depth_norm(
     over latent dimensions and hardly differs between siblings: at temperature 1 the weights are
     almost uniform. At a fork every child then counts alike, however many leaves each has.
 
-    **Differs:** its code has ddof 1 and sets stds below 1e-6 to 0; flowrl takes `ddof` and adds
-    `eps`. The code pools the nodes of one tree, flowrl those of the prompt. Nodes made by noise and
-    nodes made without (previews, clean ends) are never pooled. The code names another mode, a
-    leaf's advantage handed to all its ancestors, but as published that mode does not run;
-    `group_norm` is its idea, with the mean over the leaves at a shared ancestor.
+    **Differs:** its code has ddof 1, adds 1e-8 and sets advantages to 0 where the std is below
+    1e-6; flowrl takes `ddof` and adds `eps`. The code pools the nodes of one tree, flowrl those of
+    the prompt. Nodes made by noise and nodes made without (previews, clean ends) are never pooled.
+    The code names another mode, a leaf's advantage handed to all its ancestors, but as published
+    that mode does not run; `group_norm` is its idea, with the mean over the leaves at a shared
+    ancestor.
 
     Raises: ConfigError for an unknown fusion; softmax without log_prob, or with a temperature that
     is not positive.

@@ -26,8 +26,10 @@ class value_baseline:
     rate `lr` an iteration on up to 256 entries of the last `buffer`. So `train.group` may be 1.
     NaN = not scored: advantage 0.
 
-    **Differs:** the published code pairs the oldest reward of its buffer with the newest noise, and
-    trains its network on copies of one entry; here entries are whole, drawn at random.
+    **Differs:** the published network has three hidden layers, its last one starts by Xavier's
+    rule, and AdamW trains it; here PyTorch's own start, and no weight decay. The published code
+    pairs the oldest reward of its buffer with the newest noise, and trains its network on copies of
+    one entry; here entries are whole, drawn at random.
 
     Raises: ConfigError for a number that is not above 0.
     """

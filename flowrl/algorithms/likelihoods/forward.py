@@ -53,11 +53,12 @@ class forward:
             fit well count more, so that all have about the same part in the gradient.
         shared: all images of a prompt get the same times and the same noise (pairs are then
             compared at one noise).
+        shared_times: they get the same times, and each its own noise.
 
     **Differs:** AWM's code draws one set of times per micro-batch, flowrl one per image (per prompt
-    with `shared`), so that a gradient does not hang on a few times. Its times come from the
-    scheduler's own steps, 1 at step 0, also where its sampler edits the grid; flowrl's are those of
-    the grid that was sampled on.
+    with `shared` or `shared_times`), so that a gradient does not hang on a few times. Its times
+    come from the scheduler's own steps, 1 at step 0, also where its sampler edits the grid;
+    flowrl's are those of the grid that was sampled on.
 
     Raises: ConfigError for numbers outside their ranges, or more draws than steps to draw from.
     """
@@ -80,11 +81,13 @@ class forward:
         weight: Weight = "one",
         power: float = 0.25,
         shared: bool = False,
+        shared_times: bool = False,
     ) -> None:
         if not 0 < power <= 1:
             raise ConfigError(f"likelihood forward: expected 0 < power <= 1, got {power=}")
         self.times = Times(times, draws, shift, low, high, first, last, with_first, exponent)
         self.rows_per_state, self.weight, self.power, self.shared = draws, weight, power, shared
+        self.shared_times = shared_times or shared
 
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
@@ -99,8 +102,11 @@ class forward:
         # times and noise of each leaf, on the host
         grid = on_host(rollout.sigmas)
         sigmas, noises = [], []
-        for stream in streams.of(nodes, shared=self.shared):
-            sigmas.append(self.times.draw(stream, grid))
+        # times come before noise, so both have one stream where they are shared alike
+        alike = self.shared_times == self.shared
+        of_times = None if alike else streams.of(nodes, shared=True)
+        for place, stream in enumerate(streams.of(nodes, shared=self.shared)):
+            sigmas.append(self.times.draw(of_times[place] if of_times else stream, grid))
             noises.append(torch.randn(self.rows_per_state, *x0.shape[1:], generator=stream))
         sigma = torch.cat(sigmas).to(x0.device, non_blocking=True)
         eps = torch.cat(noises).to(x0, non_blocking=True)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
+from flowrl.core.types import LossInput
 
 
 def check_clip(who: str, clip_low: float, clip_high: float, max_advantage: float) -> None:
@@ -17,6 +19,25 @@ def check_clip(who: str, clip_low: float, clip_high: float, max_advantage: float
             f"clip_low={clip_low}, "
             f"clip_high={clip_high}, max_advantage={max_advantage}"
         )
+
+
+def check_transition(who: str, data: LossInput) -> None:
+    """Raise ConfigError where the steps that are compared have no std, as under `forward`."""
+    wrong = ConfigError(
+        f"{who}: compares steps with noise, and this likelihood has none with a std; take "
+        "likelihood reverse"
+    )
+    refuse_if((data.now.std <= 0).any(), lambda: wrong)
+
+
+def check_velocity(who: str, data: LossInput) -> None:
+    """Raise ConfigError where `now.mean` is no velocity: a row of `forward` goes nowhere, a step of
+    the sampler does."""
+    wrong = ConfigError(
+        f"{who}: compares velocities with that of the straight path to an image; take likelihood "
+        "forward"
+    )
+    refuse_if((data.batch.sigma != data.batch.sigma_next).any(), lambda: wrong)
 
 
 def surrogate(

@@ -13,7 +13,7 @@ from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 
 
-@needs("old_log_prob")
+@needs("old_log_prob", "zero_advantage")
 def bound_gradient(
     data: LossInput,
     *,
@@ -31,6 +31,8 @@ def bound_gradient(
 
     **Differs:** in the code one number is the scale of A and the weight of the penalty, so that
     without a penalty the scale is another one; here these are two.
+
+    Rows of advantage 0 are pulled back as well.
 
     Metrics: `log_ratio`, D; `error`, -l.
 

@@ -108,11 +108,13 @@ def crd(
 
     Metrics: `implicit_reward`, r; `target`, q.
 
-    Raises: ConfigError unless beta, temperature and max_advantage are above 0, or for a group that
-    is torn over network calls.
+    Raises: ConfigError unless beta, temperature and max_advantage are above 0, for a group that is
+    torn over network calls, or for images that are centred together at different times:
+    `likelihood.shared_times`, or as many draws as steps.
     """
     check_positive("crd", beta=beta, temperature=temperature, max_advantage=max_advantage)
     index = whole_groups("crd", data) if among == "group" else numbered(data.batch.step)
+    check_alike("crd", data, index)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     target = a / (2 * max_advantage) + 0.5
     reward = -(

@@ -13,7 +13,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, ratio_metrics, surrogate
+from flowrl.algorithms.losses._common import (
+    check_clip,
+    check_transition,
+    ratio_metrics,
+    surrogate,
+)
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -45,13 +50,17 @@ def guard(
     Metrics as in `ppo_clip`, of this ratio: approx_kl is half its squared logarithm, which is no
     KL.
 
-    Raises: ConfigError for a clip range that is not positive, or another `bias`.
+    Raises: ConfigError for a clip range that is not positive, another `bias`, a segment, or a
+    likelihood without a std.
     """
     check_clip("guard", clip_low, clip_high, max_advantage)
     if bias not in ("sample", "batch"):
         raise ConfigError(f'guard: bias must be "sample" or "batch", got {bias!r}')
     if data.old_mean is None:
         raise ConfigError("guard: needs the transition means of the sampling policy, got none")
+    if data.segment is not None:
+        raise ConfigError("guard: its ratio is that of a single step; leave out `segment`")
+    check_transition("guard", data)
     std = data.now.std
     # the log-ratio without its bias, on the scale of one std
     gap = (data.now.mean - data.old_mean.detach()).square().flatten(1).mean(1)

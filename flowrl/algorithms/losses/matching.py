@@ -7,7 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean, surrogate
+from flowrl.algorithms.losses._common import (
+    check_clip,
+    check_velocity,
+    ratio_metrics,
+    segment_mean,
+    surrogate,
+)
 from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
@@ -73,13 +79,14 @@ def nft(
 
     Metrics: `optimality`, `drift` = mean (v - v_old)^2, `loss_good` and `loss_bad`, L of each side.
 
-    Raises: ConfigError for beta or max_advantage not above 0.
+    Raises: ConfigError for beta or max_advantage not above 0, or a likelihood other than `forward`.
     """
     if not (beta > 0 and max_advantage > 0):
         raise ConfigError(
             "nft: beta says how far v+ and v- are from the old velocity, and the loss is divided "
             f"by it: expected beta > 0 and max_advantage > 0, got {beta=}, {max_advantage=}"
         )
+    check_velocity("nft", data)
     now, old = data.now.mean, data.under["old"].mean.detach()
     target, sigma = data.batch.target, data.batch.sigma
     good = optimality(data.batch.advantage.detach(), max_advantage, labels)
@@ -113,10 +120,11 @@ def ram(data: LossInput, *, advantage_scale: float = 100.0) -> tuple[Tensor, dic
     Metrics: `error` = mean (v - u)^2, `from_base` = mean (v - v_ref)^2, `drift` = mean (v -
     v_old)^2.
 
-    Raises: ConfigError for a scale that is not above 0.
+    Raises: ConfigError for a scale that is not above 0, or a likelihood other than `forward`.
     """
     if not advantage_scale > 0:
         raise ConfigError(f"ram: expected advantage_scale > 0, got {advantage_scale}")
+    check_velocity("ram", data)
     now = data.now.mean
     ref, old = data.under["ref"].mean.detach(), data.under["old"].mean.detach()
     u = data.batch.target

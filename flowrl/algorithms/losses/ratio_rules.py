@@ -11,10 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_clip, ratio_metrics, segment_mean
+from flowrl.algorithms.losses._common import (
+    check_clip,
+    check_transition,
+    ratio_metrics,
+    segment_mean,
+)
 from flowrl.algorithms.losses._groups import check_positive
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
+from flowrl.core.noise_path import wide
 from flowrl.core.types import LossInput
 
 Loss = tuple[Tensor, dict[str, Tensor]]
@@ -177,11 +183,13 @@ def divergence_mask(data: LossInput, *, most: float, max_advantage: float = 5.0)
 
     Metrics: those of `ppo_clip`; divergence d.
 
-    Raises: ConfigError unless most > 0 and max_advantage > 0, or without the old means.
+    Raises: ConfigError unless most > 0 and max_advantage > 0, without the old means, or for a
+    likelihood without a std.
     """
     check_positive("divergence_mask", most=most, max_advantage=max_advantage)
     if data.old_mean is None:
         raise ConfigError("divergence_mask: needs the transition means of the sampling policy")
+    check_transition("divergence_mask", data)
     log_ratio, share, a = _parts(data, max_advantage)
     gap = (data.now.mean.detach() - data.old_mean).square().flatten(1).mean(1)
     return _masked(log_ratio, share, a, gap / (2 * data.now.std.square()), most)
@@ -202,7 +210,7 @@ def velocity_mask(data: LossInput, *, most: float, max_advantage: float = 5.0) -
     if now is None or old is None:
         raise ConfigError("velocity_mask: the likelihood has no velocity; take reverse")
     log_ratio, share, a = _parts(data, max_advantage)
-    divergence = (now.detach() - old.detach()).square().flatten(1).mean(1)
+    divergence = (wide(now.detach()) - wide(old.detach())).square().flatten(1).mean(1)
     return _masked(log_ratio, share, a, divergence, most)
 
 

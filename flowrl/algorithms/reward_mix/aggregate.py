@@ -194,10 +194,10 @@ class gardo:
     `most`.
 
     Source: GARDO (2512.24138) and its code, with credit `mean_centred` and a reference that is
-    refreshed: `slow: {fn: reset, every: 15}`, `kl: {fn: transition_kl_slow}`. **Differs:** the sign
-    of the gap, see `doubt`; the penalty is averaged over the doubted images of an iteration, in the
-    code over those of each network call; where no image is doubted there is no penalty, in the code
-    of its NFT there is all of it.
+    refreshed: `kl: {fn: transition_kl_slow}`, `slow: {fn: reset}` with `every` 16 times
+    train.updates. **Differs:** the sign of the gap, see `doubt`; the penalty is averaged over the
+    doubted images of an iteration, in the code over those of each network call; where no image is
+    doubted there is no penalty, in the code of its NFT there is all of it.
 
     Raises: ConfigError for an unknown reward, or a share outside [least, most].
     """

@@ -26,6 +26,7 @@ PARTS = (
     "factorial_docs",
     "bench_plans",
     "side_by_side_docs",
+    "published_docs",
     "estimates",
     "profile_estimates",
     "gpu_docs",

@@ -19,6 +19,7 @@ LEARNS = (
     ("Diffusion-DPO learns from stored pairs", "dpo-offline", "diffusion-dpo-offline"),
     ("Flash-GRPO learns", "longer", "flash-grpo-prompts"),
     ("DiverseGRPO learns", "longer", "diverse-grpo"),
+    ("DiNa-LRM learns", "dina", "dina-lrm"),
 )
 
 

@@ -25,7 +25,9 @@ BESIDE = {
     **dict.fromkeys(("dense", "spo-finished", "draft-lv"), "dense"),
     "own-noise": "own-noise",
     "find-own": "find-own",
-    **dict.fromkeys(("stepwise-five", "longer", "gaussian", "dpo-offline"), "stepwise-five"),
+    **dict.fromkeys(
+        ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina"), "stepwise-five"
+    ),
 }
 
 
@@ -86,5 +88,5 @@ def test_what_the_demonstration_measured_is_on_its_page() -> None:
     words = f"{100 * gain:+.1f} points over 5 seeds (95 % {100 * low:+.1f} to {100 * high:+.1f})"
     page = " ".join(PAGES["docs/methods/awm.md"].split())
     assert words in said["awm"] and said["awm"] in page and "not compared yet" not in page
-    assert "not compared yet" in " ".join(PAGES["docs/methods/dina_lrm.md"].split())
+    assert "not compared yet" in " ".join(PAGES["docs/methods/tdm_r1.md"].split())
     assert script_module("untrained").demonstrated(RESULTS / "nowhere.json") == {}

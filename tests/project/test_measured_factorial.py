@@ -8,6 +8,8 @@ from typing import Any
 from alonekit import alone
 from docskit import PAGES, ROOT
 
+NOISE, START = "noise: 0.8 - 0.4", "start: shared - own"
+
 
 def read_factorial(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read an experiment and the base model beside it."""
@@ -27,8 +29,10 @@ def test_the_factorial_experiment_is_as_measured() -> None:
     cells: dict[str, list[float]] = {}
     for run in runs:
         cells.setdefault(run["cell"], []).append(run["score"])
-    assert min(sum(scores) / len(scores) for scores in cells.values()) > base["strict"]
-    assert f"all {len(cells)} lie above the base model" in page and len(runs) == 64
+    least = min(sum(scores) / len(scores) for scores in cells.values()) - base["strict"]
+    below = sum(run["score"] < base["strict"] for run in runs)
+    assert f"the lowest is {100 * least:.1f} points above it; three of the {len(runs)} runs" in page
+    assert len(cells) == 32 and len(runs) == 96 and least > 0 and below == 3
     often = sorted(run["iterations"] for run in runs)
     assert f"after {often[0]} to {often[-1]} iterations" in page
     spread = max(run["last_quarter"]["ratio_std"] for run in runs)
@@ -41,24 +45,47 @@ def test_the_factorial_experiment_is_as_measured() -> None:
 def test_its_effects_are_as_said() -> None:
     """No effect after the correction; the same two main effects are largest in both."""
     page = " ".join(PAGES["docs/compare.md"].split())
-    said = []
+    after = {}
     for name in ("80000", "shapes"):
         effects = read_factorial(name)[0]["effects"]
         assert min(effect["p_holm"] for effect in effects) > 0.05
-        mains = [one for one in effects if one["kind"] == "main"]
-        mains.sort(key=lambda one: -abs(one["estimate"]))
-        assert [one["name"] for one in mains[:2]] == ["noise: 0.8 - 0.4", "start: shared - own"]
-        said += [(f"{100 * one['estimate']:+.1f}", f"{one['p']:.2f}"[1:]) for one in mains[:2]]
-        if name == "80000":
-            of = {one["name"]: 100 * abs(one["estimate"]) for one in mains}
-            most = [most_of(of, axis) for axis in ("plan", "credit")]
-            wide = sorted(100 * (one["interval"][1] - one["interval"][0]) for one in mains)
-    (noise, p), (start, q), (before, r), (then, s) = said
-    assert f"more noise ({noise} points, p = {p}) and a shared start ({start}, p = {q})" in page
-    assert f"({before} and {then}, p = {r} each;" in page and r == s
+        mains = {one["name"]: one for one in effects if one["kind"] == "main"}
+        after[name] = (effects, mains)
+        size = sorted(mains, key=lambda name: -abs(mains[name]["estimate"]))
+        assert size[:2] == [NOISE, START]
+    effects, mains = after["80000"]
+    for words, name in (("a shared start", START), ("more noise", NOISE)):
+        assert f"{words} ({told(mains[name])})" in page
+    window = next(one for one in effects if one["name"] == "plan: window x start: shared")
+    chance = f"p = {share(window['p'])}, after Holm {share(window['p_holm'])}"
+    assert f"({100 * window['estimate']:+.1f}, {chance})" in page and len(effects) == 24
+    # the smaller one
+    less = after["shapes"][1]
+    before = [f"{100 * less[name]['estimate']:+.1f}" for name in (NOISE, START)]
+    assert f"({' and '.join(before)}, p = .06 each;" in page
+    assert {f"{less[name]['p']:.2f}" for name in (NOISE, START)} == {"0.06"}
+    # sizes and widths
+    of = {name: 100 * abs(one["estimate"]) for name, one in mains.items()}
+    most = [most_of(of, axis) for axis in ("plan", "credit")]
     assert f"more than {most[0]:.1f} points from the full one, no credit more than" in page
     assert f"no credit more than {most[1]:.1f} from the group's own std" in page
-    assert (round(wide[0]), round(wide[-1])) == (4, 6)
+    wide = sorted(100 * (one["interval"][1] - one["interval"][0]) for one in mains.values())
+    assert (round(wide[0]), round(wide[-1])) == (3, 4)
+    readme = " ".join(PAGES["README.md"].split())
+    nearest = [f"{mains[name]['p_holm']:.2f}"[1:] for name in (START, NOISE)]
+    assert f"come nearest (p = {' and '.join(nearest)} after correction)" in readme
+
+
+def share(value: float) -> str:
+    """Write a probability."""
+    return f"{value:.3f}"[1:]
+
+
+def told(effect: dict[str, Any]) -> str:
+    """Write an effect with its interval and chance."""
+    low, high = (f"{100 * end:.1f}" for end in effect["interval"])
+    chance = f"p = {share(effect['p'])}, after Holm {share(effect['p_holm'])}"
+    return f"{100 * effect['estimate']:+.1f} points, {low} to {high}; {chance}"
 
 
 def most_of(sizes: dict[str, float], axis: str) -> float:

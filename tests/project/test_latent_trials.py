@@ -20,3 +20,12 @@ def test_short_runs_are_as_said() -> None:
     first, *_, last = [100 * row["strict"] for row in later["eval"]]
     after = later["eval"][-1]["iteration"]
     assert f"a run went from {first:.1f} % to {last:.1f} in {after} iterations" in pages[1]
+
+
+def test_tdm_r1_was_begun_once() -> None:
+    file = ROOT / "assets/results/tdm-r1-trial.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
+    before, after = found["eval"]
+    assert f"{len(found['reward_gap'])} of 60 iterations: {100 * before['strict']:.1f} %" in page
+    assert f"{100 * after['strict']:.1f} after {after['iteration']} " in page

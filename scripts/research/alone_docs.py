@@ -52,7 +52,7 @@ GROUPS = (
         "compare-stepwise-five",
         ("compare-longer", "compare-gaussian", "compare-dpo-offline"),
     ),
-    Group("dina", "compare-stepwise-five", ("compare-dina",)),
+    Group("dina", "compare-stepwise-five", ("compare-dina", "compare-crd")),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("find own", "compare-find-own", ("compare-find-own",)),
     Group("factorial", "factorial-80000", ()),

@@ -26,7 +26,7 @@ BESIDE = {
     "own-noise": "own-noise",
     "find-own": "find-own",
     **dict.fromkeys(
-        ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina"), "stepwise-five"
+        ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"
     ),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, norm, t
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
@@ -19,29 +19,46 @@ def summarize_scores(values: Tensor, tags: list[str]) -> dict[str, Any]:
     """Average scores [n] per tag, then over tags -> {"mean", "interval", "images", "tasks": {tag:
     {...}}}.
 
-    The overall interval adds the squares of the tasks' distances from mean to lower end, and to
-    upper end, each apart (Newcombe 1998; Zou and Donner 2008): tasks where all or no images hit
-    still have a width.
-    """
+    A task of right and wrong images has Wilson's interval, another one Student's t; of one image,
+    whose spread nobody knows, it has the spread of the other tasks, and no width where these have
+    none either. The overall interval adds the squares of the tasks' distances from mean to lower
+    end, and to upper end, each apart (Newcombe 1998; Zou and Donner 2008): tasks where all or no
+    images hit still have a width. """
     # each task by itself
     tasks: dict[str, Any] = {}
+    parts = {}
     for tag in dict.fromkeys(tags):
-        mine = values[torch.tensor([t == tag for t in tags])].double()
+        parts[tag] = values[torch.tensor([own == tag for own in tags])].double()
+    spread = _pooled([part for part in parts.values() if len(part) > 1])
+    for tag, mine in parts.items():
         mean, n = mine.mean().item(), len(mine)
         binary = bool(((mine == 0) | (mine == 1)).all())
-        half = Z95 * math.sqrt(mine.var(correction=0).item() / n)
+        half = Z95 * spread
+        if n > 1:
+            half = float(t.ppf(0.975, n - 1)) * math.sqrt(mine.var(correction=1).item() / n)
         interval = list(wilson(round(mean * n), n)) if binary else [mean - half, mean + half]
         tasks[tag] = {"mean": mean, "interval": interval, "images": n}
     # the mean over tasks, and the squared distances to both ends added
     overall = sum(task["mean"] for task in tasks.values()) / len(tasks)
-    below = math.sqrt(sum((t["mean"] - t["interval"][0]) ** 2 for t in tasks.values())) / len(tasks)
-    above = math.sqrt(sum((t["mean"] - t["interval"][1]) ** 2 for t in tasks.values())) / len(tasks)
+    below = math.sqrt(sum((one["mean"] - one["interval"][0]) ** 2 for one in tasks.values())) / len(
+        tasks
+    )
+    above = math.sqrt(sum((one["mean"] - one["interval"][1]) ** 2 for one in tasks.values())) / len(
+        tasks
+    )
     return {
         "mean": overall,
         "interval": [overall - below, overall + above],
         "images": len(tags),
         "tasks": tasks,
     }
+
+
+def _pooled(parts: Sequence[Tensor]) -> float:
+    """Return the std within parts [n], pooled; 0 where there are none."""
+    freedom = sum(len(part) - 1 for part in parts)
+    squares = sum(part.var(correction=1).item() * (len(part) - 1) for part in parts)
+    return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def summarize_apart(values: Tensor, tags: list[str], held: Tensor) -> dict[str, Any]:

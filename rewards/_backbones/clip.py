@@ -3,6 +3,7 @@ cosines."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from flowrl.core.types import RewardBatch
 
 from .._common.pixels import normalise
 from .._common.scorer import (
+    OPENAI_MEAN,
+    OPENAI_STD,
     find_file,
     first_line,
     in_batches,
@@ -31,6 +34,7 @@ from .._common.weights import load_network
 Prepare = Callable[[Image.Image, int], Tensor]
 """``prepare(image, size) -> [3, size, size]`` in [0, 1], not normalised."""
 
+OPEN_CLIP_SETTINGS = "open_clip_config.json"
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
@@ -72,6 +76,7 @@ class OpenClip:
         file = _first_file(path, files, who)
         model = open_clip.CLIP(**config)
         load_strict(model, read_weights(file, who), f"{who}: {file} as open_clip {architecture}")
+        self.mean, self.std = _pixels_of(path, prepare, who)
         # what goes in and comes out
         height, width = model.visual.image_size
         if height != width:
@@ -87,7 +92,8 @@ class OpenClip:
 
     def see(self, images: Sequence[Image.Image]) -> Tensor:
         """Embed images -> [N, D]."""
-        pixels = normalise(torch.stack([self.prepare(image, self.size) for image in images]))
+        raw = torch.stack([self.prepare(image, self.size) for image in images])
+        pixels = normalise(raw, self.mean, self.std)
         embedding: Tensor = self.model.encode_image(
             pixels.to(self.device, self.model.visual.conv1.weight.dtype)
         )
@@ -97,6 +103,31 @@ class OpenClip:
         """Embed prompts, cut to 77 tokens -> [N, D]."""
         embedding: Tensor = self.model.encode_text(self.tokens(list(prompts)).to(self.device))
         return embedding
+
+
+def _pixels_of(path: str, resize: Prepare, who: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return mean and std of the pixels that weights were trained on, as the settings beside them
+    say; OpenAI's where there are none. Raises ModelError for another resize than is made."""
+    beside = str(Path(path).parent) if Path(path).is_file() else path
+    try:
+        file = find_file(beside, OPEN_CLIP_SETTINGS, who)
+    except ModelError:
+        return OPENAI_MEAN, OPENAI_STD
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("preprocess_cfg", {})
+        mean = [float(value) for value in found.get("mean", OPENAI_MEAN)]
+        std = [float(value) for value in found.get("std", OPENAI_STD)]
+        kinds = [found.get("interpolation", "bicubic"), found.get("resize_mode", "shortest")]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{who}: {file}: {type(error).__name__}: {error}") from error
+    made = ["bicubic", getattr(resize, "__name__", kinds[1])]
+    if kinds != made:
+        raise ModelError(
+            f"{who}: {file}: these weights want images resized by {', '.join(kinds)}, and they are "
+            f"resized by {', '.join(made)}; take other weights, or another `resize` where there is "
+            "one"
+        )
+    return mean, std
 
 
 def _config_of(architecture: str, who: str) -> dict[str, Any]:

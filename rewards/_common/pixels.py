@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from PIL import Image
@@ -57,7 +59,10 @@ def _levels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1).contiguous() / 255
 
 
-def normalise(pixels: Tensor) -> Tensor:
-    """Subtract OpenAI's mean and divide by OpenAI's std, per channel [..., 3, H, W]."""
-    mean, std = torch.tensor(OPENAI_MEAN), torch.tensor(OPENAI_STD)
-    return (pixels - mean[:, None, None]) / std[:, None, None]
+def normalise(
+    pixels: Tensor, mean: Sequence[float] = OPENAI_MEAN, std: Sequence[float] = OPENAI_STD
+) -> Tensor:
+    """Subtract a mean and divide by a std, OpenAI's unless others are given, per channel [..., 3,
+    H, W]."""
+    middle, spread = torch.tensor(mean), torch.tensor(std)
+    return (pixels - middle[:, None, None]) / spread[:, None, None]

@@ -106,6 +106,11 @@ class geneval:
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
         validate_record(record, where, self.detector.classes)
+        if self.mode != "strict" and not record.get("include"):
+            raise DataError(
+                f"{where}: mode {self.mode!r} rewards what `include` asks for, and this record has "
+                "`exclude` alone; leave it out, or take mode strict"
+            )
 
     def __call__(self, batch: RewardBatch) -> Tensor:
         """Judge each image by its own record."""

@@ -150,6 +150,11 @@ class questions:
             keys = []
             for number, text in enumerate(self.benchmark.ask(record)):
                 keys.append(self._key(images[image], text, number))
+                # an equal image of another record: what is right there may be wrong here
+                before = jobs.get(keys[-1])
+                if before is not None and batch.meta[before.image] != record:
+                    other = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+                    keys[-1] = f"{keys[-1]}-{other.hexdigest()[:16]}"
                 jobs.setdefault(keys[-1], _Job(image, number, text))
             places.append(keys)
         found = self._ask(jobs, images, batch.meta)

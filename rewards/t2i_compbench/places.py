@@ -6,6 +6,7 @@ Compared with the published function on 100,000 random pairs of boxes and all re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from flowrl.evaluation.suites.geneval.objects import Box, DetectedObject
@@ -62,6 +63,19 @@ def place_score(
     if first and second:
         score += holds(kind, scaled(first[0].box, size), scaled(second[0].box, size)) / 2
     return score if score >= 0.5 else 0.0
+
+
+def twin_score(
+    kind: str, found: Sequence[DetectedObject], size: tuple[int, int]
+) -> tuple[float, list[list[DetectedObject]]]:
+    """Score two objects of one class as `place_score` does: of all ordered pairs of different
+    objects the best -> its score, and the pair. One object alone stands to nothing."""
+    best, chosen = place_score(kind, found[:1], [], size), [list(found[:1]), list[DetectedObject]()]
+    for one, other in itertools.permutations(found, 2):
+        score = place_score(kind, [one], [other], size)
+        if score > best or not chosen[1]:
+            best, chosen = max(best, score), [[one], [other]]
+    return best, chosen
 
 
 def scaled(box: Box, size: tuple[int, int]) -> Box:

@@ -19,7 +19,7 @@ from .._backbones.clip import TransformersClip, positive
 from .._common.scorer import in_batches, pick_device, pick_dtype, to_pil
 from .._detectors.networks import Detector, load_detector
 from .blip_vqa import BlipVqa
-from .places import place_score
+from .places import place_score, twin_score
 from .words import Parser, Plain, Relation, Spacy, asked_phrases, relation_of
 
 WHO = "rewards.t2i_compbench"
@@ -42,8 +42,9 @@ class t2i_compbench:
 
     Slips of the published code: `first_listed_relation` takes the first phrase of a fixed list that
     is anywhere in the prompt; `on_top_of_fails` never lets "on top of" hold;
-    `unread_relation_is_zero` scores 0 where no phrase of the list is found. Without the last one
-    such a prompt is scored by its other parts.
+    `unread_relation_is_zero` scores 0 where no phrase of the list is found; without it such a
+    prompt is scored by its other parts. `one_object_is_two` compares the most confident object with
+    itself where both are of one class, as a man and a woman are (both are persons).
 
     **Differs:** the detector is one of transformers, not UniDet; the most confident object of a
     class counts; `parser: plain` is not spaCy (see words.py).
@@ -65,6 +66,7 @@ class t2i_compbench:
         first_listed_relation: bool = False,
         on_top_of_fails: bool = False,
         unread_relation_is_zero: bool = False,
+        one_object_is_two: bool = False,
         device: str = "auto",
         dtype: str = "float32",
         batch: int = 8,
@@ -87,7 +89,7 @@ class t2i_compbench:
         self.batch = int(positive(batch, "batch", WHO))
         # known faults of the published code, each only on request
         self.slips = {"listed": first_listed_relation, "top_fails": on_top_of_fails}
-        self.unread_is_zero = unread_relation_is_zero
+        self.unread_is_zero, self.one_is_two = unread_relation_is_zero, one_object_is_two
         self.parser: Parser = Spacy(spacy, WHO) if parser == "spacy" else Plain()
         self.needed: set[str] = set()
 
@@ -201,7 +203,10 @@ class t2i_compbench:
                 continue
             there = kept(objects, "", self.limits)
             pair = [there.get(name, []) for name in (relation.first, relation.second)]
-            score = place_score(relation.kind, pair[0], pair[1], image.size)
+            if relation.first == relation.second and not self.one_is_two:
+                score, pair = twin_score(relation.kind, pair[0], image.size)
+            else:
+                score = place_score(relation.kind, pair[0], pair[1], image.size)
             lines.append(
                 {"spatial": score, "relation": [*relation], "found": _boxes(relation, pair)}
             )

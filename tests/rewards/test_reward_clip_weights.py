@@ -251,3 +251,31 @@ def test_two_folders_and_a_bin_file_score_the_same(weights: Weights, tmp_path: P
     torch.save(load_file(kit.file), tmp_path / "open_clip_pytorch_model.bin")
     given = kit.open_clip | {"path": str(tmp_path)}
     assert torch.equal(clip(**given)(BATCH), clip(**kit.open_clip)(BATCH))
+
+
+def test_the_settings_beside_the_weights_are_taken(weights: Weights, tmp_path: Path) -> None:
+    """Their mean and std: images whose pixels are moved so score the same. Another resize than is
+    made, or settings that cannot be read, are refused."""
+    kit = weights.clip
+    file = shutil.copy(kit.file, tmp_path / kit.file.name)
+    given = kit.open_clip | {"path": str(file)}
+    plain = clip(**given)
+    beside = tmp_path / "open_clip_config.json"
+    beside.write_text(json.dumps({"preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}))
+    moved = clip(**given)
+    images = random_images(2).clamp(0.3, 0.6)
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    # (x - m) / s = (y - .5) / .25; to bytes, so scores agree to a hundredth
+    other = (images - mean) / std * 0.25 + 0.5
+    assert float(other.min()) >= 0 and float(other.max()) <= 1
+    scores = plain(batch_of(images, PROMPTS[:2]))
+    assert torch.allclose(
+        scores, moved(batch_of(other, PROMPTS[:2])), atol=0.05 * float(scores.abs().max())
+    )
+    assert not torch.equal(moved(batch_of(images, PROMPTS[:2])), scores)
+    for content, said in (({"interpolation": "bilinear"}, "bilinear"), ({"mean": 3}, "TypeError")):
+        beside.write_text(json.dumps({"preprocess_cfg": content}))
+        with pytest.raises(ModelError, match=said):
+            clip(**given)
+    beside.write_text(json.dumps({"preprocess_cfg": {"resize_mode": "squash"}}))
+    assert len(clip(**given, resize="squash")(BATCH)) == 2

@@ -219,6 +219,14 @@ def test_with_the_shapes_detector_it_is_the_pixel_checker(mode: Any) -> None:
     assert ((scores == 1) <= (strict == 1)).all() or mode != "strict"
 
 
+@pytest.mark.parametrize("mode", ["graded", "exact"])
+def test_what_only_excludes_is_no_reward(mode: Any) -> None:
+    record = {"prompt": "no circle", "include": [], "exclude": [{"class": "circle", "count": 1}]}
+    geneval(detector="shapes", mode="strict").check_record(record, "here: line 1")
+    with pytest.raises(DataError, match=f"here: line 1: mode '{mode}'.*`exclude` alone"):
+        geneval(detector="shapes", mode=mode).check_record(record, "here: line 1")
+
+
 def test_what_cannot_be_asked_of_a_detector(weights: Weights) -> None:
     reward = geneval(**weights.geneval)
     record = {"prompt": "a unicorn", "include": [{"class": "unicorn", "count": 1}]}

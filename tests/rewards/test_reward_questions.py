@@ -252,3 +252,23 @@ def test_suites_read_the_benchmark_s_own_format() -> None:
     assert "prompts.test=dpg:hub:a/b" in overrides_of("dpg", "hub:a/b")
     config = load_config("shapes/awm", overrides_of("unigenbench", "x.csv"))
     assert config.headline == "unigenbench" and config.prompts.test == "unigenbench:x.csv"
+
+
+def test_equal_images_of_other_records_have_their_own_answers(tmp_path: Path) -> None:
+    """The same question of two equal images, whose right answers differ: by the judge's
+    probabilities .9 and .05, whichever comes first, also from the cache."""
+    shares = {"two": 0.9, "three": 0.05, "four": 0.04, "x": 0.009, "y": 0.001}
+    top = {token: math.log(share) for token, share in shares.items()}
+    records: list[dict[str, Any]] = []
+    for answer in ("two", "three"):
+        records.append(
+            {"prompt": "dogs", "vqa_list": [["How many dogs?", answer]], "skills": ["c"]}
+        )
+    images = torch.zeros(2, 3, 8, 8)
+    with serving(lambda seen: says("two", top)) as server:
+        reward = questions(protocol="geneval2", url=server.url, cache=str(tmp_path / "c"))
+        for order in ((0, 1), (1, 0), (0, 1)):
+            meta, none = [records[i] for i in order], torch.zeros(2)
+            batch = RewardBatch(images, ["dogs"] * 2, none.long(), meta, none)
+            expected = [(0.9, 0.05)[i] for i in order]
+            assert reward(batch).tolist() == pytest.approx(expected, abs=0.002)

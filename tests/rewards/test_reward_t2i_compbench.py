@@ -26,7 +26,7 @@ from flowrl.runs.suite import run_suite
 from rewards._common.pixels import normalise, squash
 from rewards.t2i_compbench import t2i_compbench
 from rewards.t2i_compbench.blip_vqa import BlipVqa
-from rewards.t2i_compbench.places import holds, place_score
+from rewards.t2i_compbench.places import holds, place_score, twin_score
 from rewards.t2i_compbench.words import Plain, Spacy, asked_phrases, relation_of
 
 CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "who": "test"}
@@ -70,6 +70,17 @@ def test_half_of_a_score_is_the_place() -> None:
     beside = place_score("beside", first, [DetectedObject((60, 60, 80, 80), 0.6)], (100, 100))
     assert beside == pytest.approx(0.35 + 0.5 * 150 / (60 * 4.79))
     assert place_score("beside", first, [DetectedObject((40, 40, 60, 60), 0.6)], (640, 480)) > 0.84
+
+
+def test_two_of_one_class_are_two_objects() -> None:
+    """By hand, as above: the best ordered pair of different ones; one alone is a quarter, below a
+    half, so nothing. Published code compares the most confident one with itself."""
+    left, right = DetectedObject((0, 0, 20, 20), 0.8), DetectedObject((60, 0, 80, 20), 0.6)
+    score, pair = twin_score("left", [left, right], (100, 100))
+    assert score == pytest.approx(0.2 + 0.15 + 0.5) and pair == [[left], [right]]
+    assert twin_score("right", [left, right], (100, 100))[1] == [[right], [left]]
+    assert twin_score("left", [left], (100, 100)) == (0.0, [[left], []])
+    assert place_score("beside", [left], [left], (100, 100)) > 0.85  # what it would be
 
 
 def test_noun_phrases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -98,17 +99,19 @@ def kid(features: Tensor, reference: Tensor) -> dict[str, float]:
 
 def inception_score(logits: Tensor) -> dict[str, float]:
     """Return the Inception Score of logits [n, K] (1606.03498) -> {"value", "std", "splits"}: mean
-    and std over 10 parts, or as many as there are images; parts are dealt out from a seed. Raises
-    DataError."""
+    and std over 10 parts, or fewer, so that a part has two images at least; parts are dealt out
+    from a seed. A part of few images has a low score, whatever the images. Raises DataError."""
     from torchmetrics.image.inception import InceptionScore
 
     _enough(logits, logits, 2, "inception_score")
-    parts = min(SPLITS, len(logits))
+    parts = min(SPLITS, len(logits) // 2)
     with _quiet(0):
         metric = InceptionScore(feature=_Given(logits.shape[1]), splits=parts)
         metric.update(logits)
         mean, std = metric.compute()
-    return {"value": float(mean), "std": float(std), "splits": parts}
+    # torch.chunk makes parts of one size, which may be fewer
+    made = math.ceil(len(logits) / math.ceil(len(logits) / parts))
+    return {"value": float(mean), "std": float(std), "splits": made}
 
 
 class _Given(nn.Module):

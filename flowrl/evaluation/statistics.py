@@ -23,7 +23,7 @@ def summarize_scores(values: Tensor, tags: list[str]) -> dict[str, Any]:
     whose spread nobody knows, it has the spread of the other tasks, and no width where these have
     none either. The overall interval adds the squares of the tasks' distances from mean to lower
     end, and to upper end, each apart (Newcombe 1998; Zou and Donner 2008): tasks where all or no
-    images hit still have a width. """
+    images hit still have a width."""
     # each task by itself
     tasks: dict[str, Any] = {}
     parts = {}

@@ -23,9 +23,10 @@ class FlowMatchingModel(PipelineModel[Options]):
     An adapter writes `latent_shape`, `_embed`, `_network`, and `_token_side` or `_tokens`.
     """
 
-    # The pipeline spreads the steps evenly before the shift. Unless the scheduler's config says
-    # use_flow_sigmas: a leftover of other schedulers, which the pipelines obey.
+    # whether the pipeline spreads the steps evenly before the shift
     even_steps = False
+    # whether it leaves them to a scheduler with use_flow_sigmas, a leftover of other schedulers
+    reads_flow_sigmas = False
 
     @property
     def transformer(self) -> Any:
@@ -38,7 +39,8 @@ class FlowMatchingModel(PipelineModel[Options]):
         A resolution-dependent shift is applied if the scheduler's config asks for it.
         """
         scheduler, tokens = self._pipeline.scheduler, self._tokens(height, width)
-        even = self.even_steps and not scheduler.config.get("use_flow_sigmas", False)
+        own = self.reads_flow_sigmas and scheduler.config.get("use_flow_sigmas", False)
+        even = self.even_steps and not own
         return pipeline_sigmas(
             scheduler,
             steps,

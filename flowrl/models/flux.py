@@ -89,6 +89,8 @@ class Flux(SquareTokenModel[FluxOptions]):
     **Differs:** under true CFG the pipeline calls the network twice; here the halves are one batch.
     """
 
+    reads_flow_sigmas = True
+
     def __init__(self, tuned: TunedPipeline, options: FluxOptions) -> None:
         super().__init__(tuned, options)
         self.guidance = embedded_guidance(tuned.pipeline, options)

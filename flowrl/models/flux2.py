@@ -100,6 +100,7 @@ class Flux2Network(FlowMatchingModel[Options]):
     """
 
     even_steps = True
+    reads_flow_sigmas = True
     fewest_sources, most_sources = 0, 10  # ours: the pipeline counts none
     takes_one = True  # prompt with references: the pipeline gives all the same
     guidance: float | None = None  # the number that the network is given

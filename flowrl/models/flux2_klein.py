@@ -68,7 +68,7 @@ class Flux2Klein(Flux2Network[Flux2KleinOptions]):
     @contextmanager
     def guiding(self, scale: float, *, off: bool = False) -> Iterator[None]:
         """Let it have another guidance for a while. Raises ConfigError for a distilled model."""
-        if self._pipeline.config.is_distilled:
+        if self._pipeline.config.is_distilled and not (off and scale == 1):
             raise _no_guidance(self.options.path, scale)
         with super().guiding(scale, off=off):
             yield

@@ -45,6 +45,7 @@ class FluxKontext(Flux):
     """
 
     most_sources = 1
+    reads_flow_sigmas = False
 
     def encode_with_sources(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Return what `encode` does, and the latents of one source per prompt. Raise DataError for

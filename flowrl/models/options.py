@@ -99,6 +99,10 @@ class PipelineOptions:
             above = f"of at least {least:g}" if off else f"above {least:g}"
             raise ConfigError(f"guidance: expected a scale {above}, got {scale:g}")
         change: dict[str, Any] = {name: scale, **dict.fromkeys(self.same_guidance)}
+        if scale == least:  # one branch alone: options that only two have are no mistake then
+            fields = type(self).__dataclass_fields__
+            for only in {"negative_prompt", "guidance_rescale"} & fields.keys():
+                change[only] = fields[only].default
         return replace(self, **change)
 
     @property

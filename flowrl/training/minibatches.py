@@ -51,7 +51,8 @@ def deal(
         ranked = torch.argsort(step * len(units) + place)
         place = torch.empty_like(place).scatter(0, ranked, torch.arange(len(units)))
     at, row = torch.sort(place.to(nodes.device)[index], stable=True)
-    return _split_by(nodes[row], at, -(-len(units) // updates))
+    # as many parts as there can be, whose sizes differ by one unit at most
+    return _split_by(nodes[row], at * min(updates, len(units)) // max(1, len(units)), at)
 
 
 def cut(part: Minibatch, state: Tensor, size: int) -> list[NetworkCall]:
@@ -106,9 +107,9 @@ def _calls_shared(pairs: Tensor, size: int) -> list[int]:
     return call
 
 
-def _split_by(nodes: Tensor, place: Tensor, size: int) -> list[Minibatch]:
-    """Cut nodes [N] of ascending places [N] wherever a place passes a multiple of `size`; leave out
-    empty parts."""
-    sizes = torch.bincount(place // size).tolist()
+def _split_by(nodes: Tensor, part: Tensor, place: Tensor) -> list[Minibatch]:
+    """Cut nodes [N] of ascending places [N] into their parts [N], ascending too; leave out empty
+    parts."""
+    sizes = torch.bincount(part).tolist()
     pairs = zip(nodes.split(sizes), place.split(sizes), strict=True)
     return [Minibatch(node, at) for node, at in pairs if len(node)]

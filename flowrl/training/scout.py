@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowrl.algorithms.plans.solvers import ode
 from flowrl.algorithms.rollout.engine import rollout
+from flowrl.algorithms.rollout.frontier import noise_std
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
 from flowrl.evaluation.reward_metrics import total_reward
@@ -20,7 +21,7 @@ from flowrl.training.setup import Setup
 
 def scouted(run: Setup, rows: list[int], places: Sequence[int], attempt: int) -> Tensor:
     """Choose the initial noises of training prompts `rows`, which stand at `places` in the
-    iteration -> latents [R * roots, *], prompt by prompt.
+    iteration -> noise of std 1 [R * roots, *], prompt by prompt.
 
     From each of ``scout.images`` noises an image is sampled in ``scout.steps`` steps without noise
     and scored; `chosen` says which are kept, in the order in which they were drawn. Noises are
@@ -46,13 +47,13 @@ def scouted(run: Setup, rows: list[int], places: Sequence[int], attempt: int) ->
     batch = prompted(run, from_bytes(images.of(place)), group, [rows[g] for g in group.tolist()])
     values = run.reward_set.score(batch, f"iteration {run.iteration}, scouting")
     total = total_reward(values, c.reward_weights).cpu().reshape(len(rows), -1)
-    # the noises of those that are kept
+    # the noises of those that are kept; their grid may begin elsewhere than the rollout's
     noise = made.x[made.tree.parent < 0].reshape(len(rows), c.scout.images, *made.x.shape[1:])
     kept = []
     for k, (at, scores) in enumerate(zip(places, total, strict=True)):
         rng = generator(c.seed, "scout", run.iteration, at, *again)
         kept.append(noise[k, chosen(scores, run.cost.roots, c.scout.keep, rng).to(noise.device)])
-    return torch.cat(kept)
+    return torch.cat(kept) / noise_std(made.sigmas[:1].tolist())
 
 
 def chosen(scores: Tensor, keep: int, how: str, rng: torch.Generator) -> Tensor:

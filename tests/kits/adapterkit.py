@@ -85,6 +85,13 @@ def flux_of_flow_sigmas(folder: Path) -> Path:
     return folder
 
 
+def qwen_of_flow_sigmas(folder: Path) -> Path:
+    """Make a Qwen-Image with the same leftover, which its pipeline does not read."""
+    tiny_qwen_image(folder)
+    edit("scheduler/scheduler_config.json", use_flow_sigmas=True)(folder)
+    return folder
+
+
 MAKE: dict[str, Callable[[Path], Path]] = {
     "sd3": tiny_sd3,
     "sd3.5": partial(tiny_sd3, t5=True, dual=True, seed=1),
@@ -103,6 +110,7 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "sd15 v": partial(tiny_sd15, seed=2, scheduler=DDIMScheduler(**NOISE, **V)),
     "sd15 zero": partial(tiny_sd15, seed=3, scheduler=DDIMScheduler(**(NOISE | ZERO | V))),
     "qwen_image": tiny_qwen_image,
+    "qwen_image table": qwen_of_flow_sigmas,
     "z_image": tiny_z_image,
     "z_image turbo": partial(tiny_z_image, seed=1, shift=3.0),
     "flux2": tiny_flux2,

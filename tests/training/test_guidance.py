@@ -17,6 +17,9 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.estimate import estimate
 from flowrl.cost.random_model import random_model
+from flowrl.models.flux import flux
+from flowrl.models.sd3 import sd3
+from flowrl.models.sd15 import sd15
 from flowrl.models.wan import wan
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
@@ -62,11 +65,27 @@ def test_both_experts_of_wan_take_it() -> None:
     assert (other.guidance, other.guidance_2) == (SCALE, None)
 
 
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (sd3, {"guidance": 4.5, "negative_prompt": "blurry"}),
+        (flux, {"true_cfg_scale": 3.0, "negative_prompt": "blurry"}),
+        (sd15, {"guidance": 7.5, "guidance_rescale": 0.7}),
+    ],
+)
+def test_a_teacher_without_guidance(fn: Any, options: dict[str, Any]) -> None:
+    """Options that only two branches have are no mistake of his."""
+    alone = fn.options(path="x", **options).guided_by(1.0, off=True)
+    assert not alone.guided and alone.negative_prompt == ""
+
+
 def test_a_distilled_model_has_none(folders: Folders) -> None:
     klein = folders.load("flux2_klein distilled", tune="none")
     distilled = pytest.raises(ConfigError, match="is distilled, and its pipeline ignores guidance")
     with distilled, klein.guiding(SCALE):
         pytest.fail("guided")
+    with klein.guiding(1.0, off=True):  # as it is
+        assert not klein.guided
 
 
 @pytest.mark.parametrize("key", ["guidance", "reference_guidance"])

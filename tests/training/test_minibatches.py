@@ -27,6 +27,16 @@ def dealt(
     return deal(ro, nodes, unit=unit, updates=updates, order=order, generator=rng)
 
 
+@pytest.mark.parametrize("updates", range(1, 40))
+def test_as_many_updates_as_were_asked_for(updates: int) -> None:
+    """Of units that do not divide evenly, too: their numbers differ by one at most."""
+    ro = run(full(0, steps=6, noise_scale=0.5), group_size=5)
+    count = len(decision_nodes(ro))
+    sizes = [len(part.node) for part in dealt(ro, updates)]
+    assert len(sizes) == min(updates, count) and max(sizes) - min(sizes) <= 1
+    assert sum(sizes) == count
+
+
 def calls_of(ro: Rollout, part: Minibatch, size: int) -> list[Tensor]:
     return [call.node for call in cut(part, states_of(ro, part.node), size)]
 

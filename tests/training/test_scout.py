@@ -68,6 +68,28 @@ def test_images_start_from_the_noises_that_were_scouted(tmp_path: Path) -> None:
     assert run.step()["nfe"] > run.cost.nfe
 
 
+def test_a_rollout_that_begins_at_another_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Stable Diffusion 1: the first sigma depends on the number of steps. The kept noises are
+    those that the rollout would have drawn, at its own std."""
+    shift = {2: 0.8, 6: 0.9}
+    run = Trainer(toy(tmp_path, *SETTING, "scout.keep=random"))
+    wide = Trainer(toy(tmp_path, *SETTING, "scout={images: 0}", "train.group=12"))
+    for one in (run, wide):
+        plain = one.model.sigmas
+        monkeypatch.setattr(
+            one.model,
+            "sigmas",
+            lambda steps, *size, plain=plain: plain(steps, *size) * shift[steps],
+        )
+    rows = run.rows()
+    made, every = run.sample(rows), wide.sample(rows)
+    drawn = every.x[every.tree.parent < 0]
+    for root in made.x[made.tree.parent < 0]:
+        assert min(float((root - other).abs().max()) for other in drawn) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -25,6 +25,7 @@ from flowrl.algorithms.rollout.frontier import (
     Sampling,
     apart,
     euler_step,
+    given_latents,
     initial_latents,
     learned_noise,
     log_prob_of_draws,
@@ -69,8 +70,8 @@ def rollout(
     Args: cond {name: [G, ...]}; sigmas [S+1]; shape of one latent; generators: one per prompt;
     group_ids [G]: prompt ids that are unique across ranks; same_noise: one initial noise for the
     whole group (DanceGRPO); keep_mean: also keep each draw's mean; noise [G * group_size, *]:
-    initial latents in place of drawn ones; progress: called with (steps done, steps). Raises:
-    ConfigError if plan, sigmas, cond and generators do not fit together.
+    initial noise of std 1 in place of what would be drawn; progress: called with (steps done,
+    steps). Raises: ConfigError if plan, sigmas, cond and generators do not fit together.
     """
     steps = steps_on(plan, sigmas)
     if plan.adams is not None:
@@ -155,7 +156,10 @@ def _roots(
     """Draw the initial noise, unless it is given, and store it; with same_noise one sample stands
     for a prompt's group."""
     copies = group_size if same_noise else 1
-    x = initial_latents(run, 1 if same_noise else group_size) if noise is None else noise
+    if noise is None:
+        x = initial_latents(run, 1 if same_noise else group_size)
+    else:
+        x = given_latents(run, noise)
     nowhere = torch.full((len(x) * copies,), -1)
     roots = forest.add(x, nowhere, 0, learned_noise(run, x, copies), copies=copies)
     return Frontier(x, roots, stored=True, copies=copies)

@@ -4,6 +4,7 @@ the network and the random streams are asked."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -227,22 +228,27 @@ def initial_latents(run: Sampling, group_size: int) -> Tensor:
     x = _noise(run, len(run.generators) * group_size)
     if hasattr(run.model, "initial_noise"):
         x = run.model.initial_noise(x, _cond_of_rows(run, len(x)))
-    return rounded(run, x * _noise_std(run))
+    return rounded(run, x * noise_std(run.sigmas))
+
+
+def given_latents(run: Sampling, noise: Tensor) -> Tensor:
+    """Make initial latents of noise of std 1 [R, *], as `initial_latents` does of what it draws."""
+    return rounded(run, noise * noise_std(run.sigmas))
 
 
 def learned_noise(run: Sampling, x: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor] | None:
     """Score initial noise x [R, *] where the model learns it -> what a draw has, with std 0."""
     if not hasattr(run.model, "initial_log_prob"):
         return None
-    log_prob = run.model.initial_log_prob(x / _noise_std(run), _cond_of_rows(run, len(x)))
+    log_prob = run.model.initial_log_prob(x / noise_std(run.sigmas), _cond_of_rows(run, len(x)))
     zero = torch.zeros(len(x) * copies, device=x.device)
     return zero, apart(log_prob, copies), zero
 
 
-def _noise_std(run: Sampling) -> float:
-    """Return the std of initial noise. Below sigma 1 there is no pure noise: a variance-preserving
-    model starts from N(0, 1) in its own coordinates. At sigma 1 it is 1."""
-    return math.hypot(1 - run.sigmas[0], run.sigmas[0])
+def noise_std(sigmas: Sequence[float]) -> float:
+    """Return the std of initial noise on a grid: 1 at sigma 1. Below it there is no pure noise: a
+    variance-preserving model starts from N(0, 1) in its own coordinates."""
+    return math.hypot(1 - sigmas[0], sigmas[0])
 
 
 def _cond_of_rows(run: Sampling, size: int) -> Cond:

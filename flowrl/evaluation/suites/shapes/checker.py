@@ -10,7 +10,7 @@ fails the strict verdict: a policy trained on the verdict would otherwise hide m
 checker cannot read. So do flaws that neither templates nor mean colours see: corners on a circle,
 paint on a shape, specks, and traces on the background (`flowrl.evaluation.suites.shapes.flaws`).
 And where two entries name one class, each means the objects of its own colour; in GenEval both look
-at the most confident ones, and cannot both be right. """
+at the most confident ones, and cannot both be right."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ TOY_SCALE["shapes/find"] = [*FAST, "likelihood.reads=text"]
 TOY_SCALE["shapes/find_own"] = FAST
 TOY_SCALE["shapes/prior_grpo"] = ["likelihood.reads=text", "optimizer.lr=0.05"]
 TOY_SCALE["shapes/awm"] = ["optimizer.lr=0.03", "kl.ref=0.02"]
+TOY_SCALE["shapes/dina_lrm"] = TOY_SCALE["shapes/awm"]  # the same axes
 TOY_SCALE["shapes/awm_tree"] = ["optimizer.lr=0.06"]
 TOY_SCALE["shapes/dpo_siblings"] = ["loss.beta=1.0"]
 TOY_SCALE["shapes/spo_finished"] = ["credit.least=0.001", "optimizer.lr=0.05"]

@@ -25,7 +25,7 @@ from flowrl.evaluation.reward_metrics import (
     prompt_entropy,
     total_reward,
 )
-from flowrl.evaluation.sources import prompt_keys
+from flowrl.evaluation.sources import encode_rows, prompt_keys
 from flowrl.training.collect import Collected, Values
 from flowrl.training.earlier_draws import EarlierDraws, draws_of
 from flowrl.training.prompt_visits import join_places, show_sampler
@@ -106,7 +106,7 @@ def state_of(run: Setup, rows: list[int]) -> Tensor:
         )
     policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
     with policy, torch.no_grad():
-        found: Tensor = describe(run.model.encode([run.train_set.texts[row] for row in rows]))
+        found: Tensor = describe(encode_rows(run.model, run.train_set, rows, run.size))
     return found.cpu()
 
 

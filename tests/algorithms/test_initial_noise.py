@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributions import Independent, Normal
 
 from flowrl.algorithms.credit.rankings import rank_edges
 from flowrl.algorithms.credit.value_network import value_baseline
-from flowrl.algorithms.likelihoods.prior import prior
+from flowrl.algorithms.likelihoods.prior import ROW, prior
 from flowrl.algorithms.losses.ratio_rules import clamped_ratio
 from flowrl.algorithms.penalties import noise_moments
 from flowrl.core.errors import ConfigError
@@ -131,3 +132,24 @@ def test_the_baseline_learns_what_each_state_is_worth() -> None:
 def test_options_that_cannot_be_are_refused(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]
+
+
+class _Editor(LinearFlow):
+    """A toy that only encodes prompts with their sources, as an editor does."""
+
+    def encode(self, prompts: list[str]) -> Any:
+        raise ConfigError("edits images, but no prompt has a source")
+
+    def encode_with_sources(self, prompts: list[str], sources: Any) -> Any:
+        return {**LinearFlow().encode(prompts), "source": torch.ones(len(prompts), 2)}
+
+
+def test_a_model_that_encodes_sources_keeps_its_noise_apart() -> None:
+    """Each prompt's row comes with what the model encodes; a model without sources has no such
+    method under the noise either."""
+    noise = prior(own=True)
+    model: Any = noise.extend(_Editor(), (2, 2), ["a", "b"])
+    cond = model.encode_with_sources(["b", "c", "a"], [(), (), ()])
+    assert cond[ROW].tolist() == [1, -1, 0] and "source" in cond
+    assert noise.mean(cond, 3).shape == (3, 2, 2)
+    assert not hasattr(prior().extend(LinearFlow(), (2, 2)), "encode_with_sources")

@@ -77,9 +77,10 @@ class prior:
         """Return the model with this noise, and with the parameters "prior.mean" [*shape], with
         `reads` "prior.text" [*shape, D], and with `learn_spread` "prior.spread" [*shape]. With
         `own` each has a row for each different one of `prompts`."""
-        # only asked for the device, and for the width of the vector in `reads`
-        cond = model.encode([""])
-        device = next((value.device for value in cond.values()), torch.device("cpu"))
+        # where its own parameters are; a model without any is asked for an embedding
+        cond = model.encode([""]) if self.reads or not model.trainable() else {}
+        known = [*model.trainable().values(), *cond.values()]
+        device = known[0].device if known else torch.device("cpu")
         # a row for each different prompt, in the order of the list
         self.rows = {text: row for row, text in enumerate(dict.fromkeys(prompts))}
         size = (len(self.rows), *shape) if self.own else shape
@@ -187,7 +188,9 @@ class _ModelWithPrior:
 
     def encode(self, prompts: list[str]) -> Cond:
         """Encode prompts, and say which of the noise's own each of them is."""
-        cond = self._model.encode(prompts)
+        return self._named(self._model.encode(prompts), prompts)
+
+    def _named(self, cond: Cond, prompts: list[str]) -> Cond:
         if not self._prior.own:
             return cond
         rows = torch.tensor([self._prior.rows.get(text, -1) for text in prompts])
@@ -213,4 +216,7 @@ class _ModelWithPrior:
         return {**self._model.trainable(), **self._prior.parameters}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        found = getattr(self._model, name)
+        if name != "encode_with_sources":
+            return found
+        return lambda prompts, sources: self._named(found(prompts, sources), prompts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from PIL import Image
 from runkit import rows
@@ -46,9 +47,9 @@ def test_a_suite_scores_as_an_evaluation_does(config: Config, tmp_path: Path) ->
     assert report[name] == pytest.approx(known[name], abs=1e-6)
     assert report["interval"] == pytest.approx(known["interval"], abs=1e-6)
     assert report["rewards"] == pytest.approx(known["rewards"], abs=1e-6)
-    # no bare mean: the normal interval of the images' scores, by hand
+    # no bare mean: Student's interval of the images' scores, by hand
     told = np.array([row["scores"][name] for row in rows(out / "scores.jsonl")])
-    half = 1.95996 * told.std() / len(told) ** 0.5
+    half = scipy.stats.t.ppf(0.975, len(told) - 1) * told.std(ddof=1) / len(told) ** 0.5
     by_hand = [told.mean() - half, told.mean() + half]
     assert report["intervals"][name] == pytest.approx(by_hand, abs=1e-6)
     # the files

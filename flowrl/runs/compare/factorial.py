@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.files import read_text, write_json, write_text
+from flowrl.core.errors import ConfigError
+from flowrl.core.files import write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.budgets import RESULT, Budgets, different
 from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.design import Design, Levels, load_design
 from flowrl.runs.compare.effects import Result, analysed, effect_rows
-from flowrl.runs.compare.file_shapes import FACTORIAL_FILE, mistake
+from flowrl.runs.compare.file_shapes import FACTORIAL_FILE
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.outcomes import unpacked
-from flowrl.runs.compare.result_file import MEND, setting
+from flowrl.runs.compare.result_file import read_checked, setting
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -155,17 +155,7 @@ def _kept(result: Result, cell: str, seed: int, found: dict[str, Any]) -> Result
 
 def read_factorial(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none."""
-    try:
-        found = json.loads(read_text(path))
-        if found["kind"] == KIND and found["format"] == FORMAT:
-            wrong = mistake(found, FACTORIAL_FILE) or _disagreement(found)
-            if wrong is None:
-                return analysed(found)
-            raise DataError(f"{path}: {wrong}; {MEND}")
-        got = f"{found['kind']!r}, {found['format']!r}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}"
-    raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
+    return read_checked(path, KIND, FORMAT, FACTORIAL_FILE, _disagreement, analysed)
 
 
 def _disagreement(found: Result) -> str | None:

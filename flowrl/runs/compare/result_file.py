@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,29 @@ def read_result(path: Path) -> Result:
     if wrong is not None:
         raise DataError(f"{path}: {wrong}; {MEND}")
     return dict(found)
+
+
+def read_checked(
+    path: Path,
+    kind: str,
+    version: int,
+    shape: Mapping[str, Any],
+    unfit: Callable[[Result], str | None],
+    finish: Callable[[Result], Result],
+) -> Result:
+    """Read a result file of another kind, and finish it. Raises DataError if it is none, or if its
+    parts, or what `unfit` and `finish` look at, are wrong."""
+    try:
+        found = json.loads(read_text(path))
+        if found["kind"] == kind and found["format"] == version:
+            wrong = mistake(found, shape) or unfit(found)
+            if wrong is None:
+                return finish(found)
+            raise DataError(f"{path}: {wrong}; {MEND}")
+        got = f"{found['kind']!r}, {found['format']!r}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        got = f"{type(error).__name__}: {error}"
+    raise DataError(f"{path}: expected a {kind} of format {version}, got {got}")
 
 
 def open_result(

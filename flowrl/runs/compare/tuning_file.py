@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.errors import DataError
-from flowrl.core.files import read_text
-from flowrl.runs.compare.file_shapes import TUNING_FILE, mistake
-from flowrl.runs.compare.result_file import MEND
+from flowrl.runs.compare.file_shapes import TUNING_FILE
+from flowrl.runs.compare.result_file import read_checked
 
 KIND, FORMAT = "flowrl tuning", 1
 Result = dict[str, Any]
@@ -40,17 +37,7 @@ def has_failed(trial: Result) -> bool:
 
 def read_tuning(path: Path) -> Result:
     """Read a result file. Raises DataError if it is none, or damaged."""
-    try:
-        found = json.loads(read_text(path))
-        if found["kind"] == KIND and found["format"] == FORMAT:
-            wrong = mistake(found, TUNING_FILE) or _disagreement(found)
-            if wrong is None:
-                return ranked(found)
-            raise DataError(f"{path}: {wrong}; {MEND}")
-        got = f"{found['kind']!r}, {found['format']!r}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}"
-    raise DataError(f"{path}: expected a {KIND} of format {FORMAT}, got {got}")
+    return read_checked(path, KIND, FORMAT, TUNING_FILE, _disagreement, ranked)
 
 
 def _disagreement(found: Result) -> str | None:

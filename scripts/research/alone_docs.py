@@ -52,6 +52,7 @@ GROUPS = (
         "compare-stepwise-five",
         ("compare-longer", "compare-gaussian", "compare-dpo-offline"),
     ),
+    Group("gardo", "compare-gardo", ("compare-gardo",)),
     Group("dina", "compare-stepwise-five", ("compare-dina", "compare-crd")),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("find own", "compare-find-own", ("compare-find-own",)),

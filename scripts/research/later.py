@@ -34,6 +34,7 @@ LATER = (
     Later("find own", "compare-find-own.json", "on the prompts that it trains, at its own rate"),
     Later("edits", "compare-paco-rl.json", "on the test edits, at its own rate"),
     Later("crd", "compare-crd.json", "on the test prompts, at its own rate"),
+    Later("gardo", "compare-gardo.json", "on the test prompts, at its own rate"),
     Later("dina", "compare-dina.json", "on the test prompts, at its own rate"),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),

@@ -20,6 +20,7 @@ LEARNS = (
     ("Flash-GRPO learns", "longer", "flash-grpo-prompts"),
     ("DiverseGRPO learns", "longer", "diverse-grpo"),
     ("DiNa-LRM learns", "dina", "dina-lrm"),
+    ("GARDO learns", "gardo", "gardo"),
     ("CRD learns as it is now, too", "crd", "crd"),
 )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from flowrl.cli import options
+from flowrl.cli.compare import Count, Nfe, Quiet, Runs
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -39,15 +40,6 @@ Seeds = Annotated[
     typer.Option(default_factory=lambda: [100], show_default="100", help="of training, several"),
 ]
 Draw = Annotated[int, typer.Option(help="seed that draws the trials")]
-Nfe = Annotated[float, typer.Option(help="network evaluations of a run, per latent")]
-Count = Annotated[
-    Literal["cost", "calls"],
-    typer.Option(
-        help="what --nfe counts: with decoding, rewards and training at their measured cost, or "
-        "calls of the network alone"
-    ),
-]
-Runs = Annotated[Path, typer.Option(help="folder of the runs", callback=options.check_folder)]
 
 
 def check_json_name(path: Path) -> Path:
@@ -61,7 +53,6 @@ Out = Annotated[Path, typer.Option(help="the result file, .json", callback=check
 ReportOnly = Annotated[
     bool, typer.Option("--report-only", help="train nothing; table and figure from --out again")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
 def tune(

@@ -136,3 +136,12 @@ def test_the_student_of_four_steps() -> None:
     assert (
         f"but {shares[2]} at 1, 0.85, 0.65, 0.35" in page and list(found)[3] == "student, 4 steps"
     )
+
+
+@pytest.mark.parametrize(("file", "beside"), [("dina", "stepwise-five"), ("gardo", "gardo")])
+def test_guidance_stays_ahead(file: str, beside: str) -> None:
+    """Of the two newest gains, by the difference that the page says."""
+    (config,) = json.loads((RESULTS / f"compare-{file}.json").read_text("utf-8"))["configs"]
+    guided = json.loads((RESULTS / f"compare-{beside}-guided.json").read_text("utf-8"))
+    gap = f"{100 * (guided['strict'] - config['summary']['nfe']['mean']):.1f} points"
+    assert f"Guidance is ahead by {gap}" in COMPARE or f"guidance stays {gap} ahead" in COMPARE

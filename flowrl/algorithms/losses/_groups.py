@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.losses._common import check_velocity, numbered
+from flowrl.algorithms.losses._common import numbered
 from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval, LossInput
@@ -23,9 +23,7 @@ def total(index: Tensor, values: Tensor) -> Tensor:
 
 
 def velocity_error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
-    """Return the mean squared error of a velocity [B], float64, or that over its mean size. Raises
-    ConfigError for a likelihood whose rows have none to compare with."""
-    check_velocity("a loss of velocities", data)
+    """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
     gap = (under.mean - data.batch.target).double().flatten(1)
     error = gap.square().mean(1)
     return error / gap.detach().abs().mean(1).clamp_min(1e-5) if normalize else error
@@ -79,14 +77,18 @@ def _refuse_torn(who: str, count: Tensor, whole: Tensor) -> None:
     refuse_if((count != whole).any(), torn)
 
 
-def check_alike(who: str, data: LossInput, index: Tensor) -> None:
-    """Raise ConfigError unless the rows of one group [B] have one time."""
+def check_alike(
+    who: str,
+    data: LossInput,
+    index: Tensor,
+    need: str = "all images of a prompt must have the same time and noise",
+    mend: str = "likelihood.shared=true",
+) -> None:
+    """Raise ConfigError, with what is needed and what to set, unless the rows of one group [B] have
+    one time."""
     sigma = data.batch.sigma
     high = torch.full_like(sigma, -1).scatter_reduce(0, index, sigma, "amax")[index]
-    wrong = ConfigError(
-        f"{who}: all images of a prompt must have the same time; set likelihood.shared_times=true, "
-        "or likelihood.shared=true for the same noise as well"
-    )
+    wrong = ConfigError(f"{who}: {need}; set {mend}")
     refuse_if((high != sigma).any(), lambda: wrong)
 
 

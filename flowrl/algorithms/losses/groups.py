@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from flowrl.algorithms.losses._common import numbered, ratio_metrics
+from flowrl.algorithms.losses._common import check_velocity, numbered, ratio_metrics
 from flowrl.algorithms.losses._groups import (
     centre_of,
     check_alike,
@@ -61,6 +61,7 @@ def dgpo(
     check_positive("dgpo", beta=beta, clip=clip, max_advantage=max_advantage)
     index = whole_groups("dgpo", data)
     check_alike("dgpo", data, index)
+    check_velocity("dgpo", data)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     # errors under the three weights
     d = velocity_error(data, data.now)
@@ -110,11 +111,11 @@ def crd(
 
     Raises: ConfigError unless beta, temperature and max_advantage are above 0, for a group that is
     torn over network calls, or for images that are centred together at different times:
-    `likelihood.shared_times`, or as many draws as steps.
+    `likelihood.shared_times`, or as many draws as steps, which alone will do `among` "call".
     """
     check_positive("crd", beta=beta, temperature=temperature, max_advantage=max_advantage)
-    index = whole_groups("crd", data) if among == "group" else numbered(data.batch.step)
-    check_alike("crd", data, index)
+    index = _centred_together(data, among)
+    check_velocity("crd", data)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     target = a / (2 * max_advantage) + 0.5
     reward = -(
@@ -204,6 +205,19 @@ def level_preference(
     loss = total(index, each) / number.clamp_min(1)
     margin = total(index, torch.where(pair, apart.detach(), 0.0).sum(1)) / number.clamp_min(1)
     return loss, {"margin": margin, "pairs": number}
+
+
+def _centred_together(data: LossInput, among: str) -> Tensor:
+    """Number the rows [B] of images that are centred together. Raises ConfigError for a torn group,
+    or images at different times."""
+    if among == "group":
+        index, whose = whole_groups("crd", data), "all images of a prompt"
+        mend = "likelihood.shared_times=true, or as many likelihood.draws as steps to draw from"
+    else:
+        index, whose = numbered(data.batch.step), "all images of a network call"
+        mend = "as many likelihood.draws as steps to draw from, or loss.among=group"
+    check_alike("crd", data, index, f"{whose} must have one time", mend)
+    return index
 
 
 def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> list[Tensor]:

@@ -18,7 +18,7 @@ from flowrl.runs.compare.stored_files import stored
 from flowrl.training.trainer import Trainer
 
 
-def base_of(runs: Path, config: Config, trainer: Trainer | None = None) -> dict[str, Any]:
+def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     """Read how the base model was judged, or judge it and draw its samples -> score, interval,
     tasks and outcomes; `trainer` has the config's model, untrained.
 
@@ -36,7 +36,6 @@ def base_of(runs: Path, config: Config, trainer: Trainer | None = None) -> dict[
             )
         return dict(found["base"])
     # or else the model itself
-    trainer = trainer or Trainer(config)
     row = evaluated(trainer)
     draw_samples(trainer, folder, partial(print, file=sys.stderr))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}

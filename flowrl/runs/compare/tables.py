@@ -13,11 +13,15 @@ DASH = "–"
 
 
 def units(result: Result) -> tuple[float, int, str]:
-    """Return factor, digits and unit of scores: percent where all that was measured lies in [0,
-    1]."""
+    """Return factor, digits and unit of all scores that were measured."""
     scores = [result["base"]["score"]]
     for run in _runs(result):
         scores += [row["score"] for row in run["curve"]]
+    return unit_of(scores)
+
+
+def unit_of(scores: Sequence[float]) -> tuple[float, int, str]:
+    """Return factor, digits and unit of scores: percent where all lie in [0, 1]."""
     return (100.0, 1, " %") if all(0 <= score <= 1 for score in scores) else (1.0, 3, "")
 
 

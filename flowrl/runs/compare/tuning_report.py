@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from flowrl.core.files import write_text
 from flowrl.core.tables import fixed_digits, markdown_table
 from flowrl.runs.compare.panels import OTHER, OWN, cells, new_figure, plain_axes
+from flowrl.runs.compare.tables import unit_of
 from flowrl.runs.compare.trials import one_line
 from flowrl.runs.compare.tuning_file import Result, has_failed
 from flowrl.runs.report.style import INK, save_figure, styled
@@ -22,11 +23,11 @@ _GREY, _WIDE = "#8a8a8a", 14  # letters of a value under the axis
 
 
 def _units(result: Result) -> tuple[float, int, str]:
-    """Return factor, digits and unit of scores: percent where all lie in [0, 1]."""
+    """Return factor, digits and unit of all scores that were measured."""
     scores = [result["base"]["score"]]
     for trial in result["trials"]:
         scores += [run["score"] for run in trial["runs"] if run["score"] is not None]
-    return (100.0, 1, " %") if all(0 <= score <= 1 for score in scores) else (1.0, 3, "")
+    return unit_of(scores)
 
 
 def tuning_rows(result: Result) -> list[list[str]]:

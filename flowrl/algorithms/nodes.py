@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.core.noise_path import vp_from_flow, wide
 from flowrl.core.types import Rollout, StateRows, Tree
 
 Trains = Literal["draws", "leaves", "roots", "steps"]
@@ -80,6 +81,17 @@ def leaf_sigmas(rollout: Rollout, tail: Tensor) -> Tensor:
     tails = tail.to(leaf.device)[(taken - 1).clamp_min(0)]
     jumped = (tree.std[above] > 0) & (tree.std[leaf] == 0) & (tails == 1) & (first[above] == leaf)
     return torch.where(jumped, rollout.sigmas[taken], 0.0)
+
+
+def clean_latents(rollout: Rollout, leaves: Tensor) -> Tensor:
+    """Return what leaves [N] are decoded from, as data of level 0 -> [N, *] in float32 or wider.
+
+    They are the rollout's own latents, bit for bit, where the grid ends at 0. The DDIM grids of
+    Stable Diffusion 1 and XL end at sigma 0.028, and their pipelines decode what is left there as
+    if it were clean: in coordinates of the flow path that is ``x / hypot(1 - sigma, sigma)``.
+    """
+    x = wide(rollout.x[leaves])
+    return vp_from_flow(x, rollout.sigmas[-1:])
 
 
 def states_of(rollout: Rollout, nodes: Tensor, trains: Trains = "draws") -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -142,14 +142,14 @@ class PipelineModel(ABC, Generic[Options]):
     def decode(self, x0: Tensor) -> Tensor:
         """Return images [B,3,H,W], float32 in [0,1], of latents [B,C,h,w] at the grid's last
         level; ``decode_batch`` at a time."""
-        with self._tuned.vae_at_work():
+        with self._tuned.vae_at_work(), self._vae_precision():
             return self._decode(x0)
 
     def latents(self, images: Tensor) -> Tensor:
         """Return latents [B,C,h,w], float32 at level 0, of images [B,3,H,W] in [0,1]: the mode of
         the VAE's posterior, ``decode_batch`` at a time. **Differs:** Diffusion-DPO's code draws
         from the posterior."""
-        with self._tuned.vae_at_work(), torch.no_grad():
+        with self._tuned.vae_at_work(), self._vae_precision(), torch.no_grad():
             vae = self._pipeline.vae
             found = []
             for part in images.split(self.options.decode_batch):
@@ -159,6 +159,10 @@ class PipelineModel(ABC, Generic[Options]):
                 else:
                     found.append(vae.encode(pixels).latent_dist.mode().float())
             return self._from_vae(torch.cat(found)).to(self.device)
+
+    def _vae_precision(self) -> AbstractContextManager[None]:
+        """Have the VAE in the precision in which it encodes and decodes."""
+        return nullcontext()
 
     def _from_vae(self, latents: Tensor) -> Tensor:
         """Scale what the VAE gives as the network was trained on it."""

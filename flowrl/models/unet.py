@@ -4,6 +4,8 @@ variance-preserving path."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -66,7 +68,8 @@ class UNetModel(PipelineModel[Options]):
     An adapter writes `_embed` and `_added`.
     """
 
-    upcasts = False  # decode in float32 where the VAE is in float16 and its config asks for it
+    # encode and decode in float32 where the VAE is in float16 and its config asks for it
+    upcasts = False
 
     def __init__(self, tuned: TunedPipeline, options: Options) -> None:
         super().__init__(tuned, options)
@@ -143,13 +146,18 @@ class UNetModel(PipelineModel[Options]):
 
     def _decode(self, x0: Tensor) -> Tensor:
         vae = self._pipeline.vae
+        latents = self._schedule.final(x0).to(vae.device, vae.dtype)
+        return self._images(latents / vae.config.scaling_factor)
+
+    @contextmanager
+    def _vae_precision(self) -> Iterator[None]:
+        vae = self._pipeline.vae
         short = vae.dtype
         upcast = self.upcasts and short == torch.float16 and vae.config.force_upcast
         try:
             if upcast:
                 vae.to(torch.float32)
-            latents = self._schedule.final(x0).to(vae.device, vae.dtype)
-            return self._images(latents / vae.config.scaling_factor)
+            yield
         finally:
             if upcast:
                 vae.to(short)

@@ -73,6 +73,8 @@ def stored_rollout(
     for part in levels.split(micro_batch):
         parts.append(model.latents(from_bytes(part)))  # type: ignore[attr-defined]
     x = torch.cat(parts)
+    # stored images are clean, also for models whose own samples end above level 0
+    sigmas = torch.cat([sigmas[:-1], torch.zeros_like(sigmas[:1])])
     # roots, then leaves
     count, device = len(levels), x.device
     groups = torch.arange(first, first + len(rows), device=device)

@@ -64,6 +64,17 @@ def test_an_unscored_image_does_not_count_in_the_mean_novelty() -> None:
     torch.testing.assert_close(found.advantage, torch.tensor([6 / 7, -0.1, -0.3, 0]))
 
 
+def test_an_iteration_without_scores_is_not_followed() -> None:
+    """A NaN among the levels would hide every later one: max and min of it are NaN or not by
+    place."""
+    missing, made = float("nan"), gardo(novelty="n", doubted_by=["other"])
+    reward = {"n": [1.0] * 4, "other": [0.1, 0.8, 0.9, 0.3]}
+    mixed(made, main=[0.9, 0.2, 0.6, 0.4], **reward)
+    before = made.share, made.levels
+    mixed(made, main=[missing] * 4, **reward)
+    assert (made.share, made.levels) == before and len(made.levels) == 1
+
+
 def test_images_that_are_all_alike_keep_their_advantage() -> None:
     found = mixed(gardo(novelty="n", doubted_by=[]), main=[1, 0.5, 0.5, 0], n=[0.0] * 4)
     torch.testing.assert_close(found.advantage, torch.tensor([0.5, 0, 0, -0.5]))

@@ -12,10 +12,13 @@ from modelkit import euler, noise
 from tiny import WIDTH
 from torch import Tensor
 
+from flowrl.algorithms.likelihoods.forward import forward
+from flowrl.algorithms.likelihoods.through_sampler import draft_lv
 from flowrl.algorithms.transitions import ddim
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import vp_from_flow
+from flowrl.core.seeds import NodeStreams
 
 
 def test_a_sigma_between_timesteps_is_refused(folders: Folders) -> None:
@@ -37,6 +40,40 @@ def test_latents_have_the_std_of_the_path(folders: Folders) -> None:
     found = float(vp_from_flow(roots, ro.sigmas[:1]).std())
     assert found == pytest.approx(1, abs=0.1)  # 1024 draws
     assert float(roots.std()) == pytest.approx(float(torch.hypot(1 - first, first)), rel=0.1)
+
+
+@pytest.mark.parametrize("likelihood", [forward(times="grid"), draft_lv(draws=1)])
+def test_leaves_are_noised_from_what_the_pipeline_decodes(
+    folders: Folders, likelihood: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expected: what the VAE is handed for the leaves, noised on the path by hand."""
+    model = folders.load("sd15")
+    ro = sampled(model, steps=10, size=(64, 64), transition=ddim, noise_scale=1.0)
+    assert 0.027 < float(ro.sigmas[-1]) < 0.029
+    vae, seen = model.pipeline().vae, list[Tensor]()
+    decode = vae.decode
+
+    def watched(z: Tensor, return_dict: bool) -> Any:
+        seen.append(z)
+        return decode(z, return_dict=return_dict)
+
+    monkeypatch.setattr(vae, "decode", watched)
+    model.decode(ro.x[ro.leaf])
+    x0 = torch.cat(seen) * vae.config.scaling_factor
+    advantage = torch.zeros(len(ro.x))
+    batch = likelihood.batch(ro, advantage, ro.leaf, NodeStreams(ro.tree.group, "noise"))
+    eps = (batch.x - (1 - batch.sigma[:, None, None, None]) * x0) / batch.sigma[:, None, None, None]
+    assert float(eps.std()) == pytest.approx(1, abs=0.1)
+    if isinstance(likelihood, forward):
+        torch.testing.assert_close(batch.target, eps - x0, rtol=0, atol=1e-4)
+    # the leaves themselves lie 2.8 % lower, and another noise would be found from them
+    ratio = float(ro.x[ro.leaf].std() / x0.std())
+    assert ratio == pytest.approx(0.972, abs=0.001)
+    # the same noise on an image of the pipeline's own scale
+    stream = NodeStreams(ro.tree.group, "noise").of(ro.leaf[:1])[0]
+    if isinstance(likelihood, draft_lv):
+        drawn = torch.randn(eps[:1].shape, generator=stream)
+        torch.testing.assert_close(eps[:1], drawn, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +121,21 @@ def test_encode_equals_the_pipelines_batch(
     for name in ("negative_embeds", "negative_pooled"):
         assert bool((cond[name] == 0).all()) == zeros
     assert set(folders.load(kind).encode(PROMPTS)) == {"embeds", "pooled"}
+
+
+def test_vae_encodes_float16_in_float32(folders: Folders) -> None:
+    """Expected: the same weights, rounded to float16 once, in float32."""
+    model = folders.load("sdxl", dtype="float16", tune="none")
+    exact = folders.load("sdxl", tune="none")
+    vae, wide = model.pipeline().vae, exact.pipeline().vae
+    wide.load_state_dict({name: value.half().float() for name, value in wide.state_dict().items()})
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    found, expected = model.latents(images), exact.latents(images)
+    assert vae.dtype == torch.float16 and found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    # as in the files of VAEs that were mended for float16: rounded on the way
+    vae.register_to_config(force_upcast=False)
+    assert not torch.allclose(model.latents(images), expected, rtol=0, atol=1e-6)
 
 
 def test_vae_decodes_float16_in_float32(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ of other projects become one."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from toykit import write_toy
 
 from flowrl.algorithms.likelihoods._weights import weighted
+from flowrl.algorithms.nodes import clean_latents
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
@@ -115,6 +117,24 @@ def contradicts(rows: list[dict[str, Any]]) -> None:
 
 def unlabelled(rows: list[dict[str, Any]]) -> None:
     rows[3]["label_0"] = "left"
+
+
+class EndsAbove(LinearFlow):
+    """A field whose own grid ends above level 0, as that of Stable Diffusion 1."""
+
+    def sigmas(self, steps: int, height: int, width: int) -> torch.Tensor:
+        return super().sigmas(steps, height, width).clamp_min(0.05)
+
+
+def test_stored_images_are_clean_whatever_grid_the_model_samples_on(tmp_path: Path) -> None:
+    """They are noised as they are; samples that end at .05 are decoded as x / hypot(.95, .05)."""
+    trainer = trainer_of(write_pairs(tmp_path), model=EndsAbove(channels=2))
+    ro = collect(trainer, trainer.rows()).rollout
+    assert ro.sigmas[-2] > 0.05 and ro.sigmas[-1] == 0
+    assert torch.equal(clean_latents(ro, ro.leaf), ro.x[ro.leaf])
+    own = ro._replace(sigmas=ro.sigmas.clamp_min(0.05))
+    expected = ro.x[ro.leaf] / math.hypot(0.95, 0.05)
+    torch.testing.assert_close(clean_latents(own, ro.leaf), expected)
 
 
 def ties(rows: list[dict[str, Any]]) -> None:

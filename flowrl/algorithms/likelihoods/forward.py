@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.algorithms.likelihoods._times import Times
 from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
-from flowrl.algorithms.nodes import cond_of
+from flowrl.algorithms.nodes import clean_latents, cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import on_host, repeated
 from flowrl.core.noise_path import interpolate, wide
@@ -98,7 +98,7 @@ class forward:
         the noisiest first. Other weights see the same batch, hence the same noise.
         """
         node = repeated(nodes, self.rows_per_state)
-        x0 = wide(rollout.x[node])
+        x0 = clean_latents(rollout, node)
         # times and noise of each leaf, on the host
         grid = on_host(rollout.sigmas)
         sigmas, noises = [], []

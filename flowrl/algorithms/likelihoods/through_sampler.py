@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.likelihoods._unroll import evaluate_unrolled, roots_batch, unrolled_batch
+from flowrl.algorithms.nodes import clean_latents
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
-from flowrl.core.noise_path import interpolate, wide
+from flowrl.core.noise_path import interpolate
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition, Unrolled
 
@@ -211,7 +212,7 @@ class draft_lv:
     ) -> Batch:
         """Noise each leaf [N] `draws` times, from its own stream -> Batch of N * draws rows."""
         node = repeated(nodes, self.rows_per_state)
-        x0 = wide(rollout.x[node])
+        x0 = clean_latents(rollout, node)
         shape = (self.rows_per_state, *x0.shape[1:])
         noises = [torch.randn(shape, generator=stream) for stream in streams.of(nodes)]
         # the last level of the grid, and one step to its end

@@ -3,6 +3,7 @@ is said by weights."""
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Literal
 
 import torch
@@ -247,9 +248,11 @@ class gardo:
         return mixed._replace(advantage=advantage, gate=whole, metrics=metrics)
 
     def update(self, scores: Scores) -> None:
-        """Follow the mean gap of an iteration."""
-        self.share = self._next(scores)
-        self.levels = [*self.levels, self._level(scores)][-self.window :]
+        """Follow the mean gap of an iteration, if an image of it has every score."""
+        level = self._level(scores)
+        self.share = next_share(self.share, level, self.levels, self.least, self.most)
+        if not isnan(level):
+            self.levels = [*self.levels, level][-self.window :]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the share [1], and the mean gaps of the last iterations [n] that it follows."""

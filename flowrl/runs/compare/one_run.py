@@ -18,6 +18,7 @@ from flowrl.config.load import Config
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
+from flowrl.core.free_memory import free_memory
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -77,6 +78,7 @@ def spend(
     if found:
         check_whose(found, config, folder / RESULT)
         return found
+    free_memory()  # of the run before
     trainer = Trainer(config)
     start = checkpoint.latest(folder)
     if start is not None:

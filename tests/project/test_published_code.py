@@ -16,14 +16,15 @@ RESULT = ROOT / "assets/results/published-code.json"
 
 def test_they_agree_to_rounding() -> None:
     """float32 has 24 bits, so a sum of a few hundred numbers is off by some 1e-7 of its size; the
-    solvers add up ten and fourteen steps."""
+    solvers add up ten to 25 steps. DDPO divides states, of size 1, by a std that is .02 at the
+    end."""
     cases = json.loads(RESULT.read_text(encoding="utf-8"))["cases"]
-    assert (
-        len(cases) == 7 and cases.keys() == script_module("published_code/catalogue").CASES.keys()
-    )
+    assert len(cases) == 13
+    assert cases.keys() == script_module("published_code/catalogue").CASES.keys()
     for name, case in cases.items():
         for what, found in case["gaps"].items():
-            assert 0 <= found["difference"] < 1e-6 * found["value"], (name, what)
+            least = 1e-5 if name == "ddpo" else 1e-6
+            assert 0 <= found["difference"] < least * found["value"], (name, what)
             assert found["value"] > 1e-3 or "gradient" in what
 
 

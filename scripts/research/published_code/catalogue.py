@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cases
+import credit_cases
+import solver_cases
+import step_cases
+from gaps import Gaps
 from sources import Source, load
 
 
@@ -15,12 +18,16 @@ class Case(NamedTuple):
 
     ours: str
     source: Source
-    run: Callable[[dict[str, Any]], cases.Gaps]
+    run: Callable[[dict[str, Any]], Gaps]
 
-    def found(self, clones: Path) -> cases.Gaps:
+    def found(self, clones: Path) -> Gaps:
         """Run both."""
         return self.run(load(self.source, clones))
 
+
+MIX = "Tencent-Hunyuan/MixGRPO"
+MIX_COMMIT = "e5cdd6a427778d8c8b2e7a48ce16972141adbe7c"
+MIX_FILE = "fastvideo/utils/sampling_utils.py"
 
 CASES = {
     "flow_grpo": Case(
@@ -31,7 +38,7 @@ CASES = {
             "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py",
             ("sde_step_with_logprob",),
         ),
-        cases.flow_grpo_step,
+        step_cases.flow_grpo_step,
     ),
     "flow_grpo, advantages": Case(
         "credit group_norm",
@@ -41,7 +48,7 @@ CASES = {
             "flow_grpo/stat_tracking.py",
             ("PerPromptStatTracker",),
         ),
-        cases.prompt_statistics,
+        credit_cases.prompt_statistics,
     ),
     "dance_grpo": Case(
         "transition dance_sde",
@@ -51,7 +58,7 @@ CASES = {
             "fastvideo/train_grpo_flux.py",
             ("flux_step",),
         ),
-        cases.dance_grpo_step,
+        step_cases.dance_grpo_step,
     ),
     "branch_grpo": Case(
         "credit depth_norm",
@@ -65,7 +72,7 @@ CASES = {
                 "TreeNode",
             ),
         ),
-        cases.branch_advantages,
+        credit_cases.branch_advantages,
     ),
     "flash_grpo": Case(
         "transition linear_sde",
@@ -75,7 +82,7 @@ CASES = {
             "flow_grpo/diffusers_patch/wan2_1_pipeline_with_logprob_sample.py",
             ("sde_step_with_logprob",),
         ),
-        cases.flash_grpo_step,
+        step_cases.flash_grpo_step,
     ),
     "diffusion_nft": Case(
         "plan ode, last_order 2",
@@ -94,7 +101,7 @@ CASES = {
                 "_sigma_to_alpha_sigma_t",
             ),
         ),
-        cases.nft_solver,
+        solver_cases.nft_solver,
     ),
     "awm": Case(
         "plan sa_solver, form published",
@@ -104,6 +111,68 @@ CASES = {
             "advantage_weighted_matching/flow_grpo/diffusers_patch/sa_solver.py",
             ("SASolver", "NoiseScheduleFlowMatching"),
         ),
-        cases.awm_solver,
+        solver_cases.awm_solver,
+    ),
+    "mix_grpo": Case(
+        "transition flow_sde",
+        Source(MIX, MIX_COMMIT, MIX_FILE, ("flow_grpo_step",)),
+        step_cases.mix_grpo_step,
+    ),
+    "mix_grpo, solver": Case(
+        "plan ode, order 2",
+        Source(
+            MIX,
+            MIX_COMMIT,
+            MIX_FILE,
+            (
+                "dpm_step",
+                "DPMState",
+                "convert_model_output",
+                "dpm_solver_first_order_update",
+                "multistep_dpm_solver_second_order_update",
+                "_sigma_to_alpha_sigma_t",
+            ),
+        ),
+        solver_cases.mix_grpo_solver,
+    ),
+    "ddpo": Case(
+        "transition ddim",
+        Source(
+            "kvablack/ddpo-pytorch",
+            "1958463f020112c9a7bc85768d296daacc2e1b4b",
+            "ddpo_pytorch/diffusers_patch/ddim_with_logprob.py",
+            ("ddim_step_with_logprob", "_left_broadcast", "_get_variance"),
+        ),
+        step_cases.ddpo_step,
+    ),
+    "ddpo, advantages": Case(
+        "credit history_norm",
+        Source(
+            "kvablack/ddpo-pytorch",
+            "1958463f020112c9a7bc85768d296daacc2e1b4b",
+            "ddpo_pytorch/stat_tracking.py",
+            ("PerPromptStatTracker",),
+        ),
+        credit_cases.prompt_history,
+    ),
+    "paco_rl": Case(
+        "aggregate advantage_sum",
+        Source(
+            "X-GenGroup/PaCo-RL",
+            "08caac6f22c174e2c71019d2a4481abf9ad313d2",
+            "PaCo-GRPO/config/grpo.py",
+            ("weighted_advantage_sum_aggregate_fn",),
+        ),
+        credit_cases.summed_advantages,
+    ),
+    "dgpo": Case(
+        "loss dgpo",
+        Source(
+            "Luo-Yihong/DGPO",
+            "01ceb4b83c0bbc55d96246fe1b6d9a3d4749ebd6",
+            "scripts/train_sd3_dgpo.py",
+            ("compute_group_dgpo_loss_allreduce",),
+        ),
+        credit_cases.dgpo_loss,
     ),
 }

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from diffusers import DDIMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 
@@ -51,8 +52,14 @@ def load(source: Source, clones: Path) -> dict[str, Any]:
         module, str(source), "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True
     )
     space: dict[str, Any] = {"torch": torch, "np": np, "math": math, "dataclass": dataclass}
-    alone = SimpleNamespace(is_initialized=lambda: False)  # stands for torch.distributed
+    # stands for torch.distributed with one process
+    alone = SimpleNamespace(
+        is_initialized=lambda: False,
+        all_reduce=lambda _x, op: None,
+        ReduceOp=SimpleNamespace(SUM=0),
+    )
     space |= {"deque": deque, "randn_tensor": randn_tensor, "dist": alone}
+    space |= {"DDIMScheduler": DDIMScheduler}  # an assertion names it
     space |= {"tqdm": lambda steps, **_: steps, "main_print": lambda *_: None}
     exec(code, space)
     return {name: space[name] for name in source.names}

@@ -51,7 +51,7 @@ Seeds = Annotated[
     ),
 ]
 Nfe = Annotated[float, typer.Option(help="network evaluations of a run, per latent")]
-Seconds = Annotated[float, typer.Option(help="seconds of training of a run")]
+Seconds = Annotated[float, typer.Option(help="seconds of training of a run; 0: no budget of time")]
 Clock = Annotated[
     Literal["wall", "processor"],
     typer.Option(

@@ -208,10 +208,10 @@ def _check(what: Comparison, configs: Sequence[Config]) -> None:
                 "own"
             )
     # budgets
-    if not (0 < b.nfe < math.inf and 0 < b.seconds < math.inf and b.points >= 1):
+    if not (0 < b.nfe < math.inf and 0 <= b.seconds < math.inf and b.points >= 1):
         raise ConfigError(
-            "compare: expected budgets above 0 and at least 1 point, got --nfe "
-            f"{b.nfe:g}, --seconds {b.seconds:g}, --points {b.points}"
+            "compare: expected --nfe above 0, --seconds of at least 0 (no budget of time) and at "
+            f"least 1 point, got --nfe {b.nfe:g}, --seconds {b.seconds:g}, --points {b.points}"
         )
     # one setting
     for name, config in zip(what.configs, configs, strict=True):

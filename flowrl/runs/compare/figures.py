@@ -28,7 +28,14 @@ from flowrl.runs.compare.panels import (
     score_name,
     ticks,
 )
-from flowrl.runs.compare.summary import BUDGETS, LETTERS, CurvePoint, Result, labels, mean_curve
+from flowrl.runs.compare.summary import (
+    LETTERS,
+    CurvePoint,
+    Result,
+    judged_at,
+    labels,
+    mean_curve,
+)
 from flowrl.runs.compare.tables import units
 from flowrl.runs.report.style import EDGE, INK, QUIET, styled
 
@@ -42,18 +49,21 @@ TRACES = {
 
 @styled
 def gains_figure(result: Result) -> Figure:
-    """Draw the gain over the base model at both budgets: each seed a dot, mean and 95 % interval
+    """Draw the gain over the base model at each budget: each seed a dot, mean and 95 % interval
     over seeds."""
     configs, name = result["configs"], names(result)
     note = "dots: seeds; bars: 95 % interval of their mean; filled: above 0, no run failed; "
     note += "hollow: all others, those below 0 too"
     # the page
     figure = new_figure(9.2, 1.65 + 0.36 * len(configs), "Gain over the base model", note)
-    grid = cells(figure, 1, 2, left=margin(result, 8.5), top=0.95, bottom=0.6, wspace=0.06)
-    axes = [figure.add_subplot(grid[0, 0])]
-    axes.append(figure.add_subplot(grid[0, 1], sharex=axes[0], sharey=axes[0]))
+    budgets, axes = judged_at(result), list[Axes]()
+    n = len(budgets)
+    grid = cells(figure, 1, n, left=margin(result, 8.5), top=0.95, bottom=0.6, wspace=0.06)
     # a panel for each budget, a row for each config
-    for panel, budget in zip(axes, BUDGETS, strict=True):
+    for place, budget in enumerate(budgets):
+        first = axes[0] if axes else None
+        panel = figure.add_subplot(grid[0, place], sharex=first, sharey=first)
+        axes.append(panel)
         plain_axes(panel, "x")
         panel.axvline(0, color=INK, linewidth=0.9)
         for row, config in enumerate(configs):

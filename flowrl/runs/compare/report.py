@@ -14,7 +14,7 @@ from flowrl.runs.compare.budgets import RESULT, Budgets
 from flowrl.runs.compare.compare import Comparison, Search, run_comparison
 from flowrl.runs.compare.one_run import STRIP, drawn_prompts, read_samples
 from flowrl.runs.compare.result_file import read_result
-from flowrl.runs.compare.summary import Result, labels, summarize_result
+from flowrl.runs.compare.summary import Result, judged_at, labels, summarize_result
 from flowrl.runs.compare.tables import markdown
 from flowrl.runs.folder import read_object
 
@@ -40,12 +40,12 @@ def compare(
     """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
 
     Each run ends when it has used up `nfe` network evaluations per latent and `seconds` of
-    training. `clock` ``processor`` counts the seconds that a processor worked for the run. `count`
-    ``cost`` adds decoding and rewards to `nfe` at what they are measured to cost, and training at
-    what it costs; ``calls`` counts a trained state as three. `points` is the number of held-out
-    evaluations of a run. With `lr_search` each config first tries its own learning rate times these
-    factors, with `search_seed`, for `search_share` of `nfe` each. The call goes on after a stop,
-    and adds to what is there. Raises as `run_comparison` does.
+    training; with 0 seconds time does not count. `clock` ``processor`` counts the seconds that a
+    processor worked for the run. `count` ``cost`` adds decoding and rewards to `nfe` at what they
+    are measured to cost, and training at what it costs; ``calls`` counts a trained state as three.
+    `points` is the number of held-out evaluations of a run. With `lr_search` each config first
+    tries its own learning rate times these factors, with `search_seed`, for `search_share` of `nfe`
+    each. The call goes on after a stop, and adds to what is there. Raises as `run_comparison` does.
     """
     if not configs:
         raise ConfigError(
@@ -95,8 +95,7 @@ def _draw(result: Result, folder: Path, stem: str) -> list[Path]:
 
     drawn = {
         "gains": gains_figure(result),
-        "nfe": accuracy_figure(result, "nfe"),
-        "seconds": accuracy_figure(result, "seconds"),
+        **{budget: accuracy_figure(result, budget) for budget in judged_at(result)},
         "training": training_figure(result),
     }
     files = [folder / f"{stem}-{name}.png" for name in drawn]

@@ -36,6 +36,11 @@ class CurvePoint(NamedTuple):
     high: float  # highest seed
 
 
+def judged_at(result: Result) -> tuple[str, ...]:
+    """Return the budgets at which runs were judged: seconds only where they had a limit."""
+    return BUDGETS if result["budgets"]["seconds"] else BUDGETS[:1]
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust p-values for testing all of them (Holm 1979); a NaN is no test and stays NaN."""
     known = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
@@ -71,18 +76,18 @@ def _best_configs_first(configs: Sequence[Result], budget: str = "nfe") -> list[
 
 
 def summarize_result(result: Result) -> Result:
-    """Return the result with every config's summary at both budgets, best first, and the pairwise
+    """Return the result with every config's summary at its budgets, best first, and the pairwise
     tests."""
     configs, models = result["configs"], {}
-    for budget in BUDGETS:
+    for budget in judged_at(result):
         models[budget] = error_model(configs, result["base"], budget)
     summed = []
     for config in configs:
-        at = {budget: config_summary(config, models[budget], budget) for budget in BUDGETS}
+        at = {budget: config_summary(config, model, budget) for budget, model in models.items()}
         summed.append({**config, "summary": at})
     summed = _best_configs_first(summed)
     names = [config["name"] for config in summed]
-    tests = {budget: _pairwise_tests(names, models[budget]) for budget in BUDGETS}
+    tests = {budget: _pairwise_tests(names, model) for budget, model in models.items()}
     return {**result, "configs": summed, "pairs": tests}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowrl.core.tables import fixed_digits, markdown_table, text_table
-from flowrl.runs.compare.summary import BUDGETS, LETTERS, LEVEL, Result, labels
+from flowrl.runs.compare.summary import LETTERS, LEVEL, Result, judged_at, labels
 
 DASH = "–"
 
@@ -29,31 +29,28 @@ def comparison_table(result: Result) -> list[list[str]]:
     """Return the rows of the main table as texts: the head, the configs best first, the base
     model."""
     score = f"{result['settings']['score']}{units(result)[2]}"
-    head = [
-        "method",
-        "lr",
-        "seeds",
-        f"{score} at (a)",
-        "gain [95 %]",
-        f"{score} at (b)",
-        "gain [95 %]",
-    ]
-    head += ["iterations (a)", "seconds (a)", "NFE (b)"]
+    head, base = ["method", "lr", "seeds"], ["base model", "", ""]
+    for budget in judged_at(result):
+        head += [f"{score} at {LETTERS[budget]}", "gain [95 %]"]
+        base += [_number(result)(result["base"]["score"]), ""]
+    head += ["iterations (a)", "seconds (a)", "NFE (b)"][: 1 + len(judged_at(result))]
     short = labels([config["name"] for config in result["configs"]])
     rows = [_row(result, config, short[config["name"]]) for config in result["configs"]]
-    base = _number(result)(result["base"]["score"])
-    return [head, *rows, ["base model", "", "", base, "", base, "", "", "", ""]]
+    return [head, *rows, base + [""] * (len(head) - len(base))]
 
 
 def _row(result: Result, config: Result, name: str) -> list[str]:
-    number, a, b = _number(result), config["summary"]["nfe"], config["summary"]["seconds"]
+    number, at = _number(result), config["summary"]
     failed = sum(run["failed"] is not None for run in config["seeds"])
     seeds = f"{len(config['seeds'])}" + (f", {failed} failed" if failed else "")
     cells = [name, f"{config['lr']:.3g}", seeds]
-    for found in (a, b):
-        cells += [_spread(found, number), _gain(found, result)]
+    for budget in judged_at(result):
+        cells += [_spread(at[budget], number), _gain(at[budget], result)]
+    a = at["nfe"]
     cells += [f"{a['iteration']:.0f}", f"{a['seconds']:.0f}"] if a else [DASH, DASH]
-    return [*cells, f"{b['nfe']:.0f}" if b else DASH]
+    if "seconds" in at:
+        cells.append(f"{at['seconds']['nfe']:.0f}" if at["seconds"] else DASH)
+    return cells
 
 
 def task_table(result: Result, budget: str) -> list[list[str]]:
@@ -103,13 +100,16 @@ def notes(result: Result) -> list[str]:
     """Say in sentences how the table is to be read, with the numbers of this comparison."""
     # the numbers that the sentences need
     b, s, base = result["budgets"], result["settings"], result["base"]
-    over = [f"{_overshoot(result, budget):.1%} at {LETTERS[budget]}" for budget in BUDGETS]
+    over = [f"{_overshoot(result, b):.1%} at {LETTERS[b]}" for b in judged_at(result)]
+    times, each = "", "measured"
+    if b["seconds"]:
+        times, each = f", (b) after {b['seconds']:g} {clock(result)} of training", "each measured"
     score, low, high = map(_number(result), (base["score"], *base["interval"]))
     # budgets and intervals first, then what only some comparisons have: prices, search, machines
     lines = [
-        f"(a) after {b['nfe']:g} network evaluations, (b) after {b['seconds']:g} {clock(result)} "
-        "of training (evaluation and checkpoints not counted), each measured at the end of the "
-        f"iteration that passed the budget; largest overshoot {' and '.join(over)}.",
+        f"(a) after {b['nfe']:g} network evaluations{times} (evaluation and checkpoints not "
+        f"counted), {each} at the end of the iteration that passed the budget; largest overshoot "
+        f"{' and '.join(over)}.",
         f"± and brackets: 95 % intervals of the mean and of its gain over the base model, "
         f"{_errors(result)}; a star: it lies above zero and no run failed.",
         f"The base model reaches {score}{units(result)[2]} ({low} to {high} over its own "
@@ -118,7 +118,7 @@ def notes(result: Result) -> list[str]:
         _search_note(s["search"], result),
         *_machine_note(result),
     ]
-    lines += [_power_note(result, budget) for budget in BUDGETS]
+    lines += [_power_note(result, budget) for budget in judged_at(result)]
     return [*lines, *_failures(result)]
 
 
@@ -271,15 +271,15 @@ def markdown(result: Result, images: Sequence[str] = ()) -> str:
         markdown_table(comparison_table(result)),
         "\n".join(f"- {line}" for line in notes(result)),
     ]
-    for budget in BUDGETS:
+    for budget in judged_at(result):
         parts += [f"## Per task at {LETTERS[budget]}", markdown_table(task_table(result, budget))]
-    for budget in BUDGETS:
+    for budget in judged_at(result):
         title = (
             f"## Over tasks at {LETTERS[budget]}: interquartile mean, probability of improvement"
         )
         parts += [title, markdown_table(aggregate_table(result, budget))]
     # pairs only where there are several configs to compare
-    for budget in BUDGETS:
+    for budget in judged_at(result):
         if result["pairs"][budget]["tests"]:
             what = "p after Holm's correction above the diagonal, row minus column below it"
             parts += [

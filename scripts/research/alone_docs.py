@@ -130,6 +130,9 @@ def said(setting: Result) -> tuple[str, int]:
 
 def label(name: str) -> str:
     """Say a config as the pages do."""
+    method, _, arm = name.rpartition("-")
+    if arm in ("published", "tuned"):
+        return f"`{method.replace('-', '_')}`, as {arm}"
     return f"`{name.replace('-', '/', 1).replace('-', '_')}`"
 
 

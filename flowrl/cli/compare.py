@@ -100,7 +100,7 @@ Prompts = Annotated[
     str | None, typer.Option(metavar="FILE", help="of --suite, in place of its own prompts")
 ]
 Runs = Annotated[Path, typer.Option(help="folder of the runs", callback=options.check_folder)]
-Out = Annotated[Path, typer.Option(help="the result file", callback=options.check_result)]
+Out = Annotated[Path, typer.Option(help="the result file, .json", callback=options.check_result)]
 Figures = Annotated[
     Path | None,
     typer.Option(

@@ -57,7 +57,8 @@ def check_folder(path: Path | None) -> Path | None:
 
 
 def check_result(path: Path) -> Path:
-    """Refuse standard output for a result that the same command adds to."""
+    """Refuse standard output for a result that the same command adds to, and a name under which
+    table or figure beside it would be written over it."""
     from flowrl.core.files import is_stdout
 
     if is_stdout(path):
@@ -65,6 +66,8 @@ def check_result(path: Path) -> Path:
             "the same command goes on with this file, so it cannot go to standard output; name a "
             "file, and print the result with --json -"
         )
+    if path.suffix != ".json":
+        raise typer.BadParameter(f"expected a file that ends in .json, got {path}")
     return check_json(path) or path
 
 

@@ -42,14 +42,7 @@ Seeds = Annotated[
 Draw = Annotated[int, typer.Option(help="seed that draws the trials")]
 
 
-def check_json_name(path: Path) -> Path:
-    """Refuse a result that table, figure or config beside it would be written over."""
-    if path.suffix != ".json":
-        raise typer.BadParameter(f"expected a file that ends in .json, got {path}")
-    return options.check_result(path)
-
-
-Out = Annotated[Path, typer.Option(help="the result file, .json", callback=check_json_name)]
+Out = Annotated[Path, typer.Option(help="the result file, .json", callback=options.check_result)]
 ReportOnly = Annotated[
     bool, typer.Option("--report-only", help="train nothing; table and figure from --out again")
 ]

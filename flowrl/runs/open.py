@@ -27,6 +27,7 @@ class OpenedRun(NamedTuple):
     iteration: int
     base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
     what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
+    weights: str = "base"  # ema, current or base
 
 
 def open_run(
@@ -82,7 +83,7 @@ def load_run(
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
     put_saved(model.trainable(), files, name)
     what = "" if path != run else which_of(run, folder)
-    return OpenedRun(model, config, done, base, what)
+    return OpenedRun(model, config, done, base, what, name)
 
 
 def run_of(path: Path) -> Path:

@@ -19,6 +19,7 @@ from flowrl.evaluation.best_of import best_places, chooser
 from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
 from flowrl.evaluation.statistics import summarize_scores
 from flowrl.evaluation.suites import image_folder as folder
+from flowrl.evaluation.unscored import check_tasks
 
 
 def scores_of(
@@ -72,9 +73,9 @@ def make_report(
         means[reward], intervals[reward] = found["mean"], found["interval"]
     # the headline, over tasks
     tags = [tag for tag in _tags(prompts) for _ in range(config.eval.images)]
-    whole = summarize_scores(
-        values[kept], [t for t, k in zip(tags, kept.tolist(), strict=True) if k]
-    )
+    known_tags = [tag for tag, known in zip(tags, kept.tolist(), strict=True) if known]
+    check_tasks(prompts.records, [{"tag": tag} for tag in known_tags], name)
+    whole = summarize_scores(values[kept], known_tags)
     report = {"score": name, name: whole.pop("mean"), **whole, "rewards": means}
     report["intervals"] = intervals
     if unscored:

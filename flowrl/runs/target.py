@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
     model: FlowModel
     config: Config
-    what: str  # in words: "runs/a at iteration 20"
+    what: str  # in words: "runs/a at iteration 20, current weights"; averaged ones are not named
     base: Weights  # the weights from before training, where `eval.tuned` needs them
 
 
@@ -51,7 +51,8 @@ def open_target(
             path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
         )
         why = f" ({run.what})" if run.what else ""
-        what = f"{path} at iteration {run.iteration}{why}"
+        own = ", current weights" if run.weights == "current" else ""
+        what = f"{path} at iteration {run.iteration}{own}{why}"
         use_threads(run.config)
         return Target(run.model, run.config, what, run.base)
     # a model folder with settings of a config, or a config with its model

@@ -19,8 +19,10 @@ from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
 from flowrl.core.prompts import load_prompts, prompts_hash
 from flowrl.core.shipped_files import list_configs, resource
+from flowrl.runs.target import open_target
 
 pytestmark = pytest.mark.integration
+WEIGHTS = ("ema", "current", "base")
 TOY = ["--plugin", "toykit"]
 Failing = Callable[..., str]
 
@@ -173,6 +175,12 @@ def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert said in out and f"{want['red']:.3f}" in out and "mean over tasks" in out
         assert "setting: guidance None, steps 4" in out and ", hash " in out
     assert before["red"] != after["red"]
+
+
+def test_a_suite_folder_knows_which_weights_drew_it(home: Path, tmp_path: Path) -> None:
+    made = [open_target(f"{home}/whole", settings="", weights=w, plugins=TOY[1:]) for w in WEIGHTS]
+    says = [target.what.removeprefix(f"{home}/whole at iteration ") for target in made]
+    assert says == ["4", "4, current weights", "0"]
 
 
 def test_eval_options_and_json_alone(

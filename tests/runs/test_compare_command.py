@@ -249,6 +249,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*alone, what.configs[0]]) == 2 and main(["compare"]) == 2
     said = capsys.readouterr().err
     assert "leave out the configs" in said and "expected configs" in said
+    # the table beside a result would be written over it
+    text = what.out.read_text()
+    what.out.with_suffix(".md").write_text(text)
+    assert main([*alone[:3], str(what.out.with_suffix(".md"))]) == 2
+    assert what.out.with_suffix(".md").read_text() == text
 
 
 def test_the_grid_has_a_column_per_config(tmp_path: Path) -> None:

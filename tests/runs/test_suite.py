@@ -198,6 +198,19 @@ def test_nothing_is_averaged_over_images_without_a_score(
     with pytest.raises(RewardError, match="no image has a score by"):
         run(toy(tmp_path / "toy", "train.max_unscored=1.0"), tmp_path / "none")
 
+    # no mean over fewer tasks than the prompts have
+    def picky(batch: RewardBatch) -> torch.Tensor:
+        known = [record.get("tag") == "b" for record in batch.meta]
+        return torch.where(torch.tensor(known), 1.0, torch.nan)
+
+    file = Path(lenient.prompts.test)
+    lines = file.read_text().splitlines()
+    records = [{**json.loads(line), "tag": "ab"[n > 0]} for n, line in enumerate(lines)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.setattr(suites, "rewards_of", lambda calls, _: {n: picky for n in calls})
+    with pytest.raises(RunError, match="scored no image of the task 'a'"):
+        run(lenient, tmp_path / "tasks")
+
 
 def test_the_best_of_three(config: Config, tmp_path: Path) -> None:
     """By hand from the scores of every image: the largest of each three neighbours, in a suite and

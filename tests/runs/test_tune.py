@@ -154,6 +154,7 @@ def test_all_trials_count_at_one_price(tmp_path: Path) -> None:
         (["--seeds", "0"], "--seeds: expected seeds that differ"),
         (["--nfe", "0"], "--nfe: expected more than 0"),
         (["--out", "x.md"], "ends in .json"),
+        (["--try", "credit={fn: group_norm},{fn: sibling_norm}"], "gives every decision the"),
         (["--report-only"], "or --report-only without them"),
     ],
 )

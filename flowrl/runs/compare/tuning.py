@@ -30,7 +30,7 @@ from flowrl.training.trainer import Trainer
 
 Trial = tuple[str, ...]  # overrides, "key=value"
 # sections whose numbers leave a plan and its cost as they are
-_APART = ("name", "seed", "optimizer", "credit")
+_APART = ("name", "seed", "optimizer")
 
 
 class Tuning(NamedTuple):

@@ -84,9 +84,9 @@ _DRAFT = re.compile(r".+\.tmp-\d+-[0-9a-f]{8}")
 
 
 def delete_drafts(folder: Path) -> None:
-    """Delete what `replacing` left in a folder when its process was killed; only for a folder that
-    nobody else writes into."""
-    for path in sorted(folder.rglob("*.tmp-*")):
+    """Delete what `replacing` left in a folder, not below it, when its process was killed; only for
+    a folder that nobody else writes into."""
+    for path in sorted(folder.glob("*.tmp-*")):
         if _DRAFT.fullmatch(path.name):
             delete(path)
 

@@ -17,6 +17,7 @@ from flowrl.evaluation.films import save_film
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
 from flowrl.runs.best import best_iteration
+from flowrl.runs.earlier_samples import begin_samples
 from flowrl.runs.evaluate import (
     eval_weights,
     evaluate,
@@ -28,7 +29,6 @@ from flowrl.runs.evaluate import (
 from flowrl.runs.folder import (
     EVALS,
     GRID,
-    PROMPTS,
     SAMPLES,
     SOURCES,
     VERDICTS,
@@ -162,9 +162,11 @@ def _sample(trainer: Trainer, run: Path, log: Log) -> None:
     if broken:
         log.say(f"{broken} of {len(images)} images of the grid are not finite: drawn grey")
         images = grey(images)
-    height, width = trainer.config.eval_size
-    prompts = {"prompts": texts, "height": height, "width": width}
-    write_json(run / SAMPLES / PROMPTS, prompts)
+    (height, width), seed = trainer.config.eval_size, trainer.config.samples.seed
+    about = {"prompts": texts, "height": height, "width": width, "seed": seed}
+    moved = begin_samples(run, about)
+    if moved is not None:
+        log.say(f"samples of other prompts, noise or size were set aside: they are in {moved}")
     # sources first: a page that looks at the run while it is written never misses them
     sources = grid_sources(trainer)
     if sources is not None:

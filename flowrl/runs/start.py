@@ -101,7 +101,9 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
     if resume is True and not run.exists():
         raise CheckpointError(f"{run}: no whole checkpoint to resume from; there is no such folder")
     held.append(lock(run, mend="wait for it, stop it, or name another folder with --run"))
-    delete_drafts(run)  # of a process that was killed
+    if _begun(run) or holds_run(run):  # what a process left that was killed
+        for place in (run, run / "checkpoints", run / SAMPLES):
+            delete_drafts(place)
     # go on with what is there, or begin where nothing is lost by it
     if resume is True or (resume == "auto" and holds_run(run)):
         return _resumed(config, run, resume)
@@ -241,6 +243,8 @@ def begin(
             f"train.iterations={config.train.iterations}: {run} has done {trainer.iteration} "
             f"already; raise it in {run / CONFIG}, or evaluate an earlier checkpoint"
         )
+    if here.main and trainer.iteration < config.train.iterations:
+        delete(run / SUMMARY)  # of an end that is no longer the end
     if here.main and start.rewrite:
         write_text(run / CONFIG, config.dump())
     return trainer, trainer.iteration

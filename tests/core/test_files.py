@@ -119,10 +119,12 @@ def test_a_file_where_a_folder_is_needed(tmp_path: Path, below: str) -> None:
 
 
 def test_drafts_of_a_killed_process_are_deleted_and_nothing_else(tmp_path: Path) -> None:
-    """Names by hand: a draft as `replacing` calls it, and two of a user that only look alike."""
-    (tmp_path / "in").mkdir()
-    for name in ("in/grid.png.tmp-12-0b726d05", "a.tmp-x-0b726d05", "b.tmp-1-0b726d0"):
+    """Names by hand: a draft as `replacing` calls it, one of a run below, and two of a user that
+    only look alike."""
+    (tmp_path / "run").mkdir()
+    names = ["grid.png.tmp-12-0b726d05", "run/c.tmp-12-0b726d05", "a.tmp-x-0b726d05"]
+    for name in [*names, "b.tmp-1-0b726d0"]:
         (tmp_path / name).touch()
     files.delete_drafts(tmp_path)
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"a.tmp-x-0b726d05", "b.tmp-1-0b726d0"}
+    assert left == {"c.tmp-12-0b726d05", "a.tmp-x-0b726d05", "b.tmp-1-0b726d0"}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import load_strip
-from flowrl.runs.folder import RunPath, read_prompts, read_verdicts
+from flowrl.runs.folder import PROMPTS, RunPath, read_prompts, read_verdicts
 from flowrl.runs.report.run_grid import sample_files, source_images
 
 PIXELS = 256  # of an image's longer side, at most
@@ -37,9 +37,15 @@ def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
     files = sample_files(run)
     if not files:
         return None
-    prompts, _ = read_prompts(run)
+    prompts, shape = read_prompts(run)
     order = evenly(sorted(files), MOST)
     strips = [tiles(files[iteration], len(prompts)) for iteration in order]
+    for iteration, strip in zip(order, strips, strict=True):
+        if strip[0].height != shape[0]:
+            raise RunError(
+                f"{files[iteration]}: expected {len(prompts)} images of height {shape[0]} as "
+                f"{PROMPTS} says, got {strip[0].height}; remove the file if it is another run's"
+            )
     starts = source_tiles(run)
     # sources share the budget
     small = _compressed([*strips, *starts], budget)

@@ -29,7 +29,7 @@ from flowrl.core.votes import (
     read_votes,
 )
 from flowrl.evaluation.bradley_terry import Strength, bradley_terry
-from flowrl.runs.folder import CONFIG, read_prompts
+from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
 from flowrl.runs.report.sample_images import sample_keys, source_tiles, strip_of
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
@@ -224,6 +224,11 @@ def _by_voter(every: Sequence[dict[str, Any]]) -> dict[str, set[VotePair]]:
 
 
 def _noise(run: Path) -> Any:
+    """Return the seed of a run's samples, as it stands beside them; in runs of earlier versions in
+    the config."""
+    about = read_object(run / SAMPLES, PROMPTS) if (run / SAMPLES / PROMPTS).exists() else {}
+    if "seed" in about:
+        return about["seed"]
     try:
         config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
         return config.get("samples", {}).get("seed")

@@ -126,10 +126,33 @@ def test_too_few_runs_have_no_effects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcomes", [[[0.0, 1.0], [1.0, 1.0]], [[0.25, 1.0], [0.5, 0.125]], [[0.5]]]
+    "outcomes",
+    [
+        [[0.0, 1.0], [1.0, 1.0]],
+        [[0.25, 1.0], [0.5, 0.125]],
+        [[0.5]],
+        [[-0.0, 1.0], [0.0, -0.0]],
+        [[-0.0, 0.5], [-0.25, 0.0]],
+    ],
 )
 def test_outcomes_come_back(outcomes: list[list[float]]) -> None:
     assert unpacked(packed(outcomes)) == outcomes
+    assert "-0 " not in f"{packed(outcomes)} ".replace(",", " ")  # one zero, one word
+
+
+@pytest.mark.parametrize("nfe", ["0", "-1", "nan", "inf"])
+def test_a_budget_that_no_run_uses_up_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nfe: str
+) -> None:
+    """Before anything is written: -1 would train without end, and NaN stay in the runs' claims."""
+    axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
+    design = {"base": str(write_toy(tmp_path)), "axes": axes}
+    (tmp_path / "design.yaml").write_text(yaml.safe_dump(design))
+    command = ["compare", "--factorial", str(tmp_path / "design.yaml"), "--plugin", "toykit"]
+    command += ["--nfe", nfe, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out.json")]
+    assert main(command) == 2
+    assert f"expected a finite --nfe above 0, got {nfe}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.integration

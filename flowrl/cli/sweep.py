@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +73,7 @@ def sweep(
     asked = SweepRequest(
         suite,
         [*_read_numbers(guidance, "--guidance")] or [None],
-        [int(n) for n in _read_numbers(steps, "--steps")] or [None],
+        [*_read_steps(steps)] or [None],
         _read_numbers(lora_scale, "--lora-scale") or [1.0],
         prompts or "",
         count,
@@ -110,6 +111,17 @@ def _read_numbers(text: str | None, option: str) -> list[float]:
     if text is None:
         return []
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option}: expected numbers like 1,2.5,4, got {text!r}") from None
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{option}: expected numbers like 1,2.5,4, got {text!r}")
+    return numbers
+
+
+def _read_steps(text: str | None) -> list[int]:
+    """Read "10,20". Raises ConfigError."""
+    numbers = _read_numbers(text, "--steps")
+    if not all(number >= 1 and number.is_integer() for number in numbers):
+        raise ConfigError(f"--steps: expected whole numbers >= 1 like 10,20, got {text!r}")
+    return [int(number) for number in numbers]

@@ -11,10 +11,15 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import delete, is_stdout, write_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 UVICORN: dict[str, Any] = {
     "lifespan": "off",
@@ -63,6 +68,33 @@ def read_token(address: str, token_env: str) -> bytes:
             + ("it holds something else" if token else "it is unset or empty")
         )
     return token.encode()
+
+
+def asked_here(request: Request) -> bool:
+    """Say whether a request names this machine by a loopback name. A page from elsewhere may let
+    its own name point here, and a browser then lets it read the answers, but not this one."""
+    try:
+        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:  # such as [::1 without its end
+        return False
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def is_json(request: Request) -> bool:
+    """Say whether a request says that its body is JSON: a form of another page cannot."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json"
+
+
+def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
+    """Return an answer in ASCII: half of a surrogate pair, which JSON can write, is no UTF-8."""
+    from starlette.responses import Response
+
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, headers, "application/json")
 
 
 def import_uvicorn() -> Any:

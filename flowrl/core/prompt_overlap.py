@@ -93,7 +93,8 @@ def undeclared(found: Overlap, held_out: PromptSet) -> Overlap:
 def _meaning(record: dict[str, Any], *, turn: bool) -> Meaning:
     """Say what a prompt asks for; with `turn` "b right of a" is "a left of b"."""
     include = record.get("include")
-    if not include:
+    # a column of a CSV file may be named so: a text, and no list of GenEval's
+    if not include or not isinstance(include, list | tuple):
         return _words(record["prompt"], turn=turn)
     entries = []
     for entry in include:

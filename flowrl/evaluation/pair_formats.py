@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.files import write_text
+from flowrl.core.files import replacing, write_text
+from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import Record, load_prompts
 from flowrl.core.votes import opinions
 from flowrl.evaluation.image_files import ENDINGS
@@ -110,8 +111,11 @@ def _stored(image: Path | bytes, out: Path, where: str) -> str:
     if ending is None:
         raise DataError(f"{where}: expected a PNG, JPEG or WebP image, got {image[:8]!r} ...")
     name = f"images/{hashlib.blake2b(image, digest_size=12).hexdigest()}{ending}"
-    if not (out / name).exists():
-        (out / name).write_bytes(image)
+    # one that is there may have been torn by a power cut, or by another program
+    file = out / name
+    if not file.is_file() or file.read_bytes() != image:
+        with replacing(file) as draft:
+            draft.write_bytes(image)
     return name
 
 
@@ -139,10 +143,11 @@ def _items(source: Path) -> list[Any]:
             f"{source}: expected preference data as .parquet, .json, .jsonl or a folder, got "
             f"{source.suffix or 'no ending'!r}"
         )
-    text = source.read_text(encoding="utf-8")
+    text = text_of(source)
     try:
         if source.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+            # only "\n" ends a line: JSON allows U+2028 inside a text
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{source}: expected JSON, got a fault in it: {error}") from error
@@ -211,7 +216,7 @@ def _folder(source: Path) -> Iterator[SourcePair]:
         missing += [] if text.is_file() else [str(text)]
         if missing:
             raise DataError(f"{source}: of the pair {name!r} there is no {', '.join(missing)}")
-        prompt = text.read_text(encoding="utf-8").strip()
+        prompt = text_of(text).strip()
         yield SourcePair(prompt, (better[name], worse[name]), 1.0, f"{source}, {name}")
 
 
@@ -226,7 +231,10 @@ def _parquet(file: Path) -> Iterator[SourcePair]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ConfigError(f"{file}: parquet is read by pyarrow: pip install pyarrow") from error
-    table = parquet.ParquetFile(file)
+    try:
+        table = parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: expected a parquet file, got a fault in it: {error}") from error
     lacks = [name for name in PICK_A_PIC if name not in table.schema_arrow.names]
     if lacks:
         raise DataError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import CheckpointError, RunError
+from flowrl.core.files import is_finite_number
 from flowrl.runs.folder import EVALS, read_rows
 from flowrl.training import checkpoint
 
@@ -17,9 +18,9 @@ BEST, LAST = "best", "last"
 
 
 def score_of(row: Row) -> float | None:
-    """Return the headline score of an evaluation; None where it has none."""
-    value = row.get(str(row.get("score")))
-    return float(value) if isinstance(value, int | float) else None
+    """Return the headline score of an evaluation; None where it has none, or no finite one."""
+    value: Any = row.get(str(row.get("score")))
+    return float(value) if is_finite_number(value) else None
 
 
 def best_first(rows: Sequence[Row]) -> list[Row]:

@@ -70,12 +70,12 @@ def read_rows(run: RunPath, name: str) -> Rows:
         return []
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    # each line by itself, so that a mistake is named
-    rows = []
+    # each line by itself, so that a mistake is named; scores are read by those who know of NaN
+    rows, constant = [], float if name in (EVALS, EARLIER_EVALS) else _no_constant
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line, parse_float=_finite)
+            row = json.loads(line, parse_float=_finite, parse_constant=constant)
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
@@ -93,6 +93,11 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is no finite number")
     return number
+
+
+def _no_constant(text: str) -> float:
+    """Refuse NaN and infinities, which no log but that of evaluations may hold."""
+    raise ValueError(f"{text} is no number of JSON; write null in its place, or delete the line")
 
 
 def all_numbers(row: Mapping[str, Any]) -> bool:

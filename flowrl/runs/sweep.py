@@ -149,9 +149,11 @@ def _run_points(
 def choose_prompts(asked: SweepRequest, out: Path) -> str:
     """Return the prompts to sweep on: a list, or a file in `out` with some of them.
 
-    Raises ConfigError for a suite without validation prompts: settings that were chosen on the test
-    prompts would flatter the test.
+    Raises ConfigError for a count below 0, and for a suite without validation prompts: settings
+    that were chosen on the test prompts would flatter the test.
     """
+    if asked.most < 0:
+        raise ConfigError(f"--count: expected a whole number, 0 for all, got {asked.most}")
     suite = suite_of(asked.suite)
     chosen = asked.prompts or suite.validation
     if not chosen:

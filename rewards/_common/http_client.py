@@ -138,19 +138,17 @@ async def exchange(
     body: bytes = b"",
     *,
     timeout: float,
-    most: int | None = None,
+    most: int,
 ) -> Response:
     """Send a request with a JSON body and read the answer, all of it within `timeout` seconds.
 
-    most: bytes of the longest answer that is read; it is then asked for uncompressed. Raises
+    most: bytes of the longest answer that is read; it is asked for uncompressed. Raises
     RequestFailed where no whole answer came.
     """
     import httpx2
 
-    # the request
-    headers = {"Content-Type": "application/json"}
-    if most is not None:
-        headers["Accept-Encoding"] = "identity"
+    # a compressed answer could unpack to any size
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     # the answer, part by part
     parts = bytearray()
     try:
@@ -158,11 +156,12 @@ async def exchange(
             asyncio.timeout(timeout),
             client.stream(method, url, content=body, headers=headers) as response,
         ):
-            # a compressed answer could unpack to any size, so one with a limit is taken as it comes
-            chunks = response.aiter_bytes() if most is None else response.aiter_raw()
-            async for part in chunks:
+            coding = response.headers.get("content-encoding", "identity").strip().lower()
+            if coding not in ("", "identity"):
+                raise RequestFailed(f"expected an answer that is not compressed, got {coding!r}")
+            async for part in response.aiter_raw():
                 parts += part
-                if most is not None and len(parts) > most:
+                if len(parts) > most:
                     raise RequestFailed(f"an answer of more than {most} bytes")
     except TimeoutError:
         raise RequestFailed(f"no answer within {timeout:g} s") from None

@@ -26,7 +26,8 @@ def recall(folder: Path, key: str) -> Answer | None:
 
 def keep(folder: Path, key: str, answer: Answer) -> None:
     """Write an answer under a key. Raises RunError where the folder cannot be written."""
-    text = json.dumps(answer._asdict(), ensure_ascii=False)
+    # in ASCII: an answer may hold half of a surrogate pair, which is no UTF-8
+    text = json.dumps(answer._asdict())
     try:
         write_text(_file(folder, key), text)
     except RunError as error:

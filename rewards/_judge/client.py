@@ -29,6 +29,7 @@ from .answer import Answer
 
 WHO = "rewards.vlm"
 LONGEST_PAUSE = 60.0  # seconds between two tries, whatever the server asks for
+LONGEST_ANSWER = 2**24  # bytes; 4096 tokens with 20 log-probs each take half of it
 PROBE_SECONDS = 10.0  # for the list of models
 MOST_LOG_PROB = 0.1  # of a token: what is above 0 by more than rounding is no log-prob
 _JITTER = random.SystemRandom()  # leaves the run's own random numbers alone
@@ -99,7 +100,8 @@ def list_models(server: Server) -> list[str]:
     async def ask() -> Response:
         """Ask once, for no longer than a probe may take."""
         async with http.open() as client:
-            return await exchange(client, "GET", url, timeout=min(server.timeout, PROBE_SECONDS))
+            seconds = min(server.timeout, PROBE_SECONDS)
+            return await exchange(client, "GET", url, timeout=seconds, most=LONGEST_ANSWER)
 
     # no address, no answer, or the answer of another server: each has its own mend
     try:
@@ -197,7 +199,8 @@ async def _ask_once(
     # the request
     url, data = f"{server.base}/chat/completions", json.dumps(body, allow_nan=False).encode()
     try:
-        response = await exchange(client, "POST", url, data, timeout=server.timeout)
+        limits: dict[str, Any] = {"timeout": server.timeout, "most": LONGEST_ANSWER}
+        response = await exchange(client, "POST", url, data, **limits)
     except RequestFailed as error:
         return Failure(http.hide(str(error)))
     # a refusal

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flowrl.core.errors import DataError, FlowRLError
+from flowrl.core.local_server import asked_here, is_json, json_response
 from flowrl.core.reward_traits import judges_singly, judges_videos
 from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
@@ -30,10 +31,10 @@ IN_HAND = 128  # requests in work or held whole; further ones wait for a place a
 
 def make_app(queue: RequestQueue, limits: RequestLimits, token: bytes = b"") -> Starlette:
     """Return the ASGI application: POST /score and /check, GET /health, GET /metrics; errors are
-    JSON as well."""
+    JSON as well. With a token every address asks for it, without one only a loopback name is
+    answered."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.responses import JSONResponse
     from starlette.routing import Route
 
     service = _Handlers(queue, limits, token)
@@ -42,7 +43,7 @@ def make_app(queue: RequestQueue, limits: RequestLimits, token: bytes = b"") -> 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # a wrong path or method
         text = "there is POST /score, POST /check, GET /health and GET /metrics"
-        return JSONResponse({"error": text, "kind": "request"}, error.status_code, error.headers)
+        return json_response({"error": text, "kind": "request"}, error.status_code, error.headers)
 
     # every handler stands behind the token
     routes = [
@@ -71,26 +72,35 @@ class _Handlers:
         self.room = Places(IN_HAND)
 
     def guard(self, handler: Handler) -> Handler:
-        """Ask for the token before anything is read, and turn failures into JSON."""
-        from starlette.responses import JSONResponse
+        """Check who asks before anything is read, and turn failures into JSON."""
 
         async def guarded(request: Request) -> Response:
             try:
-                self._check_token(request)
+                self._admit(request)
                 return await handler(request)
             except RequestRefused as error:
                 headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-                return JSONResponse(
+                return json_response(
                     {"error": str(error), "kind": error.kind}, error.status, headers
                 )
 
         return guarded
 
-    def _check_token(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
+        """Refuse who has no token, or where there is none, a foreign name of this machine."""
+        if not self.token:
+            if not asked_here(request):
+                raise RequestRefused(
+                    403,
+                    "request",
+                    "expected to be asked as localhost; for other names start the server with "
+                    "--token-env",
+                )
+            return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # compared always: its time tells nothing
         same = hmac.compare_digest(given.strip().encode(), self.token)
-        if self.token and not (same and scheme.lower() == "bearer"):
+        if not (same and scheme.lower() == "bearer"):
             raise RequestRefused(
                 401,
                 "token",
@@ -113,23 +123,20 @@ class _Handlers:
             self.seconds += time.perf_counter() - began
 
     async def _score(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestRefused(
-                415, "request", "expected the header 'Content-Type: application/json'"
-            )
         async with AsyncExitStack() as held:
             body = await self._body(request, held)
             known = tuple(self.queue.rewards)
             wanted = await asyncio.to_thread(parse, body, known, self.limits, self.videos)
             del body
             answer = await self._answer(request, wanted)
-        return JSONResponse({"scores": answer, "images": len(wanted.prompts)})
+        return json_response({"scores": answer, "images": len(wanted.prompts)})
 
     async def _body(self, request: Request, held: AsyncExitStack) -> bytearray:
-        """Read a body; from then on `held` has a place."""
+        """Read a body of JSON; from then on `held` has a place."""
+        if not is_json(request):
+            raise RequestRefused(
+                415, "request", "expected the header 'Content-Type: application/json'"
+            )
         return await read_body(request, self.limits.bytes, self.room, held)
 
     async def _answer(self, request: Request, wanted: ScoreRequest) -> Answer:
@@ -152,20 +159,16 @@ class _Handlers:
     async def check(self, request: Request) -> Response:
         """Show a reward the prompts' records, before the first image is made: {"fault": text |
         null}, of the first that it refuses."""
-        from starlette.responses import JSONResponse
-
         async with AsyncExitStack() as held:
             body = await self._body(request, held)
             name, records, places = await asyncio.to_thread(
                 parse_records, body, tuple(self.queue.rewards)
             )
             fault = await asyncio.to_thread(_first_fault, self.queue.rewards[name], records, places)
-        return JSONResponse({"fault": fault})
+        return json_response({"fault": fault})
 
     async def health(self, request: Request) -> Response:
         """Say that the server is up, what it hosts and what it takes."""
-        from starlette.responses import JSONResponse
-
         limits = {
             "bytes": self.limits.bytes,
             "images": self.limits.images,
@@ -173,7 +176,7 @@ class _Handlers:
         }
         facts = {"rewards": list(self.queue.rewards), "checks": self.checks}
         facts |= {"videos": self.videos, "singly": self.singly}
-        return JSONResponse({"status": "ok", **facts, "limits": limits, "flowrl": __version__})
+        return json_response({"status": "ok", **facts, "limits": limits, "flowrl": __version__})
 
     async def metrics(self, request: Request) -> Response:
         """Answer in Prometheus' text format."""

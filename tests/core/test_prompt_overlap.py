@@ -14,6 +14,8 @@ from toykit import toy
 from flowrl.config.load import load_config
 from flowrl.core.prompt_overlap import OPPOSITE, Overlap, overlap
 from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.doctor.before_loading import look_at_prompts
+from flowrl.runs.suite import run_suite
 from flowrl.training.setup import OverlapWarning, warn_of_overlap
 from flowrl.training.trainer import Trainer
 
@@ -135,3 +137,19 @@ def test_prompts_that_start_from_other_things_are_others() -> None:
     found = overlap(held, trained, (["a", "b", "c"], ["a", "c", "c"]))
     assert found.same == [("make it red", "make it red")]
     assert found.paraphrased == [("make the one a blue", "make the one blue")]
+
+
+def test_a_column_of_a_csv_file_may_be_named_include(tmp_path: Path) -> None:
+    """It is a text: prompts are compared by their words, in a run, the doctor and a suite."""
+    (tmp_path / "known.csv").write_text("prompt,include,exclude\na red dot,circle,\na cat,x,y\n")
+    (tmp_path / "held.csv").write_text("prompt,include\na photo of a red dot,square\na dog,x\n")
+    lists = [f"prompts.train={tmp_path}/known.csv", f"prompts.test={tmp_path}/held.csv"]
+    found = overlap(load_prompts(tmp_path / "held.csv"), load_prompts(tmp_path / "known.csv"))
+    assert found == Overlap([], [], [("a photo of a red dot", "a red dot")])
+    config = toy(tmp_path, *lists)
+    said = "1 of 2 ask for what a training prompt asks for in other words"
+    assert any(said in line for line in look_at_prompts(config).lines)
+    with pytest.warns(OverlapWarning, match=said):
+        Trainer(config).step()
+    report = run_suite(config.call("model")(), config, "toy", tmp_path / "suite", target="toy")
+    assert report["tasks"]["all"]["images"] == 4

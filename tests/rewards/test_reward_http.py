@@ -27,6 +27,8 @@ from rewards.remote.http import make_app
 from rewards.remote.read_request import RequestLimits
 from rewards.remote.request_queue import RequestQueue
 
+HERE = "http://localhost"
+
 
 def failing(batch: RewardBatch) -> Tensor:
     if batch.meta[0].get("data"):
@@ -40,7 +42,8 @@ def failing(batch: RewardBatch) -> Tensor:
 def client() -> Iterator[TestClient]:
     """Return a client of an application with two rewards, without a token."""
     queue = RequestQueue({"red": redness, "half": failing}, max_wait_s=0)
-    with TestClient(make_app(queue, RequestLimits(bytes=20_000, images=6))) as client:
+    app = make_app(queue, RequestLimits(bytes=20_000, images=6))
+    with TestClient(app, base_url=HERE) as client:
         yield client
     queue.close()
 
@@ -93,7 +96,7 @@ def test_a_reward_that_leaves_does_not_take_the_server_along() -> None:
     images, wrong = random_images(1), {"prompt": "p", "fail": 1}
     with (
         closing(RequestQueue({"it": Leaving()}, max_wait_s=0)) as queue,
-        TestClient(make_app(queue, RequestLimits())) as client,
+        TestClient(make_app(queue, RequestLimits()), base_url=HERE) as client,
     ):
         asked = {"reward": "it", "records": [wrong], "places": ["line 3"]}
         told = client.post("/check", json=asked)
@@ -196,7 +199,7 @@ def test_clients_at_the_same_time_get_their_own_scores(monkeypatch: pytest.Monke
 @contextmanager
 def half_sent(url: str) -> Iterator[socket.socket]:
     """Open a line that sends one byte of nine."""
-    head = "POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as line:
         line.sendall(f"{head}Content-Length: 9\r\n\r\n[".encode())
@@ -234,7 +237,8 @@ def test_a_client_that_hangs_up_is_not_scored() -> None:
     app = make_app(queue, RequestLimits())
     body = json.dumps(data_of(random_images(1))).encode()
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/score"}
-    scope |= {"headers": [(b"content-type", b"application/json")], "query_string": b""}
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope |= {"headers": headers, "query_string": b""}
     scope |= {"root_path": "", "http_version": "1.1"}
     sent: list[Any] = []
 

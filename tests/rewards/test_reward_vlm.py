@@ -29,6 +29,7 @@ from torch import Tensor
 
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.types import Reward
+from rewards._judge.cache import recall
 from rewards.vlm import vlm
 from rewards.win_rate import win_rate
 
@@ -242,6 +243,18 @@ def test_failures_are_not_kept_and_torn_files_are_asked_again(tmp_path: Path) ->
             file.write_bytes(torn)
             assert float(reward(batch_of(grey([9])))) == 1
             assert len(server.seen) == asked + 1 and file.read_bytes() == whole
+
+
+def test_half_of_a_surrogate_pair_is_kept_as_it_came(tmp_path: Path) -> None:
+    """JSON can write it and UTF-8 cannot; what is not ASCII comes back, too."""
+    answer = "half \ud800, größe\u2028\U0001f600. Final Score: 5"
+    with serving(lambda seen: says(answer)) as server:
+        for _ in range(2):
+            assert float(judge(server, cache=str(tmp_path))(batch_of(grey([9])))) == 1
+        assert len(server.seen) == 1
+    (file,) = tmp_path.rglob("*.json")
+    kept = recall(tmp_path, file.stem)
+    assert kept is not None and kept.text == answer
 
 
 def test_a_cache_that_cannot_be_written_stops(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import traceback
 import warnings
@@ -44,6 +45,8 @@ FAULTS = {
     "no JSON": Act(b"<html>busy</html>"),
     "no choices": Act(b'{"choices": []}'),
     "not a dict": Act(b"[1]"),
+    "too long": Act(b" " * 2**24 + OK.payload),
+    "compressed": Act(gzip.compress(OK.payload), headers=(("Content-Encoding", "gzip"),)),
     "content is a list": Act(LIST),
 }
 
@@ -204,6 +207,8 @@ def test_a_missing_key_is_found_when_it_is_made(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_probe() -> None:
+    # a model list that would unpack to 64 MiB
+    unpacks = Act(gzip.compress(b" " * 2**26, 1), headers=(("Content-Encoding", "gzip"),))
     with serving(rates_brightness) as server:
         judge(server).probe()
         with pytest.raises(RunError, match="offers no model 'other', only UnifiedReward"):
@@ -214,6 +219,8 @@ def test_the_probe() -> None:
             (Act(b'{"data": 3}'), "expected a list of models"),
             (Act(b'{"data": []}'), "only none"),
             (Act(b"", drop=True), "Is the server up"),
+            (Act(b" " * (2**24 + 1)), "an answer of more than 16777216 bytes"),
+            (unpacks, "expected an answer that is not compressed, got 'gzip'"),
         ):
             server.models = act
             with pytest.raises(RunError, match=message):

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from flowrl.core.errors import RunError
-from flowrl.runs.folder import EVALS, HISTOGRAMS, TIMING, read_evals, read_prompts, read_rows
+from flowrl.runs.best import best_iteration
+from flowrl.runs.folder import (
+    EVALS,
+    FINDINGS,
+    HISTOGRAMS,
+    METRICS,
+    TIMING,
+    read_evals,
+    read_prompts,
+    read_rows,
+)
 from flowrl.runs.log import RunLogger
 
 
@@ -39,3 +49,15 @@ def test_sizes_of_samples(tmp_path: Path, height: str) -> None:
     (tmp_path / "samples" / "prompts.json").write_text(text)
     with pytest.raises(RunError, match=r"prompts\.json: expected"):
         read_prompts(tmp_path)
+
+
+@pytest.mark.parametrize("name", [METRICS, TIMING, HISTOGRAMS, FINDINGS])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_lacks(tmp_path: Path, name: str, value: str) -> None:
+    """Only evaluations may hold it; then they have no score that could be the best."""
+    line = f'{{"iteration": 1, "score": "red", "red": {value}}}\n'
+    (tmp_path / name).write_text(line)
+    with pytest.raises(RunError, match=rf"{name}, line 1: .*{value} is no number of JSON; write"):
+        read_rows(tmp_path, name)
+    (tmp_path / EVALS).write_text(line)
+    assert best_iteration(read_rows(tmp_path, EVALS)) is None

@@ -24,8 +24,12 @@ MIXED: dict[str, Any] = {"kind": {"p": [], "q": [], "r": []}, **dict(list(TWO.it
 
 
 def _design(folder: Path, axes: dict[str, Any], **more: Any) -> Design:
+    return _written(folder, {"axes": axes, **more})
+
+
+def _written(folder: Path, design: dict[Any, Any]) -> Design:
     file = folder / "design.yaml"
-    file.write_text(yaml.safe_dump({"base": "toy", "axes": axes, **more}, sort_keys=False))
+    file.write_text(yaml.safe_dump({"base": "toy", **design}, sort_keys=False))
     return load_design(file)
 
 
@@ -61,11 +65,37 @@ def test_exchange_finds_the_best_of_all_choices() -> None:
         ({"axes": {"x0": {"low": []}}}, "two levels"),
         ({"exclude": [{"x0": "low"}]}, "cannot be told apart"),
         ({"sets": []}, "base, axes and some of"),
+        ({1: [], "sets": []}, r"got \['1', 'axes', 'base', 'sets'\]"),
+        ({"base": ["toy"]}, r"base: expected a config's name or file, .* got \['toy'\]"),
+        ({"exclude": {"x0": "low"}}, r"exclude: expected a list of \{axis: level\}"),
+        ({"exclude": ["x0"]}, "exclude: expected a list of .* got 'x0'"),
+        ({"exclude": 3}, "exclude: expected a list of .* got 3"),
+        ({"exclude": [{}]}, "exclude: expected a list of .* one or more, got {}"),
+        ({"exclude": [{"x0": "low"}, {"x0": "high"}]}, "leaves none of 64 cells"),
+        ({"cells": "many"}, "cells: expected a whole number >= 1, got 'many'"),
+        ({"cells": 40.5}, "cells: expected a whole number >= 1, got 40.5"),
+        ({"cells": 0}, "cells: expected a whole number >= 1, got 0"),
+        ({"seed": -1}, "seed: expected a whole number >= 0, got -1"),
+        ({"seed": True}, "seed: expected a whole number >= 0, got True"),
+        ({"interactions": 3}, "interactions: expected a list of pairs of .* got 3"),
+        ({"interactions": "some"}, "interactions: expected a list of pairs of .* got 'some'"),
+        ({"interactions": [3]}, "interactions: expected a list of pairs of .* got 3"),
+        ({"interactions": [["x0", ["x1"]]]}, "interactions: expected a list of pairs of"),
+        ({"set": 3}, "set: expected a list of overrides such as .* got 3"),
+        ({"set": "seed=1"}, "set: expected a list of overrides such as .* got 'seed=1'"),
+        ({"axes": {"x0": {"low": "a=1", "high": []}}}, "x0, low: expected a list of overrides"),
     ],
 )
-def test_designs_that_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_designs_that_are_refused(tmp_path: Path, changes: dict[Any, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _design(tmp_path, **{"axes": TWO, **changes})
+        _written(tmp_path, {"axes": TWO, **changes})
+
+
+def test_a_date_that_is_none_is_named(tmp_path: Path) -> None:
+    """YAML's own ValueError."""
+    (tmp_path / "design.yaml").write_text("base: 2024-13-45\naxes: {}\n")
+    with pytest.raises(ConfigError, match="design.yaml: cannot be read as a design: month must"):
+        load_design(tmp_path / "design.yaml")
 
 
 def _measured(design: Design, spread: float, rng: np.random.Generator) -> dict[str, Any]:
@@ -126,10 +156,33 @@ def test_too_few_runs_have_no_effects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcomes", [[[0.0, 1.0], [1.0, 1.0]], [[0.25, 1.0], [0.5, 0.125]], [[0.5]]]
+    "outcomes",
+    [
+        [[0.0, 1.0], [1.0, 1.0]],
+        [[0.25, 1.0], [0.5, 0.125]],
+        [[0.5]],
+        [[-0.0, 1.0], [0.0, -0.0]],
+        [[-0.0, 0.5], [-0.25, 0.0]],
+    ],
 )
 def test_outcomes_come_back(outcomes: list[list[float]]) -> None:
     assert unpacked(packed(outcomes)) == outcomes
+    assert "-0 " not in f"{packed(outcomes)} ".replace(",", " ")  # one zero, one word
+
+
+@pytest.mark.parametrize("nfe", ["0", "-1", "nan", "inf"])
+def test_a_budget_that_no_run_uses_up_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nfe: str
+) -> None:
+    """Before anything is written: -1 would train without end, and NaN stay in the runs' claims."""
+    axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
+    design = {"base": str(write_toy(tmp_path)), "axes": axes}
+    (tmp_path / "design.yaml").write_text(yaml.safe_dump(design))
+    command = ["compare", "--factorial", str(tmp_path / "design.yaml"), "--plugin", "toykit"]
+    command += ["--nfe", nfe, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out.json")]
+    assert main(command) == 2
+    assert f"expected a finite --nfe above 0, got {nfe}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.integration

@@ -14,6 +14,7 @@ import pytest
 import torch
 from browserkit import Visit, browser
 from reportkit import lines, make_run
+from starlette.testclient import TestClient
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import save_strip
@@ -21,6 +22,7 @@ from flowrl.runs.report import sample_images
 from flowrl.runs.report.columns import Series, thinned
 from flowrl.runs.report.page import html_report
 from flowrl.runs.report.page_data import story
+from flowrl.runs.view.app import make_app
 
 DOCTOR: dict[str, Any] = {
     "findings": [{"id": "std/last", "found": "std <b>0.3</b>", "change": "set `plan.ode_last=1`"}],
@@ -122,6 +124,14 @@ def total(run: Path, budget: int) -> int:
         ("config.yaml", "[1]", "expected a mapping"),
         ("config.yaml", "a: [", "cannot read"),
         ("doctor.json", '{"sections": [1]}', "flowrl doctor --run"),
+        ("doctor.json", '{"sections": {"ratio": 5}}', "doctor.json.*make it anew, or delete it"),
+        ("doctor.json", '{"sections": {"ratio": {"table": 5}}}', "flowrl doctor --run"),
+        ("doctor.json", '{"sections": {"ratio": {"table": [["a"], [NaN]]}}}', "doctor --run"),
+        ("doctor.json", '{"sections": {"ratio": {"skipped": 5}}}', "flowrl doctor --run"),
+        ("doctor.json", '{"findings": ["a"]}', "flowrl doctor --run"),
+        ("doctor.json", '{"settings": 5, "findings": []}', "flowrl doctor --run"),
+        ("findings.jsonl", '{"iteration": 1, "x": NaN}\n', "findings.jsonl, line 1: .*NaN is no"),
+        ("histograms.jsonl", '{"iteration": 1, "x": Infinity}\n', "write null in its place"),
         ("summary.json", '{"before": {}, "after": {}}', "summary, 'before'"),
     ],
 )
@@ -129,6 +139,10 @@ def test_a_damaged_file_is_named(runs: list[Path], name: str, text: str, message
     (runs[0] / name).write_text(text)
     with pytest.raises(RunError, match=message):
         html_report(*runs)
+    # and a page that looks at it live says the same
+    view = TestClient(make_app(runs[0].parent, runs[0] / "votes"), base_url="http://localhost")
+    answer = view.get("/api/story", params={"run": runs[0].name})
+    assert answer.status_code == 422 and re.search(message, answer.json()["error"])
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:

@@ -149,3 +149,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*argv, "two"]) == 2
     assert "--steps: expected numbers like 1,2.5,4, got 'two'" in capsys.readouterr().err
     assert main(["sweep", "assets/shapes-sd3", "--suite", "shapes", "--guidance", "1,1"]) == 2
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--steps", "nan", "--steps: expected numbers like 1,2.5,4, got 'nan'"),
+        ("--steps", "10,inf", "--steps: expected numbers like 1,2.5,4, got '10,inf'"),
+        ("--steps", "10.5", "--steps: expected whole numbers >= 1 like 10,20, got '10.5'"),
+        ("--steps", "0,10", "--steps: expected whole numbers >= 1 like 10,20, got '0,10'"),
+        ("--guidance", "nan", "--guidance: expected numbers like 1,2.5,4, got 'nan'"),
+        ("--lora-scale", "inf", "--lora-scale: expected numbers like 1,2.5,4, got 'inf'"),
+        ("--count", "-3", "--count: expected a whole number, 0 for all, got -3"),
+    ],
+)
+def test_numbers_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    """Before anything is written, so that the corrected command finds an empty folder."""
+    out = tmp_path / "out"
+    argv = ["sweep", "assets/shapes-sd3", "--suite", "shapes", "--out", str(out)]
+    assert main([*argv, option, value]) == 2
+    assert message in capsys.readouterr().err and not out.exists()

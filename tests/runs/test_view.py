@@ -93,6 +93,9 @@ def test_who_is_refused(home: Path) -> None:
     app = make_app(home, home / "votes")
     # a page from elsewhere whose name leads here
     assert TestClient(app, base_url="http://evil.example").get("/").status_code == 403
+    here = TestClient(app, base_url="http://localhost")
+    for host, status in {"[::1": 403, "[::1]:8322": 200, "": 403, "127.0.0.1": 200}.items():
+        assert here.get("/", headers={"Host": host}).status_code == status
     guarded = TestClient(make_app(home, home / "votes", b"correct horse"), base_url="http://box")
     assert guarded.get("/api/runs").status_code == 401
     assert guarded.get("/?token=wrong").status_code == 401

@@ -53,20 +53,12 @@ class Design(NamedTuple):
 
 def load_design(path: Path) -> Design:
     """Read a design file and choose its cells. Raises ConfigError."""
-    # the file
-    try:
-        raw = yaml.safe_load(read_text(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as a design: {error}") from error
-    known = {"base", "set", "axes", "interactions", "exclude", "cells", "seed"}
-    if not isinstance(raw, dict) or set(raw) - known or not {"base", "axes"} <= set(raw):
-        got = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
-        raise ConfigError(f"{path}: expected base, axes and some of {sorted(known)}; got {got}")
+    raw = _read(path)
     axes = _axes(raw["axes"], path)
     pairs = _pairs(raw.get("interactions", []), axes, path)
     # all cells that are allowed, and the best of them
     every = _allowed(axes, raw.get("exclude", []), path)
-    number = min(int(raw.get("cells", FEWEST)), len(every))
+    number = min(_whole(raw.get("cells", FEWEST), 1, f"{path}: cells"), len(every))
     matrix = model_matrix(every, axes, pairs)
     if number < min(FEWEST, len(every)) or number < matrix.shape[1]:
         raise ConfigError(
@@ -74,7 +66,7 @@ def load_design(path: Path) -> Design:
             f"{matrix.shape[1]} terms and a product of {len(every)}; got {number}. Raise `cells`, "
             "or name fewer interactions."
         )
-    chosen = d_optimal(matrix, number, int(raw.get("seed", 0)))
+    chosen = d_optimal(matrix, number, _whole(raw.get("seed", 0), 0, f"{path}: seed"))
     if chosen is None:
         raise ConfigError(
             f"{path}: these effects cannot be told apart, whichever cells are run; name fewer "
@@ -82,13 +74,48 @@ def load_design(path: Path) -> Design:
         )
     cells = tuple(every[i] for i in chosen)
     return Design(
-        base=str(raw["base"]),
-        overrides=tuple(raw.get("set", [])),
+        base=raw["base"],
+        overrides=tuple(_overrides(raw.get("set", []), f"{path}: set")),
         axes=axes,
         interactions=pairs,
         cells=cells,
         efficiency=efficiency(matrix, chosen),
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the keys of a design file, and its base."""
+    # a date that is none is a ValueError of YAML's
+    try:
+        raw = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as a design: {error}") from error
+    known = {"base", "set", "axes", "interactions", "exclude", "cells", "seed"}
+    if not isinstance(raw, dict) or set(raw) - known or not {"base", "axes"} <= set(raw):
+        got = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
+        raise ConfigError(f"{path}: expected base, axes and some of {sorted(known)}; got {got}")
+    if not isinstance(raw["base"], str):
+        raise ConfigError(
+            f"{path}: base: expected a config's name or file, as for flowrl train, got "
+            f"{raw['base']!r}"
+        )
+    return raw
+
+
+def _whole(value: Any, least: int, where: str) -> int:
+    """Check a whole number."""
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{where}: expected a whole number >= {least}, got {value!r}")
+    return value
+
+
+def _overrides(value: Any, where: str) -> list[str]:
+    """Check a list of overrides."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ConfigError(
+            f"{where}: expected a list of overrides such as [optimizer.lr=1e-4], got {value!r}"
+        )
+    return value
 
 
 def _axes(raw: Any, path: Path) -> dict[str, dict[str, list[str]]]:
@@ -99,12 +126,8 @@ def _axes(raw: Any, path: Path) -> dict[str, dict[str, list[str]]]:
             raise ConfigError(f"{path}: axis {axis!r}: expected two levels or more, got {levels!r}")
         axes[str(axis)] = {}
         for level, changes in levels.items():
-            if not isinstance(changes, list) or not all(isinstance(c, str) for c in changes):
-                raise ConfigError(
-                    f"{path}: {axis}, {level}: expected a list of overrides such as "
-                    f"[optimizer.lr=1e-4], got {changes!r}"
-                )
-            axes[str(axis)][str(level)] = changes
+            where = f"{path}: {axis}, {level}"
+            axes[str(axis)][str(level)] = _overrides(changes, where)
     if not axes:
         raise ConfigError(f"{path}: expected axes, each {{level: [overrides]}}, got {raw!r}")
     return axes
@@ -114,13 +137,16 @@ def _pairs(raw: Any, axes: Mapping[str, Any], path: Path) -> tuple[tuple[str, st
     """Check the interactions: pairs of axes, or "all"."""
     if raw == "all":
         return tuple(itertools.combinations(axes, 2))
-    pairs = [tuple(pair) for pair in raw]
-    for pair in pairs:
-        if len(pair) != 2 or len(set(pair)) < 2 or set(pair) - set(axes):
+    pairs = []
+    for pair in raw if isinstance(raw, list) else [raw]:
+        names = list(map(str, pair)) if isinstance(pair, list) else []
+        if len(names) != 2 or len(set(names)) < 2 or set(names) - set(axes):
             raise ConfigError(
-                f"{path}: interactions: expected pairs of {sorted(axes)}, or all; got {list(pair)}"
+                f"{path}: interactions: expected a list of pairs of {sorted(axes)}, or all; got "
+                f"{pair!r}"
             )
-    return tuple((str(a), str(b)) for a, b in pairs)
+        pairs.append((names[0], names[1]))
+    return tuple(pairs)
 
 
 def _allowed(axes: Mapping[str, Any], exclude: Any, path: Path) -> list[Levels]:
@@ -130,7 +156,12 @@ def _allowed(axes: Mapping[str, Any], exclude: Any, path: Path) -> list[Levels]:
         raise ConfigError(f"{path}: the product has {np.prod(sizes)} cells, more than {_MOST}")
     # entries as numbers of levels
     banned = []
-    for entry in exclude:
+    for entry in exclude if isinstance(exclude, list) else [exclude]:
+        if not isinstance(exclude, list) or not isinstance(entry, dict) or not entry:
+            raise ConfigError(
+                f"{path}: exclude: expected a list of {{axis: level}}, each with one or more, got "
+                f"{entry!r}"
+            )
         unknown = [a for a, level in entry.items() if a not in axes or str(level) not in axes[a]]
         if unknown:
             raise ConfigError(f"{path}: exclude: no such axis or level in {entry}: {unknown}")
@@ -142,6 +173,8 @@ def _allowed(axes: Mapping[str, Any], exclude: Any, path: Path) -> list[Levels]:
         levels = set(enumerate(cell))
         if not any(places.items() <= levels for places in banned):
             kept.append(cell)
+    if not kept:
+        raise ConfigError(f"{path}: exclude leaves none of {len(every)} cells; exclude less")
     return kept
 
 

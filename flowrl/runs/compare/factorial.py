@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,6 +54,11 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
     cannot be trained or differs in what has to be equal; Interrupted after Ctrl-C.
     """
     # everything that can be refused
+    if not 0 < what.nfe < math.inf:
+        raise ConfigError(
+            f"compare --factorial: expected a finite --nfe above 0, got {what.nfe:g}: each run "
+            "ends when it has used it up"
+        )
     design = load_design(what.design)
     if len(set(what.seeds)) < 2:
         raise ConfigError(

@@ -15,10 +15,11 @@ def packed(outcomes: Sequence[Sequence[float]]) -> str:
     short = flat <= {0.0, 1.0}
     words = []
     for some in outcomes:
+        # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
         if short:
-            words.append("".join(f"{value:.0f}" for value in some))
+            words.append("".join(f"{value + 0.0:.0f}" for value in some))
         else:
-            words.append(",".join(f"{value:.6g}" for value in some) + ",")
+            words.append(",".join(f"{value + 0.0:.6g}" for value in some) + ",")
     return " ".join(words)
 
 

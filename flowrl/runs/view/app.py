@@ -9,9 +9,9 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from flowrl.core.errors import FlowRLError
+from flowrl.core.local_server import asked_here, is_json, json_response
 from flowrl.runs.report.page import SCRIPTS, source, template_environment
 from flowrl.runs.report.page_data import story
 from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
@@ -27,7 +27,6 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 FILES = {*SCRIPTS, "live.js", "vote.js", "page.css"}
 BODY = 4096  # bytes of a vote
 COOKIE = "flowrl"
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -79,15 +78,14 @@ class _Handlers:
 
     def guard(self, handler: Handler) -> Handler:
         """Check who asks before anything is read, and turn failures into JSON."""
-        from starlette.responses import JSONResponse
 
         async def guarded(request: Request) -> Response:
             try:
                 response = self._admitted(request) or await handler(request)
             except Refused as error:
-                response = JSONResponse({"error": str(error)}, error.status)
+                response = json_response({"error": str(error)}, error.status)
             except FlowRLError as error:
-                response = JSONResponse({"error": str(error)}, 422)
+                response = json_response({"error": str(error)}, 422)
             response.headers.update(HEADERS)
             return response
 
@@ -100,8 +98,7 @@ class _Handlers:
 
         # without a token: a foreign site may let its own name point here, but not localhost
         if not self.token:
-            name = urlsplit(f"//{request.headers.get('host', '')}").hostname
-            if name not in LOOPBACK:
+            if not asked_here(request):
                 raise Refused(403, "expected to be asked as localhost")
             return None
         # the token leaves the address at once, so that it is in no history and no screenshot
@@ -147,16 +144,15 @@ class _Handlers:
 
     async def runs(self, request: Request) -> Response:
         """List the runs."""
-        from starlette.responses import JSONResponse
 
         def look() -> list[dict[str, Any]]:
             return [summary_of(name, run) for name, run in find_runs(self.folder).items()]
 
-        return JSONResponse(await asyncio.to_thread(look))
+        return json_response(await asyncio.to_thread(look))
 
     async def story(self, request: Request) -> Response:
         """Tell a run, unless it is as the asker knows it."""
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import Response
 
         name = request.query_params.get("run", "")
         run, now = await self._run(name), ""
@@ -168,7 +164,7 @@ class _Handlers:
             whole = story(run)
             return {**whole, "name": name, "id": name, "stamp": now, "samples": sample_index(run)}
 
-        return JSONResponse(await asyncio.to_thread(look))
+        return json_response(await asyncio.to_thread(look))
 
     async def image(self, request: Request) -> Response:
         """Answer with one sample as PNG."""
@@ -190,15 +186,13 @@ class _Handlers:
 
     async def ballot(self, request: Request) -> Response:
         """Hand out a ballot on two checkpoints, or one that a run waits for."""
-        from starlette.responses import JSONResponse
-
         voter, given = _voter(request.query_params.get("voter")), request.query_params
         if "one" not in given and "two" not in given:
-            return JSONResponse(await asyncio.to_thread(self.booth.next_asked, voter))
+            return json_response(await asyncio.to_thread(self.booth.next_asked, voter))
         one, two = _side(given.get("one", "")), _side(given.get("two", ""))
         runs = await asyncio.to_thread(find_runs, self.folder)
         found = await asyncio.to_thread(self.booth.next_compared, voter, one, two, runs)
-        return JSONResponse(found)
+        return json_response(found)
 
     async def side(self, request: Request) -> Response:
         """Answer with one image of a ballot, or with what both start from."""
@@ -216,11 +210,8 @@ class _Handlers:
 
     async def vote(self, request: Request) -> Response:
         """Keep a vote."""
-        from starlette.responses import JSONResponse
-
         # what another page could send in a visitor's name is refused
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a form of another page cannot send this
+        if not is_json(request):
             raise Refused(415, "expected the header 'Content-Type: application/json'")
         # read no more than a vote can be long
         body = b""
@@ -239,13 +230,11 @@ class _Handlers:
         # in a thread: other pages are answered while the vote is written
         if not await asyncio.to_thread(self.booth.vote, key, choice, _voter(voter)):
             raise Refused(410, "this ballot is no longer known, so its vote was not counted")
-        return JSONResponse({"ok": True})
+        return json_response({"ok": True})
 
     async def scores(self, request: Request) -> Response:
         """Answer with the strengths of what was compared."""
-        from starlette.responses import JSONResponse
-
-        return JSONResponse(await asyncio.to_thread(self.booth.scores))
+        return json_response(await asyncio.to_thread(self.booth.scores))
 
     async def _run(self, name: str) -> Path:
         runs = await asyncio.to_thread(find_runs, self.folder)

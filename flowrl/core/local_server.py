@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.extras import install
 from flowrl.core.files import delete, is_stdout, write_json
 
 UVICORN: dict[str, Any] = {
@@ -72,7 +73,7 @@ def import_uvicorn() -> Any:
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f'serve: needs starlette and uvicorn: pip install "flowrl-diffusion[serve]" ({error})'
+            f"serve: needs starlette and uvicorn: {install('serve')} ({error})"
         ) from error
     return uvicorn
 

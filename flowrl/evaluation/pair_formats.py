@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.extras import install
 from flowrl.core.files import write_text
 from flowrl.core.prompts import Record, load_prompts
 from flowrl.core.votes import opinions
@@ -225,7 +226,7 @@ def _parquet(file: Path) -> Iterator[SourcePair]:
         # an optional package: only this format needs it
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ConfigError(f"{file}: parquet is read by pyarrow: pip install pyarrow") from error
+        raise ConfigError(f"{file}: parquet is read by pyarrow: {install('pairs')}") from error
     table = parquet.ParquetFile(file)
     lacks = [name for name in PICK_A_PIC if name not in table.schema_arrow.names]
     if lacks:

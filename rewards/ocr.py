@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
+from flowrl.core.extras import install
 from flowrl.core.types import RewardBatch
 
 from ._common.scorer import first_line, to_pil
@@ -153,8 +154,7 @@ def _rapidocr(confidence: float, threads: int) -> Reader:
         from rapidocr import RapidOCR
     except ImportError as error:
         raise RunError(
-            f"{WHO}: expected rapidocr and onnxruntime ({error}): "
-            "pip install 'flowrl-diffusion[ocr]'"
+            f"{WHO}: expected rapidocr and onnxruntime ({error}): {install('ocr')}"
         ) from error
     # every line that it finds, however unsure
     engine = RapidOCR(

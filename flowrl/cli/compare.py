@@ -47,7 +47,9 @@ Configs = Annotated[
 Seeds = Annotated[
     list[int],
     typer.Option(
-        default_factory=lambda: [0, 1, 2], show_default="0 1 2", help="of training, several"
+        default_factory=lambda: [0, 1, 2],
+        show_default="0 1 2",
+        help="training seeds, a list: --seeds 0 1 2",
     ),
 ]
 Nfe = Annotated[float, typer.Option(help="network evaluations of a run, per latent")]

@@ -81,7 +81,8 @@ def train(
         if config or overrides or changes or seed is not None or run or dry_run or profile:
             raise ConfigError(
                 "--resume goes on with the run's own config in its own folder: leave out the "
-                "config, overrides, --seed, --run, --profile and --dry-run"
+                "config, overrides, --seed, --run, --profile and --dry-run. To train longer, set a "
+                f"larger train.iterations in {resume / 'config.yaml'} and resume"
             )
         saved = target.saved_config(resume, plugin)
         _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)

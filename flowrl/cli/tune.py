@@ -37,7 +37,11 @@ Config = Annotated[
 ]
 Seeds = Annotated[
     list[int],
-    typer.Option(default_factory=lambda: [100], show_default="100", help="of training, several"),
+    typer.Option(
+        default_factory=lambda: [100],
+        show_default="100",
+        help="training seeds, a list: --seeds 0 1 2",
+    ),
 ]
 Draw = Annotated[int, typer.Option(help="seed that draws the trials")]
 

@@ -30,9 +30,12 @@ def reward_call(
     may hand it over before that.
     """
     if isinstance(raw, dict) and raw.get("fn") == PYTHON:
+        name = key.rpartition(".")[2]
         why = ConfigError(
             f"{source.at(key)}: this reward is a Python function of the program that trained the "
-            "run; hand it over again: flowrl.train(config, run, rewards={name: function})"
+            "run. To go on, hand it over again: flowrl.train(config, run, resume=True, "
+            f"rewards={{{name!r}: function}}). To evaluate from the command line, put it in a "
+            f"file: --plugin my_file --set {key}.fn=my_file.function"
         )
         steps = raw.get("transform")
         return _absent(key, raw, why, bind_all(f"{key}.transform", steps or [], source, plugins))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,14 @@ from annotated_types import Interval
 
 from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import Axis, axis_of, name_of
-from flowrl.config.functions import Functions, functions_of, modules_in, taken_name
+from flowrl.config.functions import (
+    Functions,
+    functions_of,
+    modules_in,
+    named_file,
+    of_your_own,
+    taken_name,
+)
 from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
 from flowrl.config.values import MOST, convert, plain
@@ -157,6 +163,8 @@ def resolve(
     axis: Axis, fn: str, where: str, plugins: Sequence[str]
 ) -> tuple[str, Callable[..., Any]]:
     """Find the function that `fn` names -> (dotted path, function). Raises ConfigError."""
+    if fn.endswith(".py"):
+        raise ConfigError(f"{where}: {fn!r} is a file: name a function in it, {of_your_own(fn)}")
     if not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", fn, re.ASCII):
         raise ConfigError(f"{where}: expected the name of a function, got {fn!r}")
     if "." in fn:
@@ -167,7 +175,8 @@ def resolve(
         raise ConfigError(f"{where}: {fn!r} is ambiguous; write {' or '.join(hits)}")
     if not hits:
         names = [path.rpartition(".")[2] for path, thing in found.items() if fits(axis, thing)]
-        raise ConfigError(f"{where}: {axis.package} {unknown(fn, names, 'function')}")
+        why = f"{unknown(fn, names, 'function')}; for one of your own, {of_your_own(fn)}"
+        raise ConfigError(f"{where}: {axis.package} {why}")
     return hits[0], found[hits[0]]
 
 
@@ -182,7 +191,8 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         there = modules_in(axis.package, where)
         for name in files or ():
             if name not in there:
-                raise ConfigError(f"{where}: {axis.package} {unknown(name, there, 'file')}")
+                why = f"{unknown(name, there, 'file')}; for one of your own, {of_your_own(name)}"
+                raise ConfigError(f"{where}: {axis.package} {why}")
         own = [name for name in there if name not in axis.files_of_other_axes]
         mine = own if files is None else files
         modules = [f"{axis.package}.{name}" for name in mine]
@@ -226,19 +236,9 @@ def _resolve_dotted(
     found = functions_of(module, where, top if top in plugins else "")
     if name not in found:
         kind = "public function of its own"
-        why = f"{unknown(name, found, kind)}{_is_file(fn)}{taken_name(top)}"
+        why = f"{unknown(name, found, kind)}{named_file(fn)}{taken_name(top)}"
         raise ConfigError(f"{where}: {module} {why}")
     return fn, found[name]
-
-
-def _is_file(fn: str) -> str:
-    """Say how to name what is in a file, where the file was named instead."""
-    try:
-        file = importlib.util.find_spec(fn)
-    except (ImportError, ValueError):
-        return ""
-    hint = f"; {fn} is a file: name what is in it, such as {fn}.{fn.rpartition('.')[2]}"
-    return hint if file else ""
 
 
 def _mixing_weight(axis: Axis, given: Mapping[str, Any], key: str, source: Source) -> float:

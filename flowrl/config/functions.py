@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +39,24 @@ def taken_name(package: str) -> str:
     if package != NAME or not name_is_ours():
         return ""
     return f"; {NAME!r} is flowrl's own package: give a file of yours another name"
+
+
+def named_file(fn: str) -> str:
+    """Say how to name what is in a file, where the file was named instead."""
+    try:
+        file = importlib.util.find_spec(fn)
+    except (ImportError, ValueError):
+        return ""
+    hint = f"; {fn} is a file: name what is in it, such as {fn}.{fn.rpartition('.')[2]}"
+    return hint if file else ""
+
+
+def of_your_own(fn: str) -> str:
+    """Say how a config names a function of a user's file."""
+    if fn.endswith(".py"):
+        file = re.split(r"[\\/]", fn.removesuffix(".py"))[-1]
+        return f"such as fn: {file}.bright, and allow the file: --plugin {file.partition('.')[0]}"
+    return f"fn: my_file.{fn} with --plugin my_file"
 
 
 def _import(module: str, where: str, *, theirs: bool = False) -> types.ModuleType:

@@ -20,7 +20,7 @@ from flowrl.config.absent_rewards import check_reward_name, reward_call
 from flowrl.config.agreement import disagreements
 from flowrl.config.axes import AXES
 from flowrl.config.calls import Call, bind_all
-from flowrl.config.mistakes import Collector, renamed
+from flowrl.config.mistakes import Collector, renamed, unknown_section
 from flowrl.config.monitors import MonitorsConfig
 from flowrl.config.overrides import Source, apply_override, tuple_of_texts
 from flowrl.config.section import Section, Seed
@@ -38,7 +38,6 @@ from flowrl.config.sections import (
 from flowrl.config.values import convert, show
 from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
 from flowrl.core.shipped_files import config_file, resource
 
 ORDER = (
@@ -212,7 +211,7 @@ def _build(
     built: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in ORDER:
-            says = renamed(key) or f"the config {unknown(key, ORDER, 'section')}"
+            says = renamed(key) or unknown_section(key, ORDER, raw, SECTIONS)
             found.add(f"{source.below(key)}: {says}")
         elif value is not None:  # null leaves a section out
             with found.catch():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.nearest import unknown
 
 RENAMED = {
     "grid": "samples",
@@ -19,6 +22,7 @@ RENAMED = {
     "monitors.pictures": "monitors.images",
 }
 """Keys of 0.1, or of a commit since -> what they are called since 0.2."""
+_MOST_MEANT = 3  # keys of sections that are named for one that stands alone
 
 
 class Mistakes(ConfigError):
@@ -60,3 +64,17 @@ def renamed(key: str) -> str | None:
     """Say what a key of 0.1 is called now; None for any other key."""
     new = RENAMED.get(key)
     return f"has another name since flowrl 0.2: {new}" if new else None
+
+
+def unknown_section(
+    key: str, known: Sequence[str], raw: Mapping[str, Any], sections: Mapping[str, type]
+) -> str:
+    """Say that a config has no such section; a few sections that have a key of that name are named
+    in place of all sections."""
+    owners = [name for name in known if isinstance(raw.get(name), dict) and key in raw[name]]
+    for name, section in sections.items():
+        owners += [name] if key in {each.name for each in fields(section)} else []
+    meant = [f"{name}.{key}" for name in dict.fromkeys(owners)]
+    if 0 < len(meant) <= _MOST_MEANT:
+        return f"the config has no section {key!r}; did you mean {' or '.join(meant)}?"
+    return f"the config {unknown(key, known, 'section')}"

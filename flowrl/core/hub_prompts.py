@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.extras import install
 from flowrl.core.prompt_files import COLUMNS, ENDINGS, read_items
 
 Items = Iterator[tuple[str, Any]]
@@ -91,7 +92,7 @@ def _data_set(name: str, path: str, config: str, split: str) -> Any:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"hub:{name}: {error}; install it with: pip install 'flowrl-diffusion[hub]'. {FILE}"
+            f"hub:{name}: {error}; install it with: {install('hub')}. {FILE}"
         ) from error
     try:
         found = datasets.load_dataset(path, config or None, split=split or None)

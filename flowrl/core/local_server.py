@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.extras import install
 from flowrl.core.files import delete, is_stdout, write_json
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def import_uvicorn() -> Any:
         import uvicorn
     except ImportError as error:
         raise ConfigError(
-            f'serve: needs starlette and uvicorn: pip install "flowrl-diffusion[serve]" ({error})'
+            f"serve: needs starlette and uvicorn: {install('serve')} ({error})"
         ) from error
     return uvicorn
 

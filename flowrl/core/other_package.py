@@ -29,5 +29,5 @@ def other_package() -> str | None:
     return (
         f"another package called flowrl ({other.version}) is installed in {where}. It has the same "
         f"import name, and files of the two get mixed: run `pip uninstall flowrl`, then `pip "
-        f"install --force-reinstall --no-deps {DISTRIBUTION}`"
+        "install --force-reinstall --no-deps -e .` in a checkout of this project"
     )

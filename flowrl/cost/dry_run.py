@@ -6,6 +6,7 @@ from __future__ import annotations
 from flowrl.config.load import Config
 from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import prompts_if_there
+from flowrl.core.shipped_files import find_resource
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.sources import check_sources
@@ -29,6 +30,7 @@ def dry_run(config: Config) -> str:
         *calls(found),
         *prompt_lines(config),
         f"rewards    {rewards} (not loaded)",
+        *_absent_weights(config),
         *memory(found),
     ]
     return "\n".join(lines)
@@ -61,6 +63,19 @@ def prompt_lines(config: Config) -> list[str]:
         "test": None if test else config.prompts.test,
     }
     return lines + [_absent(path, key) for key, path in absent.items() if path]
+
+
+def _absent_weights(config: Config) -> list[str]:
+    """Say which `path` of a reward is nothing here: it would be asked of the hub, unless a script
+    has to make it first."""
+    paths = {name: call.kwargs.get("path") for name, call in config.rewards.items()}
+    absent = {name: path for name, path in paths.items() if isinstance(path, str) and path}
+    return [
+        f"rewards    {name}: {path} is not here: a run would ask the hub for it; a folder of your "
+        "own has to be made first"
+        for name, path in absent.items()
+        if find_resource(path) is None
+    ]
 
 
 def _absent(path: str, key: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.extras import install
 from flowrl.core.files import replacing, write_text
 from flowrl.core.prompt_files import text_of
 from flowrl.core.prompts import Record, load_prompts
@@ -230,7 +231,7 @@ def _parquet(file: Path) -> Iterator[SourcePair]:
         # an optional package: only this format needs it
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ConfigError(f"{file}: parquet is read by pyarrow: pip install pyarrow") from error
+        raise ConfigError(f"{file}: parquet is read by pyarrow: {install('pairs')}") from error
     try:
         table = parquet.ParquetFile(file)
     except (OSError, ValueError) as error:

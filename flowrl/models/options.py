@@ -114,11 +114,15 @@ class PipelineOptions:
     def _check_tuning(self) -> Self:
         # an option without effect is an error: somebody believes that it has one
         if self.lora is not None and self.tune != "lora":
-            raise ValueError(f"lora: has no effect unless tune is 'lora', got tune {self.tune!r}")
+            raise ValueError(
+                f"model.lora has no effect unless model.tune is lora, got {self.tune!r}: set "
+                "model.tune to lora, or leave model.lora out"
+            )
         if self.layers is not None and self.tune != "full":
             raise ValueError(
-                f"layers: has no effect unless tune is 'full', got tune {self.tune!r}; with LoRA "
-                "see lora.targets"
+                f"model.layers has no effect unless model.tune is full, got {self.tune!r}: set "
+                "model.tune to full, or leave model.layers out (LoRA's layers are "
+                "model.lora.targets)"
             )
         # quantised weights have no gradient
         if self.how.quantize != "none" and self.tune != "lora":

@@ -9,6 +9,7 @@ import torch
 from diffusers import BitsAndBytesConfig, PipelineQuantizationConfig, TorchAoConfig
 
 from flowrl.core.errors import ModelError
+from flowrl.core.extras import install
 
 PACKAGES = {"nf4": "bitsandbytes", "int8": "torchao"}
 NF4_DEVICES = ("cuda",)  # where diffusers loads bitsandbytes' weights
@@ -36,9 +37,8 @@ def quantization(
         )
     if importlib.util.find_spec(PACKAGES[name]) is None:
         raise ModelError(
-            f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: pip install "
-            "'flowrl-diffusion[quant]', or leave it"
-            " at none"
+            f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: {install('quant')}, "
+            "or leave it at none"
         )
     # the networks only: VAE and text encoders stay as they are
     return PipelineQuantizationConfig(

@@ -26,7 +26,7 @@ Level = Literal["seeds", "once", "dry run"]
 LEVELS: dict[Level, str] = {
     "seeds": "trained with several seeds; a result file has each",
     "once": "trained with one seed",
-    "dry run": "bound and rehearsed by the tests; never trained to a result file",
+    "dry run": "loaded and its plan rehearsed by the tests; never trained as it is",
 }
 AXES = (
     "plan",

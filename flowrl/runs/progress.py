@@ -11,7 +11,7 @@ from typing import Any
 PAUSE = 0.2  # seconds between two looks at a running phase
 RECENT = 20  # iterations that the time left is told from
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "kl": "approx_kl"}
+COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "approx_kl": "approx_kl"}
 
 
 class Progress:

@@ -109,7 +109,8 @@ def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLo
         return _resumed(config, run, resume)
     if holds_run(run):
         raise RunError(
-            f"{run} holds a run already: resume it with --resume, or name another folder with --run"
+            f"{run} holds a run already: resume it with --resume (in Python: resume=True), or name "
+            "another folder with --run"
         )
     _check_not_overwritten(config, run)
     return _fresh(run)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.shipped_files import resource
+from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
 from flowrl.runs.best import Which
@@ -61,13 +62,26 @@ def open_target(
     if path.is_dir():
         config = load_config(settings, [f"model.path={path}", *overrides], plugins)
     else:
-        config = load_config(target, overrides, plugins)
+        config = _named_config(target, overrides, plugins)
     # the model as it is before training
     use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()
     what = f"the base model {config.model.kwargs.get('path', '')}"
     return Target(model, config, what, base_weights(model, config))
+
+
+def _named_config(target: str, overrides: Sequence[str], plugins: Sequence[str]) -> Config:
+    """Load a config by name or file. Raises ConfigError that says all that a target may be."""
+    if not target.endswith((".yaml", ".yml")) and not os.path.isfile(target):
+        try:
+            config_file(target)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{target}: expected a run folder, a checkpoint, a model folder or a config; there "
+                f"is no folder of this name, and {error}"
+            ) from error
+    return load_config(target, overrides, plugins)
 
 
 def saved_config(run: Path, plugins: Sequence[str] = ()) -> Config:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.extras import install
 from flowrl.core.nearest import unknown
 from flowrl.core.pixels import to_bytes
 from flowrl.runs.folder import read_object
@@ -70,9 +71,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ConfigError(f"track: {unknown(name, TRACKERS, 'tracker')}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name is no package
-            raise ConfigError(
-                f'track: {name} is not installed: pip install "flowrl-diffusion[{name}]"'
-            )
+            raise ConfigError(f"track: {name} is not installed: {install(name)}")
 
 
 def open_trackers(

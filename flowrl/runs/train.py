@@ -130,7 +130,7 @@ def _logger(
     if not trainer.world.main:
         return Silence()
     kl = "kl" if config.kl_beta else "approx_kl"
-    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", "kl": kl}
+    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", kl: kl}
     return RunLogger(
         run,
         resumed_at,

@@ -10,6 +10,7 @@ from annotated_types import Interval
 from flowrl.config.calls import Call
 from flowrl.config.values import MOST
 from flowrl.core.errors import ConfigError
+from flowrl.core.extras import install
 
 Positive = Annotated[float, Interval(gt=0, le=MOST)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -61,8 +62,8 @@ def adamw8bit(
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ConfigError(
-            "optimizer.fn=adamw8bit needs the package bitsandbytes: pip install "
-            "'flowrl-diffusion[quant]', or take adamw"
+            "optimizer.fn=adamw8bit needs the package bitsandbytes: "
+            f"{install('quant')}, or take adamw"
         ) from error
     options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
     made: torch.optim.Optimizer = AdamW8bit(params, lr=lr, **options)

@@ -236,11 +236,12 @@ MISTAKES = [
     ("bench {home}/toy.yaml --iterations 0" + KIT, "bench: expected at least 1 iteration, got 0"),
     # runs: a resume takes nothing else
     ("train --resume {home}/whole optimizer.lr=1" + KIT, "leave out"),
-    ("train --resume {home}/whole --seed 1" + KIT, "leave out"),
+    ("train --resume {home}/whole --seed 1" + KIT, "train.iterations in {home}/whole/config.yaml"),
     ("train --resume {home}/whole --dry-run" + KIT, "leave out"),
     ("train --resume {home}/whole --run x" + KIT, "leave out"),
     ("train --resume {home}/whole --quiet seed=1" + KIT, "leave out"),
     ("train --resume {tmp}" + KIT, "expected a run folder with config.yaml"),
+    ("eval runs/gone", "runs/gone: expected a run folder, a checkpoint, a model folder or a"),
     ("eval {home}/whole --iteration 7" + KIT, "there is no such checkpoint"),
     ("eval {home}/whole --prompts {tmp}/gone.txt" + KIT, "cannot find '{tmp}/gone.txt'"),
     ("grid {tmp}/nowhere", "no such folder"),

@@ -26,6 +26,8 @@ def failure(path: Path | str, *overrides: str) -> str:
 
 MISTAKES = [
     ("trian.group=1", ["override 'trian.group=1'", "has no section 'trian'", "mean 'train'"]),
+    ("lr=1", ["the config has no section 'lr'; did you mean optimizer.lr?"]),
+    ("steps=1", ["did you mean plan.steps or "]),
     ("train.updats=1", ["train.updats: train has no argument 'updats'", "did you mean 'updates'"]),
     ("optimizer.lrr=1", ["fakeaxes.optimizer.adamw has no argument 'lrr'", "mean 'lr'", "betas"]),
     ("optimizer.fn=blind", ["blind does not take lr of the call that it replaces"]),
@@ -47,6 +49,9 @@ MISTAKES = [
     ("transition.fn=draw", ["does not belong here", "5 positional", "draw(gaussian, noise)"]),
     ("transition.fn=ConfigError", ["has no function 'ConfigError'"]),
     ("rewards.shapes.fn=shape", ["has no file 'shape'", "did you mean 'shapes'"]),
+    ("rewards.x.fn=bright", ["for one of your own, fn: my_file.bright with --plugin my_file"]),
+    ("loss.fn=mine", ["for one of your own, fn: my_file.mine with --plugin my_file"]),
+    ("rewards.x.fn=a/mine.py", ["'a/mine.py' is a file: name a function in it", "--plugin mine"]),
     ("rewards.x.fn=broken", ["cannot import fakerewards.broken", "a_package_that_nobody_has"]),
     ("rewards.w.fn=weighty", ["the parameter 'weight' has another meaning"]),
     (

@@ -26,7 +26,7 @@ def test_it_is_named_with_its_place_and_what_to_do(
     monkeypatch.syspath_prepend(tmp_path)
     found = other_package()
     assert found is not None and f"flowrl (0.2.0) is installed in {tmp_path}/flowrl" in found
-    assert "`pip uninstall flowrl`" in found and "--no-deps flowrl-diffusion`" in found
+    assert "`pip uninstall flowrl`" in found and "--no-deps -e .` in a checkout" in found
 
 
 def test_this_project_under_its_earlier_name_is_not_another(

@@ -175,6 +175,15 @@ def test_a_model_and_prompts_that_are_not_here(
     assert "2 rows x (512 x 4096 + 768) x 2 bytes" in out  # T5-XXL's and CLIP-L's widths
 
 
+def test_weights_of_a_reward_that_are_not_here(tmp_path: Path) -> None:
+    """A script makes them, or they are on the hub; what is there is not named."""
+    reward = "rewards.step={{fn: latent_preference, path: {0}, transformer: {1}, weight: 0}}"
+    for path, absent in (("data/nowhere", True), (str(tmp_path), False)):
+        config = toy(tmp_path, reward.format(path, tmp_path))
+        said = "rewards    step: data/nowhere is not here: a run would ask the hub for it"
+        assert (said in dry_run(config)) == absent
+
+
 @pytest.mark.parametrize("name", ["train", "test"])
 @pytest.mark.parametrize(
     ("size", "mode", "said"),

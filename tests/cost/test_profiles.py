@@ -23,7 +23,7 @@ SMALLER, EIGHT = ["model.lora.rank=16", "model.lora.alpha=32"], "optimizer.fn=ad
 
 
 def test_what_is_set() -> None:
-    """SD3.5 Medium's batches are 8 and its decode batch 64 by default; a GB is 2^30 bytes."""
+    """The config's batches are 8 and its decode batch is 4; a GB is 2^30 bytes."""
     batches = [f"train.{name}_batch=2" for name in ("micro", "rollout")]
     found = profile_overrides(load_config("sd3/flow_grpo_fast"), "24gb")
     assert found == [*LESS, "model.decode_batch=1", *batches, "eval.batch=2"]

@@ -252,7 +252,7 @@ def test_each_branch_of_the_credit(name: str) -> None:
     [
         ({"prompt": "a cat"}, "include. or .exclude"),
         ({"include": "cat"}, "list as 'include'"),
-        ({"include": [wish("unicorn")]}, "knows no class 'unicorn'"),
+        ({"include": [wish("unicorn")]}, "'unicorn', but 2 others: cat, dog; give prompts"),
         ({"include": [wish("cat", 0)]}, "count"),
         ({"include": [wish("cat", True)]}, "count"),
         ({"include": [wish("cat", color="mauve")]}, "color.: expected one of"),

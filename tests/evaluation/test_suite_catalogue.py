@@ -11,7 +11,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.suites.catalogue import SUITES, headline_of, overrides_of
 
 # with the package datasets and without it
-UNREACHED = r"hub:sayakpaul/drawbench.*(HF_HUB_OFFLINE|'flowrl-diffusion\[hub\]').*--prompts"
+UNREACHED = r'hub:sayakpaul/drawbench.*(HF_HUB_OFFLINE|"\.\[hub\]").*--prompts'
 
 
 def test_every_suite_has_prompts_and_rewards_that_bind() -> None:

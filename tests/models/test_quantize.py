@@ -44,7 +44,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 def test_random_weights_are_quantised_as_read_ones(tmp_path: Path, name: str, kind: str) -> None:
     """For measurements: the same layers hold the same kinds of weights as in the model that is
     read, and it samples and trains."""
-    pytest.importorskip(KINDS[kind][0], reason="flowrl-diffusion[quant]")
+    pytest.importorskip(KINDS[kind][0], reason="extra quant")
     config = made(tmp_path, name, runtime=f"{{quantize: {kind}}}")
     config = change(config, "model.dtype", "bfloat16")
     drawn: Any = random_model(config).adapter  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_on_a_quantised_base(folders: Folders, name: str, kind: str) -> None:
     """Rounding to 127 levels a side errs by 0.4 % of the largest weight, to 16 levels by 15 %."""
     package, bound = KINDS[kind]
-    pytest.importorskip(package, reason="flowrl-diffusion[quant]")
+    pytest.importorskip(package, reason="extra quant")
     exact = folders.load(name, dtype="bfloat16", lora={"rank": 2})
     how = {"quantize": kind, "checkpointing": True}
     model = folders.load(name, dtype="bfloat16", lora={"rank": 2}, runtime=how)
@@ -124,7 +124,7 @@ def test_every_network_trains_on_a_quantised_base(
 ) -> None:
     """With int8, both experts of Wan 2.2 too: all linear layers but those that diffusers itself
     keeps in float32; the velocity errs by little, gradients are finite, and few are 0."""
-    pytest.importorskip("torchao", reason="flowrl-diffusion[quant]")
+    pytest.importorskip("torchao", reason="extra quant")
 
     def load(**how: Any) -> Any:
         some = {"dtype": "bfloat16", "lora": {"rank": 2}, **how}
@@ -157,6 +157,6 @@ def test_what_cannot_be_says_what_is_missing(
     with pytest.raises(ModelError, match="'nf4' needs a CUDA device, got cpu: .*'int8' works here"):
         folders.load("sd15", runtime={"quantize": "nf4"})
     monkeypatch.setattr("flowrl.models.quantized.importlib.util.find_spec", lambda _: None)
-    message = r"'int8' needs the package torchao: pip install 'flowrl-diffusion\[quant\]'"
+    message = r"'int8' needs the package torchao: pip install \"\.\[quant\]\" in a checkout"
     with pytest.raises(ModelError, match=message):
         folders.load("sd15", runtime={"quantize": "int8"})

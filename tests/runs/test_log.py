@@ -144,8 +144,9 @@ def test_one_long_wait_does_not_change_the_time_left(
         for iteration, seconds in enumerate((2, 1000, 2)):
             with logger.phase("rollout"):
                 clock[0] += seconds
-            logger.log(iteration, {"reward": 0.25}, images=8)
-    assert "ETA 0:00:04" in capsys.readouterr().err.splitlines()[-1]
+            logger.log(iteration, {"reward": 0.25, "approx_kl": 0.5}, images=8)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "ETA 0:00:04" in last and "approx_kl 0.5  " in last
 
 
 def test_bar_on_a_terminal(

@@ -209,7 +209,7 @@ def test_headline_and_describe(home: Path) -> None:
 
 def test_folders_that_do_not_fit(home: Path, tmp_path: Path) -> None:
     before = (home / "whole" / "metrics.jsonl").read_bytes()
-    taken = "whole holds a run already: resume it with --resume, or name another"
+    taken = "whole holds a run already: resume it with --resume .*resume=True.*, or name"
     with pytest.raises(RunError, match=taken):
         train(config_for(home), home / "whole", quiet=True)
     assert (home / "whole" / "metrics.jsonl").read_bytes() == before

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.extras import install
 
-EXTRA = "install what it needs with: pip install 'flowrl-diffusion[metrics]'"
+EXTRA = f"install what it needs with: {install('metrics')}"
 WEIGHTS = (
     "give --inception FILE, torch-fidelity's pt_inception-2015-12-05-6726825d.pth (from the "
     "releases of toshas/torch-fidelity)"

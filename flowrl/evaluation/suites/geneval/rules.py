@@ -151,7 +151,8 @@ def _validate_entry(
     if classes is not None and entry["class"] not in classes:
         raise DataError(
             f"{where}: the detector knows no class {entry['class']!r}, but {len(classes)} others: "
-            f"{', '.join(sorted(classes)):.300}; `detector: owl` finds any"
+            f"{', '.join(sorted(classes)):.300}; give prompts of these (--prompts, or `prompts` in "
+            "the config), or take `detector: owl`, which finds any"
         )
     count = entry.get("count")
     if type(count) is not int or count < 1:

@@ -1,0 +1,8 @@
+"""How to install what only some people need, in words."""
+
+from __future__ import annotations
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra; nothing is released, so it is for a checkout."""
+    return f'pip install ".[{extra}]" in a checkout of flowrl'

@@ -162,8 +162,10 @@ class RequestQueue:
         # a failure; flowrl's own errors say all by themselves
         self.counts.failures += 1
         trace = None if isinstance(error, FlowRLError) else error
+        # half of a surrogate pair is no UTF-8, so a log could not be written
+        said = str(error).encode("utf-8", "backslashreplace").decode()
         logging.getLogger("rewards.remote.server").warning(
-            "a request was not scored: %s", error, exc_info=trace
+            "a request was not scored: %s", said, exc_info=trace
         )
         jobs[0].future.set_exception(error)
 

@@ -27,6 +27,7 @@ PARTS = (
     "bench_plans",
     "side_by_side_docs",
     "published_docs",
+    "six_docs",
     "estimates",
     "profile_estimates",
     "gpu_docs",

@@ -1,0 +1,101 @@
+"""What docs/six-methods.md says of six methods as published and as tuned is what its files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from docskit import PAGES, ROOT
+from scriptkit import script_module
+
+from flowrl.config.load import load_config
+from flowrl.runs.compare.error_model import error_model
+
+RESULTS, SIX = ROOT / "assets/results", ROOT / "scripts/research/six"
+PAGE = " ".join(PAGES["docs/six-methods.md"].split())
+METHODS = script_module("six_docs").METHODS
+SHIPPED = {name: name.replace("-", "_") for name in METHODS} | {"flow-grpo": "flow_grpo_full"}
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    return read("compare-six")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_tuned_configs_have_the_best_of_eight_trials(name: str) -> None:
+    found = read(f"tune-{name}")
+    assert len(found["trials"]) == 8 and found["nfe"] == 60000 and found["seeds"] == [100]
+    best = found["trials"][found["best"]]
+    assert best["score"] == max(trial["score"] for trial in found["trials"])
+    tuned = load_config(SIX / f"tuned_{name.replace('-', '_')}.yaml")
+    own = load_config(
+        f"shapes/{SHIPPED[name]}",
+        [*best["changes"], "train.balance=tag", "train.warmup=2", "train.iterations=1000"],
+    )
+    for section in ("plan", "loss", "likelihood", "kl", "optimizer", "credit", "train", "model"):
+        assert tuned.to_dict().get(section) == own.to_dict().get(section), section
+
+
+def test_all_arms_ran_alike(result: dict[str, Any]) -> None:
+    """Twelve arms of the same seeds, none failed, each judged on 16 images of 136 prompts."""
+    arms = [f"{name}-{arm}" for name in METHODS for arm in ("published", "tuned")]
+    assert {config["name"] for config in result["configs"]} == set(arms)
+    seeds = [[run["seed"] for run in config["seeds"]] for config in result["configs"]]
+    assert all(some == [0, 1] for some in seeds)
+    assert not any(run["failed"] for config in result["configs"] for run in config["seeds"])
+    assert (result["budgets"]["nfe"], result["budgets"]["seconds"]) == (160000, 0)
+    assert result["base"]["images"] == 2176 and "two seeds" in PAGE
+
+
+def test_what_its_sentences_say(result: dict[str, Any]) -> None:
+    model = error_model(result["configs"], result["base"], "nfe")
+    gain, low, mean = {}, {}, {}
+    for config in result["configs"]:
+        name = config["name"]
+        value, error = model.gain(name)
+        gain[name], low[name] = 100 * value, 100 * (value - error.half())
+        mean[name] = 100 * model.score(name)[0]
+    # as published
+    forward = [f"{gain[f'{name}-published']:.1f}" for name in ("awm", "diffusion-nft")]
+    assert f"AWM {forward[0]} points and DiffusionNFT {forward[1]}." in PAGE
+    rest = ["flow-grpo", "mix-grpo", "branch-grpo", "diffusion-dpo"]
+    some = sorted(gain[f"{name}-published"] for name in rest)
+    assert f"gain {some[0]:.1f} to {some[-1]:.1f}, none of them clearly" in PAGE
+    assert max(low[f"{name}-published"] for name in rest) < 0 < low["awm-published"]
+    # as tuned
+    awm = f"AWM ends at {mean['awm-tuned']:.1f} %, {gain['awm-tuned']:.1f} points above the base"
+    assert awm in PAGE
+    guided = 100 * read("compare-six-guided")["strict"]
+    assert [name for name in mean if mean[name] > guided] == ["awm-tuned"]
+    both = [gain["mix-grpo-tuned"], gain["diffusion-dpo-tuned"]]
+    assert all(9.5 < value < 11 for value in both)
+    assert min(low["mix-grpo-tuned"], low["diffusion-dpo-tuned"]) > 0
+    assert max(low["branch-grpo-tuned"], low["flow-grpo-tuned"]) < 0
+
+
+def test_what_it_says_of_tuning(result: dict[str, Any]) -> None:
+    model = error_model(result["configs"], result["base"], "nfe")
+    more = {name: model.difference(f"{name}-tuned", f"{name}-published") for name in METHODS}
+    five = [100 * more[name][0] for name in METHODS if name != "diffusion-nft"]
+    assert f"in five of six, by {min(five):.1f} to {max(five):.1f} points" in PAGE
+    assert not [name for name, (value, error) in more.items() if value > error.half()]
+    # the one that falls
+    search = read("tune-diffusion-nft")
+    best = search["trials"][search["best"]]
+    assert (
+        "optimizer.lr=2e-3" in best["changes"] and search["choices"]["optimizer.lr"][-1] == "2e-3"
+    )
+    assert f"{100 * best['score']:.1f} % of the validation prompts after 60,000" in PAGE
+    (nft,) = (one for one in result["configs"] if one["name"] == "diffusion-nft-tuned")
+    ends = sorted(100 * run["at"]["nfe"]["score"] for run in nft["seeds"])
+    assert f"its seeds end at {ends[0]:.1f} and {ends[1]:.1f} %" in PAGE
+    assert f"end {ends[1] - ends[0]:.0f} points apart" in PAGE
+    for run in nft["seeds"]:
+        course = run["trajectory"]["accuracy"]
+        assert max(course) > 0.75 and course[-1] < 0.4

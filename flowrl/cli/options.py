@@ -66,9 +66,10 @@ def check_result(path: Path) -> Path:
             "the same command goes on with this file, so it cannot go to standard output; name a "
             "file, and print the result with --json -"
         )
+    found = check_json(path) or path
     if path.suffix != ".json":
         raise typer.BadParameter(f"expected a file that ends in .json, got {path}")
-    return check_json(path) or path
+    return found
 
 
 def look_here(plugins: list[str]) -> list[str]:

@@ -105,7 +105,15 @@ def test_images_are_evenly_spaced_and_keep_to_their_budget(
     assert found is not None and found["iterations"] == [0, 100, 200]
     # noise takes the most; of it three quarters of what the best quality takes
     noise = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    save_strip(noise, run / "samples" / "000200.png")
+    about = json.loads((run / "samples" / "prompts.json").read_text())
+    for file in (run / "samples").glob("0*.png"):
+        save_strip(noise, file)
+    with pytest.raises(
+        RunError, match="expected 2 images of height 8 as prompts.json says, got 64"
+    ):
+        sample_images.samples(run)
+    about |= {"height": 64, "width": 64}
+    (run / "samples" / "prompts.json").write_text(json.dumps(about))
     whole = total(run, 10**6)
     assert 0 < total(run, whole * 3 // 4) <= whole * 3 // 4 + 100
 

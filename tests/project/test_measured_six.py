@@ -46,9 +46,9 @@ def test_all_arms_ran_alike(result: dict[str, Any]) -> None:
     """Twelve arms of the same seeds, none failed, each judged on 16 images of 136 prompts."""
     arms = [f"{name}-{arm}" for name in METHODS for arm in ("published", "tuned")]
     assert {config["name"] for config in result["configs"]} == set(arms)
-    seeds = [[run["seed"] for run in config["seeds"]] for config in result["configs"]]
-    assert all(some == [0, 1] for some in seeds)
-    assert not any(run["failed"] for config in result["configs"] for run in config["seeds"])
+    for config in result["configs"]:
+        assert [run["seed"] for run in config["seeds"]] == [0, 1]
+        assert not any(run["failed"] for run in config["seeds"])
     assert (result["budgets"]["nfe"], result["budgets"]["seconds"]) == (160000, 0)
     assert result["base"]["images"] == 2176 and "two seeds" in PAGE
 

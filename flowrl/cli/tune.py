@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.compare import Count, Nfe, Quiet, Runs
+from flowrl.cli.compare import Count, Nfe, Out, Quiet, Runs
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -44,9 +44,6 @@ Seeds = Annotated[
     ),
 ]
 Draw = Annotated[int, typer.Option(help="seed that draws the trials")]
-
-
-Out = Annotated[Path, typer.Option(help="the result file, .json", callback=options.check_result)]
 ReportOnly = Annotated[
     bool, typer.Option("--report-only", help="train nothing; table and figure from --out again")
 ]

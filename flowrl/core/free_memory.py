@@ -8,11 +8,9 @@ import sys
 
 
 def free_memory() -> None:
-    """Collect garbage, and have glibc hand back what it keeps of freed memory; elsewhere the
-    first alone.
-
-    Freed blocks below the newest ones stay with the process otherwise: after one run of a
-    comparison on a CPU it held 1.4 GiB, after sixteen 3 GiB.
+    """Collect garbage, and have glibc hand back what it keeps of freed memory; elsewhere the first
+    alone. Otherwise freed blocks below the newest ones stay with the process, which grows from run
+    to run.
     """
     gc.collect()
     if sys.platform != "linux":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from flowrl.config.load import load_config
 from flowrl.runs.compare.error_model import error_model
 
 RESULTS, SIX = ROOT / "assets/results", ROOT / "scripts/research/six"
-PAGE = " ".join(PAGES["docs/six-methods.md"].split())
+SIX_PAGE = "docs/six-methods.md"
+PAGE = " ".join(PAGES[SIX_PAGE].split())
 METHODS = script_module("six_docs").METHODS
 SHIPPED = {name: name.replace("-", "_") for name in METHODS} | {"flow-grpo": "flow_grpo_full"}
 
@@ -51,16 +53,27 @@ def test_all_arms_ran_alike(result: dict[str, Any]) -> None:
         assert not any(run["failed"] for run in config["seeds"])
     assert (result["budgets"]["nfe"], result["budgets"]["seconds"]) == (160000, 0)
     assert result["base"]["images"] == 2176 and "two seeds" in PAGE
+    assert read("tune-awm")["base"]["images"] == 528 and "66 validation prompts, 528 images" in PAGE
+
+
+def test_what_it_says_of_time(result: dict[str, Any]) -> None:
+    """In minutes of training, by the clock of a shared machine."""
+    runs = [run["seconds"] / 60 for config in result["configs"] for run in config["seeds"]]
+    assert round(mean(runs)) == 6 and "about six minutes of one core" in PAGE
+    for name in METHODS:
+        trials = [trial["runs"][0]["seconds"] for trial in read(f"tune-{name}")["trials"]]
+        assert 17.5 < sum(trials) / 60 < 22.5
+    assert "20 minutes of one core per method" in PAGES[SIX_PAGE]
 
 
 def test_what_its_sentences_say(result: dict[str, Any]) -> None:
     model = error_model(result["configs"], result["base"], "nfe")
-    gain, low, mean = {}, {}, {}
+    gain, low, end = {}, {}, {}
     for config in result["configs"]:
         name = config["name"]
         value, error = model.gain(name)
         gain[name], low[name] = 100 * value, 100 * (value - error.half())
-        mean[name] = 100 * model.score(name)[0]
+        end[name] = 100 * model.score(name)[0]
     # as published
     forward = [f"{gain[f'{name}-published']:.1f}" for name in ("awm", "diffusion-nft")]
     assert f"AWM {forward[0]} points and DiffusionNFT {forward[1]}." in PAGE
@@ -69,10 +82,10 @@ def test_what_its_sentences_say(result: dict[str, Any]) -> None:
     assert f"gain {some[0]:.1f} to {some[-1]:.1f}, none of them clearly" in PAGE
     assert max(low[f"{name}-published"] for name in rest) < 0 < low["awm-published"]
     # as tuned
-    awm = f"AWM ends at {mean['awm-tuned']:.1f} %, {gain['awm-tuned']:.1f} points above the base"
+    awm = f"AWM ends at {end['awm-tuned']:.1f} %, {gain['awm-tuned']:.1f} points above the base"
     assert awm in PAGE
     guided = 100 * read("compare-six-guided")["strict"]
-    assert [name for name in mean if mean[name] > guided] == ["awm-tuned"]
+    assert [name for name in end if end[name] > guided] == ["awm-tuned"]
     both = [gain["mix-grpo-tuned"], gain["diffusion-dpo-tuned"]]
     assert all(9.5 < value < 11 for value in both)
     assert min(low["mix-grpo-tuned"], low["diffusion-dpo-tuned"]) > 0

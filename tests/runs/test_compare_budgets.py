@@ -8,6 +8,7 @@ import pytest
 from comparekit import COST, plan, tick
 
 from flowrl.cli.main import main
+from flowrl.runs.compare import compare as compare_module
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
 
@@ -20,7 +21,9 @@ def test_without_seconds_runs_end_and_are_judged_by_evaluations_alone(
     """Room for 3 iterations; by seconds there had been room for 5."""
     tick(monkeypatch)
     what = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1), budgets=Budgets(2.5 * COST, 0.0, 2))
-    result = compare(what, quiet=True)
+    monkeypatch.setattr(compare_module, "machine_load", lambda: 99.0)
+    result = compare(what)
+    assert "seconds mean little" not in capsys.readouterr().err
     runs = [run for config in result["configs"] for run in config["seeds"]]
     assert [run["iterations"] for run in runs] == [3] * 4
     assert all(run["at"]["nfe"] and run["at"]["seconds"] is None for run in runs)

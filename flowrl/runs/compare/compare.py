@@ -93,7 +93,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
     _check(what, configs)
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = open_result(what.out, configs, what.budgets, _stated(what))
-        _warn_of_load(quiet)
+        _warn_of_load(quiet or not what.budgets.seconds)
         # a file that is added to keeps the base that it was begun with
         base = _base(what, configs)
         result["base"] = result["base"] or base

@@ -38,17 +38,21 @@ def run_grid(run: RunPath, *, max_columns: int = 8) -> Image.Image:
     columns, right, judged = {}, {}, read_verdicts(run)
     for iteration in order:
         images = load_strip(files[iteration], len(prompts), shape[1])
-        if tuple(images.shape[-2:]) != shape:
-            raise RunError(
-                f"{files[iteration]}: expected {len(prompts)} images of height and width {shape} "
-                f"as {PROMPTS} says, got {tuple(images.shape[-2:])}; remove the file if it is "
-                "another run's"
-            )
+        check_shape(files[iteration], images.shape[-2:], len(prompts), shape)
         name = f"iter {iteration}" if iteration else "before"
         columns[name] = images
         if len(judged.get(iteration, [])) == len(prompts):
             right[name] = judged[iteration]
     return labelled_grid(columns, prompts, right=right, starts=source_images(run))
+
+
+def check_shape(file: Path, found: Sequence[int], count: int, shape: tuple[int, int]) -> None:
+    """Raise RunError unless the images of a strip have the height and width of the run's."""
+    if tuple(found) != shape:
+        raise RunError(
+            f"{file}: expected {count} images of height and width {shape} as {PROMPTS} says, got "
+            f"{tuple(found)}; remove the file if it is another run's"
+        )
 
 
 def source_images(run: RunPath) -> Tensor | None:

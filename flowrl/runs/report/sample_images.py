@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import load_strip
-from flowrl.runs.folder import PROMPTS, RunPath, read_prompts, read_verdicts
-from flowrl.runs.report.run_grid import sample_files, source_images
+from flowrl.runs.folder import RunPath, read_prompts, read_verdicts
+from flowrl.runs.report.run_grid import check_shape, sample_files, source_images
 
 PIXELS = 256  # of an image's longer side, at most
 MOST = 24  # checkpoints on a page
@@ -41,11 +41,10 @@ def samples(run: RunPath, *, budget: int = BUDGET) -> dict[str, Any] | None:
     order = evenly(sorted(files), MOST)
     strips = [tiles(files[iteration], len(prompts)) for iteration in order]
     for iteration, strip in zip(order, strips, strict=True):
-        if strip[0].height != shape[0]:
-            raise RunError(
-                f"{files[iteration]}: expected {len(prompts)} images of height {shape[0]} as "
-                f"{PROMPTS} says, got {strip[0].height}; remove the file if it is another run's"
-            )
+        # frames of a video stand side by side
+        wide, high = strip[0].size
+        width = wide if wide % shape[1] else shape[1]
+        check_shape(files[iteration], (high, width), len(prompts), shape)
     starts = source_tiles(run)
     # sources share the budget
     small = _compressed([*strips, *starts], budget)

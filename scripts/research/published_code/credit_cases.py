@@ -130,6 +130,7 @@ def dgpo_loss(code: dict[str, Any]) -> Gaps:
         return loss
 
     def ours(v: Tensor) -> Tensor:
+        """Return the mean loss of the same rows."""
         zero, rows = torch.zeros(24), torch.arange(24)
         batch = Batch(
             x=ref, sigma=zero + 0.5, sigma_next=zero + 0.5, noise_scale=zero, target=target,

@@ -7,6 +7,7 @@ is theirs as it is, in float32 or float64 as it computes by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,6 +61,30 @@ def step_gaps(
         values.append(value)
         slopes.append(v_.grad)
     return {"log-prob": gap(*values), "its gradient": gap(*slopes)}
+
+
+def all_steps(
+    theirs: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+    ours: Callable[..., Any],
+    sigmas: Tensor,
+    *,
+    steps: int,
+    scale: float,
+) -> Gaps:
+    """Compare the first `steps` of a grid [S+1] -> the largest gaps.
+
+    theirs(k, x, v, x_next) -> log-prob [B] of step k; ours(x, v, sigma, sigma_next, scale) -> mean
+    and std.
+    """
+    gaps = []
+    for k in range(steps):
+        at = [torch.full((5,), float(s)) for s in (sigmas[k], sigmas[k + 1], scale)]
+
+        def taken(x: Tensor, v: Tensor, at: list[Tensor] = at) -> Any:
+            return ours(x, v, *at)
+
+        gaps.append(step_gaps(partial(theirs, k), taken, k))
+    return worst(gaps)
 
 
 def forest(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
-from gaps import Gaps, step_gaps, worst
+from gaps import Gaps, all_steps
 from torch import Tensor
 
 from flowrl.algorithms.transitions import dance_sde, ddim, flow_sde, linear_sde
@@ -17,35 +17,22 @@ def flow_grpo_step(code: dict[str, Any]) -> Gaps:
     """Flow-GRPO's step at all noisy steps of ten, as Stable Diffusion 3 has them."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(10)
-    sigmas, gaps = scheduler.sigmas, []
-    for k in range(9):
-        one, after, scale = (torch.full((5,), float(s)) for s in (sigmas[k], sigmas[k + 1], 0.7))
 
-        def theirs(x: Tensor, v: Tensor, to: Tensor, k: int = k) -> Tensor:
-            time = scheduler.timesteps[k].expand(5)
-            return code["sde_step_with_logprob"](scheduler, v, time, x, 0.7, prev_sample=to)[1]
+    def theirs(k: int, x: Tensor, v: Tensor, to: Tensor) -> Tensor:
+        time = scheduler.timesteps[k].expand(len(x))
+        return code["sde_step_with_logprob"](scheduler, v, time, x, 0.7, prev_sample=to)[1]
 
-        def ours(x: Tensor, v: Tensor, at: Any = (one, after, scale)) -> Any:
-            return flow_sde(x, v, *at)
-
-        gaps.append(step_gaps(theirs, ours, k))
-    return worst(gaps)
+    return all_steps(theirs, flow_sde, scheduler.sigmas, steps=9, scale=0.7)
 
 
 def dance_grpo_step(code: dict[str, Any]) -> Gaps:
     """DanceGRPO's step at all steps but the last of 16, on its grid for FLUX."""
-    sigmas, gaps = linear_grid(16, 3.0), []
-    for k in range(15):
-        one, after, scale = (torch.full((5,), float(s)) for s in (sigmas[k], sigmas[k + 1], 0.3))
+    sigmas = linear_grid(16, 3.0)
 
-        def theirs(x: Tensor, v: Tensor, to: Tensor, k: int = k) -> Tensor:
-            return code["flux_step"](v, x, 0.3, sigmas, k, to, True, True)[2]
+    def theirs(k: int, x: Tensor, v: Tensor, to: Tensor) -> Tensor:
+        return code["flux_step"](v, x, 0.3, sigmas, k, to, True, True)[2]
 
-        def ours(x: Tensor, v: Tensor, at: Any = (one, after, scale)) -> Any:
-            return dance_sde(x, v, *at)
-
-        gaps.append(step_gaps(theirs, ours, k))
-    return worst(gaps)
+    return all_steps(theirs, dance_sde, sigmas, steps=15, scale=0.3)
 
 
 def flash_grpo_step(code: dict[str, Any]) -> Gaps:
@@ -55,38 +42,25 @@ def flash_grpo_step(code: dict[str, Any]) -> Gaps:
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
     scheduler.set_timesteps(20)
-    sigmas, gaps = scheduler.sigmas, []
-    first = float(sigmas[1])
-    for k in range(10):
-        one, after, scale = (torch.full((5,), float(s)) for s in (sigmas[k], sigmas[k + 1], first))
 
-        def theirs(x: Tensor, v: Tensor, to: Tensor, k: int = k) -> Tensor:
-            time = scheduler.timesteps[k].expand(5)
-            x, v, to = x[:, :, None], v[:, :, None], to[:, :, None]
-            return code["sde_step_with_logprob"](scheduler, v, time, x, prev_sample=to)[1]
+    def theirs(k: int, x: Tensor, v: Tensor, to: Tensor) -> Tensor:
+        time = scheduler.timesteps[k].expand(len(x))
+        x, v, to = x[:, :, None], v[:, :, None], to[:, :, None]
+        return code["sde_step_with_logprob"](scheduler, v, time, x, prev_sample=to)[1]
 
-        def ours(x: Tensor, v: Tensor, at: Any = (one, after, scale)) -> Any:
-            return linear_sde(x, v, *at)
-
-        gaps.append(step_gaps(theirs, ours, k))
-    return worst(gaps)
+    sigmas = scheduler.sigmas
+    return all_steps(theirs, linear_sde, sigmas, steps=10, scale=float(sigmas[1]))
 
 
 def mix_grpo_step(code: dict[str, Any]) -> Gaps:
     """MixGRPO's step by Flow-GRPO's rule, at all noisy steps of 25, on its grid for FLUX. The first
     level is 1, where both take the second one's std."""
-    sigmas, gaps = linear_grid(25, 3.0), []
-    for k in range(24):
-        one, after, scale = (torch.full((5,), float(s)) for s in (sigmas[k], sigmas[k + 1], 0.7))
+    sigmas = linear_grid(25, 3.0)
 
-        def theirs(x: Tensor, v: Tensor, to: Tensor, k: int = k) -> Tensor:
-            return code["flow_grpo_step"](v, x, 0.7, sigmas, k, to)[2]
+    def theirs(k: int, x: Tensor, v: Tensor, to: Tensor) -> Tensor:
+        return code["flow_grpo_step"](v, x, 0.7, sigmas, k, to)[2]
 
-        def ours(x: Tensor, v: Tensor, at: Any = (one, after, scale)) -> Any:
-            return flow_sde(x, v, *at)
-
-        gaps.append(step_gaps(theirs, ours, k))
-    return worst(gaps)
+    return all_steps(theirs, flow_sde, sigmas, steps=24, scale=0.7)
 
 
 def ddpo_step(code: dict[str, Any]) -> Gaps:
@@ -97,30 +71,19 @@ def ddpo_step(code: dict[str, Any]) -> Gaps:
         set_alpha_to_one=False, steps_offset=1,
     )  # fmt: skip
     scheduler.set_timesteps(50)
-    bar, full, gaps = scheduler.alphas_cumprod, torch.ones(5), []
-    for k, time in enumerate(scheduler.timesteps):
-        levels = bar[time], bar[max(int(time) - 20, 0)]
-        ends = [flow_from_vp(a[None], a.sqrt()[None], (1 - a).sqrt()[None])[1] for a in levels]
-        one, after = (end.expand(5) for end in ends)
-        factor = -torch.hypot(1 - ends[1], ends[1]).log()  # of alpha + s at the next level
+    # the levels of its timesteps, and of timestep 0 where its last step ends
+    bar = scheduler.alphas_cumprod[[*scheduler.timesteps, 0]]
+    sigmas = flow_from_vp(bar, bar.sqrt(), (1 - bar).sqrt())[1]
 
-        def theirs(
-            x: Tensor, v: Tensor, to: Tensor, at: Any = (time, one, after, factor)
-        ) -> Tensor:
-            time, one, after, factor = at
-            noise = _noise_of(x, v, one)
-            states = vp_from_flow(x, one), vp_from_flow(to, after)
-            step = code["ddim_step_with_logprob"]
-            found = step(
-                scheduler, noise, time.expand(5), states[0], eta=1.0, prev_sample=states[1]
-            )[1]
-            return found + factor
+    def theirs(k: int, x: Tensor, v: Tensor, to: Tensor) -> Tensor:
+        one, after = (sigma.expand(len(x)) for sigma in (sigmas[k], sigmas[k + 1]))
+        noise, time = _noise_of(x, v, one), scheduler.timesteps[k].expand(len(x))
+        x, to = vp_from_flow(x, one), vp_from_flow(to, after)
+        step = code["ddim_step_with_logprob"]
+        found: Tensor = step(scheduler, noise, time, x, eta=1.0, prev_sample=to)[1]
+        return found - torch.hypot(1 - after, after).log()  # of alpha + s where the step ends
 
-        def ours(x: Tensor, v: Tensor, at: Any = (one, after, full)) -> Any:
-            return ddim(x, v, *at)
-
-        gaps.append(step_gaps(theirs, ours, k))
-    return worst(gaps)
+    return all_steps(theirs, ddim, sigmas, steps=50, scale=1.0)
 
 
 def _noise_of(x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:

@@ -112,3 +112,18 @@ def test_what_it_says_of_tuning(result: dict[str, Any]) -> None:
     for run in nft["seeds"]:
         course = run["trajectory"]["accuracy"]
         assert max(course) > 0.75 and course[-1] < 0.4
+
+
+def test_what_it_says_of_clipping(result: dict[str, Any]) -> None:
+    shares: dict[str, list[float]] = {}
+    for config in result["configs"]:
+        for run in config["seeds"]:
+            known = [value for value in run["trajectory"]["clip_frac"] if value is not None]
+            shares.setdefault(config["name"], []).extend(known)
+    said = []
+    for name, digits in (("flow-grpo", 0), ("mix-grpo", 1), ("branch-grpo", 0)):
+        said.append(f"{100 * mean(shares[f'{name}-published']):.{digits}f}")
+        assert max(shares[f"{name}-tuned"]) == 0
+        updates = load_config(SIX / f"published_{name.replace('-', '_')}.yaml").train.updates
+        assert updates == {"flow-grpo": 2, "mix-grpo": 4, "branch-grpo": 36}[name]
+    assert f"on {said[0]}, {said[1]} and {said[2]} % of the draws" in PAGE

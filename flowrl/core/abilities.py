@@ -24,8 +24,20 @@ class ExtendsModel(Protocol):
     wants_prompts: bool
 
     def extend(
-        self, model: FlowModel, shape: tuple[int, ...], prompts: Sequence[str] = ()
+        self,
+        model: FlowModel,
+        shape: tuple[int, ...],
+        prompts: Sequence[str] = (),
+        run_seed: int = 0,
     ) -> FlowModel: ...
+
+
+@runtime_checkable
+class LearnsNoise(Protocol):
+    """A model whose samples start from a learned noise."""
+
+    # samples start from the model's own noise for a while
+    def plain_noise(self) -> AbstractContextManager[None]: ...
 
 
 @runtime_checkable

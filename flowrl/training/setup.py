@@ -252,7 +252,7 @@ def extended(model: FlowModel, method: Method, config: Config) -> FlowModel:
     shape = model.latent_shape(config.image.height, config.image.width)
     wants = method.likelihood.wants_prompts
     texts = load_prompts(config.prompts.train).texts if wants else []
-    return method.likelihood.extend(model, shape, texts)
+    return method.likelihood.extend(model, shape, texts, config.seed)
 
 
 def check_model_frames(model: FlowModel, frames: int) -> None:

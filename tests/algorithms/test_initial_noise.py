@@ -51,6 +51,32 @@ def test_a_learned_spread_is_scored_as_torch_scores_it() -> None:
     assert noise.describe(cond).shape == (2, 2 + 2 + 4)  # mean, std, the prompt's vector
 
 
+def test_the_first_noise_is_drawn_by_the_run_s_seed() -> None:
+    """Unless the likelihood has a seed: then runs with any seed begin at one noise."""
+    starts = []
+    for noise, seed in ((prior(own=True, start="noise"), 0), (prior(own=True, start="noise"), 1)):
+        noise.extend(LinearFlow(), SHAPE, PROMPTS, seed)
+        starts.append(noise.parameters["prior.mean"])
+    assert not torch.equal(*starts)
+    for seed in (0, 1):
+        fixed = prior(own=True, start="noise", seed=1)
+        fixed.extend(LinearFlow(), SHAPE, PROMPTS, seed)
+        assert torch.equal(fixed.parameters["prior.mean"], starts[1])
+
+
+def test_samples_can_start_from_the_model_s_own_noise_for_a_while() -> None:
+    """As a comparison judges its base model; also after an error inside."""
+    noise = prior(own=True, start="noise", spread=0.3)
+    model: Any = noise.extend(LinearFlow(), SHAPE, PROMPTS)
+    cond, z = model.encode(PROMPTS), torch.randn(len(PROMPTS), *SHAPE)
+    learned = model.initial_noise(z, cond)
+    assert not torch.equal(learned, z)
+    with pytest.raises(ZeroDivisionError), model.plain_noise():
+        assert torch.equal(model.initial_noise(z, cond), z)
+        _ = 1 / 0
+    assert torch.equal(model.initial_noise(z, cond), learned)
+
+
 def test_the_penalty_is_find_s() -> None:
     """mean(m^2 + (q - 1)^2) by hand: (1 + 4)/2 + (0.25 + 1)/2, and with one std (5)/2 + 0.25."""
     mean, std = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 2.0]])

@@ -13,8 +13,11 @@ from comparekit import SMALL, before_step, plan, scores, tick
 
 from flowrl.core.errors import RewardError
 from flowrl.evaluation import held_out
+from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.one_run import STRIP, evaluated
+from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 
@@ -92,3 +95,19 @@ def test_an_image_that_is_not_finite_is_the_method_s_fault(
     (run,) = compare(toy(tmp_path), quiet=True)["configs"][0]["seeds"]
     assert "1 are not finite" in run["failed"] and "needs every image scored" in run["failed"]
     assert "raise it" not in run["failed"] and [row["iteration"] for row in run["curve"]] == [2]
+
+
+def test_the_base_model_starts_from_its_own_noise(tmp_path: Path) -> None:
+    """Also where a config learns a noise that begins elsewhere; there the first evaluation of a
+    run is another."""
+    noise = ("likelihood={fn: prior, own: true, start: noise, spread: 0.3}",)
+    what = toy(tmp_path)
+    configs = [what.load(what.configs[0], *more) for more in ((), noise)]
+    plain, learned = map(Trainer, configs)
+    found = []
+    for name, trainer in (("plain", plain), ("learned", learned)):
+        found.append(base_of(tmp_path / name, trainer.config, trainer))
+    assert found[0] == found[1]
+    assert evaluated(learned)["outcomes"] != found[0]["outcomes"]
+    strips = [(tmp_path / name / "base" / STRIP).read_bytes() for name in ("plain", "learned")]
+    assert strips[0] == strips[1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -35,7 +36,7 @@ class prior:
         spread: the std that it begins with.
         learn_spread: the std is trained too, one number per latent entry, at least 1e-4.
         start: what the mean begins with: zero, or a standard normal draw of each prompt.
-        seed: of that draw.
+        seed: of that draw; None = the run's own, so that runs with other seeds begin elsewhere.
 
     **Differs:** FIND's code scores the noise against N(0, 1) for ever; here the old policy is the
     one that sampled.
@@ -56,7 +57,7 @@ class prior:
         spread: float = 1.0,
         learn_spread: bool = False,
         start: Literal["zero", "noise"] = "zero",
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         if not (math.isfinite(spread) and spread > 0):
             raise ConfigError(f"likelihood prior: expected spread > 0, got {spread}")
@@ -72,11 +73,16 @@ class prior:
         self.rows: dict[str, int] = {}
 
     def extend(
-        self, model: FlowModel, shape: tuple[int, ...], prompts: Sequence[str] = ()
+        self,
+        model: FlowModel,
+        shape: tuple[int, ...],
+        prompts: Sequence[str] = (),
+        run_seed: int = 0,
     ) -> FlowModel:
         """Return the model with this noise, and with the parameters "prior.mean" [*shape], with
         `reads` "prior.text" [*shape, D], and with `learn_spread` "prior.spread" [*shape]. With
-        `own` each has a row for each different one of `prompts`."""
+        `own` each has a row for each different one of `prompts`. `run_seed` draws the first mean
+        where the likelihood has no seed of its own."""
         # where its own parameters are; a model without any is asked for an embedding
         cond = model.encode([""]) if self.reads or not model.trainable() else {}
         known = [*model.trainable().values(), *cond.values()]
@@ -86,9 +92,10 @@ class prior:
         size = (len(self.rows), *shape) if self.own else shape
         mean = torch.zeros(size)
         if self.start == "noise":
+            seed = run_seed if self.seed is None else self.seed
             for text, row in self.rows.items():
                 # drawn by the text, so a prompt's noise does not depend on the other prompts
-                stream = generator(self.seed, "start", text)
+                stream = generator(seed, "start", text)
                 mean[row] = torch.randn(shape, generator=stream)
         self.parameters = {"prior.mean": nn.Parameter(mean.to(device))}
         if self.reads:
@@ -185,6 +192,16 @@ class _ModelWithPrior:
 
     def __init__(self, model: FlowModel, noise: prior) -> None:
         self._model, self._prior = model, noise
+        self._plain = False
+
+    @contextmanager
+    def plain_noise(self) -> Iterator[None]:
+        """Let samples start from standard normal noise, as the model's own do."""
+        before, self._plain = self._plain, True
+        try:
+            yield
+        finally:
+            self._plain = before
 
     def encode(self, prompts: list[str]) -> Cond:
         """Encode prompts, and say which of the noise's own each of them is."""
@@ -203,6 +220,8 @@ class _ModelWithPrior:
 
     def initial_noise(self, noise: Tensor, cond: Cond) -> Tensor:
         """Move standard normal noise [R, *] to the learned Gaussian; cond {name: [R, ...]}."""
+        if self._plain:
+            return noise
         std = self._prior.std(cond, len(noise)).to(noise)
         wide_std = per_sample(std, noise) if std.dim() == 1 else std
         return wide_std * noise + self._prior.mean(cond, len(noise)).to(noise)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import LearnsNoise
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.runs.compare.budgets import RESULT, different
@@ -35,9 +37,11 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
             )
         return dict(found["base"])
-    # or else the model itself
-    row = evaluated(trainer)
-    draw_samples(trainer, folder, partial(print, file=sys.stderr))
+    # or else the model itself, also where a config learns a noise that begins elsewhere
+    model = trainer.model
+    with model.plain_noise() if isinstance(model, LearnsNoise) else nullcontext():
+        row = evaluated(trainer)
+        draw_samples(trainer, folder, partial(print, file=sys.stderr))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]

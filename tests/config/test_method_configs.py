@@ -18,7 +18,9 @@ from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]
 # what they train is not in the network
-NOISE = {f"shapes/{name}" for name in ("find", "find_own", "zo_rank_sgd", "prior_grpo")}
+NOISE = {
+    f"shapes/{name}" for name in ("find", "find_own", "find_narrow", "zo_rank_sgd", "prior_grpo")
+}
 NOISE.add("sd15/find")
 
 

@@ -8,6 +8,7 @@ TOY_SCALE = {"shapes/dgpo": ["loss.beta=1.0"], "shapes/diffusion_dpo": ["loss.be
 FAST = ["likelihood.learn_spread=false", "optimizer.lr=0.05", "credit.lr=0.01"]
 TOY_SCALE["shapes/find"] = [*FAST, "likelihood.reads=text"]
 TOY_SCALE["shapes/find_own"] = FAST
+TOY_SCALE["shapes/find_narrow"] = FAST
 TOY_SCALE["shapes/prior_grpo"] = ["likelihood.reads=text", "optimizer.lr=0.05"]
 TOY_SCALE["shapes/awm"] = ["optimizer.lr=0.03", "kl.ref=0.02"]
 TOY_SCALE["shapes/dina_lrm"] = TOY_SCALE["shapes/awm"]  # the same axes

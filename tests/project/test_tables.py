@@ -25,7 +25,10 @@ from flowrl.runs.compare.summary import summarize_result
 
 ROOT = Path(__file__).resolve().parents[2]
 # what a config had when it was compared, where it was mended since; its page says so
-THEN = {("shapes/gardo", "compare-steps"): {"divide_by": "std"}}
+THEN = {
+    ("shapes/gardo", "compare-steps"): {"divide_by": "std"},
+    ("shapes/zo_rank_sgd", "compare-own-noise"): {"spread": 0.7, "seed": 0},
+}
 
 
 def test_regenerate_and_compare() -> None:
@@ -211,10 +214,12 @@ def test_the_compared_configs_are_the_shipped_ones(measured: ModuleType) -> None
 
 def calls(section: Any) -> list[dict[str, Any]]:
     """Return a section as a list: empty, one, or several calls. Where times have no limits, earlier
-    files have 0 and 1."""
+    files have 0 and 1, and a seed where nothing is drawn."""
     if isinstance(section, dict) and section.get("fn") == "forward":
         ends = {"low": section.get("low") or None, "high": section.get("high")}
         section = {**section, **ends, "high": None if ends["high"] == 1 else ends["high"]}
+    if isinstance(section, dict) and section.get("start") == "zero":
+        section = {**section, "seed": None}
     return section if isinstance(section, list) else [section] if section else []
 
 
@@ -229,7 +234,16 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     untimed = ["best_of_n", "refl", "diffusion_dpo_offline", "flow_dppo", "draft", "draft_lv"]
     untimed += ["ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo", "gardo", "diverse_grpo"]
     untimed += ["flash_grpo_prompts"]
-    untimed += ["flow_opd", "find", "find_own", "zo_rank_sgd", "spo", "spo_finished", "tdm_r1"]
+    untimed += [
+        "flow_opd",
+        "find",
+        "find_own",
+        "find_narrow",
+        "zo_rank_sgd",
+        "spo",
+        "spo_finished",
+        "tdm_r1",
+    ]
     untimed += ["sol_rl", "paco_rl", "spo_latent"]
     untimed += ["dina_lrm", "adv_grpo_gated", "pref_grpo", "nft_win_rate", "awm_tree", "align_prop"]
     untimed += ["dpo_siblings", "prior_grpo", "align_prop_each", "ram"]

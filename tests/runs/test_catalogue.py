@@ -55,6 +55,7 @@ WITHOUT_PUBLIC = {
     "align_prop",
     "refl",
     "find",
+    "find_narrow",
     "zo_rank_sgd",
     "pref_grpo",
     "tdm_r1",
@@ -102,7 +103,7 @@ def test_status_and_papers() -> None:
     have no paper. The name of a config's paper stands in the config."""
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
-    known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent"}
+    known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -125,6 +125,16 @@ def test_ties_and_what_was_not_scored_are_not_compared() -> None:
     assert found.tolist() == pytest.approx([0.5, 0.5, 0, -1, 0, 0])
 
 
+def test_whoever_equals_the_last_of_the_best_is_one_of_them() -> None:
+    """Four of six are right, and two are asked for: the right ones stand before the others, whose
+    order is not known. By hand: 4 x 2 edges; then 3 of the first and 2 over the last."""
+    found = rank_edges(*flat([2.0, 0.5, 2.0, 2.0, 0.0, 2.0], [0] * 6), best=2)
+    assert found.tolist() == pytest.approx([2 / 8, -4 / 8, 2 / 8, 2 / 8, -4 / 8, 2 / 8])
+    found = rank_edges(*flat([3.0, 2.0, 2.0, 1.0], [0] * 4), best=2)
+    assert found.tolist() == pytest.approx([3 / 5, 0, 0, -3 / 5])
+    assert rank_edges(*flat([1.0] * 4, [0] * 4), best=2).tolist() == [0] * 4
+
+
 def test_the_baseline_learns_what_each_state_is_worth() -> None:
     """Rewards are 3 for state (1, 0) and -1 for (0, 1): then nothing is left of them. A call
     changes nothing, entries stay whole, and what is saved goes on as it would have."""

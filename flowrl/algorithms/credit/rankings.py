@@ -17,8 +17,8 @@ def rank_edges(reward: Tensor, leaf: Tensor, tree: Tree, *, best: int = 0) -> Te
     ZO-RankSGD (2303.03751), eq. 4: of m images of a prompt the `best` first are in order and stand
     before all others, whose order is not known; 0 = all are in order. With likelihood `prior`,
     ``start: noise`` and a small spread its policy gradient is the paper's descent direction. Only
-    the order of the rewards counts; equal ones are not compared. NaN = not scored: compared with
-    none, advantage 0.
+    the order of the rewards counts; equal ones are not compared, and those that equal the last of
+    the best are among them. NaN = not scored: compared with none, advantage 0.
 
     **Differs:** the published code gives the image of rank r, from 0, ``m - 2 r`` in place of
     ``m - 1 - 2 r``, so its weights do not add up to 0; and it searches along the direction by
@@ -33,8 +33,10 @@ def rank_edges(reward: Tensor, leaf: Tensor, tree: Tree, *, best: int = 0) -> Te
         mine = ((group == prompt) & ~reward.isnan()).nonzero().flatten()
         score = reward[mine]
         if best and len(mine) > best:
-            # below the best, order is not known: all are as good as the next
-            score = score.clamp_min(score.sort(descending=True).values[best])
+            # below the best, order is not known: all are as good as the next. Whoever is as good
+            # as the last of the best is one of them
+            below = score < score.sort(descending=True).values[best - 1]
+            score = torch.where(below, score.masked_fill(~below, -torch.inf).max(), score)
         before = (score[:, None] > score[None, :]).double()
         edges = before.sum()
         if bool(edges > 0):

@@ -56,6 +56,7 @@ GROUPS = (
     Group("dina", "compare-stepwise-five", ("compare-dina", "compare-crd")),
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("find own", "compare-find-own", ("compare-find-own",)),
+    Group("narrow", "compare-narrow", ("compare-narrow",)),
     Group("factorial", "factorial-80000", ()),
     Group("noisy", "compare-shapes", ()),
 )

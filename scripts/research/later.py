@@ -36,6 +36,7 @@ LATER = (
     Later("crd", "compare-crd.json", "on the test prompts, at its own rate"),
     Later("gardo", "compare-gardo.json", "on the test prompts, at its own rate"),
     Later("dina", "compare-dina.json", "on the test prompts, at its own rate"),
+    Later("narrow", "compare-narrow.json", "on the prompts that it trains, at its own rate"),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),
 )

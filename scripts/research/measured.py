@@ -158,19 +158,22 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
     config = found(result, name)
     if result is None or config is None:
         return ""
-    # A: equal network evaluations, B: equal seconds
-    a, b = config["summary"][A], config["summary"][B]
+    # A: equal network evaluations, B: equal seconds, if there was a budget of them
+    a, b = config["summary"][A], config["summary"].get(B)
     base, budget = result["base"], result["budgets"]
     names = [one["name"] for one in result["configs"]]
     place = f", place {names.index(config['name']) + 1} of {len(names)}" if len(names) > 1 else ""
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
     seeds = f"{a['seeds']} seed{'s' * (a['seeds'] > 1)}"
+    later = ""
+    if b is not None:
+        later = f" After {budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %"
+        later += f"{interval(b, 'gain')}."
     text = (
         f"`shapes/{name}`, {where}: strict accuracy "
         f"{percent(base['score'])} % → {percent(a['mean'])} % "
         f"after {budget['nfe']:,.0f} NFE: {points(a['gain'][0])} points over {seeds}"
-        f"{interval(a, '95 %')}{broken(a)}{place}. After "
-        f"{budget['seconds']:g} {clock}seconds: {percent(b['mean'])} %{interval(b, 'gain')}. "
+        f"{interval(a, '95 %')}{broken(a)}{place}.{later} "
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
         "per judgement."
     )

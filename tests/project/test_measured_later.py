@@ -261,19 +261,6 @@ def test_stepwise_flow_grpo_with_five_seeds() -> None:
     )
 
 
-def test_a_noise_of_its_own_shows_nothing_yet() -> None:
-    result, page = read("own-noise"), " ".join(PAGES["docs/compare.md"].split())
-    gains = {entry["name"]: entry["summary"]["nfe"]["gain"] for entry in result["configs"]}
-    mean, low, high = map(points, gains["shapes-find-own"])
-    assert f"FIND gains {mean} points ({low} to {high}) after 43 iterations" in page
-    mean, low, high = map(points, gains["shapes-zo-rank-sgd"])
-    assert f"ZO-RankSGD {mean} ({low} to {high})" in page
-    assert all(gain[1] < 0 for gain in gains.values())
-    beside = [read(f"own-noise-{name}")["strict"] for name in ("guided", "best-of-8")]
-    ends = [entry["summary"]["nfe"]["mean"] for entry in result["configs"]]
-    assert max(ends) < beside[0] < beside[1] == 1
-
-
 def test_the_judge_of_latents_is_as_measured() -> None:
     found = json.loads((ROOT / "assets/results/latent-judge.json").read_text(encoding="utf-8"))
     page = " ".join(PAGES["docs/methods/dina_lrm.md"].split())

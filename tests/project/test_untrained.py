@@ -25,6 +25,7 @@ BESIDE = {
     **dict.fromkeys(("dense", "spo-finished", "draft-lv"), "dense"),
     "own-noise": "own-noise",
     "find-own": "find-own",
+    "narrow": "narrow",
     "gardo": "gardo",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"

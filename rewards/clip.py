@@ -35,6 +35,8 @@ class clip:
 
     judges_singly = True
 
+    public = PUBLIC  # what is read by each backend where no path is given
+
     def __init__(
         self,
         *,

@@ -3,6 +3,8 @@ memory."""
 
 from __future__ import annotations
 
+from itertools import chain
+
 from flowrl.config.load import Config
 from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import prompts_if_there
@@ -10,6 +12,7 @@ from flowrl.core.shipped_files import find_resource
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.sources import check_sources
+from flowrl.training.guidance import teachers_of
 
 
 def dry_run(config: Config) -> str:
@@ -66,16 +69,23 @@ def prompt_lines(config: Config) -> list[str]:
 
 
 def _absent_weights(config: Config) -> list[str]:
-    """Say which `path` of a reward is nothing here: it would be asked of the hub, unless a script
-    has to make it first."""
-    paths = {name: call.kwargs.get("path") for name, call in config.rewards.items()}
-    absent = {name: path for name, path in paths.items() if isinstance(path, str) and path}
-    return [
-        f"rewards    {name}: {path} is not here: a run would ask the hub for it; a folder of your "
-        "own has to be made first"
-        for name, path in absent.items()
-        if find_resource(path) is None
-    ]
+    """Say which files of a reward are nothing here: they would be asked of the hub, unless a script
+    has to make them first; and which teachers are."""
+    lines = []
+    for name, call in config.rewards.items():
+        # what a reward reads where its config names nothing
+        own = getattr(call.function, "public", {}).get(call.kwargs.get("backend"))
+        named = [call.kwargs.get("path") or own, call.kwargs.get("weights")]
+        for path in named:
+            if isinstance(path, str) and path and find_resource(path) is None:
+                lines.append(
+                    f"rewards    {name}: {path} is not here: a run would ask the hub for it; a "
+                    "folder of your own has to be made first"
+                )
+    for run in dict.fromkeys(chain.from_iterable(teachers_of(config).values())):
+        if find_resource(run.run) is None:
+            lines.append(f"teacher    {run.run} is not here: train it first")
+    return lines
 
 
 def _absent(path: str, key: str) -> str:

@@ -23,6 +23,7 @@ class IterationCost:
     prompts: int
     group: int  # images per prompt
     roots: int  # initial noises per prompt
+    starts: int  # different initial noises of all prompts
     images: int  # images that are rewarded
     steps: int  # denoising steps
     nfe: int  # network evaluations (NFE) of sampling, counted per latent
@@ -54,7 +55,7 @@ class IterationCost:
         return [
             *looks,
             f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "
-            f"{self.prompts * self.roots} initial noises, {self.steps} steps",
+            f"{self.starts} initial noises, {self.steps} steps",
             f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
@@ -112,6 +113,7 @@ def iteration_cost(
         prompts=prompts,
         group=group,
         roots=roots,
+        starts=starts,
         images=prompts * group,
         steps=len(plan.noise),
         nfe=2 * nfe if samples_guided else nfe,

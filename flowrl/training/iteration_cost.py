@@ -95,7 +95,6 @@ def iteration_cost(
     numbers = {"prompts": prompts, "updates": updates}
     numbers |= {"micro_batch": micro_batch, "rollout_batch": rollout_batch}
     _check_numbers(numbers, prompts * group, len(plan.noise))
-    # all images of a prompt may start from one initial noise
     roots = roots_for(plan, group)
     all_of = total_counts(plan, prompts, roots, same_noise=same_noise)
     images = prompts * group * (len(plan.noise) if trains == "steps" else 1)

@@ -33,7 +33,7 @@ def dry_run(config: Config) -> str:
         *calls(found),
         *prompt_lines(config),
         f"rewards    {rewards} (not loaded)",
-        *_absent_weights(config),
+        *absent_files(config),
         *memory(found),
     ]
     return "\n".join(lines)
@@ -68,7 +68,7 @@ def prompt_lines(config: Config) -> list[str]:
     return lines + [_absent(path, key) for key, path in absent.items() if path]
 
 
-def _absent_weights(config: Config) -> list[str]:
+def absent_files(config: Config) -> list[str]:
     """Say which files of a reward are nothing here: they would be asked of the hub, unless a script
     has to make them first; and which teachers are."""
     lines = []

@@ -35,8 +35,8 @@ def rank_edges(reward: Tensor, leaf: Tensor, tree: Tree, *, best: int = 0) -> Te
         if best and len(mine) > best:
             # below the best, order is not known: all are as good as the next. Whoever is as good
             # as the last of the best is one of them
-            below = score < score.sort(descending=True).values[best - 1]
-            score = torch.where(below, score.masked_fill(~below, -torch.inf).max(), score)
+            below = score[score < score.sort(descending=True).values[best - 1]]
+            score = score.clamp_min(below.max()) if len(below) else score
         before = (score[:, None] > score[None, :]).double()
         edges = before.sum()
         if bool(edges > 0):

@@ -40,6 +40,7 @@ class IterationCost:
     samples_guided: bool = False  # only in sampling; `nfe` counts both
     guides_reference: bool = False  # only the base model that is measured from
     previews: tuple[int, int] = (0, 0)  # of a prompt's noises, and their steps
+    stored: bool = False  # the images are there already, as the pairs of offline preferences are
 
     def lines(self) -> list[str]:
         """Say it in plain English."""
@@ -52,11 +53,15 @@ class IterationCost:
         count, steps = self.previews
         looks = [f"scouting   {self.prompts} prompts x {count} noises, {steps} steps"] * bool(count)
         # a line or two per phase, in the order of an iteration
+        images = f"{self.prompts} prompts x {self.group} images = {self.images} images"
+        sampled = [
+            f"sampling   {images} from {self.starts} initial noises, {self.steps} steps",
+            f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
+        ]
+        read = [f"images     {images} from files, encoded {self.rollout_batch} at a time"]
         return [
             *looks,
-            f"sampling   {self.prompts} prompts x {self.group} images = {self.images} images from "
-            f"{self.starts} initial noises, {self.steps} steps",
-            f"           {self.nfe} NFE in batches of {self.rollout_batch}{double}",
+            *(read if self.stored else sampled),
             f"training   {self._trained()} / {self.updates} updates = {self.per_update} states per "
             f"update, in {self.passes} {calls}",
             *([twice] if self.guides_reference else []),
@@ -128,6 +133,7 @@ def iteration_cost(
         samples_guided=samples_guided,
         guides_reference=guides_reference,
         previews=previews,
+        stored=plan.stored is not None,
     )
 
 

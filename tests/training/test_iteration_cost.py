@@ -12,6 +12,7 @@ from torch import Tensor
 from trainkit import TREE, trainer_for
 
 from flowrl.algorithms.nodes import decision_nodes
+from flowrl.algorithms.plans.stored import pairs
 from flowrl.algorithms.plans.trees import tree
 from flowrl.algorithms.plans.windows import full, random_window, sliding_window
 from flowrl.algorithms.rollout.engine import rollout
@@ -200,3 +201,11 @@ def test_impossible_numbers(change: dict[str, int], message: str) -> None:
     assert cost(plan, **good).decisions == 12
     with pytest.raises(ConfigError, match=message):
         cost(plan, **{**good, **change})
+
+
+def test_stored_images_are_read_not_sampled() -> None:
+    """Pairs of offline preferences: the dry run speaks of files, and of no noise or NFE."""
+    stored = cost(pairs(0), 2, trains="leaves", rollout_batch=8)
+    first = stored.lines()[0]
+    assert first == "images     2 prompts x 2 images = 4 images from files, encoded 8 at a time"
+    assert "sampling" not in "\n".join(stored.lines()) and stored.nfe == 0

@@ -108,6 +108,10 @@ class TrainConfig(Section):
     reference_guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the base model that losses and penalties measure from, while the model is trained
     with its own, as CRD's and DGPO's code does; 0 = that of the model"""
+    empty_prompts: Share = 0.0
+    """share of an iteration's prompts whose images are trained on without the prompt (with the
+    negative prompt, by default none), which keeps the model fit for guidance; Diffusion-DPO's code:
+    0.2; for likelihoods of finished images"""
     same_noise: bool = False
     """start all images of a prompt from the same noise, as DanceGRPO and MixGRPO do; what comes
     before the first draw is then computed once"""

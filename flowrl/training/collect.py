@@ -19,6 +19,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch, Rollout
 from flowrl.evaluation.sources import encode_rows
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
+from flowrl.training.empty_prompts import without_some_prompts
 from flowrl.training.guidance import encoding_guidance, sampling_guidance
 from flowrl.training.reward_batch import reward_batch, sigma_grid, with_latents
 from flowrl.training.scout import scouted
@@ -85,7 +86,8 @@ def collect(
                 run.progress(len(values), len(answers))
     finally:  # after Ctrl-C nobody waits for a reward that hangs
         pool.shutdown(wait=False, cancel_futures=True)
-    return _merged(run, rollouts, images, values, rows)
+    found = _merged(run, rollouts, images, values, rows)
+    return found._replace(rollout=without_some_prompts(run, found.rollout, rows, attempt))
 
 
 def _of_turns(run: Setup, number: int, turns: int, done: int, total: int) -> None:

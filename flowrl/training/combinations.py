@@ -7,7 +7,7 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
-from flowrl.training.guidance import KEYS
+from flowrl.training.guidance import KEYS, is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
 from flowrl.training.stored_images import check_stored
@@ -38,6 +38,7 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
         )
     _check_whole_prompts(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
+    _check_empty_prompts(config, trains)
 
 
 def check_segment(config: Config, method: Method, segment: Tensor | None, nodes: Tensor) -> None:
@@ -68,6 +69,23 @@ def _check_whole_prompts(config: Config, method: Method) -> None:
             f"select nonzero: leaves out images of advantage 0, and loss {config.loss.fn} compares "
             "all images of a prompt, whose group would be torn; leave this selection out"
         )
+
+
+def _check_empty_prompts(config: Config, trains: str) -> None:
+    """Raise ConfigError where images cannot be trained on without their prompt, or are anyway."""
+    share = config.train.empty_prompts
+    if not share:
+        return
+    reason = ""
+    if trains != "leaves":
+        reason = (
+            f"likelihood {config.likelihood.fn} trains what was drawn with the prompt; take a "
+            "likelihood of finished images, such as forward"
+        )
+    elif is_guided(config):
+        reason = "with guidance in training each row is seen with and without its prompt"
+    if reason:
+        raise ConfigError(f"train.empty_prompts={share:g}: {reason}, or leave it out")
 
 
 def check_guidance(config: Config, method: Method, plan: Plan) -> None:

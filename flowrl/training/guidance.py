@@ -98,6 +98,11 @@ def encoding_guidance(config: Config, model: FlowModel) -> AbstractContextManage
     return _guiding(model, others or guides_teachers(config))
 
 
+def no_prompt(model: FlowModel) -> str:
+    """Return the text that stands for no prompt: the model's negative prompt, or an empty text."""
+    return getattr(model, "negative_prompt", None) or ""
+
+
 def teacher_guidance(model: FlowModel, scale: float | None) -> AbstractContextManager[None]:
     """Let the model compute with a teacher's guidance for a while, which may be none at all; None:
     its own."""

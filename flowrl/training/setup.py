@@ -26,7 +26,7 @@ from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import check_guides, check_headline, check_sees_sigma
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.earlier_draws import earlier_draws
-from flowrl.training.guidance import encoding_guidance
+from flowrl.training.guidance import encoding_guidance, no_prompt
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.kept_copies import snapshots_of
 from flowrl.training.method import Method, method_of
@@ -193,8 +193,9 @@ class Setup:
         rows = ahead(
             self.config, self.train_set, self.sampler, self.world, self.iteration, iterations
         )
+        blank = [no_prompt(self.model)] if self.config.train.empty_prompts else []
         with encoding_guidance(self.config, self.model):  # the negative prompt, too
-            self.model.encode_ahead([*(texts[row] for row in rows), *mine])
+            self.model.encode_ahead([*(texts[row] for row in rows), *mine, *blank])
 
     def rows(self) -> list[int]:
         """Return the training prompts of the current iteration."""

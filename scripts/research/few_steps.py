@@ -83,7 +83,10 @@ def measured(model: Any, x0: Tensor, records: list[dict[str, Any]]) -> dict[str,
     """Return the std of latents [N, C, h, w] over all their numbers, and the share of right
     images."""
     right: Tensor = check(round_8bit(model.decode(x0)), records).strict
-    return {"std": round(x0.float().std().item(), 4), "right": round(right.float().mean().item(), 4)}
+    return {
+        "std": round(x0.float().std().item(), 4),
+        "right": round(right.float().mean().item(), 4),
+    }
 
 
 if __name__ == "__main__":

@@ -41,12 +41,15 @@ def reward_softmax(
     return subtree_mean(weight, leaf, tree).nan_to_num().float()
 
 
-def best_of(reward: Tensor, leaf: Tensor, tree: Tree, *, keep: int = 1) -> Tensor:
+def best_of(
+    reward: Tensor, leaf: Tensor, tree: Tree, *, keep: int = 1, equal: bool = False
+) -> Tensor:
     """Give the `keep` best images of a prompt 1 and the others 0 from rewards [L] -> [V] float32;
     nodes above leaves have the mean of the leaves below.
 
     Best-of-n fine-tuning. Of equal images the first count; NaN = not scored: never among the best.
-    A prompt whose scored images are all equal has no best: all have 0.
+    A prompt whose scored images are all equal has no best: all have 0, unless `equal`, which takes
+    the first of them, as RAFT does (2304.06767: the best of each prompt).
 
     Raises: ConfigError for keep below 1.
     """
@@ -56,7 +59,7 @@ def best_of(reward: Tensor, leaf: Tensor, tree: Tree, *, keep: int = 1) -> Tenso
     sign = torch.zeros_like(reward, dtype=torch.float64)
     for prompt in group.unique():
         mine = ((group == prompt) & ~reward.isnan()).nonzero().flatten()
-        if len(mine) and reward[mine].max() > reward[mine].min():
+        if len(mine) and (equal or reward[mine].max() > reward[mine].min()):
             order = torch.sort(reward[mine], descending=True, stable=True).indices
             sign[mine[order[:keep]]] = 1.0
     return subtree_mean(sign, leaf, tree).nan_to_num().float()

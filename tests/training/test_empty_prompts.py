@@ -62,8 +62,8 @@ def test_sampling_and_rewards_keep_the_prompt(tmp_path: Path, share: float) -> N
 
 
 def test_the_share_is_that_of_the_prompts(tmp_path: Path) -> None:
-    """Of 40 prompts half: a fair coin gives 9 to 31 but for one case in 5,000, and the draws are the
-    same each time. Turns do not matter: a prompt's draw follows from its place."""
+    """Of 40 prompts half: a fair coin gives 9 to 31 but for one case in 5,000, and the draws are
+    the same each time. Turns do not matter: a prompt's draw follows from its place."""
     count = 0
     options = ("train.empty_prompts=0.5", "train.prompts=4", "train.group=2", "train.micro_batch=8")
     whole = Trainer(config_of(tmp_path, *options))

@@ -22,10 +22,17 @@ def test_short_runs_are_as_said() -> None:
     assert f"a run went from {first:.1f} % to {last:.1f} in {after} iterations" in pages[1]
 
 
-def test_tdm_r1_was_begun_once() -> None:
+def test_tdm_r1_was_begun_twice() -> None:
     file = ROOT / "assets/results/tdm-r1-trial.json"
     found = json.loads(file.read_text(encoding="utf-8"))
     page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
     before, after = found["eval"]
     assert f"{len(found['reward_gap'])} of 60 iterations: {100 * before['strict']:.1f} %" in page
     assert f"{100 * after['strict']:.1f} after {after['iteration']} " in page
+    second = found["second"]
+    right, colours = second["right_in_training"], second["saturation"]
+    best = max(right)
+    assert f"from {100 * best:.1f} % of iteration {right.index(best) + 1} to" in page
+    assert f"{100 * right[-1]:.1f} % of iteration {len(right)}, the last" in page
+    assert set(second["clip_frac"]) == {0.0} and 0.55 < colours[-1] / colours[0] < 0.65
+    assert "surrogate.lr=1.0e-3" in found["command"] and "surrogate.lr=2e-3" in second["command"]

@@ -1,0 +1,80 @@
+"""What the pages say of imitation is what its result files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from docskit import PAGES, ROOT
+
+RESULTS = ROOT / "assets/results"
+PAGE = " ".join(PAGES["docs/methods/baselines.md"].split())
+
+
+def read(name: str) -> dict[str, Any]:
+    """Read a result file."""
+    return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def trial(config: str, *overrides: str, without: tuple[str, ...] = ()) -> dict[int, float]:
+    """Return validation scores, in percent, of the one trial that has these overrides."""
+    found = [
+        row
+        for row in read("imitation-search")["trials"]
+        if row["config"] == f"shapes/{config}"
+        and set(overrides) <= set(row["set"])
+        and not any(one.startswith(without) for one in row["set"] if without)
+    ]
+    assert len(found) == 1, (config, overrides, len(found))
+    return {iteration: 100 * share for iteration, share in found[0]["validation"]}
+
+
+def test_what_few_steps_do() -> None:
+    """The table of the page, and that spread and right images rise with the steps."""
+    rows = {row["steps"]: row for row in read("few-steps")["rows"]}
+    order = [5, 6, 10, 20, 40, "true scenes"]
+    spreads = " | ".join(f"{rows[steps]['std']:.2f}" for steps in order)
+    rights = " | ".join(f"{100 * rows[steps]['right']:.1f} %" for steps in order)
+    assert f"| std of the latents | {spreads} |" in PAGE
+    assert f"| right images | {rights} |" in PAGE
+    for key in ("std", "right"):
+        values = [rows[steps][key] for steps in order]
+        assert values == sorted(values)
+
+
+def test_the_trials_of_imitation_are_as_told() -> None:
+    slow, fast = (
+        trial("best_of_n", "optimizer.lr=1.0e-5"),
+        trial("best_of_n", "optimizer.lr=3.0e-5"),
+    )
+    quick, ruined = trial("best_of_n", "optimizer.lr=1.0e-4"), trial("awm", "optimizer.lr=1.0e-3")
+    said = (
+        f"from {slow[0]:.0f} % to {slow[36]:.0f} % after 36 iterations at 1e-5, to {fast[36]:.0f} %"
+    )
+    assert (
+        f"{said} at 3e-5, to {quick[18]:.0f} % after 18 at 1e-4, and to {ruined[24]:.0f} %" in PAGE
+    )
+    forty = trial("best_of_n", "plan={fn: ode, steps: 40, order: 2}")
+    assert f"({forty[0]:.1f} to {forty[6]:.1f} % after 6 iterations at 1e-4)" in PAGE
+    still = "old={fn: ramp, slope: 0.0, limit: 1.0, start: 1.0}"
+    again = trial("rwr", "train.guidance=3.5", without=(still,))
+    said = f"for 3 iterations, {again[0]:.1f} to {again[3]:.1f} %, and ruined it by the sixth"
+    assert f"{said}, {again[6]:.1f} %" in PAGE
+    assert f"they took it to {trial('rwr', still)[6]:.1f} % in 6" in PAGE
+    hard = trial("best_of_n", still, "train.iterations=6", "model.layers=" + LAYERS)
+    assert f"more than half of the prompts: {hard[4]:.1f} % after 4" in PAGE
+    (rows,) = (
+        row["trained"]
+        for row in read("imitation-search")["trials"]
+        if {still, "model.layers=" + LAYERS} <= set(row["set"])
+    )
+    assert sum(rows) / len(rows) < 0.5 * 48 * 40  # prompts and noise levels
+    easy = trial("best_of_n_guided", "credit.equal=true")
+    assert f"With `credit.equal` it was {easy[4]:.1f} %" in PAGE
+
+
+LAYERS = (
+    "[text_embedder.linear_1, text_embedder.linear_2, context_embedder, norm1_context.linear, "
+    "attn.add_q_proj, attn.add_k_proj, attn.add_v_proj, attn.to_add_out, "
+    '"ff_context.net.0.proj", "ff_context.net.2"]'
+)

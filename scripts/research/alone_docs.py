@@ -57,6 +57,7 @@ GROUPS = (
     Group("own noise", "compare-own-noise", ("compare-own-noise",)),
     Group("find own", "compare-find-own", ("compare-find-own",)),
     Group("narrow", "compare-narrow", ("compare-narrow",)),
+    Group("imitation", "compare-imitation", ("compare-imitation",)),
     Group("factorial", "factorial-80000", ()),
     Group("noisy", "compare-shapes", ()),
 )

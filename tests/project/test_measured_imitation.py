@@ -78,3 +78,25 @@ LAYERS = (
     "attn.add_q_proj, attn.add_k_proj, attn.add_v_proj, attn.to_add_out, "
     '"ff_context.net.0.proj", "ff_context.net.2"]'
 )
+
+
+def test_imitation_of_guided_images_gains_as_measured() -> None:
+    result, page = read("compare-imitation"), " ".join(PAGES["docs/compare.md"].split())
+    ends = {entry["name"]: entry["summary"]["nfe"] for entry in result["configs"]}
+    raft, rwr = (ends[f"shapes-{name}-guided"] for name in ("best-of-n", "rwr"))
+    mean, low, high = (f"{100 * share:.1f}" for share in raft["gain"])
+    said = (
+        f"**RAFT gains {mean} points** ({low} to {high}) after {raft['iteration']:.0f} iterations"
+    )
+    assert said in page and raft["gain"][1] > 0
+    (seeds,) = (e["seeds"] for e in result["configs"] if e["name"] == "shapes-best-of-n-guided")
+    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in seeds]
+    assert f"its seeds end at {scores[0]}, {scores[1]} and {scores[2]} %" in page
+    mean, low, high = (f"{100 * share:.1f}" for share in rwr["gain"])
+    assert f"**RWR gains {mean}** ({low} to {high}), which may be chance" in page
+    assert rwr["gain"][1] < 0
+    guided, best = (read(f"compare-imitation-{n}")["strict"] for n in ("guided", "best-of-8"))
+    assert f"itself has more**, {100 * guided:.1f} %" in page and guided > raft["mean"]
+    assert f"the best of eight images {100 * best:.1f} %" in page
+    validation = trial("rwr", "old={fn: ramp, slope: 0.0, limit: 1.0, start: 1.0}")
+    assert f"and gained {validation[6] - validation[0]:.1f} points there" in page

@@ -27,6 +27,7 @@ BESIDE = {
     "find-own": "find-own",
     "narrow": "narrow",
     "gardo": "gardo",
+    "imitation": "imitation",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"
     ),

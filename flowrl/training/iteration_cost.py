@@ -111,8 +111,7 @@ def iteration_cost(
             f"the plan gives {states} (noise on the last step is not trained): put noise on "
             "earlier steps or lower train.updates"
         )
-    per_update = math.ceil(states / updates)
-    nfe = all_of.nfe + prompts * previews[0] * previews[1]
+    nfe, per_update = all_of.nfe + prompts * math.prod(previews), math.ceil(states / updates)
     return IterationCost(
         prompts=prompts,
         group=group,

@@ -80,11 +80,16 @@ def sources_of(
 
 
 def encode_rows(
-    model: FlowModel, prompts: PromptSet, rows: Sequence[int], size: tuple[int, int]
+    model: FlowModel,
+    prompts: PromptSet,
+    rows: Sequence[int],
+    size: tuple[int, int],
+    texts: list[str] | None = None,
 ) -> Cond:
     """Encode prompts `rows` [G], with their sources where the model starts from images -> {name:
-    [G, ...]}. `size`: height and width of the images that are made."""
-    texts = [prompts.texts[row] for row in rows]
+    [G, ...]}. `size`: height and width of the images that are made; texts [G]: in place of those of
+    the prompts."""
+    texts = [prompts.texts[row] for row in rows] if texts is None else texts
     starts = hasattr(model, "encode_with_sources")
     return conditioning(model, texts, sources_of(prompts, rows, size) if starts else [])
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from flowrl.core.abilities import conditioning
 from flowrl.core.seeds import generator
 from flowrl.core.types import Rollout
-from flowrl.evaluation.sources import sources_of
+from flowrl.evaluation.sources import encode_rows
 from flowrl.training.guidance import encoding_guidance, no_prompt
 from flowrl.training.setup import Setup
 
@@ -20,18 +19,16 @@ def without_some_prompts(run: Setup, ro: Rollout, rows: Sequence[int], attempt: 
 
     rows: the training prompts of the whole iteration.
     """
-    share = run.config.train.empty_prompts
+    config, share = run.config, run.config.train.empty_prompts
     if not share:
         return ro
-    texts, mine = [], [rows[place] for place in ro.group_ids.tolist()]
-    again = (attempt,) if attempt else ()
-    for place, row in zip(ro.group_ids.tolist(), mine, strict=True):
-        drawn = generator(run.config.seed, "empty prompt", run.iteration, place, *again)
+    places: list[int] = ro.group_ids.tolist()
+    mine, again = [rows[place] for place in places], (attempt,) if attempt else ()
+    texts = []
+    for place, row in zip(places, mine, strict=True):
+        drawn = generator(config.seed, "empty prompt", run.iteration, place, *again)
         gone = torch.rand((), generator=drawn).item() < share
         texts.append(no_prompt(run.model) if gone else run.train_set.texts[row])
-    size = (run.config.image.height, run.config.image.width)
-    starts = hasattr(run.model, "encode_with_sources")
-    sources = sources_of(run.train_set, mine, size) if starts else []
     # all in one call, so that models which pad to the longest text pad all alike
-    with encoding_guidance(run.config, run.model):
-        return ro._replace(cond=conditioning(run.model, texts, sources))
+    with run.phase("rollout"), encoding_guidance(config, run.model):
+        return ro._replace(cond=encode_rows(run.model, run.train_set, mine, run.size, texts))

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from estimatekit import model_config
-from tiny import tiny_sd3
-from toykit import axes
+from guidekit import config_of, texts_encoded_ahead
 
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.training.collect import Collected, collect
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
-
-SIZE = "image={height: 64, width: 48}"
-FORWARD = axes("shapes/awm")
-
-
-def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:
-    """Return a method of finished images on a tiny SD3."""
-    if not (folder / "weights").exists():
-        tiny_sd3(folder / "weights")
-    model = f"{{fn: sd3, guidance: {guidance}, tune: full, path: {folder}/weights, device: cpu}}"
-    return model_config(folder, model, SIZE, *FORWARD, "train.updates=1", *overrides)
 
 
 def collected(run: Trainer) -> Collected:
@@ -80,18 +66,7 @@ def test_the_share_is_that_of_the_prompts(tmp_path: Path) -> None:
 def test_it_is_encoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """No text encoder works in an iteration; without the option nobody asks for an empty text."""
     run = Trainer(config_of(tmp_path, f"train.empty_prompts={share}"))
-    asked, embed = [], run.model._embed  # type: ignore[attr-defined]
-
-    def noted(prompt: str) -> Any:
-        asked.append(prompt)
-        return embed(prompt)
-
-    monkeypatch.setattr(run.model, "_embed", noted)
-    run.encode_ahead()
-    assert ("" in asked) == (share > 0)
-    before = len(asked)
-    run.step()
-    assert len(asked) == before
+    assert ("" in texts_encoded_ahead(run, monkeypatch)) == (share > 0)
 
 
 def test_where_it_plays_no_part(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders
-from estimatekit import model_config
+from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
-from tiny import tiny_sd3
-from toykit import axes, toy
+from toykit import toy
 
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.cost.estimate import estimate
 from flowrl.cost.random_model import random_model
@@ -25,8 +24,6 @@ from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
 SCALE = 3.0
-SIZE = "image={height: 64, width: 48}"
-FORWARD = axes("shapes/awm")
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +92,8 @@ def test_its_negative_prompt_is_encoded_ahead(
     """No text encoder works in the first iteration, which samples, or asks the base model, with
     both prompts."""
     run = Trainer(config_of(tmp_path, f"train.{key}={SCALE}"))
-    asked, embed = [], run.model._embed  # type: ignore[attr-defined]
-
-    def noted(prompt: str) -> Any:
-        asked.append(prompt)
-        return embed(prompt)
-
-    monkeypatch.setattr(run.model, "_embed", noted)
-    run.encode_ahead()
+    asked = texts_encoded_ahead(run, monkeypatch)
     assert "" in asked and set(run.train_set.texts) <= set(asked)
-    before = len(asked)
-    run.step()
-    assert len(asked) == before
 
 
 def test_speed_is_measured_with_it(tmp_path: Path) -> None:
@@ -116,14 +103,6 @@ def test_speed_is_measured_with_it(tmp_path: Path) -> None:
     with model.guiding(SCALE):
         assert any(key.startswith("negative_") for key in model.encode(["a red dot"]))
     assert not model.adapter.guided
-
-
-def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:
-    """Return a method of the forward process on a tiny SD3."""
-    if not (folder / "weights").exists():
-        tiny_sd3(folder / "weights")
-    model = f"{{fn: sd3, guidance: {guidance}, tune: full, path: {folder}/weights, device: cpu}}"
-    return model_config(folder, model, SIZE, *FORWARD, "train.updates=1", *overrides)
 
 
 def rows_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,14 @@ def count(plan: Plan, work: IterationCost) -> tuple[Rollout, list[int]]:
     return ro, model.sizes
 
 
-def cost(plan: Plan, group: int, **changes: int) -> IterationCost:
-    numbers = {"prompts": 2, "updates": 1, "micro_batch": 4, "rollout_batch": 5} | changes
-    return iteration_cost(plan, group=group, **numbers)  # type: ignore[arg-type]
+def cost(plan: Plan, group: int, **changes: Any) -> IterationCost:
+    numbers: dict[str, Any] = {
+        "prompts": 2,
+        "updates": 1,
+        "micro_batch": 4,
+        "rollout_batch": 5,
+    } | changes
+    return iteration_cost(plan, group=group, **numbers)
 
 
 def check(plan: Plan, group: int, *, updates: int = 1, micro_batch: int = 4) -> IterationCost:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from estimatekit import model_config
-from tiny import tiny_sd3
-from toykit import axes, toy
+from guidekit import FORWARD, config_of
+from toykit import toy
 
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs, needs_of
 from flowrl.core.types import LossInput
@@ -21,17 +20,7 @@ from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
 SCALE = 3.0
-SIZE = "image={height: 64, width: 48}"
-FORWARD = axes("shapes/awm")
 GUIDES = f"train.reference_guidance={SCALE}"
-
-
-def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:
-    """Return AWM, with its distances to the base model and to a slow copy, on a tiny SD3."""
-    if not (folder / "weights").exists():
-        tiny_sd3(folder / "weights")
-    model = f"{{fn: sd3, guidance: {guidance}, tune: full, path: {folder}/weights, device: cpu}}"
-    return model_config(folder, model, SIZE, *FORWARD, "train.updates=1", *overrides)
 
 
 def watched(trainer: Trainer) -> list[LossInput]:

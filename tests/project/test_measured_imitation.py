@@ -96,5 +96,8 @@ def test_imitation_of_guided_images_gains_as_measured() -> None:
     guided, best = (read(f"compare-imitation-{n}")["strict"] for n in ("guided", "best-of-8"))
     assert f"itself has more**, {100 * guided:.1f} %" in page and guided > raft["mean"]
     assert f"the best of eight images {100 * best:.1f} %" in page
+    steps = {row["steps"]: row["right"] for row in read("few-steps")["rows"]}
+    said = f"from {100 * steps[10]:.1f} % in ten to {100 * steps[40]:.1f} % in forty"
+    assert said in page and steps[40] - steps[10] > max(raft["gain"][0], rwr["gain"][0])
     validation = right("rwr", STILL)
     assert f"and gained {validation[6] - validation[0]:.1f} points there" in page

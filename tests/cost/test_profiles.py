@@ -22,6 +22,11 @@ NF4 = "model.runtime.quantize=nf4"
 SMALLER, EIGHT = ["model.lora.rank=16", "model.lora.alpha=32"], "optimizer.fn=adamw8bit"
 
 
+def fits(config: Config) -> Any:
+    """Stand in for the estimate: one byte is needed."""
+    return SimpleNamespace(largest=SimpleNamespace(name="sampling", bytes=1, what=""))
+
+
 def test_what_is_set() -> None:
     """The config's batches are 8 and its decode batch is 4; a GB is 2^30 bytes."""
     batches = [f"train.{name}_batch=2" for name in ("micro", "rollout")]
@@ -48,7 +53,9 @@ def test_lora_on_a_network_of_more_than_half_of_the_card_is_quantised(
     assert (NF4 in profile_overrides(load_config(name), profile)) == quantised
 
 
-def test_what_is_given_stands_above_the_profile() -> None:
+def test_what_is_given_stands_above_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is estimated plays no part here: the estimate by hand says that all fits."""
+    monkeypatch.setattr(profiles, "estimate", fits)
     given = ["model.runtime.quantize=int8", "train.micro_batch=3"]
     found = load_fitted("flux/flow_grpo_fast", given, [], "24gb")
     runtime = found.model.kwargs["runtime"]
@@ -57,8 +64,10 @@ def test_what_is_given_stands_above_the_profile() -> None:
     assert load_fitted("flux/flow_grpo_fast", [], [], None) == load_config("flux/flow_grpo_fast")
 
 
-def test_offload_is_not_asked_for_beside_cuda_graphs() -> None:
-    """The pair is refused: neither a profile nor what is said to an estimate may lead there."""
+def test_offload_is_not_asked_for_beside_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair is refused: neither a profile nor what is said to an estimate may lead there. The
+    estimate by hand says that all fits."""
+    monkeypatch.setattr(profiles, "estimate", fits)
     given = ["model.runtime.compile=true", "model.runtime.cuda_graphs=true"]
     runtime = load_fitted("flux/flow_grpo_fast", given, [], "24gb").model.kwargs["runtime"]
     assert runtime["checkpointing"] is True and "offload" not in runtime

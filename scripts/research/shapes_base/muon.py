@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.models.tuning import pick_dtype
+
 STACK = 12
 """Matrices that are made orthogonal together."""
 
@@ -59,8 +61,9 @@ def _move(rows: list[Step], group: dict[str, Any]) -> None:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Bring the singular values of matrices [N, A, B], A <= B, close to 1 by five Newton steps."""
-    x = x.bfloat16()
+    """Bring the singular values of matrices [N, A, B], A <= B, close to 1 by five Newton steps, in
+    bfloat16 where the processor multiplies in it."""
+    x = x.to(pick_dtype("auto", x.device))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
     for _ in range(5):
         square = x @ x.mT

@@ -98,8 +98,9 @@ class TrainConfig(Section):
     """with several parts: score one in a thread while the next is sampled; false gives the same
     numbers later"""
     start: str = ""
-    """trained weights to begin with, of the same model and layers: a .safetensors file, a
-    checkpoint or a run; penalties still measure from the model without them"""
+    """trained weights to begin with, of the same model and layers: a checkpoint, its .safetensors
+    file or a run; penalties still measure from the model without them. A LoRA file of diffusers or
+    kohya has other names and is refused: merge it into the base model first"""
     guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the images that are trained on, while the model is trained and evaluated with its
     own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images; it stands

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def install(extra: str) -> str:
     """Return the command that installs an extra; nothing is released, so it is for a checkout."""
-    return f'pip install ".[{extra}]" in a checkout of flowrl'
+    return f'pip install -e ".[{extra}]" in a checkout of flowrl'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def _wandb(run: Path, config: Mapping[str, Any]) -> Open:
     import wandb
 
     begun = wandb.init(
-        project=PROJECT,
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
         name=run.resolve().name,
         id=_id(run),
         resume="allow",

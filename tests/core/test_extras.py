@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_is_for_a_checkout() -> None:
-    assert install("quant") == 'pip install ".[quant]" in a checkout of flowrl'
+    assert install("quant") == 'pip install -e ".[quant]" in a checkout of flowrl'
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
@@ -35,5 +35,5 @@ def test_parquet_without_pyarrow_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # importing it raises ImportError
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r'parquet is read by pyarrow: pip install "\.\[pairs\]"'):
+    with pytest.raises(ConfigError, match=r'read by pyarrow: pip install -e "\.\[pairs\]"'):
         convert_pairs(tmp_path, tmp_path / "out")

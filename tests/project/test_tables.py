@@ -91,10 +91,14 @@ def test_levels_come_from_result_files() -> None:
     compared = {"kind": "flowrl comparison", "environments": [{"flowrl": "0.1.0"}]}
     gone = {**entry, "file": "shapes/gone"}
     read = dict(module.measured({**compared, "configs": [entry, gone]}, "a.json", known))
-    assert read == {"shapes/awm": ({0, 2}, "0.1.0", "a.json")}
+    assert read == {"shapes/awm": ({0, 2}, "0.1.0", "a.json", True)}
+    other = {**entry, "config": {"rewards": {"shapes": {"fn": "shapes", "mode": "graded"}}}}
+    ((_, then),) = module.measured({**compared, "configs": [other]}, "a.json", known)
+    assert not then.today and module._more(read["shapes/awm"]._replace(seeds={0}), then)
+    assert module.levels()["shapes/draft_lv"].results == "compare-gaussian.json"
     command = "x.py --runs runs/shapes-awm-seed3 runs/shapes-awm-seed4 runs/other-seed5"
     shown = {"kind": "flowrl demonstration", "command": command}
-    assert dict(module.measured(shown, "b", known)) == {"shapes/awm": ({3, 4}, "", "b")}
+    assert dict(module.measured(shown, "b", known)) == {"shapes/awm": ({3, 4}, "", "b", True)}
     once = {"name": "shapes-awm", "seeds": [{"seed": 7, "environment": {"flowrl": __version__}}]}
     ((_, found),) = module.measured(once, "c", known)
     assert module._level(found).words == "once" and module._level(None).words == "dry run"

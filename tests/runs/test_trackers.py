@@ -117,5 +117,5 @@ def test_what_cannot_be_tracked_is_an_error_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="track: .*wandb"):
         trackers.check_trackers(["wandbb"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "\.\[swanlab\]" in a checkout'):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[swanlab\]" in a checkout'):
         trackers.check_trackers(["swanlab"])

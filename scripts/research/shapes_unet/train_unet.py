@@ -7,9 +7,9 @@
 
 Autoencoder and text encoders are those of `assets/shapes-sd3`, unchanged. Only the UNet learns,
 from nothing, on true captions: to tell the noise at the 1,000 timesteps of Stable Diffusion's
-schedule, weighed by min-SNR-5 (Hang et al. 2023, arXiv 2303.09556). Twins, which differ in word order only,
-share noise and time. Writes the averaged weights to assets/shapes-sdxl, and to training.jsonl there
-the loss and how images of validation prompts are judged. Seeded, on one core.
+schedule, weighed by min-SNR-5 (Hang et al. 2023, arXiv 2303.09556). Twins, which differ in word
+order only, share noise and time. Writes the averaged weights to assets/shapes-sdxl, and to
+training.jsonl there the loss and how images of validation prompts are judged. Seeded, on one core.
 """
 
 from __future__ import annotations

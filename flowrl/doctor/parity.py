@@ -56,7 +56,7 @@ def look_at_parity(examined: ExaminedRun) -> ReportSection:
         section.skipped = unlike
         return section
     # the same noise for both
-    texts, steps = examined.texts, len(examined.rollout.sigmas) - 1
+    texts, steps = examined.texts, _steps(model, len(examined.rollout.sigmas) - 1)
     if getattr(model, "takes_one", False) and any(_sources(examined, model)):
         texts = texts[:1]
     size = (examined.config.image.height, examined.config.image.width)
@@ -81,6 +81,16 @@ def look_at_parity(examined: ExaminedRun) -> ReportSection:
         f"{steps} steps without noise of {len(x)} prompts, beside {type(model.pipeline()).__name__}"
     )
     return section
+
+
+def _steps(model: Any, steps: int) -> int:
+    """Return how many steps are compared: with trailing timesteps only a number that divides the
+    training timesteps makes diffusers' DDIM end a step where it asks the network next."""
+    if isinstance(model, UNetModel):
+        config = model.pipeline().scheduler.config
+        while config.timestep_spacing == "trailing" and config.num_train_timesteps % steps:
+            steps -= 1
+    return steps
 
 
 def _sources(examined: ExaminedRun, model: Any) -> list[Source]:

@@ -32,6 +32,7 @@ class Group(NamedTuple):
     alone: str  # how the names of the files without training begin
     comparisons: tuple[str, ...]  # their files; the first has the base model, else `<alone>-base`
     others: tuple[tuple[str, str], ...] = ()  # further targets of 10 NFE: words, file
+    nfe: int = 10  # of an image by the base model's own setting, and by a method
 
 
 TEACHERS = (
@@ -90,7 +91,7 @@ def table(group: Group) -> str:
     beside = {name: _read(f"{group.alone}-{name}") for name in ("guided", "best-of-8")}
     alone = {name: by_prompt(one, tags) for name, one in beside.items()}
     # the base model: seeds are of no matter, so its interval is over prompts
-    rows = [list(HEADS), _row("base model", base, tags, 10)]
+    rows = [list(HEADS), _row("base model", base, tags, group.nfe)]
     for name, one in beside.items():
         words, nfe = said(one["setting"])
         rows.append(_row(words, alone[name], tags, nfe))
@@ -103,7 +104,7 @@ def table(group: Group) -> str:
         for config in one["configs"]:
             values = seeds_of(config)
             less = [_points(crossed(values - alone[n], tags), len(values)) for n in alone]
-            row = _row(label(config["name"]), values, tags, 10)
+            row = _row(label(config["name"]), values, tags, group.nfe)
             # one seed says nothing of others
             row[2] = row[2] if len(values) > 1 else "–"
             rows.append([*row[:4], *less])

@@ -38,14 +38,18 @@ GUIDED = [case for case in PLAIN if not {"dtype", "guidance_rescale"} & {*case[1
 
 
 def found(
-    model: Any, *sources: str, folder: str = "", size: tuple[int, int] = (32, 48)
+    model: Any,
+    *sources: str,
+    folder: str = "",
+    size: tuple[int, int] = (32, 48),
+    steps: int = 5,
 ) -> list[str]:
     """Look at a model without a run around it."""
     records = [{"source": name} for name in sources] or [{}, {}]
     examined: Any = SimpleNamespace(
         model=model,
         texts=PROMPTS[:2],
-        rollout=SimpleNamespace(sigmas=torch.zeros(6)),
+        rollout=SimpleNamespace(sigmas=torch.zeros(steps + 1)),
         trainer=SimpleNamespace(train_set=PromptSet(PROMPTS[:2], records, "", f"{folder}/list")),
         rows=[0, 1],
         config=SimpleNamespace(image=SimpleNamespace(height=size[0], width=size[1])),
@@ -64,6 +68,13 @@ def test_a_sound_adapter(
     right = model.velocity
     monkeypatch.setattr(model, "velocity", lambda *args: -right(*args))
     assert found(model) == ["parity/sign"]
+
+
+def test_trailing_steps_that_do_not_divide_the_timesteps(folders: Folders) -> None:
+    """Diffusers' DDIM goes from 999 to 833 with six steps, and then asks at 832."""
+    model = folders.load("sdxl", guidance=5.0, spacing="trailing")
+    perturb(model, 0.05)
+    assert found(model, steps=6) == found(model, steps=5) == []
 
 
 @pytest.mark.parametrize(("name", "options"), GUIDED)

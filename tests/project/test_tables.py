@@ -236,7 +236,7 @@ def test_the_engine_s_table_has_every_shapes_config() -> None:
     """But for adv_grpo, which has flow_grpo's plan and a reward that learns, and untimed ones."""
     module = script_module("bench_plans")
     untimed = ["best_of_n", "refl", "diffusion_dpo_offline", "flow_dppo", "draft"]
-    untimed += ["draft_lv", "ddpo", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"]
+    untimed += ["draft_lv", "ddpo", "ddpo_sdxl", "dense_grpo", "stepwise_flow_grpo", "flash_grpo"]
     untimed += ["gardo", "diverse_grpo", "flash_grpo_prompts", "flow_opd", "find"]
     untimed += ["find_own", "find_narrow", "zo_rank_sgd", "spo", "spo_finished", "tdm_r1"]
     untimed += ["sol_rl", "paco_rl", "spo_latent", "dina_lrm", "adv_grpo_gated", "pref_grpo"]

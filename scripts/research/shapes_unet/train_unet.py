@@ -133,8 +133,8 @@ class Validation:
         decoded = self.vae.decode(latents / self.vae.config.scaling_factor).sample
         strict = check((decoded / 2 + 0.5).clamp(0, 1), self.records).strict.float()
         shares = strict.unflatten(0, (len(TASKS), -1)).mean(1)
-        found = dict(zip(TASKS, shares.tolist(), strict=True))
-        return {"mean": float(shares.mean()), **found}
+        found = {"mean": float(shares.mean()), **dict(zip(TASKS, shares.tolist(), strict=True))}
+        return {name: round(share, 4) for name, share in found.items()}
 
 
 def train(args: argparse.Namespace) -> None:
@@ -157,7 +157,8 @@ def train(args: argparse.Namespace) -> None:
         # judge the averaged weights, and write them
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             minutes = round(time.process_time() / 60, 2)
-            row = {"step": step + 1, "loss": float(np.mean(losses[-args.every :]))}
+            row: dict[str, Any] = {"step": step + 1}
+            row["loss"] = round(float(np.mean(losses[-args.every :])), 5)
             for guidance in args.eval_guidance:
                 row[f"right, guidance {guidance}"] = validation.judge(student.average, guidance)
             log.append(row | {"minutes": minutes})

@@ -148,7 +148,14 @@ def noise_moments(data: LossInput) -> Tensor:
     the mean m and std q of likelihood `prior`, over dimensions.
 
     FIND (2407.19453), its code: weight 0.01.
+
+    Raises: ConfigError for a likelihood that looks at velocities or images.
     """
+    if data.now.v is not None or data.now.images is not None:
+        raise ConfigError(
+            "noise_moments: looks at the learned Gaussian of the initial noise, which this "
+            "likelihood has not; take likelihood prior, or another penalty, such as velocity_kl"
+        )
     off = per_sample(data.now.std, data.now.mean) if data.now.std.dim() == 1 else data.now.std
     return (data.now.mean.square() + (off - 1).square()).flatten(1).mean(1)
 

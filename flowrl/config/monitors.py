@@ -109,7 +109,8 @@ class GradientsMonitor(Section):
 
     factor: Factor = 10.0
     """an optimizer step whose gradient norm is more than this many times the median of the last
-    ones is an outlier; lower it against sudden collapse"""
+    ones, and above `train.max_grad_norm` where that is finite, is an outlier; only steps with an
+    advantage other than 0 count; lower it against sudden collapse"""
     history: Annotated[int, Interval(ge=2, le=1000)] = 50
     """optimizer steps that the median is of; nothing is an outlier before there are 20 of them, or
     `history` if that is less"""

@@ -82,6 +82,12 @@ def stays(model: FlowModel) -> bool:
     return bool(getattr(model, "weights_stay", False))
 
 
+def discrete_levels(model: FlowModel) -> bool:
+    """Tell whether a model knows the noise levels of its training timesteps alone, and none in
+    between: ``discrete_levels``, which a model need not have."""
+    return bool(getattr(model, "discrete_levels", False))
+
+
 @runtime_checkable
 class RewardWithProbe(Protocol):
     """A reward that can say early that it could not answer: a server is down, a file is missing."""

@@ -16,7 +16,7 @@ rest is made only for functions that ask for it by name:
 ``best``            the best leaf below each state, and its advantage
 ``reward``          the reward of the images that the likelihood makes, with its gradient
 ``reward_variance`` the variance of the rewards of the row's prompt
-``siblings``        how many trained nodes the row's prompt has in all
+``siblings``        how many trained nodes the row's prompt has in all, and which rows were scored
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ``shared_noise``    nothing; images of a prompt must be noised alike, or the config is refused
 ==================  ==============================================================================

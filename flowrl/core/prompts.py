@@ -178,7 +178,9 @@ def batch_for(
     The iterations read one endless stream of shuffled epochs: each epoch holds every prompt exactly
     once, in its own order. A batch may run over the end of an epoch (always, where the set is
     smaller than `count`, and then over several); only such a batch can hold a prompt twice. With
-    `balance` each value of that record key has an endless stream of its own, and they take turns.
+    `balance` the prompts of each value of that record key are an endless stream, and they take
+    turns; an epoch's order follows from the number of prompts, so values with equally many go
+    through theirs in the same order of places.
     Raises DataError if count < 1 or iteration < 0, or as `groups_of`.
     """
     if count < 1 or iteration < 0:

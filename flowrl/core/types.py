@@ -186,9 +186,9 @@ class LossInput(NamedTuple):
     best_x0: Tensor | None = None  # [B, *]  latent of the best leaf below the row's state
     best_advantage: Tensor | None = None  # [B]  its advantage
     siblings: Tensor | None = None  # [B] int64  trained nodes of the row's prompt, in all
+    scored: Tensor | None = None  # [B] bool  rows that the rewards judged; None = all
     reward_variance: Tensor | None = None  # [B]  of the rewards of the row's prompt, biased
-    # [B]  reward of the images of `now`, with its gradient; NaN = not scored
-    reward: Tensor | None = None
+    reward: Tensor | None = None  # [B]  of `now`'s images, with its gradient; NaN = not scored
 
 
 class Likelihood(Protocol):

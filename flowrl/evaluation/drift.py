@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.rollout.frontier import noise_std
 from flowrl.core.abilities import conditioning
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, Source
@@ -34,7 +35,8 @@ class Probe(NamedTuple):
 def take(
     model: FlowModel, given: Given, *, height: int, width: int, steps: int, seed: int
 ) -> Probe:
-    """Follow the first `PROMPTS` of some prompts with Euler steps, from noise of their own."""
+    """Follow the first `PROMPTS` of some prompts with Euler steps, from noise of their own, as
+    large as a rollout's at the first sigma."""
     # a few paths are enough to see a drift
     given = Given(given.texts[:PROMPTS], given.sources[:PROMPTS])
     texts = given.texts
@@ -46,7 +48,7 @@ def take(
     noise = []
     for place in range(len(texts)):
         noise.append(torch.randn(shape, generator=generator(seed, "drift", place)))
-    x = torch.stack(noise).to(device)
+    x = torch.stack(noise).to(device) * noise_std(grid.tolist())
     probe = Probe(given, [], [], [])
     # latents are kept with the velocities, so that other weights can be asked at the same points
     for now, later in zip(grid[:-1].tolist(), grid[1:].tolist(), strict=True):

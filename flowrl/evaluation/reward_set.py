@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
@@ -83,9 +84,11 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
-        # [V]  of the last advantages: factor of the penalty, and variance of a prompt's rewards
+        # [V]  of the last advantages: factor of the penalty, variance of a prompt's rewards, and
+        # which nodes were judged
         self.gate: Tensor | None = None
         self.variance: Tensor | None = None
+        self.scored: Tensor | None = None
         self.credit = credit if isinstance(credit, RememberingCredit) else None
         if self.credit is not None:
             texts = [record["prompt"] for record in records]
@@ -143,7 +146,10 @@ class RewardSet:
         scores = self._scores(values, batch, leaf, tree)
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         self.gate = mixed.gate
-        self.variance = spread_of(total_reward(scores.values, self.weights), leaf, tree)
+        total = total_reward(scores.values, self.weights)
+        self.variance = spread_of(total, leaf, tree)
+        # a credit may have judged by something else, such as labels
+        self.scored = ~subtree_mean(total, leaf, tree).isnan() | (mixed.advantage != 0)
         # figures of the raw rewards, and the aggregator's own
         kind = leaf_kinds(tree, leaf)
         if distance is None:
@@ -165,13 +171,14 @@ class RewardSet:
 
         extra: what the credit asked for besides the prompts.
         """
-        if isinstance(self.aggregate, StatefulAggregator):
-            self.aggregate.update(self._scores(values, batch, leaf, tree))
+        # the credit first: it remembers the rewards that the advantages were made of
         if self.credit is not None:
             learn: Callable[..., None] = self.credit.update
             keys = prompt_keys(batch.prompts, batch.meta)
             learn = partial(learn, prompts=keys, **(extra or {}))
             self._remember(learn, self._scores(values, batch, leaf, tree))
+        if isinstance(self.aggregate, StatefulAggregator):
+            self.aggregate.update(self._scores(values, batch, leaf, tree))
         metrics: dict[str, float] = {}
         for name, reward in self.learned_rewards().items():
             with as_one_message(f"the update of reward {name!r}", RewardError):

@@ -68,6 +68,8 @@ class UNetModel(PipelineModel[Options]):
     An adapter writes `_embed` and `_added`.
     """
 
+    # it knows the noise levels of its training timesteps, and none in between
+    discrete_levels = True
     # encode and decode in float32 where the VAE is in float16 and its config asks for it
     upcasts = False
 

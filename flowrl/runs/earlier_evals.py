@@ -4,16 +4,40 @@ what is compared over a run must have been judged alike."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flowrl.config.load import Config
+from flowrl.config.sections import EvalConfig
+from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.runs.best import score_of
 from flowrl.runs.evaluate import guidance_of
-from flowrl.runs.folder import EARLIER_EVALS, Rows, RunPath, read_rows, write_evals
+from flowrl.runs.folder import (
+    EARLIER_EVALS,
+    Rows,
+    RunPath,
+    read_object,
+    read_rows,
+    write_evals,
+)
+from flowrl.training.checkpoint import STATE
 
 _SINGLE = {"best_of": 1, "best_by": ""}  # what a setting leaves out where one image is drawn
+
+
+def with_weights(rows: Rows, place: Path) -> Rows:
+    """Return evaluations with the weights that they judged. Those of earlier versions do not say
+    so: they judged what the config in the checkpoint `place` names, or else the default."""
+    if all("weights" in row.get("setting", {}) for row in rows):
+        return rows
+    where, then = place / STATE, EvalConfig().weights
+    config = parse_yaml(str(read_object(place, STATE).get("config", "")), str(where))
+    section = config.get("eval") if isinstance(config, Mapping) else None
+    known = {"weights": section.get("weights", then) if isinstance(section, Mapping) else then}
+    return [{**row, "setting": {**known, **row.get("setting", {})}} for row in rows]
 
 
 def parted(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> tuple[Rows, Rows]:
@@ -71,6 +95,7 @@ def _wanted(model: FlowModel, c: Config, prompts: PromptSet) -> dict[str, Any]:
         "images": c.eval.images,
         "seed": c.eval.seed,
         "tuned": c.eval.tuned,
+        "weights": c.eval.weights,
         "best_of": c.eval.best_of,
         "best_by": (c.eval.best_by or c.headline) if c.eval.best_of > 1 else "",
         "prompts_hash": prompts_hash(prompts),

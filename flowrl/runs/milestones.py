@@ -119,6 +119,7 @@ class Milestones:
                     result["drift"] = velocity_drift(trainer.model, trainer.probe)
         except _StopAsked:
             raise self.checkpoints.stopped() from None
+        result["setting"]["weights"] = c.eval.weights
         low, high = result["interval"]
         log.say(
             f"held out after {trainer.iteration} iterations: {c.headline} {result[c.headline]:.3f} "

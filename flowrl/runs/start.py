@@ -19,7 +19,7 @@ from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
-from flowrl.runs.earlier_evals import parted, set_aside, why
+from flowrl.runs.earlier_evals import parted, set_aside, why, with_weights
 from flowrl.runs.evaluate import eval_weights, evaluate, probe_of
 from flowrl.runs.folder import (
     CONFIG,
@@ -222,7 +222,8 @@ def begin(
     # a log that is damaged is found before the model is loaded
     rows: Rows = []
     if start.checkpoint is not None:
-        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
+        found = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
+        rows = with_weights(found, start.checkpoint)
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model))
         if config.monitors.drift is not None:  # before any weight is loaded
@@ -292,5 +293,6 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
         print(f"{run / EVALS} lacks the evaluation before training: judging anew", file=sys.stderr)
     with eval_weights(trainer):
         found = evaluate(trainer.model, trainer.config, trainer=trainer)
+    found["setting"]["weights"] = trainer.config.eval.weights
     moved = {} if trainer.probe is None else {"drift": 0.0}
     return {"iteration": 0, **found, **moved}

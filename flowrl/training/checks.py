@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.load import Config
-from flowrl.core.abilities import Guides
+from flowrl.core.abilities import Guides, discrete_levels
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Plan, Rollout
 from flowrl.training.guidance import KEYS, teachers_of
+from flowrl.training.method import Method
 from flowrl.training.metrics import Trained
 
 
@@ -116,6 +117,38 @@ def check_headline(config: Config, rewards: dict[str, Any]) -> None:
         raise ConfigError(
             f"eval.score: {config.headline} judges latents, but evaluations have images alone; "
             "name a reward that judges these, with weight 0 if it is only watched"
+        )
+
+
+def check_scout_rewards(config: Config, rewards: dict[str, Any]) -> None:
+    """Raise ConfigError if a reward judges latents while `scout` shows it previews, which have
+    images alone."""
+    for name, reward in rewards.items():
+        if config.scout.images and sees_latents(reward):
+            raise ConfigError(
+                f"scout: rewards.{name} ({config.rewards[name].fn}) judges latents, but the "
+                "previews of scout are scored as images alone; leave the section scout out, or "
+                "this reward"
+            )
+
+
+def check_levels(config: Config, method: Method, model: FlowModel) -> None:
+    """Raise ConfigError if a model that knows the noise levels of its sampler alone is to be asked
+    about others."""
+    likelihood: Any = method.likelihood
+    if not discrete_levels(model):
+        return
+    if hasattr(likelihood, "queries"):
+        raise ConfigError(
+            f"likelihood {config.likelihood.fn}: judges what is generated at noise levels between "
+            f"the sampler's, and model {config.model.fn} knows those of its training timesteps "
+            "alone; take another likelihood, such as reverse, or another model"
+        )
+    if getattr(likelihood, "draws_levels", False):
+        raise ConfigError(
+            f"likelihood {config.likelihood.fn}: draws noise levels of its own (times "
+            f"{likelihood.times.kind}), and model {config.model.fn} knows those of its training "
+            "timesteps alone; set likelihood.times to grid or any_steps, which take the sampler's"
         )
 
 

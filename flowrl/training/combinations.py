@@ -6,7 +6,8 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Plan
+from flowrl.core.needs import needs_of
+from flowrl.core.types import Plan, Rollout
 from flowrl.training.guidance import KEYS, is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
@@ -36,9 +37,28 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
             f"kl: likelihood {config.likelihood.fn} asks other weights about other states than the "
             "policy's, so their distance is none; leave the section kl out"
         )
+    if "state" in needs_of(method.credit) and not hasattr(method.likelihood, "describe"):
+        raise ConfigError(
+            f"credit {config.credit.fn} judges the initial noise, and likelihood "
+            f"{config.likelihood.fn} has none that is learned; take likelihood prior, or another "
+            "credit, such as group_norm"
+        )
     _check_whole_prompts(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
     _check_empty_prompts(config, trains)
+
+
+def check_alike(config: Config, made: Rollout) -> None:
+    """Raise ConfigError if all images of a prompt are one: they start from the same noise, and no
+    step of the plan adds any. `made`: one prompt's forest, by any model."""
+    images = made.x[made.leaf]
+    if not config.train.same_noise or len(images) < 2 or bool((images != images[0]).any()):
+        return
+    raise ConfigError(
+        f"train.same_noise: all images of a prompt start from one noise, and plan {config.plan.fn} "
+        "adds none on the way, so they would be the same image and nothing could be learnt from "
+        "comparing them; set it to false, or take a plan whose steps have noise"
+    )
 
 
 def check_segment(config: Config, method: Method, segment: Tensor | None, nodes: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import state_rows, states_of, trained_nodes
+from flowrl.algorithms.nodes import states_of
 from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import RunError
 from flowrl.core.host_copies import on_host
@@ -25,7 +25,7 @@ from flowrl.training.learning_rate import lr_share
 from flowrl.training.method import unrolled_calls
 from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
-from flowrl.training.node_table import node_table
+from flowrl.training.node_table import first_unit, node_table, units
 from flowrl.training.refreshes import largest_kl, limits_of
 from flowrl.training.reward_batch import prompted
 from flowrl.training.reward_gradient import summed
@@ -87,13 +87,15 @@ def learn(
     lives = [_live(run, part, table) for part in updates]
     mines = [forest.own_part(live, ro) for live in lives]
     progress = _Progress(run, sum(len(mine.node) for mine in mines))
+    taught = [table.advantage[live.node] for live in lives]
+    judged = monitor_controls.informative(run.method.needs, taught)
     for update, (part, live, mine) in enumerate(zip(updates, lives, mines, strict=True)):
         _set_lr(run, run.iteration * run.config.train.updates + update)
         if not len(live.node):
             continue
         work = partial(_differentiate, run, local, mine, len(part.node), update, progress)
         parts = run.world.together(work)
-        norm, usual = _optimizer_step(run, ro, parts, rows, update)
+        norm, usual = _optimizer_step(run, ro, parts, rows, update, judged[update])
         norms.append(norm)
         outliers += not usual
         seen += parts
@@ -181,7 +183,8 @@ def _loss_input(
     # what the node table says of the rows
     data = LossInput(batch, now, old_log_prob, old_mean, under, taught.layers)
     if table.siblings is not None:
-        data = data._replace(siblings=table.siblings[batch.node])
+        scored = None if table.scored is None else table.scored[batch.node]
+        data = data._replace(siblings=table.siblings[batch.node], scored=scored)
     if "reward" in needs and now.images is not None:
         data = data._replace(reward=_reward(run, local, batch, now.images))
     if table.variance is not None:
@@ -214,11 +217,8 @@ def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:
 
 
 def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:
-    t, trains = run.config.train, run.method.likelihood.trains
-    nodes = trained_nodes(ro, trains)
-    if run.method.select:
-        nodes = nodes[table.factor[nodes] > 0]
-    key = states_of(ro, nodes, trains) if table.segment is None else table.segment[nodes]
+    t = run.config.train
+    nodes, key = units(run, ro, table)
     rng = generator(run.config.seed, "order", run.iteration)
     return deal(ro, nodes, unit=key, updates=t.updates, order=t.order, generator=rng)
 
@@ -247,19 +247,21 @@ def _differentiate(
         for call in calls:
             parts.append(backward(run, local, call, total, update))
             progress.advance(len(call.node))
-    for _ in range(len(calls), most):
-        node = trained_nodes(local.rollout, trains)[:1]
-        spare = NetworkCall(node, state_rows(node))
-        backward(run, local, spare, total, update, idle=True)
+    if len(calls) < most:
+        unit = first_unit(run, local.rollout, local.table)
+        (spare,) = cut(unit, states_of(local.rollout, unit.node, trains), size)
+        for _ in range(len(calls), most):
+            backward(run, local, spare, total, update, idle=True)
     return parts
 
 
 def _optimizer_step(
-    run: Setup, ro: Rollout, parts: list[Trained], rows: list[int], update: int
+    run: Setup, ro: Rollout, parts: list[Trained], rows: list[int], update: int, judged: bool
 ) -> tuple[float, bool]:
     """Step along the sum of all processes' gradients -> its norm, and whether that is no outlier.
 
-    An outlier is left out where the config says so. Raises RunError if the norm is not finite.
+    An outlier is left out where the config says so; a step that is not `judged` is none. Raises
+    RunError if the norm is not finite.
     """
     sum_gradients(run)
     gradients = [p.grad for p in run.params.values() if p.grad is not None]
@@ -273,10 +275,11 @@ def _optimizer_step(
         where = f"iteration {run.iteration}, optimizer step {update + 1}"
         raise RunError(f"{where}: {message}")
     # what is far larger than before is no direction to go in
-    monitor = run.config.monitors.gradients
-    usual = monitor is None or monitor_controls.is_usual(run.memory, size, monitor)
+    monitor, most = run.config.monitors.gradients, run.config.train.max_grad_norm
+    usual = True
+    if monitor is not None and judged:
+        usual = monitor_controls.is_usual(run.memory, size, monitor, most)
     if usual or (monitor is not None and monitor.action != "skip"):
-        most = run.config.train.max_grad_norm
         torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
         run.intact = False
         run.optimizer.step()

@@ -23,8 +23,9 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.seeds import generator
-from flowrl.core.types import Cond, FlowModel, Plan, Rollout, SelectInput
+from flowrl.core.types import FlowModel, Plan, Rollout, SelectInput
 from flowrl.training.combinations import (
+    check_alike,
     check_guidance,
     check_scout,
     check_segment,
@@ -34,7 +35,7 @@ from flowrl.training.companions import calls_of
 from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 from flowrl.training.iteration_cost import IterationCost, iteration_cost
 from flowrl.training.method import Method, method_of, unrolled_calls
-from flowrl.training.rehearse_loss import rehearse_loss
+from flowrl.training.rehearse_loss import MotionlessModel, rehearse_loss
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
@@ -99,16 +100,6 @@ def check_plan(config: Config) -> RehearsedIteration:
     return first
 
 
-class _MotionlessModel:
-    """A model whose velocity is 0 everywhere."""
-
-    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        return torch.zeros_like(x)
-
-    def decode(self, x0: Tensor) -> Tensor:
-        return x0.new_zeros(len(x0), 3, 1, 1)
-
-
 def _rehearse(
     config: Config, method: Method, plan: Plan, iteration: int, work: IterationCost
 ) -> RehearsedIteration:
@@ -118,7 +109,7 @@ def _rehearse(
     check_scout(config, plan, work)
     check_guidance(config, method, plan)
     # one prompt, latents of one number
-    model: FlowModel = _MotionlessModel()  # type: ignore[assignment]
+    model: FlowModel = MotionlessModel()  # type: ignore[assignment]
     made = rollout(
         model,
         {"row": torch.zeros(1, 1)},
@@ -130,6 +121,7 @@ def _rehearse(
         same_noise=config.train.same_noise,
         generators=[generator(config.seed, "rehearsal", iteration)],
     )
+    check_alike(config, made)
     # rewards by chance
     advantage = _credit(config, method, made)
     segment = _segment(config, method, made)
@@ -139,7 +131,7 @@ def _rehearse(
     read = [config.likelihood, config.loss, *([config.kl] if config.kl else [])]
     batch = None
     if all(_ours(call) for call in read) and (segment is not None or config.segment is None):
-        batch = rehearse_loss(method, model, made, advantage, nodes, segment)
+        batch = rehearse_loss(config, method, made, advantage, nodes, segment)
     # what that makes for all prompts
     unique = torch.unique(states_of(made, nodes, method.likelihood.trains))
     states = work.prompts * len(unique) * method.rows

@@ -6,40 +6,72 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrl.algorithms.nodes import best_below, count_trained
+from flowrl.config.load import Config
+from flowrl.core.abilities import ExtendsModel
+from flowrl.core.errors import ConfigError
 from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import Batch, FlowModel, LossInput, Rollout
+from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
 from flowrl.training.metrics import check_names
 
 
+class MotionlessModel:
+    """A model of one weight, whose velocity is 0 everywhere and whose images are black: they know
+    the weight, so that a gradient reaches it. `named` is the conditioning that it has."""
+
+    def __init__(self, named: str = "row") -> None:
+        self.weight, self.named = nn.Parameter(torch.zeros(())), named
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Return an empty vector for each prompt."""
+        return {self.named: torch.zeros(len(prompts), 1)}
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return zeros [B, *]."""
+        return torch.zeros_like(x) + self.weight
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """Return black images of one pixel [B, 3, 1, 1] of latents [B, 1]."""
+        return (0 * x0)[:, :, None, None].expand(-1, 3, 1, 1)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the weight."""
+        return {"weight": self.weight}
+
+
+@torch.enable_grad()
 def rehearse_loss(
+    config: Config,
     method: Method,
-    model: FlowModel,
     made: Rollout,
     advantage: Tensor,
     nodes: Tensor,
     segment: Tensor | None,
-) -> Batch | None:
+) -> Batch:
     """Make the batch of nodes [N] of a rollout, evaluate it with a stand-in for the model, and call
-    what looks at it -> the batch, if there is one. Raises ConfigError as they do.
+    what looks at it -> the batch. Raises ConfigError as they do, and for a loss that does not
+    depend on what is trained.
 
     On policy: all weights that the loss asks for give the same evaluation.
     """
     likelihood = method.likelihood
-    if not likelihood.rows_per_state:  # it needs the parameters that it adds to the model
-        return None
+    model: FlowModel = MotionlessModel(getattr(likelihood, "reads", "") or "row")  # type: ignore[assignment]
+    if isinstance(likelihood, ExtendsModel):
+        model = likelihood.extend(model, (1,), [""], config.seed)
+        made = made._replace(cond={**made.cond, **model.encode([""])})
     # the batch, as every set of weights evaluates it
     streams = NodeStreams(made.tree.group, "rehearsal")
     batch = likelihood.batch(made, advantage, nodes, streams)
     now = likelihood.evaluate(model, batch, method.transition)
-    # what loss and penalty see
-    under = dict.fromkeys(method.snapshots, now)
-    data = LossInput(batch, now, now.log_prob, now.mean, under)
+    # what loss and penalty see: of other weights there is no gradient
+    other = _without_gradient(now)
+    under = dict.fromkeys(method.snapshots, other)
+    data = LossInput(batch, now, other.log_prob, other.mean, under)
     if "teacher" in method.needs:
-        data = data._replace(teachers=((now, torch.ones(len(batch.node))),))
+        data = data._replace(teachers=((other, torch.ones(len(batch.node))),))
     if segment is not None:
         data = data._replace(segment=segment[batch.node])
     if "best" in method.needs:
@@ -52,8 +84,10 @@ def rehearse_loss(
     if "reward_variance" in method.needs:
         data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if now.images is not None:
-        data = data._replace(reward=now.images.new_zeros(len(now.images)))
-    check_names(method.loss(data)[1])
+        data = data._replace(reward=now.images.flatten(1).mean(1))
+    loss, metrics = method.loss(data)
+    check_names(metrics)
+    _check_depends(config, loss, now)
     generates: Any = likelihood  # of models that are trained along alone, it has queries
     for role in method.companions.values():
         rows = role.batch(made, advantage, nodes, streams, generates.queries)
@@ -66,3 +100,25 @@ def rehearse_loss(
     if method.kl is not None:
         method.kl(data)
     return batch
+
+
+def _without_gradient(now: Eval) -> Eval:
+    parts: list[Any] = [part if part is None else part.detach() for part in now]
+    return Eval(*parts)
+
+
+def _check_depends(config: Config, loss: Tensor, now: Eval) -> None:
+    """Raise ConfigError for a loss [B] that is the same whatever is trained."""
+    if loss.requires_grad:
+        return
+    fits = "another loss"
+    if now.images is not None:
+        fits = "loss reward_ascent, which follows the reward through the images"
+    elif config.likelihood.fn == "generated":
+        fits = "a loss of what a step generates, such as tdm or tdm_r1"
+    why = "" if now.log_prob.requires_grad else ", which has no log-prob,"
+    raise ConfigError(
+        f"loss {config.loss.fn}: does not depend on what likelihood {config.likelihood.fn}{why} "
+        "trains, so there is no gradient and nothing would be learnt; take a likelihood with a "
+        f"log-prob (reverse, forward, prior), or {fits}"
+    )

@@ -23,7 +23,13 @@ from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
-from flowrl.training.checks import check_guides, check_headline, check_sees_sigma
+from flowrl.training.checks import (
+    check_guides,
+    check_headline,
+    check_levels,
+    check_scout_rewards,
+    check_sees_sigma,
+)
 from flowrl.training.companions import Companions, copies_of
 from flowrl.training.earlier_draws import earlier_draws
 from flowrl.training.guidance import encoding_guidance, no_prompt
@@ -121,6 +127,7 @@ class Setup:
         if "reward" in self.method.needs:
             check_differentiable(config, self.rewards)
         check_headline(config, self.rewards)
+        check_scout_rewards(config, self.rewards)
         if "sigma_rewards" in needs_of(credit):
             check_sees_sigma(config, self.rewards, self.method.plan(0))
         for prompts in (self.train_set, self.test_set):
@@ -132,6 +139,7 @@ class Setup:
         self.model = extended(bare, self.method, self.config)
         check_encodes(self.model, self.method.plan(0))
         check_guides(self.config, self.model)
+        check_levels(self.config, self.method, self.model)
         check_model_frames(bare, frames)
         check_eval_size(self.model, self.config)
         for prompts in (self.train_set, self.test_set):

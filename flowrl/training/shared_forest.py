@@ -54,6 +54,7 @@ class NodeTable(NamedTuple):
     gate: Tensor | None = None  # float32  factor of the penalty; None = 1
     variance: Tensor | None = None  # float64  of the rewards of the node's prompt
     siblings: Tensor | None = None  # int64  trained nodes of the node's prompt
+    scored: Tensor | None = None  # bool  nodes that the rewards judged; None = all
 
     def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
         """Pick what is about this process' nodes; `best` is numbered as in its own rollout."""
@@ -66,7 +67,8 @@ class NodeTable(NamedTuple):
         gate = None if self.gate is None else forest.own(self.gate, like)
         variance = None if self.variance is None else forest.own(self.variance, like)
         count = None if self.siblings is None else forest.own(self.siblings, like)
-        return NodeTable(advantage, factor, segment, best, gate, variance, count)
+        scored = None if self.scored is None else forest.own(self.scored, like)
+        return NodeTable(advantage, factor, segment, best, gate, variance, count, scored)
 
 
 ON_HOST = ("log_prob", "noise_scale", "leaf", "sigmas", "group_ids", "twin", "block", "change")

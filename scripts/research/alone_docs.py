@@ -59,6 +59,7 @@ GROUPS = (
     Group("find own", "compare-find-own", ("compare-find-own",)),
     Group("narrow", "compare-narrow", ("compare-narrow",)),
     Group("imitation", "compare-imitation", ("compare-imitation",)),
+    Group("combinations", "compare-combinations", ("compare-combinations",)),
     Group("factorial", "factorial-80000", ()),
     Group("noisy", "compare-shapes", ()),
 )

@@ -39,5 +39,6 @@ LATER = (
     Later("narrow", "compare-narrow.json", "on the prompts that it trains, at its own rate"),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("imitation", "compare-imitation.json", "on the test prompts, at its own rate"),
+    Later("combinations", "compare-combinations.json", "on the test prompts, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),
 )

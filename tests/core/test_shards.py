@@ -46,6 +46,21 @@ def sharded_command(folder: Path, run: str, tune: str) -> list[str]:
     return words
 
 
+def groups_command(folder: Path, run: str) -> list[str]:
+    """Train a loss that compares the images of a prompt: two steps of one prompt each, so that in
+    each step one process of two has nothing to do but to call the network along."""
+    axes = (
+        "select=[]",
+        "kl=null",
+        "segment={fn: prompt}",
+        "likelihood={fn: forward, draws: 2, times: grid, last: 3, shared: true}",
+        "loss={fn: crd}",
+        "slow={fn: ramp, slope: 0.1, limit: 0.5}",
+        "train.updates=2",
+    )
+    return [*sharded_command(folder, run, "lora"), *axes]
+
+
 def experts_command(folder: Path, run: str) -> list[str]:
     """Train both experts of a tiny Wan 2.2, for images."""
     options = f"path: {folder}/wan, frames: 1, max_sequence_length: 8, tune: full, guidance: 2.0"
@@ -84,6 +99,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         tiny_sd3(home / tune / "sd3")
         assert commanded(sharded_command(home / tune, "one", tune))["code"] == 0
         jobs[tune] = {"argv": sharded_command(home / tune, "two", tune), "env": FSDP}
+    shutil.copytree(home / "lora" / "sd3", home / "groups" / "sd3")
+    assert commanded(groups_command(home / "groups", "one"))["code"] == 0
+    jobs["groups"] = {"argv": groups_command(home / "groups", "two"), "env": FSDP}
     tiny_wan22(home / "experts" / "wan")
     assert commanded(experts_command(home / "experts", "one"))["code"] == 0
     jobs["experts"] = {"argv": experts_command(home / "experts", "two"), "env": FSDP}
@@ -126,6 +144,16 @@ def test_fsdp_makes_the_updates_of_one_process(both: Both, tune: str) -> None:
     end = one / "checkpoints" / "000002"
     ref, current = (checkpoint.load(end)[0][name] for name in ("ref", "current"))
     assert max((current[key] - ref[key]).abs().max().item() for key in ref) > 1e-3
+
+
+@pytest.mark.integration
+def test_groups_stay_whole_where_a_process_has_none(both: Both) -> None:
+    """Its idle call adds nothing and is refused by no loss; weights as above."""
+    assert [answer["said"] for answer in both.two["groups"] if answer["code"]] == []
+    one, two = (both.folder / "groups" / name for name in ("one", "two"))
+    same_weights(one, two, "000002", ["current", "ema", "optimizer"], 1e-5)
+    files, _ = checkpoint.load(two / "checkpoints" / "000002")
+    assert max(abs(t - files["slow"][k]).max() for k, t in files["current"].items()) > 1e-4
 
 
 @pytest.mark.integration

@@ -105,6 +105,31 @@ def test_resume_holds_learned_rewards_and_duals(tmp_path: Path) -> None:
         trainer_for(tmp_path).load(tmp_path / "half")
 
 
+def test_a_credit_remembers_the_rewards_that_it_was_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that the duals of the next iteration make of them: these are raised afterwards."""
+    duals = "aggregate={fn: constrained, at_least: {blue: 0.9}, lr: 5.0}"
+    credit = "credit={fn: history_norm, buffer: 4, least: 2}"
+    blue = "rewards.blue={fn: toykit.blueness, weight: 0}"
+    trainer = trainer_for(tmp_path, blue, duals, credit, "train.prompts=1")
+    kept: Any = trainer.reward_set.credit
+    asked, called = list[Tensor](), type(kept).__call__
+
+    def ask(self: Any, reward: Tensor, *rest: Any, **more: Any) -> Tensor:
+        asked.append(reward.double())
+        return called(self, reward, *rest, **more)
+
+    monkeypatch.setattr(type(kept), "__call__", ask)
+    for _ in range(2):
+        asked.clear()
+        dual = trainer.step()["dual/blue"]
+        rows = kept.kept["rewards"]
+        seen = [row for row in rows if torch.equal(row, asked[0])]
+        assert len(asked) == 1 and len(seen) == 1
+    assert dual > 0
+
+
 def test_the_policy_waits_while_the_reward_learns_alone(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, "rewards.red={fn: toykit.apprentice, every: 2}")
     before = weights_of(trainer)

@@ -32,7 +32,8 @@ def test_diffusers_alone_draws_what_is_asked_for_and_we_draw_the_same() -> None:
     """
     found = load_prompts("assets/shapes/validation.jsonl")
     rows = [i for i, record in enumerate(found.records) if record["tag"] == "colors"]
-    texts, records = [found.texts[i] for i in rows], [found.records[i] for i in rows]
+    texts = [found.texts[i] for i in rows]
+    records = [found.records[i] for i in rows]
     pipeline = StableDiffusionXLPipeline.from_pretrained(FOLDER, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     assert pipeline.scheduler.config.prediction_type == "epsilon"

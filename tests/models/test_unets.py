@@ -3,22 +3,26 @@ files."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from adapterkit import PROMPTS, Folders, diffusers_images, sampled
+from adapterkit import PROMPTS, UNETS, Folders, diffusers_images, sampled
 from modelkit import euler, noise
 from tiny import WIDTH
 from torch import Tensor
 
 from flowrl.algorithms.likelihoods.forward import forward
 from flowrl.algorithms.likelihoods.through_sampler import draft_lv
+from flowrl.algorithms.plans.windows import full
+from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import ddim
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import vp_from_flow
-from flowrl.core.seeds import NodeStreams
+from flowrl.core.seeds import NodeStreams, generator
+from flowrl.evaluation.drift import Given, take
 
 
 def test_a_sigma_between_timesteps_is_refused(folders: Folders) -> None:
@@ -40,6 +44,29 @@ def test_latents_have_the_std_of_the_path(folders: Folders) -> None:
     found = float(vp_from_flow(roots, ro.sigmas[:1]).std())
     assert found == pytest.approx(1, abs=0.1)  # 1024 draws
     assert float(roots.std()) == pytest.approx(float(torch.hypot(1 - first, first)), rel=0.1)
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_drift_is_looked_at_where_rollouts_start(folders: Folders, name: str) -> None:
+    """The probe's first latents are the engine's of the same noise, so they lie on the path."""
+    model = folders.load(name)
+    probe = take(model, Given(PROMPTS[:2]), height=64, width=64, steps=10, seed=0)
+    sigmas = model.sigmas(10, 64, 64)
+    ro = rollout(
+        model,
+        model.encode(PROMPTS[:2]),
+        full(0, steps=10, noise_scale=1.0),
+        ddim,
+        sigmas=sigmas,
+        shape=model.latent_shape(64, 64),
+        group_size=1,
+        generators=[generator(0, "drift", place) for place in range(2)],
+    )
+    torch.testing.assert_close(probe.x[0], ro.x[ro.tree.parent < 0], rtol=1e-6, atol=0)
+    # 512 draws: their std is off by 3 %, that of noise of std 1 by another 10
+    first = float(sigmas[0])
+    assert first < 0.95
+    assert float(probe.x[0].std()) == pytest.approx(math.hypot(1 - first, first), rel=0.07)
 
 
 @pytest.mark.parametrize("likelihood", [forward(times="grid"), draft_lv(draws=1)])

@@ -36,3 +36,26 @@ def test_tdm_r1_was_begun_twice() -> None:
     assert f"{100 * right[-1]:.1f} % of iteration {len(right)}, the last" in page
     assert set(second["clip_frac"]) == {0.0} and 0.55 < colours[-1] / colours[0] < 0.65
     assert "surrogate.lr=1.0e-3" in found["command"] and "surrogate.lr=2e-3" in second["command"]
+
+
+def test_ddpo_on_a_model_that_predicts_noise() -> None:
+    file = ROOT / "assets/results/ddpo-sdxl-trials.json"
+    whole, lora = json.loads(file.read_text(encoding="utf-8"))["trials"]
+    page = " ".join(PAGES["docs/methods/ddpo.md"].split())
+    before, after = (100 * row["strict"] for row in whole["eval"])
+    assert f"right images fall from {before:.1f} to {after:.1f} %" in page
+    assert lora["eval"][0] == whole["eval"][0]  # the same base model, from the same noise
+    assert f"they stay, {100 * lora['eval'][-1]['strict']:.1f} %" in page
+
+
+def test_the_small_sdxl_is_as_its_training_says() -> None:
+    folder = ROOT / "assets/shapes-sdxl"
+    lines = (folder / "training.jsonl").read_text(encoding="utf-8").splitlines()
+    last = json.loads(lines[-1])
+    plain, guided = (100 * last[f"right, guidance {scale}"]["mean"] for scale in ("1.0", "3.0"))
+    page = " ".join(PAGES["docs/shapes.md"].split())
+    said = f"{plain:.0f} % right without guidance and {guided:.0f} % with guidance 3, in 10 steps"
+    assert said in page and f"in {last['minutes']:.0f} minutes of one core's time" in page
+    assert f"{64 * last['step'] // 1000},000 scenes" in page
+    card = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
+    assert f"{plain:.0f} % without guidance and {guided:.0f} % with guidance 3" in card

@@ -28,6 +28,7 @@ BESIDE = {
     "narrow": "narrow",
     "gardo": "gardo",
     "imitation": "imitation",
+    "combinations": "combinations",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"
     ),

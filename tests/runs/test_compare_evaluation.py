@@ -111,3 +111,20 @@ def test_the_base_model_starts_from_its_own_noise(tmp_path: Path) -> None:
     assert evaluated(learned)["outcomes"] != found[0]["outcomes"]
     strips = [(tmp_path / name / "base" / STRIP).read_bytes() for name in ("plain", "learned")]
     assert strips[0] == strips[1]
+
+
+def test_the_base_model_has_no_start_of_another_config(tmp_path: Path) -> None:
+    """Every config is checked on the first one's model, before that is judged; what another one's
+    `train.start` puts into it does not stay."""
+    what = plan(tmp_path, "toy-a", "toy-b")
+    more = ("train.ema=0", "eval.weights=current", "eval.score=red", "optimizer.lr=0.3")
+    what = what._replace(overrides=(*what.overrides, *more))
+    trained = Trainer(what.load(what.configs[0]))
+    trained.step()
+    trained.save(tmp_path / "start")
+    other = Path(what.configs[1])
+    start = f"train: {{ start: {tmp_path / 'start'},"
+    other.write_text(other.read_text().replace("train: {", start))
+    base = evaluated(Trainer(what.load(what.configs[0])))
+    assert compare(what, quiet=True)["base"]["outcomes"] == base["outcomes"]
+    assert evaluated(trained)["outcomes"] != base["outcomes"]

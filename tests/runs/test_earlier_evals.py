@@ -39,6 +39,7 @@ def rewrite(run: Path, name: str, change: Callable[[list[str]], list[str]]) -> N
         (("eval.steps=2",), "steps 4 -> 2"),
         (("eval.seed=5", "eval.images=2"), "images 1 -> 2, seed 1234 -> 5"),
         (("eval.score=strict",), "score 'red' -> 'strict'"),
+        (("eval.weights=current",), "weights 'ema' -> 'current'"),
         (("eval.best_of=2",), "best_of 1 -> 2, best_by '' -> 'red'"),
         (("prompts.test={folder}/train.jsonl",), ""),
     ],
@@ -74,6 +75,41 @@ def test_a_smaller_batch_judges_alike(tmp_path: Path) -> None:
     train(toy(tmp_path, *LONGER, "eval.batch=2"), run, resume="auto", quiet=True)
     assert (run / EVALS).read_bytes().startswith(before)
     assert not (run / EARLIER_EVALS).exists()
+
+
+def nameless(run: Path) -> None:
+    """Take from the evaluations which weights they judged, as earlier versions left it out."""
+    rows = read_rows(run, EVALS)
+    for row in rows:
+        del row["setting"]["weights"]
+    rewrite(run, EVALS, lambda lines: [json.dumps(row) + "\n" for row in rows])
+
+
+@pytest.mark.parametrize("own", [(), ("eval.weights=current", "train.ema=0")])
+def test_evaluations_of_earlier_versions_stay(tmp_path: Path, own: tuple[str, ...]) -> None:
+    """They judged the weights that the config of then names, here as now."""
+    train(toy(tmp_path, *SHORT, *own), tmp_path / "run", quiet=True)
+    nameless(tmp_path / "run")
+    before = (tmp_path / "run" / EVALS).read_bytes()
+    train(toy(tmp_path, *LONGER, *own), tmp_path / "run", resume="auto", quiet=True)
+    assert (tmp_path / "run" / EVALS).read_bytes().startswith(before)
+    assert not (tmp_path / "run" / EARLIER_EVALS).exists()
+
+
+@pytest.mark.parametrize("resume", ["auto", True])
+def test_evaluations_of_earlier_versions_judged_what_their_config_says(
+    tmp_path: Path, resume: Any
+) -> None:
+    """Also where the run's own config was edited: its checkpoint knows the one of before."""
+    run, changed = begun(tmp_path), toy(tmp_path, *LONGER, "eval.weights=current")
+    nameless(run)
+    if resume is True:
+        (run / "config.yaml").write_text(changed.dump())
+    train(changed, run, resume=resume, quiet=True)
+    said = [row["setting"]["weights"] for row in read_rows(run, EVALS)]
+    assert said == ["current", "current"]
+    earlier = [row["setting"]["weights"] for row in read_rows(run, EARLIER_EVALS)]
+    assert earlier == ["ema", "ema"]
 
 
 @pytest.mark.parametrize("change", [lambda lines: lines[::-1], lambda lines: lines + lines])

@@ -186,6 +186,7 @@ def test_schedules_and_weights(home: Path, tmp_path: Path) -> None:
     assert len(list((run / "samples").glob("*.png"))) == 2
     best = {"iteration": 2, "score": evals[1]["red"], "checkpoint": "checkpoints/000002"}
     assert summary["best"] == best and summary["stopped"] is None
+    assert {row["setting"].pop("weights") for row in evals} == {"current"}
     for which, at in ((None, 2), ("best", 2), ("last", 4), (4, 4), ("4", 4)):
         model, again, iteration = open_run(run, iteration=which, plugins=("toykit",))
         assert iteration == at and again == config

@@ -148,6 +148,7 @@ def test_all_trials_count_at_one_price(tmp_path: Path) -> None:
         (["--try", "seed=1,2"], "--seeds says which seeds"),
         (["--try", "optimizer={fn: adamw, lr: 0.1}"], "optimizer.lr lies in it"),
         (["--try", "train.iterations=4,5"], "is the same run as"),
+        (["--try", "monitors.gradients.action=warn,stop"], "is the same run as"),
         (["--try", "loss.clip_high=0.2,"], "parted by commas"),
         (["--try=loss.clip_high=[0.2", "b=3"], "has no partner"),
         (["--trials", "-1"], "--trials: expected 0 or more"),

@@ -4,11 +4,22 @@ Whatever a config says that tears such a group is refused before a weight is rea
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 from toykit import axes, toy
+from trainkit import weighed
 
 from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs, needs_of
+from flowrl.core.seeds import NodeStreams
+from flowrl.core.types import LossInput
+from flowrl.training.learn import LocalData, _differentiate, _Progress
+from flowrl.training.minibatches import Minibatch
+from flowrl.training.node_table import first_unit, node_table
 from flowrl.training.trainer import Trainer
 
 NOISY = "plan={fn: full, steps: 6, noise_scale: 0.5, ode_last: 1}"
@@ -74,3 +85,77 @@ def test_what_only_deals_out_tears_nothing(tmp_path: Path, changes: list[str]) -
     """Two iterations of DGPO, of two prompts with eight images each."""
     trainer = Trainer(toy(tmp_path, *axes("shapes/dgpo"), *changes))
     assert all(trainer.step()["grad_norm"] > 0 for _ in range(2))
+
+
+# --------------------------------------------------------------------- what the losses are handed
+
+GROUP_LOSSES: dict[str, tuple[str, list[str]]] = {
+    "dgpo": ("dgpo", []),
+    "crd": ("crd", []),
+    "level_preference": ("dgpo", ["loss={fn: level_preference}"]),
+    "group_regression": ("dgpo", [NOISY, DRAWS, "loss={fn: group_regression}", "kl=null"]),
+}
+
+
+def watched(folder: Path, name: str, *changes: str) -> tuple[Trainer, list[tuple[Any, Tensor]]]:
+    """Make a trainer with a group loss -> it, and the list of what the loss is handed and says."""
+    slug, more = GROUP_LOSSES[name]
+    trainer = Trainer(toy(folder, *axes(f"shapes/{slug}"), *more, *changes))
+    loss, seen = trainer.method.loss, list[tuple[Any, Tensor]]()
+
+    @needs(*needs_of(loss))
+    def spied(data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+        said, metrics = loss(data)
+        seen.append((data, said.detach()))
+        return said, metrics
+
+    trainer.method = trainer.method._replace(loss=spied)
+    return trainer, seen
+
+
+@pytest.mark.parametrize("name", GROUP_LOSSES)
+def test_an_idle_call_has_a_whole_group(tmp_path: Path, name: str) -> None:
+    """A process without a call of its own, beside one with two: it calls the network twice for all
+    nodes of its first prompt, and adds 0 to the gradient."""
+    trainer, seen = watched(tmp_path, name)
+    found = weighed(trainer)
+    ro, advantage = found.ro, found.weight
+    if "old" in trainer.method.snapshots and "old" not in trainer.method.copies:
+        trainer.weights.snapshot("old")
+    streams, table = NodeStreams(ro.tree.group, "idle"), node_table(trainer, ro, advantage)
+    trainer.sharded = True
+    trainer.world = cast(Any, SimpleNamespace(gather=lambda calls: [calls, 2]))
+    nothing = Minibatch(ro.leaf[:0], ro.leaf[:0])
+    data = LocalData(ro, table, streams, tuple(trainer.rows()))
+    assert _differentiate(trainer, data, nothing, 8, 0, _Progress(trainer, 0)) == []
+    first = first_unit(trainer, ro, table).node
+    assert [sorted(set(handed.batch.node.tolist())) for handed, _ in seen] == [first.tolist()] * 2
+    assert table.siblings is not None and len(first) == int(table.siblings[first[0]])
+    grads = [p.grad for p in trainer.params.values() if p.grad is not None]
+    assert grads and not any(bool(grad.any()) for grad in grads)
+
+
+def test_an_idle_call_where_a_selection_took_all(tmp_path: Path) -> None:
+    """It has the whole unit of the first node all the same."""
+    trainer, _ = watched(tmp_path, "crd")
+    found = weighed(trainer)
+    ro, advantage = found.ro, found.weight
+    table = node_table(trainer, ro, advantage)
+    want = first_unit(trainer, ro, table)
+    trainer.method = trainer.method._replace(select=[lambda data: data.advantage])
+    table = table._replace(factor=torch.zeros_like(table.factor))
+    assert first_unit(trainer, ro, table).node.tolist() == want.node.tolist()
+
+
+@pytest.mark.parametrize("name", GROUP_LOSSES)
+def test_a_loss_knows_which_images_were_not_scored(tmp_path: Path, name: str) -> None:
+    """Two of eight images of a prompt without a score, in a run: the loss of their rows is 0."""
+    faulty = ("rewards.red={fn: toykit.faulty, value: nan, count: 2}", "train.max_unscored=0.25")
+    trainer, seen = watched(tmp_path, name, *faulty)
+    assert trainer.step()["grad_norm"] > 0
+    lost = sum(int((~handed.scored).sum()) for handed, _ in seen)
+    rows = sum(len(handed.scored) for handed, _ in seen)
+    assert lost * 8 == rows  # two of all sixteen
+    for handed, said in seen:
+        away = ~handed.scored
+        assert not handed.batch.advantage[away].any() and not said[away].any()

@@ -89,6 +89,11 @@ class forward:
         self.rows_per_state, self.weight, self.power, self.shared = draws, weight, power, shared
         self.shared_times = shared_times or shared
 
+    @property
+    def draws_levels(self) -> bool:
+        """Say whether times are drawn anew, and not taken from the sampler's grid."""
+        return self.times.kind not in ("grid", "any_steps")
+
     def batch(
         self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams
     ) -> Batch:

@@ -31,13 +31,14 @@ def check_transition(who: str, data: LossInput) -> None:
 
 
 def check_velocity(who: str, data: LossInput) -> None:
-    """Raise ConfigError where `now.mean` is no velocity: a row of `forward` goes nowhere, a step of
-    the sampler does."""
+    """Raise ConfigError where `now.mean` is no velocity: a row of `forward` goes nowhere and has no
+    std; a step of the sampler goes on, and initial noise has a std."""
     wrong = ConfigError(
         f"{who}: compares velocities with that of the straight path to an image; take likelihood "
         "forward"
     )
-    refuse_if((data.batch.sigma != data.batch.sigma_next).any(), lambda: wrong)
+    moves = (data.batch.sigma != data.batch.sigma_next).any()
+    refuse_if(moves | (data.now.std > 0).any(), lambda: wrong)
 
 
 def surrogate(

@@ -22,6 +22,21 @@ def total(index: Tensor, values: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, index, values)[index]
 
 
+def counted(data: LossInput, index: Tensor) -> Tensor:
+    """Return the weights [B] float64 of a mean over rows of one index: 1 where a row was scored,
+    else 0; all 1 where no row of the index was, whose mean nobody uses."""
+    ones = torch.ones(len(index), dtype=torch.float64, device=index.device)
+    if data.scored is None:
+        return ones
+    scored = data.scored.double()
+    return torch.where(total(index, scored) > 0, scored, ones)
+
+
+def of_scored(data: LossInput, loss: Tensor) -> Tensor:
+    """Return a loss [B] with 0 in the rows that were not scored."""
+    return loss if data.scored is None else torch.where(data.scored, loss, 0.0)
+
+
 def velocity_error(data: LossInput, under: Eval, *, normalize: bool = False) -> Tensor:
     """Return the mean squared error of a velocity [B], float64, or that over its mean size."""
     gap = (under.mean - data.batch.target).double().flatten(1)

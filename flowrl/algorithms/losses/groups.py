@@ -1,5 +1,6 @@
 """Losses that compare all images of a prompt, which must be in one network call. Unreduced: one
-value per row; only the training loop divides."""
+value per row; only the training loop divides. An image that was not scored is in no pair and in no
+mean over its prompt, and has loss 0."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from flowrl.algorithms.losses._groups import (
     centre_of,
     check_alike,
     check_positive,
+    counted,
+    of_scored,
     total,
     velocity_error,
     whole_groups,
@@ -67,12 +70,12 @@ def dgpo(
     d = velocity_error(data, data.now)
     ref, old = (velocity_error(data, data.under[name]).detach() for name in (reference, "old"))
     # how much better the group is than under the reference
-    score = beta * centre_of(index, a * (d.detach() - ref))
+    score = beta * centre_of(index, a * (d.detach() - ref), counted(data, index))
     weight = score.sigmoid()
     # no gradient for what has moved far enough
     ratio = (old - d.detach()).exp()
     stopped = ((a > 0) & (ratio > 1 + clip)) | ((a <= 0) & (ratio < 1 - clip))
-    loss = weight * a * torch.where(stopped, d.detach(), d)
+    loss = of_scored(data, weight * a * torch.where(stopped, d.detach(), d))
     return loss, {"weight": weight, "margin": -score, "clip_frac": stopped.double()}
 
 
@@ -124,7 +127,7 @@ def crd(
     )
     # one half of the loss for each way to centre
     loss = torch.zeros_like(reward)
-    ways = _ways(target, index, centre, temperature)
+    ways = _ways(target, index, centre, temperature, counted(data, index))
     for weight in ways:
         middle = centre_of(index, reward.detach(), weight), centre_of(index, target, weight)
         gap, aim = beta * (reward - middle[0]), target - middle[1]
@@ -134,7 +137,7 @@ def crd(
             part = binary_cross_entropy_with_logits(gap, aim.sigmoid(), reduction="none")
         loss = loss + part / len(ways)
     metrics = {"implicit_reward": reward.detach(), "target": target}
-    return loss * (max_advantage / beta), metrics
+    return of_scored(data, loss) * (max_advantage / beta), metrics
 
 
 @needs("old_log_prob", "siblings", "zero_advantage")
@@ -160,11 +163,12 @@ def group_regression(data: LossInput, *, eps: float = 1e-3, max_advantage: float
     index = whole_prompts("group_regression", data)
     a = data.batch.advantage.detach().double().clamp(-max_advantage, max_advantage)
     log_ratio = data.now.log_prob - data.old_log_prob.detach()
-    gap = log_ratio - centre_of(index, log_ratio)
-    variance = centre_of(index, gap.square())
+    weight = counted(data, index)
+    gap = log_ratio - centre_of(index, log_ratio, weight)
+    variance = centre_of(index, gap.square(), weight)
     # the root of 0 has no gradient
     std = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
-    loss = (gap / (std + eps) - a).square()
+    loss = of_scored(data, (gap / (std + eps) - a).square())
     return loss, ratio_metrics(log_ratio.detach(), torch.zeros_like(a, dtype=torch.bool))
 
 
@@ -195,14 +199,17 @@ def level_preference(
     check_alike("level_preference", data, index)
     gain = data.now.log_prob - data.under["ref"].log_prob.detach()
     level = data.batch.advantage.detach().double()
-    best = torch.full_like(level, -torch.inf).scatter_reduce(0, index, level, "amax")[index]
+    known = torch.ones_like(index, dtype=torch.bool) if data.scored is None else data.scored
+    best = torch.full_like(level, -torch.inf)
+    judged = torch.where(known, level, -torch.inf)
+    best = best.scatter_reduce(0, index, judged, "amax")[index]
     # pair [i, j]: i is preferred to j
-    pair = (index[:, None] == index) & (level[:, None] > level)
+    pair = (index[:, None] == index) & (level[:, None] > level) & known[:, None] & known
     width = beta * torch.where(level == best, anisotropy, 1.0)
     apart = gain[:, None] - gain
     each = torch.where(pair, -logsigmoid(width[:, None] * apart), 0.0).sum(1)
     number = total(index, pair.double().sum(1))
-    loss = total(index, each) / number.clamp_min(1)
+    loss = of_scored(data, total(index, each) / number.clamp_min(1))
     margin = total(index, torch.where(pair, apart.detach(), 0.0).sum(1)) / number.clamp_min(1)
     return loss, {"margin": margin, "pairs": number}
 
@@ -220,19 +227,22 @@ def _centred_together(data: LossInput, among: str) -> Tensor:
     return index
 
 
-def _ways(target: Tensor, index: Tensor, centre: str, temperature: float) -> list[Tensor]:
-    """Return the weights [B] of the means that are subtracted, unnormalised, per half."""
+def _ways(
+    target: Tensor, index: Tensor, centre: str, temperature: float, alike: Tensor
+) -> list[Tensor]:
+    """Return the weights [B] of the means that are subtracted, unnormalised, per half; `alike`:
+    those of a mean that takes all images alike."""
     if centre == "mean":
-        return [torch.ones_like(target)]
+        return [alike]
     if centre == "soft":
-        return [(target / temperature).exp(), (-target / temperature).exp()]
+        return [alike * (target / temperature).exp(), alike * (-target / temperature).exp()]
     # the published code has bad ones only below 0, and there are none
     bad = target < 0 if centre == "hard_published" else target <= 0.5
     good = target > (0 if centre == "hard_published" else 0.5)
     sides = [(good, target.exp()), (bad, (-target).exp())]
     ways = []
     for inside, weight in sides:
-        weight = torch.where(inside, weight, 0.0)
+        weight = torch.where(inside, alike * weight, 0.0)
         empty = total(index, weight) == 0
-        ways.append(torch.where(empty, 1.0, weight))
+        ways.append(torch.where(empty, alike, weight))
     return ways

@@ -19,6 +19,7 @@ from flowrl.algorithms.losses._common import (
     ratio_metrics,
     surrogate,
 )
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
@@ -51,7 +52,7 @@ def guard(
     KL.
 
     Raises: ConfigError for a clip range that is not positive, another `bias`, a segment, or a
-    likelihood without a std.
+    likelihood without a std, or without steps to divide by.
     """
     check_clip("guard", clip_low, clip_high, max_advantage)
     if bias not in ("sample", "batch"):
@@ -61,6 +62,13 @@ def guard(
     if data.segment is not None:
         raise ConfigError("guard: its ratio is that of a single step; leave out `segment`")
     check_transition("guard", data)
+    delta = data.batch.sigma - data.batch.sigma_next
+    if divide_by_delta:
+        still = ConfigError(
+            "guard: divides by what a step takes off the noise level, and this likelihood takes no "
+            "steps; take likelihood reverse, or loss ppo_clip"
+        )
+        refuse_if((delta == 0).any(), lambda: still)
     std = data.now.std
     # the log-ratio without its bias, on the scale of one std
     gap = (data.now.mean - data.old_mean.detach()).square().flatten(1).mean(1)
@@ -71,5 +79,5 @@ def guard(
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
     loss, stopped = surrogate(log_ratio, a, clip_low, clip_high)
     if divide_by_delta:
-        loss = loss / (data.batch.sigma - data.batch.sigma_next)
+        loss = loss / delta
     return loss, ratio_metrics(log_ratio.detach(), stopped)

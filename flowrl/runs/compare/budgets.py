@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
+from flowrl.config.monitors import GradientsMonitor
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
@@ -82,8 +83,22 @@ def comparable(config: Config) -> dict[str, Any]:
     without = {"train": ("iterations", "threads"), "eval": ("every",), "samples": ("every",)}
     for section, keys in without.items():
         raw[section] = {key: raw[section][key] for key in raw[section] if key not in keys}
-    del raw["checkpoint"], raw["monitors"]
-    return raw
+    del raw["checkpoint"]
+    acting = _acting(config, raw.pop("monitors"))
+    return raw | ({"monitors": acting} if acting else {})
+
+
+def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the monitors changes a run under budgets, where it is not the default, which
+    files of earlier versions leave out: which steps are skipped, and the weight of the KL."""
+    acting, gradients = dict[str, Any](), config.monitors.gradients
+    if gradients != GradientsMonitor():
+        # null in place of a word would be taken for a default that is not there
+        skips = gradients is not None and gradients.action == "skip"
+        acting["gradients"] = raw["gradients"] if skips else "off"
+    if config.monitors.adaptive_kl is not None:
+        acting["adaptive_kl"] = raw["adaptive_kl"]
+    return acting
 
 
 def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:

@@ -245,8 +245,11 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     """Judge the model before training, once per runs folder, and check every config on it before
     hours are spent."""
     trainer = Trainer(configs[0])
-    for config in configs:
-        _check_iterations(what, config, trainer)
+    # on a copy of the weights: the others put what `train.start` names into the model
+    trainer.weights.snapshot("checked")
+    with trainer.weights.using("checked"):
+        for config in configs:
+            _check_iterations(what, config, trainer)
     return base_of(what.runs, configs[0], trainer)
 
 

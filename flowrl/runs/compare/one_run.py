@@ -37,6 +37,7 @@ from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
+from flowrl.runs.monitors.actions import follow_kl
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -206,6 +207,9 @@ class _BudgetedRun:
         trainer, began = self.trainer, self._now()
         with _blamed_on_the_method():
             metrics = trainer.step()
+        adaptive = trainer.config.monitors.adaptive_kl
+        if adaptive is not None:  # part of the method; the other monitors have no say here
+            follow_kl(adaptive, metrics, trainer.memory)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # its last kernels are part of the step
         seconds = self._now() - began

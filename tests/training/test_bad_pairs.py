@@ -1,0 +1,165 @@
+"""Parts of a method that are fine by themselves and cannot work together are refused before a
+weight is read: a loss and a likelihood, a plan and one noise for all, a model and its levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toykit import toy
+
+from flowrl.core.errors import ConfigError
+from flowrl.models.toy import LinearFlow
+from flowrl.models.unet import UNetModel
+from flowrl.training.rehearsal import check_plan
+from flowrl.training.trainer import Trainer
+
+CLIP = "clip_low: 0.1, clip_high: 0.1"
+ODE = "plan={fn: ode, steps: 4, order: 1}"
+PPO = f"loss={{fn: ppo_clip, {CLIP}}}"
+ASCENT = "loss={fn: reward_ascent}"
+PAIRS = ("segment={fn: prompt}", "select={fn: nonzero}", "credit={fn: best_worst}")
+NO_LOG_PROB = {
+    "draft": ODE,
+    "draft_lv": ODE,
+    "refl": ODE,
+    "align_prop": ODE,
+    "align_prop_each": ODE,
+    "generated": "plan={fn: few_step, steps: 4}",
+}
+OF_LOG_PROBS = {
+    f"ppo_clip, {CLIP}": (),
+    f"one_sided, {CLIP}": (),
+    "opmd, tau: 1.0": (),
+    "ratio_regression, scale: 1.0": (),
+    "group_regression": ("segment={fn: prompt}",),
+    "awm": (),
+    "regression": ("credit={fn: best_of}",),
+    "diffusion_dpo, beta: 10.0": PAIRS,
+    "simple_preference, beta: 1.0": PAIRS,
+    "step_preference": ("segment={fn: prompt}",),
+    "bound_gradient": (),
+}
+PRIOR = ("likelihood={fn: prior}", ODE)
+AWM = ("likelihood={fn: forward, draws: 2}", "loss={fn: awm}", "plan={fn: ode, steps: 4}")
+ALIKE = ("train.same_noise=true", "plan={fn: ode, steps: 4}")
+
+
+def refuse(folder: Path, words: str, *changes: str) -> None:
+    """Expect a ConfigError that says `words`, before the model is made."""
+    given = ("rewards.red.fn=toykit.warmth", "model={fn: toykit.unloadable}", *changes)
+    with pytest.raises(ConfigError, match=words):
+        Trainer(toy(folder, *given))
+
+
+@pytest.mark.parametrize("likelihood", NO_LOG_PROB)
+@pytest.mark.parametrize("loss", OF_LOG_PROBS)
+def test_a_loss_of_log_probs_needs_some(tmp_path: Path, loss: str, likelihood: str) -> None:
+    """The message names both, and what fits."""
+    fits = "tdm or tdm_r1" if likelihood == "generated" else "reward_ascent"
+    words = f"{loss.split(',')[0]}: does not depend on what likelihood {likelihood}, .*{fits}"
+    parts = (f"likelihood={{fn: {likelihood}}}", NO_LOG_PROB[likelihood])
+    refuse(tmp_path, words, *parts, f"loss={{fn: {loss}}}", *OF_LOG_PROBS[loss])
+
+
+@pytest.mark.parametrize("likelihood", [name for name in NO_LOG_PROB if name != "generated"])
+def test_a_loss_of_images_depends_on_them(tmp_path: Path, likelihood: str) -> None:
+    """The rehearsed images and their reward know the weights, also through a random path."""
+    changes = (f"likelihood={{fn: {likelihood}}}", NO_LOG_PROB[likelihood], ASCENT)
+    assert check_plan(toy(tmp_path, *changes)).states > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("loss={fn: nft, beta: 1.0}",), "nft: compares velocities"),
+        (("loss={fn: ram}",), "ram: compares velocities"),
+        (("loss={fn: dgpo, beta: 1.0}", "segment={fn: prompt}"), "dgpo: compares velocities"),
+        (
+            ("loss={fn: crd}", "segment={fn: prompt}", "slow={fn: ramp, slope: 0.1, limit: 0.5}"),
+            "crd: compares velocities",
+        ),
+        ((f"loss={{fn: guard, {CLIP}}}",), "guard: divides by what a step takes off"),
+        (("loss={fn: velocity_mask, most: 0.1}",), "velocity_mask: the likelihood has no velocity"),
+        ((ASCENT,), "reward_ascent: the likelihood makes no images"),
+        ((PPO, "kl={fn: velocity_kl, beta: 0.1}"), "velocity_kl: the likelihood has no velocity"),
+        ((PPO, "kl={fn: norm_guard, beta: 0.1}"), "norm_guard: the likelihood has no velocity"),
+    ],
+)
+def test_initial_noise_has_no_velocity(
+    tmp_path: Path, changes: tuple[str, ...], words: str
+) -> None:
+    refuse(tmp_path, words, *PRIOR, *changes)
+
+
+@pytest.mark.parametrize(
+    "options", ["", ", own: true, start: noise, spread: 0.1", ", reads: direction"]
+)
+@pytest.mark.parametrize("spread", ["false", "true"])
+def test_every_prior_is_rehearsed(tmp_path: Path, options: str, spread: str) -> None:
+    """With a mean of each prompt, one that reads the prompt, and a std that is learned."""
+    likelihood = f"likelihood={{fn: prior, learn_spread: {spread}{options}}}"
+    kl = "kl={fn: noise_moments, beta: 0.1}"
+    assert check_plan(toy(tmp_path, likelihood, ODE, PPO, kl)).states > 0
+
+
+@pytest.mark.parametrize("changes", [(), AWM, ("likelihood={fn: draft}", ODE, ASCENT)])
+def test_moments_of_noise_are_those_of_a_prior(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    words = "noise_moments: .*take likelihood prior"
+    refuse(tmp_path, words, "kl={fn: noise_moments, beta: 0.1}", *changes)
+
+
+@pytest.mark.parametrize("changes", [AWM, (*AWM[:2], "plan={fn: few_step, steps: 4}")])
+def test_images_of_a_prompt_have_to_differ(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    """From one noise, by a plan that adds none, they are one image."""
+    refuse(tmp_path, "train.same_noise: all images .* set it to false", *changes, ALIKE[0])
+
+
+def test_one_noise_for_all_is_fine_where_steps_have_noise(tmp_path: Path) -> None:
+    """And where each prompt has a single image anyway."""
+    noisy = ("likelihood={fn: forward, draws: 2}", "loss={fn: awm}", ALIKE[0])
+    assert check_plan(toy(tmp_path, *noisy)).states > 0
+    single = (
+        "train.group=1",
+        "credit={fn: reward_softmax, temperature: 1.0}",
+        "loss={fn: regression}",
+    )
+    assert check_plan(toy(tmp_path, *AWM, ALIKE[0], *single)).states > 0
+
+
+LEVELS = {
+    "uniform": False,
+    "logit_normal": False,
+    "power_law": False,
+    "grid": True,
+    "any_steps": True,
+}
+
+
+@pytest.mark.parametrize(("times", "fits"), LEVELS.items())
+def test_a_model_of_whole_timesteps_takes_times_of_the_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: str, fits: bool
+) -> None:
+    assert UNetModel.discrete_levels
+    changes = (f"likelihood={{fn: forward, times: {times}}}", *AWM[1:])
+    Trainer(toy(tmp_path, *changes))  # any other model takes them all
+    monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
+    if fits:
+        Trainer(toy(tmp_path, *changes))
+        return
+    words = f"forward: draws noise levels .*times {times}.*set likelihood.times to grid"
+    with pytest.raises(ConfigError, match=words):
+        Trainer(toy(tmp_path, *changes))
+
+
+def test_previews_have_no_latents(tmp_path: Path) -> None:
+    """Also for a reward that is only watched: it is asked all the same."""
+    scout = ("scout={images: 8, steps: 2}", *AWM)
+    for weight in (1.0, 0.0):
+        watched = f"rewards.lat={{fn: toykit.of_latents, weight: {weight}}}"
+        refuse(tmp_path, r"scout: rewards.lat .*judges latents", *scout, watched)
+
+
+def test_a_credit_of_the_noise_needs_one_that_is_learned(tmp_path: Path) -> None:
+    words = "value_baseline judges the initial noise, and likelihood reverse has none"
+    refuse(tmp_path, words, "credit={fn: value_baseline}")

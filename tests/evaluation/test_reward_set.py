@@ -27,9 +27,9 @@ TWO = "rewards.blue={fn: toykit.blueness, weight: 2.0}"
 APPRENTICE = "rewards.red={fn: toykit.apprentice}"
 
 
-def identity(reward: Tensor, _leaf: Tensor, _tree: Any) -> Tensor:
-    """Give back the mixed rewards, so that a test sees them."""
-    return reward
+def identity(reward: Tensor, leaf: Tensor, tree: Any) -> Tensor:
+    """Put the mixed rewards on the leaves' nodes [V], so that a test sees them."""
+    return reward.new_zeros(len(tree.parent)).index_put((leaf,), reward)
 
 
 # ---------------------------------------------------------------------------------------- overlap
@@ -245,6 +245,7 @@ def test_transforms_act_on_what_is_learnt_and_not_on_what_is_logged(tmp_path: Pa
     ro, batch, values = collect(plain, [0, 1])
     raw, a = plain.reward_set.advantages(values, batch, ro.leaf, ro.tree, identity)
     got, b = ranked.reward_set.advantages(values, batch, ro.leaf, ro.tree, identity)
+    raw, got = raw[ro.leaf], got[ro.leaf]
     order = torch.cat([row.argsort().argsort() / 3 for row in raw.reshape(2, 4)])
     torch.testing.assert_close(got, order.clamp(max=0.5).to(got))
     assert a["reward/red"] == b["reward/red"]

@@ -160,6 +160,8 @@ def test_eval(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     run's first."""
     rows = (home / "whole" / "eval.jsonl").read_text().splitlines()
     before, after = map(json.loads, rows)
+    for row in (before, after):  # a run's own evaluations say which of its weights they judged
+        assert row["setting"].pop("weights") in ("ema", "current")
     report = tmp_path / "report.json"
     for target, want, said in (
         (home / "whole", after, "whole at iteration 4"),

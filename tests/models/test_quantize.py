@@ -157,6 +157,6 @@ def test_what_cannot_be_says_what_is_missing(
     with pytest.raises(ModelError, match="'nf4' needs a CUDA device, got cpu: .*'int8' works here"):
         folders.load("sd15", runtime={"quantize": "nf4"})
     monkeypatch.setattr("flowrl.models.quantized.importlib.util.find_spec", lambda _: None)
-    message = r"'int8' needs the package torchao: pip install \"\.\[quant\]\" in a checkout"
+    message = r"'int8' needs the package torchao: pip install -e \"\.\[quant\]\" in a checkout"
     with pytest.raises(ModelError, match=message):
         folders.load("sd15", runtime={"quantize": "int8"})

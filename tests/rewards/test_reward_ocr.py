@@ -141,7 +141,7 @@ def test_the_probe_asks_for_a_reading() -> None:
 @pytest.mark.parametrize("missing", ["rapidocr", "onnxruntime"])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)  # an import of it now raises ImportError
-    said = r'rapidocr and onnxruntime .*pip install "\.\[ocr\]" in a checkout'
+    said = r'rapidocr and onnxruntime .*pip install -e "\.\[ocr\]" in a checkout'
     for call in (ocr().probe, lambda: ocr()(batch_of(_greys(0), [SIGN]))):
         with pytest.raises(RunError, match=said):
             call()

@@ -141,7 +141,7 @@ def test_arguments_that_make_no_sense_are_refused(
         with pytest.raises(ConfigError, match=f"serve: {next(iter(options))}"):
             serve(config, **options)
     monkeypatch.setitem(sys.modules, "uvicorn", None)  # importing it raises ImportError
-    with pytest.raises(ConfigError, match=r'pip install "\.\[serve\]" in a checkout'):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[serve\]" in a checkout'):
         serve(config)
 
 

@@ -55,6 +55,7 @@ def test_an_opened_run_evaluates_as_it_did(home: Path) -> None:
     model, config, _ = open_run(home / "whole", plugins=("toykit",))
     result = evaluate(model, config)
     row = rows(home / "whole" / "eval.jsonl")[-1]
+    assert row["setting"].pop("weights") == config.eval.weights
     assert {"iteration": 4, **result, "drift": row["drift"]} == row
     prompts = load_prompts(config.prompts.test)
     size = {"height": 16, "width": 16, "steps": 4, "images": 2, "seed": 1234}

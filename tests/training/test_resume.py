@@ -105,5 +105,5 @@ def test_adamw_of_8_bits_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(ConfigError, match=r'pip install "\.\[quant\]" in a checkout'):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[quant\]" in a checkout'):
         trainer_for(tmp_path, "optimizer.fn=adamw8bit")

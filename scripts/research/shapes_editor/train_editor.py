@@ -12,21 +12,17 @@ there the loss and how the validation edits are judged. Seeded, on one core.
 from __future__ import annotations
 
 import argparse
-import copy
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from editor_network import Network, attention, tokens_of, write
-from torch import Tensor, nn
+from torch import Tensor
 
-from flowrl.core.files import write_text
 from flowrl.core.noise_path import interpolate
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.sources import sources_of
@@ -36,8 +32,8 @@ from flowrl.evaluation.suites.shapes.scene import SIZE, render
 from flowrl.models.square_tokens import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
-from common import warm_cosine  # noqa: E402
-from muon import Muon  # noqa: E402
+from averaged import Averaged  # noqa: E402
+from common import Log  # noqa: E402
 
 VAE, VALIDATION = "assets/shapes-sd3/vae", "assets/shapes-edits/validation.jsonl"
 SEEDS = 10**6  # pools begin here; the lists' seeds are far below
@@ -84,22 +80,8 @@ class Validation:
         return {name: round(float(verdict.float().mean()), 4) for name, verdict in both.items()}
 
 
-class Student:
-    """The network, its average over steps, and its optimizers."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.network = Network(args.width, args.double, args.single)
-        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
-        matrices: list[nn.Parameter] = []
-        rest: list[nn.Parameter] = []
-        for name, p in self.network.named_parameters():
-            hidden = "transformer_blocks" in name and "norm" not in name and p.ndim == 2
-            (matrices if hidden else rest).append(p)
-        self.optimizers = (
-            Muon(matrices, lr=args.lr, weight_decay=0.01),
-            torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
-        )
+class Student(Averaged[Network]):
+    """The editor's network in training."""
 
     def step(self, pool: Pool, step: int) -> float:
         """Take one step -> the loss."""
@@ -113,23 +95,7 @@ class Student:
         with torch.autocast("cpu", torch.bfloat16):
             ids = pool.ids[0][rows], pool.ids[1][rows]
             v = self.network(x, pool.source[rows], sigma, ids)
-        loss = F.mse_loss(v.float(), noise - x0)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        # Muon for the matrices, AdamW for the rest, by one schedule
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = args.lr * warm_cosine(step, args.steps, 100)
-            optimizer.step()
-        # averaged weights: short memory at first, long later
-        decay = min(args.ema, (1 + step) / (10 + step))
-        with torch.no_grad():
-            ours: list[Tensor] = [*self.average.parameters()]
-            theirs: list[Tensor] = [*self.network.parameters()]
-            torch._foreach_lerp_(ours, theirs, 1 - decay)
-        return loss.item()
+        return self.descend(F.mse_loss(v.float(), noise - x0), step)
 
 
 def _sigma(count: int, rng: torch.Generator) -> Tensor:
@@ -146,10 +112,11 @@ def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     F.scaled_dot_product_attention = attention  # type: ignore[assignment]
     vae = AutoencoderKL.from_pretrained(VAE).eval()
-    student = Student(args)
+    student = Student(args, Network(args.width, args.double, args.single))
     validation = Validation(student.network, vae)
     print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
-    log: list[dict[str, Any]] = []
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = Log(args.out / "training.jsonl", 0)
     losses: list[float] = []
     for step in range(args.until):
         # a new pool now and then, so that edits are not learned by heart
@@ -161,11 +128,8 @@ def train(args: argparse.Namespace) -> None:
             mean = round(float(np.mean(losses[-args.every :])), 5)
             minutes = round(time.process_time() / 60, 2)
             found = validation.judge(student.average)
-            log.append({"step": step + 1, "loss": mean, **found, "minutes": minutes})
-            print(log[-1], flush=True)
+            log(step=step + 1, loss=mean, **found, minutes=minutes)
             write(student.average, vae, args.out)
-            lines = [json.dumps(row) + "\n" for row in log]
-            write_text(args.out / "training.jsonl", "".join(lines))
 
 
 def main() -> None:

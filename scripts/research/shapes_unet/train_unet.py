@@ -15,8 +15,6 @@ training.jsonl there the loss and how images of validation prompts are judged. S
 from __future__ import annotations
 
 import argparse
-import copy
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,20 +22,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CLIPTokenizer
 from unet_network import BASE, Text, Unet, sample, schedule, write
 
-from flowrl.core.files import write_text
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import TASKS
 from flowrl.models.quiet_libraries import quiet, without_bars
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from accuracy import validation_records  # noqa: E402
-from common import CHANNELS, GRID, warm_cosine  # noqa: E402
+from averaged import Averaged  # noqa: E402
+from common import CHANNELS, GRID, Log  # noqa: E402
 from main import SHARES  # noqa: E402
-from muon import Muon  # noqa: E402
 from scenes import Batches  # noqa: E402
 
 SNR = 5.0  # above it a step's weight falls
@@ -53,49 +50,20 @@ class Batch(NamedTuple):
     untold: Tensor  # [2n], True: without a caption
 
 
-class Student:
-    """The UNet, its average over steps, and its optimizers."""
+class Student(Averaged[Unet]):
+    """The UNet in training."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.unet = Unet(args.channels, args.layers)
-        self.average = copy.deepcopy(self.unet).requires_grad_(False).eval()
-        matrices: list[nn.Parameter] = []
-        rest: list[nn.Parameter] = []
-        for name, p in self.unet.named_parameters():
-            hidden = "transformer_blocks" in name and p.ndim == 2
-            (matrices if hidden else rest).append(p)
-        self.optimizers = (
-            Muon(matrices, lr=args.lr, weight_decay=0.01),
-            torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
-        )
-        self.bar = schedule().alphas_cumprod
+    bar = schedule().alphas_cumprod
 
     def step(self, batch: Batch, text: Text, step: int) -> float:
-        """Take one step -> the loss."""
-        # the noise that is asked for, weighed by min(SNR, 5) / SNR
+        """Take one step -> the loss: the noise that is asked for, weighed by min(SNR, 5) / SNR."""
         bar = self.bar[batch.t]
         root, rest = bar.sqrt()[:, None, None, None], (1 - bar).sqrt()[:, None, None, None]
         x = root * batch.x0 + rest * batch.noise
-        out = self.unet(x, batch.t, *text.encode(batch.ids, batch.untold))
+        out = self.network(x, batch.t, *text.encode(batch.ids, batch.untold))
         weight = (SNR * (1 - bar) / bar).clamp(max=1.0)
         loss = (weight * (out - batch.noise).square().mean((1, 2, 3))).mean()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.unet.parameters(), 1.0)
-        # Muon for the matrices of the attention blocks, AdamW for the rest, by one schedule
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.args.lr * warm_cosine(step, self.args.steps, 100)
-            optimizer.step()
-        # averaged weights: short memory at first, long later
-        decay = min(self.args.ema, (1 + step) / (10 + step))
-        with torch.no_grad():
-            ours: list[Tensor] = [*self.average.parameters()]
-            theirs: list[Tensor] = [*self.unet.parameters()]
-            torch._foreach_lerp_(ours, theirs, 1 - decay)
-        return loss.item()
+        return self.descend(loss, step)
 
 
 def draw(batches: Batches, args: argparse.Namespace, offset: float, step: int) -> Batch:
@@ -144,9 +112,11 @@ def train(args: argparse.Namespace) -> None:
     text, vae = Text(), Unet.autoencoder()
     tokenizer = CLIPTokenizer.from_pretrained(f"{BASE}/tokenizer")
     batches = Batches(argparse.Namespace(out=args.scenes, shares=SHARES), tokenizer)
-    student, validation = Student(args), Validation(text, vae, args.eval_images)
-    print(sum(p.numel() for p in student.unet.parameters()), "weights", flush=True)
-    log: list[dict[str, Any]] = []
+    student = Student(args, Unet(args.channels, args.layers))
+    validation = Validation(text, vae, args.eval_images)
+    print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = Log(args.out / "training.jsonl", 0)
     losses: list[float] = []
     began = time.time()
     for step in range(args.steps):
@@ -157,15 +127,11 @@ def train(args: argparse.Namespace) -> None:
         # judge the averaged weights, and write them
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
             minutes = round(time.process_time() / 60, 2)
-            row: dict[str, Any] = {"step": step + 1}
-            row["loss"] = round(float(np.mean(losses[-args.every :])), 5)
+            row: dict[str, Any] = {"loss": round(float(np.mean(losses[-args.every :])), 5)}
             for guidance in args.eval_guidance:
                 row[f"right, guidance {guidance}"] = validation.judge(student.average, guidance)
-            log.append(row | {"minutes": minutes})
-            print(log[-1], flush=True)
+            log(step=step + 1, **row, minutes=minutes)
             write(student.average, vae, args.out)
-            lines = [json.dumps(row) + "\n" for row in log]
-            write_text(args.out / "training.jsonl", "".join(lines))
 
 
 def main() -> None:

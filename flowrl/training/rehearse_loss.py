@@ -58,7 +58,8 @@ def rehearse_loss(
     On policy: all weights that the loss asks for give the same evaluation.
     """
     likelihood = method.likelihood
-    model: FlowModel = MotionlessModel(getattr(likelihood, "reads", "") or "row")  # type: ignore[assignment]
+    stand_in: Any = MotionlessModel(getattr(likelihood, "reads", "") or "row")
+    model: FlowModel = stand_in
     if isinstance(likelihood, ExtendsModel):
         model = likelihood.extend(model, (1,), [""], config.seed)
         made = made._replace(cond={**made.cond, **model.encode([""])})

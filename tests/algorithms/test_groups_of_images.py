@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from losskit import D_REF, PAIRS, A, D, fitting, loss_input, numbers
+from losskit import CRD_LOSSES, D_REF, GOOD, OWN, PAIRS, A, D, fitting, loss_input, numbers
 from torch import Tensor
 
 from flowrl.algorithms.losses.groups import crd, dgpo
@@ -88,7 +88,6 @@ def test_numbers_of_dgpo_are_above_0(wrong: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------ CRD
 
-GOOD, OWN = numbers(0.9, 0.6, 0.4, 0.1), numbers(0.02, -0.01, 0.03, -0.02)
 SLOW = torch.full_like(OWN, 0.5)
 
 
@@ -98,18 +97,7 @@ def distilled(own: Tensor, group: Tensor, **options: Any) -> Tensor:
     return crd(data, beta=1.0, normalize=False, **options)[0].mean() / 5
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        # the reference's table; the first two were computed by two implementations
-        ({}, 0.079425),
-        ({"form": "bce"}, 0.6924632197),
-        ({"centre": "soft"}, 0.1029569913),
-        ({"centre": "soft", "form": "bce"}, 0.6922452673),
-        ({"centre": "hard_published"}, 0.0826866577),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "expected"), CRD_LOSSES, ids=str)
 def test_crd_has_the_published_numbers(options: dict[str, Any], expected: float) -> None:
     one_group = torch.zeros(4, dtype=torch.int64)
     assert float(distilled(OWN, one_group, **options)) == pytest.approx(expected, abs=1e-9)

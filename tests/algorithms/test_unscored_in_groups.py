@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from losskit import D_REF, A, D, fitting, loss_input, numbers
+from losskit import CRD_LOSSES, D_REF, GOOD, OWN, A, D, fitting, loss_input, numbers
 from torch import Tensor
 
 from flowrl.algorithms.losses.groups import crd, dgpo, group_regression, level_preference
@@ -48,23 +48,13 @@ def test_dgpo_divides_by_the_scored_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, 0.079425),
-        ({"form": "bce"}, 0.6924632197),
-        ({"centre": "soft"}, 0.1029569913),
-        ({"centre": "soft", "form": "bce"}, 0.6922452673),
-        ({"centre": "hard_published"}, 0.0826866577),
-        ({"among": "call"}, 0.079425),
-    ],
-    ids=str,
+    ("options", "expected"), [*CRD_LOSSES, ({"among": "call"}, CRD_LOSSES[0][1])], ids=str
 )
 def test_crd_centres_by_the_scored_images(options: dict[str, Any], expected: float) -> None:
     """The reference's four images, and one with q = 1/2 and an own reward of .3."""
-    good, own = numbers(0.9, 0.6, 0.4, 0.1), numbers(0.02, -0.01, 0.03, -0.02)
     slow = torch.full((5,), 0.5, dtype=torch.float64)
-    error = (slow - with_one(own, 0.3)).requires_grad_()
-    a = with_one((good - 0.5) * 10, 0.0)
+    error = (slow - with_one(OWN, 0.3)).requires_grad_()
+    a = with_one((GOOD - 0.5) * 10, 0.0)
     data = fitting(error, a, torch.zeros(5, dtype=torch.int64), slow=slow)
     loss, _ = crd(data._replace(scored=SCORED), normalize=False, **options)
     assert float(loss.detach().sum()) / 4 / 5 == pytest.approx(expected, abs=1e-9)

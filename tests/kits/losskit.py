@@ -121,3 +121,14 @@ def fitting(error: Tensor, advantage: Tensor, group: Tensor, **under: Tensor) ->
 # two prompts of two images, from the reference
 D, D_REF = numbers(0.30, 0.32, 0.20, 0.25), numbers(0.31, 0.31, 0.22, 0.22)
 A, PAIRS = numbers(1, -1, 0.5, -0.5), torch.tensor([0, 0, 1, 1])
+
+# the reference's example of CRD: targets and rewards of its own, and the losses of its table, of
+# which the first two were computed by two implementations
+GOOD, OWN = numbers(0.9, 0.6, 0.4, 0.1), numbers(0.02, -0.01, 0.03, -0.02)
+CRD_LOSSES: list[tuple[dict[str, Any], float]] = [
+    ({}, 0.079425),
+    ({"form": "bce"}, 0.6924632197),
+    ({"centre": "soft"}, 0.1029569913),
+    ({"centre": "soft", "form": "bce"}, 0.6922452673),
+    ({"centre": "hard_published"}, 0.0826866577),
+]

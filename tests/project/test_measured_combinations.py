@@ -24,6 +24,11 @@ def test_gains_of_four_combinations() -> None:
     assert f"a value network gains {short[3]}, which may be chance" in page
     assert [ends[f"shapes-{name}"]["gain"][1] > 0 for name in NAMES] == [True, True, True, False]
     assert found["pairs"]["nfe"]["significant"] == 0  # "cannot be told apart"
+    # more steps alone, on validation prompts
+    rows = json.loads((ROOT / "assets/results/few-steps.json").read_text("utf-8"))["rows"]
+    steps = {row["steps"]: 100 * row["right"] for row in rows}
+    assert f"from {steps[10]:.1f} % in ten to {steps[40]:.1f} % in forty" in page
+    assert steps[40] - steps[10] > 100 * max(one["gain"][0] for one in ends.values())
     # what the configs' headers say
     guided = json.loads((ROOT / "assets/results/compare-combinations-guided.json").read_text())
     base, beside = 100 * found["base"]["score"], 100 * guided["strict"]

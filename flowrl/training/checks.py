@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.config.load import Config
 from flowrl.core.abilities import Guides, discrete_levels
 from flowrl.core.errors import ConfigError, RunError
@@ -134,7 +135,7 @@ def check_scout_rewards(config: Config, rewards: dict[str, Any]) -> None:
 
 def check_levels(config: Config, method: Method, model: FlowModel) -> None:
     """Raise ConfigError if a model that knows the noise levels of its sampler alone is to be asked
-    about others."""
+    about others, by the likelihood or the plan."""
     likelihood: Any = method.likelihood
     if not discrete_levels(model):
         return
@@ -149,6 +150,21 @@ def check_levels(config: Config, method: Method, model: FlowModel) -> None:
             f"likelihood {config.likelihood.fn}: draws noise levels of its own (times "
             f"{likelihood.times.kind}), and model {config.model.fn} knows those of its training "
             "timesteps alone; set likelihood.times to grid or any_steps, which take the sampler's"
+        )
+    _check_grid(config, method.plan(0), model)
+
+
+def _check_grid(config: Config, plan: Plan, model: FlowModel) -> None:
+    """Raise ConfigError if a plan samples between the noise levels of the model's own grid."""
+    if plan.sigma_grid is None:
+        return
+    own = model.sigmas(plan.sigma_grid.steps, config.image.height, config.image.width)
+    known = torch.isin(read_sigma_grid(own, plan.sigma_grid), own)
+    if not bool(known.all()):
+        raise ConfigError(
+            f"plan {config.plan.fn}: samples at noise levels between those of the model's grid, "
+            f"and model {config.model.fn} knows those of its training timesteps alone; take a plan "
+            "on the model's own grid, such as full or ode"
         )
 
 

@@ -125,7 +125,8 @@ def _backward(
     data = LossInput(batch, now, batch.old_log_prob, under=_others(run, phase.name, batch))
     if phase.table.segment is not None and phase.siblings is not None:
         segment, count = phase.table.segment[batch.node], phase.siblings[batch.node]
-        data = data._replace(segment=segment, siblings=count)
+        scored = None if phase.table.scored is None else phase.table.scored[batch.node]
+        data = data._replace(segment=segment, siblings=count, scored=scored)
     loss, metrics = role.loss(data)
     (loss.sum() / total).backward()  # type: ignore[no-untyped-call]
     metrics = {**metrics, "loss": loss.detach()}

@@ -36,7 +36,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
     everyone = torch.arange(len(advantage), device=advantage.device)
     wanted = "siblings" in method.needs
     count = count_trained(ro, method.likelihood.trains, everyone) if wanted else None
-    scored = run.reward_set.scored if wanted else None
+    scored = run.reward_set.scored if wanted or method.companions else None
     return NodeTable(advantage, factor, segment, best, run.reward_set.gate, variance, count, scored)
 
 

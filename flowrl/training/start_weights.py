@@ -24,7 +24,8 @@ def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
     """Put the weights that `train.start` names into the parameters: a safetensors file of them, a
     checkpoint, or a run's newest one, of which the averaged weights are taken if there are any.
 
-    Raises: ConfigError if there is none, CheckpointError if they do not fit the model.
+    Raises: ConfigError if there is none, CheckpointError if they do not fit the model or are
+    another program's LoRA.
     """
     path = _file_of(start)
     if path.is_dir():
@@ -35,6 +36,12 @@ def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"train.start: {path}: no safetensors file: {error}") from error
+    if params.keys().isdisjoint(tensors) and any(map(_of_lora, tensors)):
+        raise CheckpointError(
+            f"train.start: {path}: a LoRA file of another program, with names such as "
+            f"{min(tensors)}; expected weights that a run of flowrl saved. Let diffusers merge it "
+            "into the base model first: docs/models.md, Begin with a LoRA"
+        )
     put_weights(params, {name: rows.to(params[name]) for name, rows in tensors.items()}, path)
 
 
@@ -53,3 +60,8 @@ def _file_of(start: str) -> Path:
             "checkpoint or a run with one, of the same model and layers"
         )
     return newest
+
+
+def _of_lora(name: str) -> bool:
+    """Say whether diffusers, peft or kohya call a tensor of a LoRA so."""
+    return any(part in name.lower() for part in ("lora_", ".lora", "hada_w", "lokr_w"))

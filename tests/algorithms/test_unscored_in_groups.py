@@ -12,6 +12,7 @@ import torch
 from losskit import CRD_LOSSES, D_REF, GOOD, OWN, A, D, fitting, loss_input, numbers
 from torch import Tensor
 
+from flowrl.algorithms.companions.surrogate import preference
 from flowrl.algorithms.losses.groups import crd, dgpo, group_regression, level_preference
 from flowrl.core.types import Eval, LossInput
 
@@ -31,15 +32,19 @@ def drawn(log_prob: Tensor, a: Tensor, scored: Tensor) -> LossInput:
     return data._replace(segment=one, siblings=torch.full_like(one, len(a)), scored=scored)
 
 
-def test_dgpo_divides_by_the_scored_images() -> None:
+@pytest.mark.parametrize("who", ["dgpo", "surrogate"])
+def test_dgpo_divides_by_the_scored_images(who: str) -> None:
     """The reference's two prompts of two images, each with a third: S is a mean over two, .4750208
-    and .4687906, and the mean loss of the four is -.0053050455."""
+    and .4687906, and the mean loss of the four is -.0053050455. TDM-R1's surrogate without an
+    anchor has the same loss."""
     groups, scored = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, True, False] * 2)
     rows = torch.tensor([0, 1, 0, 2, 3, 2])
     a = torch.where(scored, A[rows], 0.0)
     error = torch.where(scored, D[rows], 0.9).requires_grad_()
-    data = fitting(error, a, groups, ref=D_REF[rows], old=error.detach())
-    loss, metrics = dgpo(data._replace(scored=scored), beta=10)
+    before = {"old": error.detach(), "slow": error.detach()}
+    data = fitting(error, a, groups, ref=D_REF[rows], **before)._replace(scored=scored)
+    surrogate = preference(anchor=0.0, weigh="even")
+    loss, metrics = surrogate.loss(data) if who == "surrogate" else dgpo(data, beta=10)
     expected = numbers(0.4750208, 0.4687906)[groups]
     torch.testing.assert_close(metrics["weight"], expected, atol=1e-7, rtol=0)
     assert float(loss.detach().sum()) / 4 == pytest.approx(-0.0053050455, abs=1e-9)

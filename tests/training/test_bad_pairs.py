@@ -152,6 +152,24 @@ def test_a_model_of_whole_timesteps_takes_times_of_the_grid(
         Trainer(toy(tmp_path, *changes))
 
 
+@pytest.mark.parametrize(
+    ("plan", "fits"),
+    [("sa_solver, steps: 4", False), ("ode, steps: 4, order: 2", True), ("ode, steps: 4", True)],
+)
+def test_a_model_of_whole_timesteps_is_sampled_at_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, fits: bool
+) -> None:
+    """SA-Solver's grid halves the last level above 0."""
+    changes = ("likelihood={fn: forward, times: grid}", *AWM[1:], f"plan={{fn: {plan}}}")
+    Trainer(toy(tmp_path, *changes))
+    monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
+    if fits:
+        Trainer(toy(tmp_path, *changes))
+        return
+    with pytest.raises(ConfigError, match="plan sa_solver: samples at noise levels between"):
+        Trainer(toy(tmp_path, *changes))
+
+
 def test_previews_have_no_latents(tmp_path: Path) -> None:
     """Also for a reward that is only watched: it is asked all the same."""
     scout = ("scout={images: 8, steps: 2}", *AWM)

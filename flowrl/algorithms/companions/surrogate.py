@@ -9,7 +9,14 @@ from torch import Tensor
 
 from flowrl.algorithms.companions._common import Betas, Companion, rows_of
 from flowrl.algorithms.likelihoods._queries import Queries
-from flowrl.algorithms.losses._groups import check_positive, total, velocity_error, whole_groups
+from flowrl.algorithms.losses._groups import (
+    centre_of,
+    check_positive,
+    counted,
+    of_scored,
+    velocity_error,
+    whole_groups,
+)
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.seeds import NodeStreams
@@ -22,11 +29,12 @@ class preference(Companion):
 
     It is `dgpo` on the states of the trajectory. d is the mean squared error of the velocity where
     a step's end, taken as if it were clean, is noised; ``w = sigmoid(S)`` without a gradient, ``S =
-    beta sum_i A_i (d_i - d_ref_i) / G`` over the images of a prompt at one step. The loss is ``w A
-    d + anchor (d - d_ref)^2``. A row's d has no gradient if ``exp(d_slow - d)`` has left 1 ± `clip`
-    on the side that A pushes to (slow = a copy of the surrogate that follows it), or if it is
-    better than d_ref in that sense and ``(d - d_ref)^2 > far``. Later steps count more, ``k / K``
-    for the k-th of K with weigh "ramp".
+    beta sum_i A_i (d_i - d_ref_i) / G`` over the G scored images of a prompt at one step. The loss
+    is ``w A d + anchor (d - d_ref)^2``, of which an image without a score has the second part
+    alone. A row's d has no gradient if ``exp(d_slow - d)`` has left 1 ± `clip` on the side that A
+    pushes to (slow = a copy of the surrogate that follows it), or if it is better than d_ref in
+    that sense and ``(d - d_ref)^2 > far``. Later steps count more, ``k / K`` for the k-th of K with
+    weigh "ramp".
 
     Source: TDM-R1 (2603.07700), as in Flow-Factory 1593258: lr 3e-4, beta 10, clip 1e-3, far 0.05,
     anchor 0.001; the copy has decay ``min(start + slope n, limit)`` after n updates. **Differs:**
@@ -97,15 +105,15 @@ class preference(Companion):
         d = velocity_error(data, data.now)
         ref, slow = (velocity_error(data, data.under[name]).detach() for name in ("ref", "slow"))
         # how much better the group is than the teacher's
-        size = total(index, torch.ones_like(a))
-        weight = (self.beta * total(index, a * (d.detach() - ref)) / size).sigmoid()
+        score = self.beta * centre_of(index, a * (d.detach() - ref), counted(data, index))
+        weight = score.sigmoid()
         # no gradient for what has moved far enough
         ratio, good = (slow - d.detach()).exp(), a > 0
         stopped = torch.where(good, ratio > 1 + self.clip, ratio < 1 - self.clip)
         better = torch.where(good, d.detach() < ref, d.detach() > ref)
         away = better & ((d.detach() - ref).square() > self.far)
         pushed = torch.where(stopped | away, d.detach(), d)
-        loss = weight * a * pushed + self.anchor * (d - ref).square()
+        loss = of_scored(data, weight * a * pushed) + self.anchor * (d - ref).square()
         metrics = {"error": d.detach(), "gap": d.detach() - ref, "weight": weight}
         metrics |= {"clip_frac": stopped.double(), "far_frac": away.double()}
         return loss * self._step_weight(data.batch.step), metrics

@@ -14,6 +14,11 @@ BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "approx_kl": "approx_kl"}
 
 
+def headline_label(name: str) -> str:
+    """Return what the headline reward is called beside `reward`, the sum: by its name."""
+    return f"{name} alone" if name in COLUMNS else name
+
+
 class Progress:
     """Show the metrics of each iteration, its speed, the time left and the seconds of its phases;
     in a terminal also the phase that is running, and how much of it is done.

@@ -34,6 +34,7 @@ from flowrl.runs.folder import (
 from flowrl.runs.log import RunLogger, Silence
 from flowrl.runs.milestones import Milestones
 from flowrl.runs.monitors.watch import Watch
+from flowrl.runs.progress import headline_label
 from flowrl.runs.report.curves import curves
 from flowrl.runs.report.page import html_report
 from flowrl.runs.report.style import save_figure
@@ -130,7 +131,8 @@ def _logger(
     if not trainer.world.main:
         return Silence()
     kl = "kl" if config.kl_beta else "approx_kl"
-    labels = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "±": "ratio_std", kl: kl}
+    labels = {headline_label(config.headline): "accuracy"}
+    labels = {"reward": "reward", **labels, "ratio": "ratio", "±": "ratio_std", kl: kl}
     return RunLogger(
         run,
         resumed_at,

@@ -115,6 +115,12 @@ def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
     assert "rollout" not in second and second["images_per_s"] is None
 
 
+def test_the_headline_reward_has_its_own_name_in_the_line() -> None:
+    """Also where that is the name of another column."""
+    assert progress.headline_label("jpeg") == "jpeg"
+    assert progress.headline_label("reward") == "reward alone"
+
+
 def test_plain_progress_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,12 +38,13 @@ from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_promp
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
 from flowrl.runs.log import RunLogger
 from flowrl.runs.monitors.actions import follow_kl
+from flowrl.runs.progress import headline_label
 from flowrl.runs.stop import Interrupted, StopSignal
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
 STRIP = "samples.png"  # the samples at the end of a run; their texts and verdicts beside it
-COLUMNS = {"reward": "reward", "acc": "accuracy", "used %": "used", "min left": "minutes_left"}
+BUDGET_COLUMNS = {"used %": "used", "min left": "minutes_left"}
 NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock, processor = time.perf_counter, time.process_time
 Say = Callable[[str], object]  # tells the user
@@ -86,7 +87,8 @@ def spend(
         trainer.load(start)
     prices = claim(folder, config, budgets, prices or Prices())
     # the rest of the run
-    options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": COLUMNS}
+    columns = {"reward": "reward", headline_label(config.headline): "accuracy", **BUDGET_COLUMNS}
+    options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
     with RunLogger(folder, trainer.iteration, **options) as log:
         trainer.log = log
         log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")

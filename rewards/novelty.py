@@ -18,14 +18,14 @@ from ._common.scorer import to_pil
 
 class novelty:
     """Score images [L, 3, H, W] by their distance to the others of their group, ``1 - cosine`` of
-    the features of a DINOv2 or DINOv3 -> [L] float32; 0 for an image that is alone.
+    the features of a DINOv2 or DINOv3 -> [L] float32.
 
-    mode "nearest": the distance to the most similar other image, in [0, 2] (GARDO, 2512.24138, with
-    DINOv3 ViT-L). "cluster": ``sqrt(N / n)`` of the N images of a group and the n in the image's
-    cluster (DiverseGRPO, 2512.21514): spectral clustering of Gaussian affinities
-    ``exp(-d^2 / (2 width^2))``, as many clusters as eigenvalues before the widest gap, at most
-    `most`. Reconstruction: the paper's features are DreamSim's; its width, and how it counts
-    clusters, were not found.
+    mode "nearest": the distance to the most similar other image, in [0, 2], 0 for an image that is
+    alone (GARDO, 2512.24138, with DINOv3 ViT-L). "cluster": ``sqrt(N / n)`` of the N images of a
+    group and the n in the image's cluster, 1 for an image that is alone (DiverseGRPO, 2512.21514):
+    spectral clustering of Gaussian affinities ``exp(-d^2 / (2 width^2))``, as many clusters as
+    eigenvalues before the widest gap, and no more than `most` (null: N). Reconstruction: the
+    paper's features are DreamSim's; its width, and how it counts clusters, were not found.
 
     Use it with weight 0 and aggregate `diverse` (GARDO), or as a bonus of weight 3 to 5
     (DiverseGRPO). It ignores quality.
@@ -41,16 +41,17 @@ class novelty:
         path: str = "facebook/dinov2-base",
         mode: Literal["nearest", "cluster"] = "nearest",
         width: float = 0.2,
-        most: int = 8,
+        most: int | None = None,
         size: int | None = None,
         device: str = "auto",
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
-        if mode not in ("nearest", "cluster") or not width > 0 or most < 1:
+        few = most is not None and most < 1
+        if mode not in ("nearest", "cluster") or not width > 0 or few:
             raise ConfigError(
-                'rewards.novelty: expected mode "nearest" or "cluster", width > 0 and most >= 1, '
-                f"got {mode=}, {width=}, {most=}"
+                'rewards.novelty: expected mode "nearest" or "cluster", width > 0 and most >= 1 or '
+                f"null, got {mode=}, {width=}, {most=}"
             )
         self.mode, self.width, self.most = mode, width, most
         who = "rewards.novelty"

@@ -67,7 +67,9 @@ class votes:
         """Show the images, wait for people, and count."""
         # the images become files that the voting page can show
         group = batch.group.cpu()
-        first, second = some_pairs(group, batch.images, self.pairs, 0)
+        first, second = some_pairs(
+            group, batch.images, self.pairs, 0, option="rewards.votes: pairs"
+        )
         names = []
         for image in to_pil(batch.images):
             names.append(self._kept(image))

@@ -53,6 +53,13 @@ class _Checks(Protocol):
 
 
 @runtime_checkable
+class _ChecksCompared(Protocol):
+    """A judge whose `check_record` is for single images alone."""
+
+    def check_compared(self, record: dict[str, Any], where: str) -> None: ...
+
+
+@runtime_checkable
 class _Learns(Protocol):
     def update(self, batch: RewardBatch) -> dict[str, float]: ...
 
@@ -67,8 +74,9 @@ class win_rate:
     and average; orders that disagree make a tie. `max_pairs`: compare only so many pairs per group,
     chosen by `seed` and the pixels. `schedule` "tournament" asks 2 (G - 1) questions a group, first
     against one image, then winners against winners, and gives places in place of rates (ArenaRL;
-    reconstruction). `tie`: scores of a judge of single images that differ by no more are a tie.
-    Source: Pref-GRPO (2508.20751), its code at 3e787f6.
+    reconstruction). `tie`: scores of a judge of single images that differ by no more are a tie;
+    `vlm` with a template for single images is such a judge. Source: Pref-GRPO (2508.20751), its
+    code at 3e787f6.
 
     **Differs:** the code asks in one order, i < j (`swap: false` does the same); there an
     unreadable answer is a tie and a failed request ends the run, here both are missing; there rates
@@ -96,12 +104,19 @@ class win_rate:
                 f"rewards.win_rate: max_pairs: expected 1 or more, or null for all, got {max_pairs}"
             )
         self.judge = _make(judge)
+        if tie and _compares(self.judge):
+            raise ConfigError(
+                "rewards.win_rate: tie: expected a judge of single images, whose scores it is for; "
+                f"got one of pairs: {judge['fn']} names ties itself; leave tie={tie} out"
+            )
         self.swap, self.max_pairs, self.seed = swap, max_pairs, seed
         self.schedule, self.tie = schedule, tie
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
-        """Let a judge of single images refuse a record, before the first image is made."""
-        if isinstance(self.judge, _Checks) and not isinstance(self.judge, _Compares):
+        """Let the judge refuse a record, before the first image is made."""
+        if isinstance(self.judge, _ChecksCompared):
+            self.judge.check_compared(record, where)
+        elif isinstance(self.judge, _Checks):
             self.judge.check_record(record, where)
 
     def probe(self) -> None:
@@ -118,7 +133,10 @@ class win_rate:
         if self.max_pairs is None:
             first, second = all_pairs(group)
         else:
-            first, second = some_pairs(group, batch.images, self.max_pairs, self.seed)
+            option = "rewards.win_rate: max_pairs"
+            first, second = some_pairs(
+                group, batch.images, self.max_pairs, self.seed, option=option
+            )
         if not len(first):
             return torch.full((len(group),), torch.nan, device=batch.images.device)
         outcome = self._compare(batch, first, second)
@@ -127,7 +145,7 @@ class win_rate:
     def _tournament(self, batch: RewardBatch, group: Tensor) -> Tensor:
         """Rank each group by rounds of pairs; a judge of single images is asked about each once."""
         score: Tensor | None = None
-        if not isinstance(self.judge, _Compares):
+        if not _compares(self.judge):
             score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
 
         def ask(first: Tensor, second: Tensor) -> Tensor:
@@ -138,7 +156,7 @@ class win_rate:
         return tournament(group, batch.images, self.seed, ask)
 
     def _compare(self, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:
-        if not isinstance(self.judge, _Compares):
+        if not _compares(self.judge):
             score = _checked(self.judge(batch), len(batch.images), bound=torch.inf)
             return verdict(score[first], score[second], self.tie)
         if not self.swap:
@@ -146,6 +164,12 @@ class win_rate:
         asked, against = torch.cat([first, second]), torch.cat([second, first])
         outcome = _checked(_ask(self.judge, batch, asked, against), len(asked), bound=1)
         return both_orders(*outcome.chunk(2))
+
+
+def _compares(judge: Any) -> bool:
+    """Say whether a judge is asked about pairs: it can compare, and does not say by
+    `compares_pairs = False` that it would only compare scores of single images."""
+    return isinstance(judge, _Compares) and bool(getattr(judge, "compares_pairs", True))
 
 
 def _ask(judge: _Compares, batch: RewardBatch, first: Tensor, second: Tensor) -> Tensor:

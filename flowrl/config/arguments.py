@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -44,12 +44,17 @@ def _settable(function: Callable[..., Any], everything: bool) -> Parameters:
 
 
 def arguments(
-    given: Mapping[str, Any], known: Parameters, key: str, owner: str, source: Source
+    given: Mapping[str, Any],
+    known: Parameters,
+    key: str,
+    owner: str,
+    source: Source,
+    besides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Check the arguments of a section and fill in the defaults.
 
     A default that YAML cannot hold stays with the function. Raises Mistakes with a line for each
-    unknown, wrong and missing argument.
+    unknown, wrong and missing argument; `besides` names further keys that may have been meant.
     """
     found, out, missing = Collector(), {}, []
 
@@ -57,7 +62,9 @@ def arguments(
     axis = name_of(key)
     strange = [name for name in given if name not in known]
     for name in strange:
-        said = renamed(f"{axis}.{name}") or f"{owner} {unknown(name, known, 'argument')}"
+        said = (
+            renamed(f"{axis}.{name}") or f"{owner} {unknown(name, [*known, *besides], 'argument')}"
+        )
         found.add(f"{source.at(f'{key}.{name}')}: {said}")
     meant = [RENAMED.get(f"{axis}.{name}", "").rpartition(".")[2] for name in strange]
 

@@ -97,7 +97,8 @@ class Call:
             with found.catch():
                 mix = _mixing_weight(axis, given, f"{key}.{axis.mix}", source)
         with found.catch():
-            kwargs = arguments(rest, known, key, path, source)
+            besides = [name for name in reserved(key) if name != "fn"]
+            kwargs = arguments(rest, known, key, path, source, besides)
         found.close()
         _check_positional(axis, path, function, kwargs, source.at(key))
         return cls(key, given["fn"], path, kwargs, mix, transform, function, frames, offload)

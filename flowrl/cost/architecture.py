@@ -109,6 +109,11 @@ def architecture_of(config: Config) -> Architecture:
     return found
 
 
+def experts_of(architecture: Architecture) -> int:
+    """Return how many networks of one shape are trained: Wan 2.2 has two, which are alike."""
+    return 2 if SECOND in architecture.parts else 1
+
+
 def find_folder(path: str) -> Path | None:
     """Return the folder of a pipeline, or of its copy in the Hugging Face cache; None for an id
     that is not there."""

@@ -13,6 +13,7 @@ from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.sources import check_sources
 from flowrl.training.guidance import teachers_of
+from flowrl.training.setup import told_overlap
 
 
 def dry_run(config: Config) -> str:
@@ -61,6 +62,13 @@ def prompt_lines(config: Config) -> list[str]:
         else "",
     ]
     lines = ["prompts    " + ", ".join(text for text in there if text)] if train or test else []
+    if train is not None and len(train) < config.train.prompts:
+        lines.append(
+            f"prompts    train.prompts={config.train.prompts} of {len(train)}: an iteration takes "
+            "some of them more than once"
+        )
+    said = told_overlap(train, test) if train and test else ""
+    lines += [f"prompts    {said}"] if said else []
     absent = {
         "train": None if train else config.prompts.train,
         "test": None if test else config.prompts.test,

@@ -21,6 +21,11 @@ from flowrl.training.rehearsal import RehearsedIteration, check_plan
 GIB = 2**30
 # of a card: the CUDA context, libraries' workspaces, gaps between tensors; assumed, not measured
 RESERVE = GIB
+# GiB of common cards that are sold as larger: what nvidia-smi shows, 23,034 and 46,068 MiB
+SMALLER: dict[float, tuple[float, str]] = {
+    24: (22.4, "an L4 or A10G"),
+    48: (44.9, "an L40S or A40"),
+}
 RANK = 16  # of adapters that still learn much, and take a quarter of the usual 64
 BATCH = {
     "sampling": "train.rollout_batch",
@@ -44,7 +49,7 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
     networks = f", of which {size(stay)} are rewards' networks" if stay else ""
     says = f"the largest phase is {largest.name} with {size(largest.bytes)}{networks}"
     if not over:
-        return [f"fits a {gigabytes:g} GB card: yes; {says}"]
+        return [f"fits a {gigabytes:g} GB card: yes; {says}", *_smaller_card(gigabytes, largest)]
     # one remedy per phase; the head has named the first phase already
     first, *rest = (f"{_needs(p)}{_remedies(found, p, limit)}" for p in over)
     head = f"fits a {gigabytes:g} GB card: no, {says}{first.removeprefix(_needs(over[0]))}"
@@ -52,6 +57,17 @@ def verdict(found: Estimate, *, gigabytes: float) -> list[str]:
         head,
         *rest,
         f"({size(RESERVE)} of the card are set aside for the CUDA context and libraries)",
+    ]
+
+
+def _smaller_card(gigabytes: float, largest: Phase) -> list[str]:
+    """Say which card that is sold as so large has less, and less than is needed."""
+    less, names = SMALLER.get(gigabytes, (gigabytes, ""))
+    if largest.bytes <= limit_of(less):
+        return []
+    return [
+        f"(not {names}, sold as {gigabytes:g} GB: there are {less:g} of 2^30 bytes; see --card "
+        f"{less:g})"
     ]
 
 

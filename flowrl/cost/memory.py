@@ -14,13 +14,13 @@ from flowrl.core.needs import needs_of
 from flowrl.cost.architecture import (
     NETWORK,
     OTHERS,
-    SECOND,
     VIDEO,
     WIDE,
     Architecture,
     architecture_of,
     build,
     count,
+    experts_of,
     latent_shape,
     text_shape,
     tuning_of,
@@ -120,7 +120,7 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
         name: count(build(architecture, name)) for name in OTHERS if name in architecture.parts
     }
     # a second expert has as many
-    experts = 2 if SECOND in architecture.parts else 1  # both alike, and both trained
+    experts = experts_of(architecture)
     whole, tables, linear = experts * whole, experts * tables, experts * linear
     # LoRA trains two factors of each adapted layer, beside the whole network
     if tuning.tune == "lora":

@@ -21,6 +21,7 @@ from flowrl.cost.architecture import (
     TextShape,
     architecture_of,
     build,
+    experts_of,
     latent_shape,
     source_shape,
     text_shape,
@@ -87,8 +88,10 @@ class MetaRun:
         return self._once("training", states, self._training)
 
     def step(self) -> CallCost:
-        """Trace what AdamW takes for its step, beyond gradients and moments."""
-        return self._once("step", 0, self._step)
+        """Trace what AdamW takes for its step, beyond gradients and moments; one step has the
+        weights of both experts."""
+        one = self._once("step", 0, self._step)
+        return one._replace(peak=one.peak * experts_of(self.workload.architecture))
 
     def decoding(self, count: int, *, batch: int, height: int, width: int) -> CallCost:
         """Trace decoding so many latents, `batch` at a time, into 8-bit steps; its peak includes

@@ -17,7 +17,7 @@ from flowrl.cost.reward_networks import can_rest
 class Profile(NamedTuple):
     """A card, and how much is computed on it at a time."""
 
-    gigabytes: float  # of 2^30 bytes
+    gigabytes: float  # of 2^30 bytes; some cards that are sold as so large have less, see SMALLER
     batch: int  # states or latents in one network call
     decode: int  # images that the VAE decodes at a time
 

@@ -26,9 +26,10 @@ UMT5_XXL = WeightlessPart(
 )
 CLIP = WeightlessPart(
     "transformers",
-    "CLIPVisionModel",
+    "CLIPVisionModelWithProjection",
     {
         "hidden_size": 1280,
+        "projection_dim": 1024,
         "intermediate_size": 5120,
         "num_hidden_layers": 32,
         "num_attention_heads": 16,

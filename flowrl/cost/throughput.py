@@ -20,7 +20,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.merged_records import medians
 from flowrl.core.tables import size, text_table
 from flowrl.core.types import RewardBatch
-from flowrl.cost.architecture import tuning_of
+from flowrl.cost.architecture import VIDEO, tuning_of
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
 from flowrl.cost.kernels import KernelWatch, kernels_table, summary
@@ -237,11 +237,19 @@ def _memory(
 
 
 def _absent(found: Estimate, *, vae: bool) -> int:
-    """Return the bytes of the parts that an estimate counts and a random model leaves out."""
-    if tuning_of(found.config).runtime.offload or found.weights is None:
+    """Return the bytes of the parts that an estimate counts and a random model leaves out: a VAE
+    that nothing asks for (that of videos is always there), and text encoders, unless these work on
+    the CPU and are not in the estimate."""
+    tuning, video = tuning_of(found.config), found.config.model.fn in VIDEO
+    if tuning.runtime.offload or found.weights is None:
         return 0
-    gone = sum(count for name, count in found.weights.others.items() if not (vae and name == "vae"))
-    return gone * tuning_of(found.config).dtype.itemsize
+    gone = 0
+    for name, count in found.weights.others.items():
+        there = name == "vae" and (vae or video)
+        uncounted = name.startswith("text_encoder") and tuning.runtime.text_encoders == "cpu"
+        if not there and not uncounted:
+            gone += count * tuning.dtype.itemsize
+    return gone
 
 
 def throughput_table(result: dict[str, Any], *, width: int | None = None) -> str:

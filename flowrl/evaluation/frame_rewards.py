@@ -10,7 +10,14 @@ from flowrl.config.calls import Call, FrameWay
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward, RewardWithProbe
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.reward_traits import differentiable, judges_singly, judges_videos, least_frames
+from flowrl.core.reward_traits import (
+    asks_people,
+    differentiable,
+    ignores_quality,
+    judges_singly,
+    judges_videos,
+    least_frames,
+)
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_answer import as_tensor, call_reward
 
@@ -78,7 +85,9 @@ class PerFrame:
 
     def __init__(self, reward: Any, way: str) -> None:
         self.reward, self.way = reward, way
+        # what the reward promises of itself holds for its frames, too
         self.judges_singly, self.differentiable = judges_singly(reward), differentiable(reward)
+        self.asks_people, self.ignores_quality = asks_people(reward), ignores_quality(reward)
         # only what the reward has: all records are shown to one that checks them
         for name in ("check_record", "check_records"):
             if hasattr(reward, name):

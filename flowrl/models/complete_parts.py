@@ -19,7 +19,7 @@ from flowrl.core.errors import ModelError
 def read_parts(
     folder: Path, kinds: Mapping[str, str], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Any]:
-    """Read text encoders and VAE of a pipeline on the CPU -> {name: module}.
+    """Read text and image encoders and VAE of a pipeline on the CPU -> {name: module}.
 
     `kinds` {name: class of diffusers or transformers}; `dtypes` as a pipeline takes them, with a
     "default". Raises ModelError that names file and tensor if one is missing; what the libraries

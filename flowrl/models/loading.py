@@ -43,9 +43,8 @@ class Loaded(NamedTuple):
     pipeline: Any
     folder: Path
     encoders: tuple[str, ...]  # names of the text encoders that it is made for
-    read_encoders: Callable[
-        [], Any
-    ]  # load them into another, otherwise empty, pipeline of the class
+    # load them into another, otherwise empty, pipeline of the class
+    read_encoders: Callable[[], Any]
 
 
 def load_pipeline(
@@ -83,8 +82,9 @@ def load_pipeline(
         name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent
     }
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
-    # text encoders and VAE are read one by one, the rest by the pipeline
-    kinds = {name: index[name][1] for name in (*encoders, "vae") if name in stored}
+    # text encoders, VAE and image encoder are read one by one, the rest by the pipeline
+    seers = [name for name in ("vae", "image_encoder") if name in stored]
+    kinds = {name: index[name][1] for name in (*encoders, *seers)}
     if quantization is not None:  # of the networks that are there
         mapping = quantization.quant_mapping
         quantization.quant_mapping = {name: mapping[name] for name in mapping if name in stored}
@@ -98,7 +98,7 @@ def load_pipeline(
     for name in networks:
         names = _names(getattr(pipeline, name), quantized=quantization is not None)
         check_complete(folder / name, names - stored[name])
-    return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, "vae"]))
+    return Loaded(pipeline, folder, encoders, partial(read, [*absent, *networks, *seers]))
 
 
 def _read(

@@ -52,8 +52,9 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid", strict=True):
 
     rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 32
     alpha: Annotated[float, Field(gt=0)] = 64.0  # the update is scaled by alpha / rank
-    # a linear layer is adapted if its name is, or ends in, a dot and one of these;
-    # None: all attention projections of the network
+    # a linear layer is adapted if its name is, or ends in, a dot and one of these; None: the
+    # attention projections, of SD3.5 Medium without its second attention (attn2), as in
+    # Flow-GRPO's list; of Qwen-Image, Z-Image, FLUX.2 and Wan the MLPs, too
     targets: Names | None = None
     # A ~ N(0, 1/rank^2), B = 0, so that the adapted network starts as the base network
     init: Literal["gaussian"] = "gaussian"

@@ -23,6 +23,8 @@ from flowrl.models.wan import PARTS, TARGETS, WIDE, Wan, WanOptions, check_pipel
 from flowrl.models.wan_experts import LOW
 
 IMAGE_ENCODER = "image_encoder"  # of Wan 2.1; 2.2 sees the image through the VAE alone
+# the released class, and the one that diffusers' own example loads: the hidden states are the same
+CLIP_VISION = ("CLIPVisionModelWithProjection", "CLIPVisionModel")
 TINY = 1e-6  # the least sigma that is divided by
 WORDS = 512  # tokens of text that the network's attention counts on beside those of an image
 
@@ -36,7 +38,7 @@ def wan_i2v(options: WanOptions) -> WanI2V:
     wrong model, or a number of frames that its VAE cannot take.
     """
     # only Wan 2.1 sees the frame by CLIP, too
-    parts = PARTS | {IMAGE_ENCODER: PipelinePart(("CLIPVisionModel",), optional=True)}
+    parts = PARTS | {IMAGE_ENCODER: PipelinePart(CLIP_VISION, optional=True)}
     tuning, wide = pick_tuning(options, TARGETS), (*WIDE, IMAGE_ENCODER)
     loaded = load_for_tuning(
         WanImageToVideoPipeline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -83,8 +84,8 @@ def sweep(
     # choose by a reward, a measure, or MMHM, the mean over all of these
     by = asked.by or headline
     columns = _columns(rows)
-    bounds = bounds_of(columns)
-    _add_mmhm(rows, columns, asked.bounds)
+    bounds = bounds_of({name: column for name, column in columns.items() if _finite(column)})
+    _add_mmhm(rows, columns, asked)
     chosen = _choose({**columns, headline: [row["score"] for row in rows]}, by)
     # how much less than the chosen setting each has, on the same prompts
     for row, point in zip(rows, points, strict=True):
@@ -259,14 +260,20 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def _add_mmhm(
-    rows: list[dict[str, Any]], columns: dict[str, list[float]], bounds: Path | None
+    rows: list[dict[str, Any]], columns: dict[str, list[float]], asked: SweepRequest
 ) -> None:
-    """Add MMHM to rows and columns where there are several numbers. Raises ConfigError."""
-    limits = _read_bounds(bounds) if bounds is not None else None
-    if len(columns) > 1:
+    """Add MMHM to rows and columns where there are several numbers, unless one is missing that
+    nobody asked to choose by. Raises ConfigError, DataError."""
+    limits = _read_bounds(asked.bounds) if asked.bounds is not None else None
+    if len(columns) > 1 and (all(map(_finite, columns.values())) or asked.by == "mmhm"):
         columns["mmhm"] = mmhm(columns, lower=LOWER, bounds=limits)
         for row, value in zip(rows, columns["mmhm"], strict=True):
             row["mmhm"] = value
+
+
+def _finite(column: Sequence[float]) -> bool:
+    """Say whether every setting has the number."""
+    return all(map(math.isfinite, column))
 
 
 def _choose(columns: Mapping[str, Sequence[float]], by: str) -> int:

@@ -221,19 +221,26 @@ class Setup:
 
 
 def warn_of_overlap(train: PromptSet, test: PromptSet) -> None:
-    """Warn of held-out prompts that training knows: the same text, the same in other words, or with
-    the relation mirrored; each by itself. Edits are others if they start from other files."""
+    """Warn of held-out prompts that training knows."""
+    said = told_overlap(train, test)
+    if said:
+        warnings.warn(said, OverlapWarning, stacklevel=4)
+
+
+def told_overlap(train: PromptSet, test: PromptSet) -> str:
+    """Say which held-out prompts training knows, "" for none: the same text, the same in other
+    words, or with the relation mirrored; each by itself. Edits are others if they start from other
+    files."""
     here, there = _starts(test), _starts(train)
     found = overlap(test, train, (here, there) if here and there else None)
     lines = "; ".join(undeclared(found, test).lines(len(test)))
-    if lines:
-        warnings.warn(
-            f"prompts.test ({test.path}) and prompts.train ({train.path}): of the held-out "
-            f"prompts, {lines}. Scores on these do not say how the model does on new prompts; "
-            "take them out of one list",
-            OverlapWarning,
-            stacklevel=4,
-        )
+    if not lines:
+        return ""
+    return (
+        f"prompts.test ({test.path}) and prompts.train ({train.path}): of the held-out prompts, "
+        f"{lines}. Scores on these do not say how the model does on new prompts; take them out of "
+        "one list"
+    )
 
 
 def _starts(prompts: PromptSet) -> list[tuple[Path, ...]]:

@@ -44,12 +44,21 @@ def check_prompts(prompts: Sequence[str], count: int, processor: Any, who: str) 
 def check_prompt(prompt: str, processor: Any, where: str) -> None:
     """Refuse a prompt that holds a token of the model's own, such as `<|im_end|>`. Raises
     DataError."""
-    held = [token for token in processor.tokenizer.all_special_tokens if token in prompt]
+    held = [token for token in own_tokens(processor.tokenizer) if token in prompt]
     if held:
         raise DataError(
             f"{where}: the prompt {prompt[:120]!r} holds {held[0]!r}, a token that the model reads "
             "as its own; take it out"
         )
+
+
+def own_tokens(tokens: Any) -> list[str]:
+    """List the tokens that a model reads as its own: those that its tokenizer was saved with, such
+    as `<|image_pad|>`, and a reward's marks."""
+    # `all_special_tokens` alone forgets the first once the marks are added: they take their place
+    added = tokens.added_tokens_decoder.values()
+    special = [token.content for token in added if token.special]
+    return list(dict.fromkeys([*special, *tokens.all_special_tokens]))
 
 
 def load_processor(path: str, marks: Sequence[str], who: str) -> tuple[Any, list[int]]:

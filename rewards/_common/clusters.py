@@ -6,20 +6,23 @@ import torch
 from torch import Tensor
 
 
-def cluster_sizes(distance: Tensor, *, width: float, most: int) -> Tensor:
+def cluster_sizes(distance: Tensor, *, width: float, most: int | None = None) -> Tensor:
     """Count the images in each image's cluster, of distances [N, N] -> [N] float64.
 
     Spectral clustering (Ng, Jordan and Weiss 2001): the first k eigenvectors of the normalised
     affinity, rows of length 1, and k-means from the rows that lie farthest apart. k is the place of
-    the widest gap between eigenvalues, at most `most`; the last eigenvalue's gap is to 0, so that
-    images that are all unlike are as many clusters.
+    the widest gap between eigenvalues; the last eigenvalue's gap is to 0, so that images that are
+    all unlike are as many clusters. Where that is more than `most`, k is `most`: of images that are
+    all unlike some then have to share a cluster, and which ones do is arbitrary.
     """
     affinity = torch.exp(-distance.square() / (2 * width**2))
     root = affinity.sum(1).rsqrt()
     value, vector = torch.linalg.eigh(root[:, None] * affinity * root)
     # eigenvalues ascend: the first gap is the last one
-    down = torch.cat([value.flip(0), value.new_zeros(1)])[: most + 1]
+    down = torch.cat([value.flip(0), value.new_zeros(1)])
+    # all gaps, also those past `most`: among equal eigenvalues alone the widest would be noise
     count = int(down.diff().neg().argmax()) + 1
+    count = min(count, most or count)
     rows = torch.nn.functional.normalize(vector.flip(1)[:, :count], dim=1)
     label = _k_means(rows, count)
     return torch.bincount(label, minlength=count)[label].double()

@@ -52,14 +52,16 @@ def all_pairs(group: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def some_pairs(group: Tensor, images: Tensor, limit: int, seed: int) -> tuple[Tensor, Tensor]:
+def some_pairs(
+    group: Tensor, images: Tensor, limit: int, seed: int, *, option: str
+) -> tuple[Tensor, Tensor]:
     """Return at most `limit` pairs of each group, spread evenly over its images -> first [P],
     second [P] int64.
 
     A group's images stand in a ring, ordered by a hash of `seed` and their pixels; neighbours are
     compared first, then images two places apart, and so on. So the choice depends on the
     images, not on their order in the batch or on an earlier call. Raises ConfigError where
-    `limit` leaves an image without a pair.
+    `limit` leaves an image without a pair; it names the `option` that the limit comes from.
     """
     chosen = [torch.zeros(0, 2, dtype=torch.int64)]
     for number in group.unique().tolist():
@@ -68,8 +70,8 @@ def some_pairs(group: Tensor, images: Tensor, limit: int, seed: int) -> tuple[Te
         size = len(places)
         if size > 1 and limit < (size + 1) // 2:
             raise ConfigError(
-                f"rewards.win_rate: max_pairs: expected at least {(size + 1) // 2} for groups of "
-                f"{size} images, so that each image is in a pair, got {limit}"
+                f"{option}: expected at least {(size + 1) // 2} for groups of {size} images, so "
+                f"that each image is in a pair, got {limit}"
             )
         # all pairs, or the first ones of the ring
         if limit >= size * (size - 1) // 2:

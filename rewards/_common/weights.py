@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from flowrl.core.errors import ModelError
+from flowrl.core.loaded_weights import misfits
 
 from .scorer import first_line, local
-
-_WRONG = ("missing", "unexpected", "mismatched")
 
 
 def source_of(path: str) -> str:
@@ -46,15 +45,10 @@ def load_network(
             f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of "
             f"{expected} (config.json and safetensors): {first_line(error)}"
         ) from error
-    # transformers only warns of tensors that do not fit
-    wrong = []
-    for what in _WRONG:
-        names = sorted(map(str, info[f"{what}_keys"]))
-        if names and not (more and what == "unexpected"):
-            wrong.append(f"{len(names)} {what} {names[:3]}")
+    wrong = misfits(info, allowed=("unexpected",) if more else ())
     if wrong:
         raise ModelError(
             f"{who}: {path}: the weights are not those of {expected} that config.json describes: "
-            f"{', '.join(wrong)}"
+            f"{wrong}"
         )
     return network.eval().requires_grad_(False)

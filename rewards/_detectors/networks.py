@@ -138,7 +138,7 @@ class ZeroShot:
     """Boxes of an OWL or a Grounding DINO of transformers, one question for each class that a
     record names.
 
-    OWL (2306.09683) is asked "a photo of a cat", Grounding DINO (2303.05499) "a cat.". Their
+    OWL (2306.09683) is asked "a photo of a cat", Grounding DINO (2303.05499) "cat.". Their
     confidences are not Mask2Former's: thresholds have to be chosen anew.
     """
 

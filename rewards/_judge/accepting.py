@@ -15,11 +15,11 @@ Accept = Callable[[str, Answer], str]
 
 
 def accepting(
-    found: dict[str, Any], read: Callable[[str, Answer], Any], cache: Path | None
+    found: dict[str, Any], read: Callable[[str, Answer], Any], cache: Path | None, who: str
 ) -> Accept:
     """Return what takes an answer to the question of a key: once ``read(key, answer)`` is a value,
-    and no text that says what is wrong, the value goes into `found` and the answer into the
-    cache."""
+    and no text that says what is wrong, the value goes into `found` and the answer into the cache
+    of `who`."""
 
     def accept(key: str, answer: Answer) -> str:
         value = read(key, answer)
@@ -27,7 +27,7 @@ def accepting(
             return value
         found[key] = value
         if cache is not None:
-            keep(cache, key, answer)
+            keep(cache, key, answer, who)
         return ""
 
     return accept

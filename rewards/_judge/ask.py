@@ -83,7 +83,7 @@ class Judge:
         found: dict[str, Any] = {}
 
         # the cache first, then the server with the rest
-        accept = accepting(found, lambda _, answer: read(answer), self.cache)
+        accept = accepting(found, lambda _, answer: read(answer), self.cache, self.server.who)
         for key in asked if self.cache is not None else ():
             answer = recall(self.cache, key) if self.cache is not None else None
             if answer is not None:

@@ -24,14 +24,15 @@ def recall(folder: Path, key: str) -> Answer | None:
         return None
 
 
-def keep(folder: Path, key: str, answer: Answer) -> None:
-    """Write an answer under a key. Raises RunError where the folder cannot be written."""
+def keep(folder: Path, key: str, answer: Answer, who: str) -> None:
+    """Write an answer under a key. Raises RunError in the name of `who`, a reward, where the folder
+    cannot be written."""
     # in ASCII: an answer may hold half of a surrogate pair, which is no UTF-8
     text = json.dumps(answer._asdict())
     try:
         write_text(_file(folder, key), text)
     except RunError as error:
-        raise RunError(f"rewards.vlm: cache: {error}") from error
+        raise RunError(f"{who}: cache: {error}") from error
 
 
 def _file(folder: Path, key: str) -> Path:

@@ -17,6 +17,7 @@ from flowrl.evaluation.suites.geneval.credit import credit
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
 from flowrl.evaluation.suites.geneval.result_file import result_row
 from flowrl.evaluation.suites.geneval.rules import judge, validate_record
+from flowrl.evaluation.suites.shapes.scene import COLORS as SHAPES
 
 from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
 from .._common.pixels import shortest
@@ -105,7 +106,8 @@ class geneval:
 
     def check_record(self, record: dict[str, Any], where: str) -> None:
         """Refuse a record that cannot be judged, before the first image is made."""
-        validate_record(record, where, self.detector.classes)
+        # the detector of shapes names its own colours, CLIP those of GenEval
+        validate_record(record, where, self.detector.classes, SHAPES if self.colors is None else ())
         if self.mode != "strict" and not record.get("include"):
             raise DataError(
                 f"{where}: mode {self.mode!r} rewards what `include` asks for, and this record has "

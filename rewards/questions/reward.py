@@ -173,7 +173,7 @@ class questions:
             return f"{value} in the answer {answer.text[:160]!r}" if unread else value
 
         # the cache first, then the server with the rest
-        accept = accepting(found, read, self.cache)
+        accept = accepting(found, read, self.cache, WHO)
         if self.cache is not None:
             for key in jobs:
                 answer = recall(self.cache, key)

@@ -51,6 +51,7 @@ class t2i_compbench:
     """
 
     judges_singly = True
+    loads_late = True  # networks come with the first record that needs them
 
     def __init__(
         self,

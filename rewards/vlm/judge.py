@@ -109,8 +109,17 @@ class vlm:
         """Refuse a template or a prompt that single images cannot be scored with, before the
         first one is made."""
         self._refuse_pairs()
+        self.check_compared(record, where)
+
+    def check_compared(self, record: dict[str, Any], where: str) -> None:
+        """Refuse a prompt whose images cannot be compared, before the first one is made."""
         if self.how.template == "consistency":
             grid_size(str(record.get("prompt", "")), where)
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Say whether the template shows two images; else rewards.win_rate compares scores."""
+        return self.how.template in PAIR
 
     def probe(self) -> None:
         """Ask the server for its models. Raises RunError if it does not answer or does not offer
@@ -151,7 +160,7 @@ class vlm:
         higher score wins.
         """
         pil_images, left, right = to_pil(images), first.tolist(), second.tolist()
-        if self.how.template not in PAIR:
+        if not self.compares_pairs:
             scores = self._scores(pil_images, left + right, prompts + prompts)
             return verdict(scores[: len(left)], scores[len(left) :])
         rows = enumerate(zip(left, right, prompts, strict=True))
@@ -161,7 +170,7 @@ class vlm:
         return self._means(pil_images, jobs, len(jobs))
 
     def _refuse_pairs(self) -> None:
-        if self.how.template in PAIR:
+        if self.compares_pairs:
             raise ConfigError(
                 f"rewards.vlm: the template {self.how.template} compares two images; write {{fn: "
                 f"win_rate, judge: {{fn: vlm, template: {self.how.template}, ...}}}}"
@@ -204,12 +213,13 @@ class vlm:
         found = self._kept(jobs)
         left = {k: self._question(encoded, job) for k, job in jobs.items() if k not in found}
 
-        accept = accepting(found, lambda _, answer: read(answer, self.how), self.cache)
+        who = self.server.who
+        accept = accepting(found, lambda _, answer: read(answer, self.how), self.cache, who)
         failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
         self.counts["asked"] += len(left)
         self.counts["cached"] += len(jobs) - len(left)
         self.counts["failed"] += len(failed)
-        warn_of_failures(self.server.who, failed, len(jobs))
+        warn_of_failures(who, failed, len(jobs))
         return found
 
     def _kept(self, jobs: dict[str, _Job]) -> dict[str, float]:

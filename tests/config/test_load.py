@@ -73,6 +73,7 @@ MISTAKES = [
     ("seed=-1", ["seed: expected a whole number >= 0 and < 2**63"]),
     ("plan.low=8", ["plan: window 8+3 does not fit into 10 steps"]),
     ("train.ema=0", ["eval.weights is 'ema', but train.ema is 0 (off)"]),
+    ("rewards.shapes.wieght=2", ["'wieght'; did you mean 'weight'", "frames, names, offload"]),
     ("eval.score=shpaes", ["eval.score", "has no reward 'shpaes'; did you mean 'shapes'"]),
     ("train.iterations=0", ["train.iterations: expected a whole number >= 1"]),
     ("train.group=0", ["train.group: expected a whole number >= 1"]),

@@ -3,6 +3,7 @@ estimate of the changed config."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from tiny import tiny_sd3
 from flowrl.config.load import Config
 from flowrl.core.tables import size
 from flowrl.cost.architecture import tuning_of
-from flowrl.cost.estimate import Estimate, estimate, phase
-from flowrl.cost.fit_card import GIB, RESERVE, change, remedies, verdict
+from flowrl.cost.estimate import Estimate, Phase, estimate, phase
+from flowrl.cost.fit_card import GIB, RESERVE, SMALLER, change, limit_of, remedies, verdict
 from flowrl.training.rehearsal import check_plan
 
 
@@ -118,3 +119,37 @@ def test_a_smaller_rank_is_proposed_where_adapters_are_large(
     assert needs(config, name, "model.lora", typed.model.kwargs["lora"]) == less
     # nothing smaller is proposed then
     assert "model.lora.rank" not in said(estimate(typed), name, 1000)[0]
+
+
+def test_cards_that_are_sold_as_larger_than_they_are(tmp_path: Path) -> None:
+    """nvidia-smi shows 23,034 MiB of an L4 and 46,068 of an L40S, 24,564 of an RTX 4090: 22.49,
+    44.99 and 23.99 GiB. A yes that holds for the last alone is followed by the others' names."""
+    found = estimate(made(tmp_path, "sd3, full"))
+    for card, shown, names in ((24, 23_034, "an L4 or A10G"), (48, 46_068, "an L40S or A40")):
+        less = SMALLER[card][0]
+        assert 0 < shown / 1024 - less < 0.1
+        for gib, said in ((less - 1.01, 0), (less - 0.9, 1), (card - 1.01, 1)):
+            one = found._replace(phases=[Phase("decode", int(gib * GIB), 0, 0, "")])
+            head, *rest = verdict(one, gigabytes=card)
+            assert head.startswith(f"fits a {card} GB card: yes; ") and len(rest) == said
+            words = f"(not {names}, sold as {card} GB: there are {less:g} of 2^30 bytes; see "
+            assert all(line == f"{words}--card {less:g})" for line in rest)
+            assert verdict(one, gigabytes=less)[0].startswith("fits") and (
+                " card: no, " in verdict(one, gigabytes=less)[0]
+            ) == bool(said)
+
+
+def test_the_page_names_what_fits_the_larger_card_alone() -> None:
+    """From the estimates under profiles that docs/memory.md has as a table."""
+    root = Path(__file__).resolve().parents[2]
+    rows = json.loads((root / "assets/results/profiles.json").read_text(encoding="utf-8"))["rows"]
+    page = " ".join((root / "docs/memory.md").read_text(encoding="utf-8").split())
+    sentence = page.split("these do not fit under `24gb` either: ")[1].split(". With 44.9")[0]
+    sizes = {"24gb": SMALLER[24][0], "48gb": SMALLER[48][0]}
+    tight: dict[str, set[str]] = {name: set() for name in sizes}
+    for row in rows:
+        limit = limit_of(sizes.get(row["profile"], 80))
+        if row["fits"] and row["gib"] * GIB > limit:
+            tight[row["profile"]].add(f"`{row['config']}`")
+    assert set(sentence.replace(" and ", ", ").split(", ")) == tight["24gb"]
+    assert tight["48gb"] == set() and "has, all fit that fit 48." in page

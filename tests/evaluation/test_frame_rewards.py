@@ -13,10 +13,17 @@ from toykit import toy
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.reward_traits import differentiable, judges_singly
+from flowrl.core.reward_traits import (
+    asks_people,
+    differentiable,
+    ignores_quality,
+    judges_singly,
+)
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.frame_rewards import PerFrame, fitting
 from flowrl.evaluation.reward_call import ask
+from rewards.novelty import novelty
+from rewards.votes import votes
 
 
 def brightness(batch: RewardBatch) -> Tensor:
@@ -79,6 +86,16 @@ def test_prompts_records_and_groups_follow_the_frames() -> None:
     assert seen[0].prompts == ["0", "0", "1", "1", "2", "2", "3", "3"]
     assert [record["prompt"] for record in seen[0].meta] == seen[0].prompts
     assert seen[0].group.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_reward_that_asks_people_still_does_frame_by_frame() -> None:
+    """The two that ship and say so: people are left alone by evaluations, and a reward of how
+    frames differ may like a damaged one."""
+    people = PerFrame(votes(folder="unused"), "first")
+    assert asks_people(people) and not ignores_quality(people)
+    unlike = PerFrame(object.__new__(novelty), "mean")
+    assert ignores_quality(unlike) and not asks_people(unlike)
+    assert not asks_people(PerFrame(brightness, "mean"))
 
 
 def test_rewards_and_models_that_do_not_fit(tmp_path: Path) -> None:

@@ -114,6 +114,17 @@ def test_mmhm_fixtures_of_the_reference() -> None:
         mmhm({"fid": [1.0], "clip": [1.0, 2.0]})
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_mmhm_refuses_what_is_no_number(bad: float) -> None:
+    """With it the result would depend on the order: min(1, NaN) is 1 and min(NaN, 1) NaN."""
+    for column in ([1.0, bad, 2.0], [bad, 1.0, 2.0]):
+        place = column.index(bad) + 1
+        with pytest.raises(DataError, match=f"mmhm: fid, setting {place} of 3: expected a finite"):
+            mmhm({"clip": [1.0, 2.0, 3.0], "fid": column})
+    with pytest.raises(DataError, match="mmhm: fid, bound 2 of 2: expected a finite number"):
+        mmhm({"fid": [1.0, 2.0]}, bounds={"fid": (0, bad), "unused": (0, bad)})
+
+
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a random Inception in the layout of FID's file."""

@@ -15,6 +15,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.offloaded_rewards import Resting, networks_of, resting
 from flowrl.evaluation.reward_call import ask, rewards_of
+from rewards._backbones.latent_judge import LatentJudge
+from rewards.latent_preference import load_transformer
 
 CUDA = torch.cuda.is_available()
 
@@ -87,6 +89,79 @@ def test_every_scorers_networks_are_found(weights: Weights) -> None:
         resting(Call.bind("rewards.it", {"fn": "jpeg", "offload": True}))
     call = Call.bind("rewards.it", {"fn": "jpeg", "offload": True})
     assert call.offload and call.to_dict()["offload"] is True
+
+
+class Hung(nn.Module):
+    """A network that keeps others without registering them, in a list of a part and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(1, 1)
+        self.part.beside = {"it": [Moved()]}  # type: ignore[assignment]
+        object.__setattr__(self, "frozen", Moved())
+        self.library = torch  # a module of Python is nobody's network
+
+
+def test_networks_that_a_network_does_not_register_are_found() -> None:
+    """Two of them, and the network itself with its one part."""
+    net = Hung()
+    found = {id(one) for one in networks_of(net)}
+    assert found == {id(net), id(net.frozen), id(net.part.beside["it"][0])}  # type: ignore[index]
+    # also where the network itself has no weights
+    empty = nn.Module()
+    empty.held = [moved := Moved()]  # type: ignore[assignment]
+    assert list(networks_of(empty)) == [moved]
+
+
+def test_the_transformer_of_a_judge_of_latents_rests() -> None:
+    """All that the judge computes with: its head, which is registered, and the frozen layers."""
+    taps: dict[str, Any] = {"taps": [1, 3], "width": 32, "queries": 2}
+    judge = LatentJudge(load_transformer("assets/shapes-sd3"), **taps)
+    transformer = judge.transformer[0]
+    assert {id(net) for net in networks_of(judge)} == {id(judge), id(transformer)}
+
+
+class loads_at_once:
+    """Load a network with the first image, another one when it is probed."""
+
+    loads_late = True
+
+    def probe(self) -> None:
+        self.other = Moved()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        if not hasattr(self, "net"):
+            self.net = Moved()
+        found: Tensor = self.net(batch.images.mean((1, 2, 3))[:, None])[:, 0]
+        return found
+
+
+def test_networks_that_come_late_rest_from_then_on() -> None:
+    call = Call("rewards.it", "late", "late", {}, function=loads_at_once, offload=True)
+    reward: Any = resting(call)
+    assert reward.networks == []
+    reward.probe()
+    assert reward.other.sent == ["cpu"]
+    reward(batch_of(torch.rand(2, 3, 2, 2)))
+    assert reward.net.sent == ["asked", "cpu"]
+    reward(batch_of(torch.rand(2, 3, 2, 2)))
+    assert reward.net.sent == ["asked", "cpu", "cpu", "asked", "cpu"]
+    # home, away, home, away: each was taken in once
+    assert reward.other.sent == ["cpu", "cpu", "cpu", "cpu", "cpu"]
+
+
+def test_t2i_compbench_can_be_offloaded(weights: Weights) -> None:
+    """It loads what its records need, here everything. The scores are those of the same reward
+    where nothing rests."""
+    scorer = SCORERS["t2i_compbench"](weights)
+    plain = scorer.make(device="cpu")
+    late = {"fn": "t2i_compbench", **weights.t2i_compbench, "device": "cpu", "offload": True}
+    reward = resting(Call.bind("rewards.it", late))
+    assert reward.networks == []
+    torch.testing.assert_close(reward(scorer.batch()), plain(scorer.batch()))
+    resting_ones, held = set(map(id, reward.networks)), set(map(id, networks_of(reward.reward)))
+    assert resting_ones == held
+    assert len(reward.networks) > 1
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

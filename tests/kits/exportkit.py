@@ -158,7 +158,9 @@ def exported_run(home: Path) -> ExportedRun:
     return ExportedRun(home / "run", out, said.getvalue())
 
 
-def exported_facts(config: Config, trained: TrainedPart, form: str, home: Path) -> CardFacts:
+def exported_facts(
+    config: Config, trained: TrainedPart, form: str, home: Path, *, dtype: str = "float32"
+) -> CardFacts:
     """Export to the folder "out" -> what its card tells."""
     (home / "out").mkdir()
     FORMATS[form](trained, home / "out")
@@ -175,5 +177,6 @@ def exported_facts(config: Config, trained: TrainedPart, form: str, home: Path) 
         lora=trained.lora,
         base="",
         kohya="toy-kohya.safetensors",
+        dtype=dtype,
         second=trained.second is not None,
     )

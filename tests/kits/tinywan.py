@@ -18,7 +18,7 @@ from tiny import LETTERS, WIDTH, _t5_tokenizer
 from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
-    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
     UMT5Config,
     UMT5EncoderModel,
 )
@@ -82,9 +82,9 @@ def tiny_wan22(folder: Path, *, seed: int = 3, boundary: float | None = 0.875) -
     return folder
 
 
-def tiny_i2v(folder: Path, *, experts: bool, seed: int = 4) -> Path:
-    """Save a tiny Wan image-to-video pipeline, of 2.2's two experts or with 2.1's image encoder,
-    and return its folder."""
+def tiny_i2v(folder: Path, *, experts: bool, clip: Any = None, seed: int = 4) -> Path:
+    """Save a tiny Wan image-to-video pipeline, of 2.2's two experts or with 2.1's image encoder, by
+    default of the class that the released indexes name, and return its folder."""
     given: dict[str, Any] = {"in_channels": 36}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def tiny_i2v(folder: Path, *, experts: bool, seed: int = 4) -> Path:
             own: dict[str, Any] = {"transformer_2": wan_transformer(**given), "boundary_ratio": 0.9}
         else:
             given |= {"image_dim": WIDTH, "added_kv_proj_dim": 24}
-            own = {"image_encoder": _clip_vision(), "image_processor": _clip_processor()}
+            own = {"image_encoder": _clip_vision(clip), "image_processor": _clip_processor()}
         pipeline = WanImageToVideoPipeline(
             transformer=wan_transformer(**given),
             scheduler=UniPCMultistepScheduler(**UNIPC),
@@ -105,7 +105,7 @@ def tiny_i2v(folder: Path, *, experts: bool, seed: int = 4) -> Path:
     return folder
 
 
-def _clip_vision() -> CLIPVisionModel:
+def _clip_vision(kind: Any = None) -> Any:
     config = CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=WIDTH,
@@ -113,8 +113,9 @@ def _clip_vision() -> CLIPVisionModel:
         num_attention_heads=2,
         image_size=32,
         patch_size=16,
+        projection_dim=6,
     )
-    return CLIPVisionModel(config).eval()
+    return (kind or CLIPVisionModelWithProjection)(config).eval()
 
 
 def _clip_processor() -> CLIPImageProcessor:

@@ -1,14 +1,18 @@
-"""Products of adapters: those of mixed precision."""
+"""Products of adapters: those of mixed precision; and which layers have one by default."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from adapterkit import Folders
 from modelkit import gradients, perturb
 from peft.tuners.lora import Linear
+from tiny import tiny_sd3
 from torch import Tensor
+
+from flowrl.models.sd3 import sd3
 
 X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(2))
 
@@ -78,3 +82,18 @@ def test_less_is_kept_for_the_backward_pass(folders: Folders) -> None:
     narrow, wide_share = sizes
     # beside x: rank 2 of in_features numbers, and the rounded weights
     assert narrow < 1.3 and wide_share > 2
+
+
+def test_what_is_adapted_by_default(folders: Folders, tmp_path: Path) -> None:
+    """As the option's comment says. Of SD3.5 Medium, whose blocks have a second attention, the
+    first alone: Flow-GRPO's scripts/train_sd3.py lists eight names that begin with ``attn.``. Of
+    Qwen-Image, Z-Image, FLUX.2 and Wan the MLPs, too."""
+    medium = sd3(path=str(tiny_sd3(tmp_path / "sd3", dual=True)), device="cpu")
+    there = [name for name, _ in medium.transformer.named_modules()]
+    assert any(name.endswith(".attn2.to_q") for name in there)
+    adapted = {name.split(".lora_")[0] for name in medium.trainable()}
+    assert {name.split(".")[2] for name in adapted} == {"attn"}
+    for fn in ("qwen_image", "z_image", "flux2", "flux2_klein", "wan"):
+        names = folders.load(fn, lora={"rank": 2}).trainable()
+        kinds = {name.split(".lora_")[0].split(".")[2] for name in names}
+        assert any("mlp" in kind or kind.startswith(("ff", "feed")) for kind in kinds), fn

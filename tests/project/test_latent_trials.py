@@ -59,6 +59,42 @@ def test_ddpo_on_a_model_that_predicts_noise() -> None:
     assert f"take {before:.2f} kB to {after:.2f} on validation prompts" in page
 
 
+def test_what_ddpo_gains_on_a_model_that_predicts_noise() -> None:
+    """Pages and header have the comparison's figures; the best of eight, and right images."""
+    results, name = ROOT / "assets/results", "compare-ddpo-sdxl"
+    found = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    (config,) = found["configs"]
+    end, base = config["summary"]["nfe"], -found["base"]["score"]
+    low, high = -end["interval"][1], -end["interval"][0]
+    gain = f"{end['gain'][0]:.2f} less ({end['gain'][1]:.2f} to {end['gain'][2]:.2f})"
+    both = f"from {base:.2f} to {-end['mean']:.2f} kB"
+    compare, page = (
+        " ".join(PAGES[f"docs/{file}.md"].split()) for file in ("compare", "methods/ddpo")
+    )
+    assert both in page and gain in page and gain.replace("less", "kB less") in compare
+    assert both in (ROOT / "configs/shapes/ddpo_sdxl.yaml").read_text(encoding="utf-8")
+    seeds = [f"{-run['at']['nfe']['score']:.2f}" for run in config["seeds"]]
+    assert f"the seeds end at {seeds[0]}, {seeds[1]} and {seeds[2]} kB" in compare
+    # beside it
+    best = json.loads((results / f"{name}-best-of-8.json").read_text(encoding="utf-8"))
+    most, least = (-end for end in best["interval"])
+    assert (
+        f"best of 8 by the reward | {-best['jpeg']:.2f} | {least:.2f} to {most:.2f} | | 160 |"
+        in compare
+    )
+    assert most > high and -best["jpeg"] > high  # "behind"
+    right = {}
+    for key in ("base", "0", "1", "2"):
+        judged = json.loads((results / f"{name}-right-{key}.json").read_text(encoding="utf-8"))
+        right[key] = 100 * judged["strict"]
+    after = (right["0"] + right["1"] + right["2"]) / 3
+    bounds = [-end for end in found["base"]["interval"]]
+    row = f"guidance 3 | {base:.2f} | {bounds[1]:.2f} to {bounds[0]:.2f} | {right['base']:.1f} % |"
+    assert row in compare
+    last = f"| `shapes/ddpo_sdxl` | {-end['mean']:.2f} | {low:.2f} to {high:.2f} | {after:.1f} % |"
+    assert last in compare
+
+
 def test_the_small_sdxl_is_as_its_training_says() -> None:
     folder = ROOT / "assets/shapes-sdxl"
     lines = (folder / "training.jsonl").read_text(encoding="utf-8").splitlines()

@@ -227,6 +227,19 @@ def test_what_only_excludes_is_no_reward(mode: Any) -> None:
         geneval(detector="shapes", mode=mode).check_record(record, "here: line 1")
 
 
+def test_a_colour_that_shapes_cannot_have_is_refused(weights: Weights) -> None:
+    """White is one of GenEval's ten colours, and none of the six of shapes; red is of both."""
+    record = {"prompt": "a circle", "include": [{"class": "circle", "count": 1, "color": "white"}]}
+    reward = geneval(detector="shapes")
+    expected = "here, include.0.: `color`: expected one of .*'purple', 'black'.*, got 'white'"
+    with pytest.raises(DataError, match=expected):
+        reward.check_record(record, "here")
+    record["include"] = [{"class": "circle", "count": 1, "color": "red"}]
+    reward.check_record(record, "here")
+    record["include"] = [{"class": "cat", "count": 1, "color": "white"}]
+    geneval(**weights.geneval).check_record(record, "here")
+
+
 def test_what_cannot_be_asked_of_a_detector(weights: Weights) -> None:
     reward = geneval(**weights.geneval)
     record = {"prompt": "a unicorn", "include": [{"class": "unicorn", "count": 1}]}

@@ -11,12 +11,12 @@ import pytest
 import torch
 from clipkit import PROMPTS, pil, random_images
 from PIL import Image
-from qwenkit import STATS, save_hpsv3, save_videoalign
+from qwenkit import PADS, STATS, save_hpsv3, save_processor, save_videoalign
 from safetensors.torch import load_file, save_file
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
-from rewards._backbones.qwen2_vl import text_of
+from rewards._backbones.qwen2_vl import check_prompt, load_processor, text_of
 from rewards.hpsv3 import fitted, hpsv3
 from rewards.videoalign import reward as videos
 from rewards.videoalign import videoalign
@@ -77,6 +77,24 @@ def test_hpsv3_is_the_public_forward(tmp_path: Path) -> None:
         save_file({**state, key: value}, file)
         with pytest.raises(ModelError, match=said):
             hpsv3(path=str(file), processor=given["processor"], device="cpu")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_all_of_the_models_own_tokens_are_refused(tmp_path: Path, listed: bool) -> None:
+    """Those of the chat, the pads, and the reward's mark: tokens of a tokenizer that lists the pads
+    as its additional ones, as the released one does, and of one that does not. The marks come
+    behind all that were there, so their ids are the next ones."""
+    saved = save_processor(tmp_path)
+    if listed:
+        saved.tokenizer.add_special_tokens({"additional_special_tokens": PADS})
+        saved.save_pretrained(tmp_path)
+    marks = ["<|VQ_reward|>", "<|MQ_reward|>"]
+    processor, ids = load_processor(str(tmp_path), marks, "it")
+    assert ids == [len(saved.tokenizer), len(saved.tokenizer) + 1]
+    for token in (*PADS, "<|im_start|>", "<|im_end|>", "<|endoftext|>", *marks):
+        with pytest.raises(DataError, match="line 3: the prompt .* holds .*, a token that"):
+            check_prompt(f"a cat {token}", processor, "line 3")
+    check_prompt("a <cat> | and an image_pad", processor, "line 3")
 
 
 def public_frames(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:

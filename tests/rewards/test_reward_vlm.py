@@ -124,6 +124,15 @@ def test_win_rates_by_a_judge_over_http() -> None:
         rate = win_rate(judge=options)(batch_of(grey(LEVELS)))
         assert len(server.seen) == 5
     assert rate.tolist() == [1, 0, 0.5, 0.25, 0.75]  # the rank by brightness, of 5
+    # their scores are 0.83, 0.33, 0.58, 0.45, 0.70: neighbours are 0.13 apart, which is a tie,
+    # others 0.25 and more; so 3, 0, 1, 0 and 2 wins, half a win for each neighbour, of 4 pairs
+    for schedule in ("all", "tournament"):
+        with serving(rates_brightness) as server:
+            options = {"fn": "vlm", "url": server.url, "template": "point"}
+            rate = win_rate(judge=options, tie=0.15, schedule=schedule)(batch_of(grey(LEVELS)))
+            assert len(server.seen) == 5
+        if schedule == "all":
+            assert rate.tolist() == [0.875, 0.125, 0.5, 0.25, 0.75]
     with serving(prefers_bright) as server:
         batch = batch_of(grey(LEVELS + LEVELS[:2]), group=[0] * 5 + [9] * 2)
         rate = win_rate(judge={"fn": "vlm", "url": server.url})(batch)
@@ -266,7 +275,7 @@ def test_a_cache_that_cannot_be_written_stops(
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("")
     with serving(rates_brightness) as server:
-        with pytest.raises(RunError, match="cache: cannot write .*: Not a directory"):
+        with pytest.raises(RunError, match="^rewards.vlm: cache: cannot write .*: Not a dir"):
             judge(server, cache=str(file))(batch_of(grey([9])))
         monkeypatch.setattr("flowrl.core.files.os.replace", full)
         with pytest.raises(RunError, match="cannot write .*: No space left on device"):

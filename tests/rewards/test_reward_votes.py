@@ -97,6 +97,13 @@ def test_equal_images_need_no_vote(tmp_path: Path) -> None:
     assert votes(folder=str(tmp_path), patience=60)(same).tolist() == [0.5, 0.5]
 
 
+def test_too_few_pairs_are_told_by_their_own_name(tmp_path: Path) -> None:
+    """Three images need two pairs, so that each is in one."""
+    expected = "^rewards.votes: pairs: expected at least 2 for groups of 3 images, .* got 1"
+    with pytest.raises(ConfigError, match=expected):
+        votes(folder=str(tmp_path), pairs=1, patience=0)(BATCH)
+
+
 @pytest.mark.parametrize("wrong", [{"pairs": 0}, {"each": 0}, {"patience": -1.0}, {"look": 0.0}])
 def test_numbers_that_cannot_be(tmp_path: Path, wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="rewards.votes"):

@@ -165,7 +165,7 @@ def test_the_choice_of_pairs_follows_the_images() -> None:
     batch, back = batch_of([0] * 8 + [1] * 8), batch_of([1] * 8 + [0] * 8, ids[::-1])
 
     def chosen(batch: RewardBatch, seed: int) -> list[tuple[int, int]]:
-        first, second = some_pairs(batch.group, batch.images, 10, seed)
+        first, second = some_pairs(batch.group, batch.images, 10, seed, option="it")
         a, b = number_of(batch.images[first]), number_of(batch.images[second])
         return sorted(zip(a, b, strict=True))
 

@@ -101,6 +101,29 @@ def test_records_and_probes_go_to_the_judge() -> None:
         pairs.probe()
 
 
+def test_a_judge_of_pairs_checks_records_too() -> None:
+    """PaCo-RL's question needs a grid in the prompt; without one no image is made."""
+    grids = win_rate(judge={"fn": "vlm", "template": "consistency"})
+    grids.check_record({"prompt": "a 2x2 grid of cats"}, "line 3")
+    with pytest.raises(DataError, match="line 3: .* needs a grid of 2 to 16 cells"):
+        grids.check_record({"prompt": "a cat"}, "line 3")
+
+    class Own(Judge):
+        def check_record(self, record: dict[str, Any], where: str) -> None:
+            raise DataError(where)
+
+    with pytest.raises(DataError, match="line 4"):
+        with_judge(Own(lambda a, b: 0.5)).check_record({}, "line 4")
+
+
+def test_a_tie_of_scores_is_refused_where_pairs_are_judged() -> None:
+    for template in ("pair_rank", "pair_score", "think", "flex"):
+        with pytest.raises(
+            ConfigError, match="tie: expected a judge of single images.*got one of pairs: vlm"
+        ):
+            win_rate(judge={"fn": "vlm", "template": template}, tie=0.1)
+
+
 @pytest.mark.integration
 def test_a_config_binds_it_and_a_trainer_uses_it(tmp_path: Path) -> None:
     """Each prompt's rates have the mean 1/2, so does the batch."""

@@ -233,6 +233,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert "strict % at (a)" in out and "base model" in out and "Pairs at (a)" in out
     assert err.count("held out after") == 2 * 2 * 3
+    # 104 evaluations an iteration
+    assert err.count(f": the work is about {math.ceil(what.budgets.nfe / 104)} iterations") == 2
     assert "min left" in err and "used % 100" in err and "  strict 0." in err
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
     kinds = ("gains", "nfe", "seconds", "training", "samples")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from toykit import toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.measures.mmhm import mmhm
 from flowrl.runs import sweep as module
@@ -172,3 +173,14 @@ def test_numbers_that_are_none(
     argv = ["sweep", "assets/shapes-sd3", "--suite", "shapes", "--out", str(out)]
     assert main([*argv, option, value]) == 2
     assert message in capsys.readouterr().err and not out.exists()
+
+
+def test_a_number_that_is_missing_leaves_mmhm_out_unless_it_chooses() -> None:
+    """FID of too few images is NaN, for one."""
+    asked = SweepRequest("shapes", guidance=[1.0, 2.0], steps=[4])
+    columns = {"red": [0.1, 0.2], "fid": [1.0, math.nan]}
+    rows: list[dict[str, Any]] = [{}, {}]
+    module._add_mmhm(rows, dict(columns), asked)
+    assert rows == [{}, {}]
+    with pytest.raises(DataError, match="fid"):
+        module._add_mmhm(rows, dict(columns), asked._replace(by="mmhm"))

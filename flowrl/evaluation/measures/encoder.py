@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.loaded_weights import misfits
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -34,7 +35,13 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
 
     try:
         options: dict[str, Any] = {"trust_remote_code": False}
-        network = AutoModel.from_pretrained(path, use_safetensors=True, **options)
+        network, info = AutoModel.from_pretrained(
+            path,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # named below, like the missing ones
+            output_loading_info=True,
+            **options,
+        )
         # how images have to be prepared stands beside the weights, where at all
         bare = Path(path).is_dir() and not (Path(path) / "preprocessor_config.json").exists()
         if bare:
@@ -47,6 +54,13 @@ def encoder(path: str | None, device: torch.device) -> Callable[[Tensor], Tensor
             f"{path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of an image "
             f"encoder (config.json, safetensors, preprocessor_config.json): {reason}"
         ) from error
+    # a head on top may be left over; what is missing would be random, and so the features
+    wrong = misfits(info, allowed=("unexpected",))
+    if wrong:
+        raise ModelError(
+            f"{path}: expected all weights of the {type(network).__name__} that config.json "
+            f"describes, got {wrong}; copy the files again, or take the encoder's own folder"
+        )
     network = network.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()

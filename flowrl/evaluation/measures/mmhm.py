@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from flowrl.core.errors import DataError
@@ -30,9 +31,10 @@ def mmhm(
     at its worst keeps the score below about K eps, so of few settings almost all score nothing:
     compare at least five. **Differs:** the published code lets u leave [0, 1] with bounds of
     earlier settings, and then a setting worse than all of these can come first; here u is clipped,
-    and `unclipped_bounds` is theirs. Raises DataError for columns that differ in length and bounds
-    that lack a measure.
+    and `unclipped_bounds` is theirs. Raises DataError for columns that differ in length, bounds
+    that lack a measure, and numbers that are not finite.
     """
+    _check_finite(values, "setting")
     lengths = {len(column) for column in values.values()}
     if len(lengths) != 1 or not eps > 0:
         raise DataError(
@@ -44,6 +46,7 @@ def mmhm(
     missing = [name for name in values if name not in limits]
     if missing:
         raise DataError(f"mmhm: the bounds have no {', '.join(missing)}, only {', '.join(limits)}")
+    _check_finite({name: limits[name] for name in values}, "bound")
     columns = []
     # u [settings] of each measure, 1 the best
     for name, column in values.items():
@@ -54,6 +57,17 @@ def mmhm(
     for row in zip(*columns, strict=True):
         means.append(len(columns) / sum(1 / (eps + u) for u in row))
     return means
+
+
+def _check_finite(rows: Mapping[str, Sequence[float]], what: str) -> None:
+    """Refuse NaN and infinity, against which nothing is larger or smaller. Raises DataError."""
+    for name, row in rows.items():
+        for place, value in enumerate(row):
+            if not math.isfinite(value):
+                raise DataError(
+                    f"mmhm: {name}, {what} {place + 1} of {len(row)}: expected a finite number, "
+                    f"got {value}; leave this measure out, or measure again what has none"
+                )
 
 
 def _share(value: float, bounds: tuple[float, float], lower: bool) -> float:

@@ -95,7 +95,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         result = open_result(what.out, configs, what.budgets, _stated(what))
         _warn_of_load(quiet or not what.budgets.seconds)
         # a file that is added to keeps the base that it was begun with
-        base = _base(what, configs)
+        base = _base(what, configs, quiet)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, stop, quiet)
         # the learning rates
@@ -241,7 +241,7 @@ def _check_search(what: Comparison) -> None:
         )
 
 
-def _base(what: Comparison, configs: Sequence[Config]) -> Result:
+def _base(what: Comparison, configs: Sequence[Config], quiet: bool) -> Result:
     """Judge the model before training, once per runs folder, and check every config on it before
     hours are spent."""
     trainer = Trainer(configs[0])
@@ -249,15 +249,19 @@ def _base(what: Comparison, configs: Sequence[Config]) -> Result:
     trainer.weights.snapshot("checked")
     with trainer.weights.using("checked"):
         for config in configs:
-            _check_iterations(what, config, trainer)
+            calls = _check_iterations(what, config, trainer)
+            if not quiet:
+                about = math.ceil(what.budgets.nfe / calls)
+                print(f"{config.name}: the work is about {about} iterations", file=sys.stderr)
     return base_of(what.runs, configs[0], trainer)
 
 
-def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> None:
-    """Raise ConfigError if a config's plan fails in any iteration, or if one of them exceeds the
-    budget."""
+def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int:
+    """Count the network evaluations of an iteration. Raise ConfigError if a config's plan fails in
+    any iteration, or if one of them exceeds the budget."""
     # runs end by budget, so the config's own number of iterations says nothing
-    check_plan(replace(config, train=replace(config.train, iterations=MOST_ITERATIONS)))
+    endless = replace(config, train=replace(config.train, iterations=MOST_ITERATIONS))
+    calls = check_plan(endless).calls
     own = trainer if config is trainer.config else Trainer(config, model=trainer.model)
     share = what.search.share if what.search else 1.0
     if own.cost.nfe > what.budgets.nfe * share:
@@ -266,6 +270,7 @@ def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> Non
             f"compare: one iteration of {config.name} samples with {own.cost.nfe} network "
             f"evaluations, more than --nfe {what.budgets.nfe:g}{part}"
         )
+    return calls
 
 
 def _warn_of_load(quiet: bool) -> None:

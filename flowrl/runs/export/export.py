@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowrl.core.devices import DTYPES
+from flowrl.config.load import Config
+from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import replacing
+from flowrl.models.tuning import pick_dtype
 from flowrl.runs.best import Which
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights
@@ -21,6 +23,7 @@ from flowrl.runs.export.merged import Change, write_pipeline
 from flowrl.runs.export.trained import TrainedPart as TrainedPart
 from flowrl.runs.export.trained import trained_part as trained_part
 from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
+from flowrl.runs.folder import ENVIRONMENT, read_object
 from flowrl.runs.open import OpenedRun, load_run, run_of
 
 PEFT_FILE = "adapter_model.safetensors"  # the name that peft looks for
@@ -166,8 +169,21 @@ def _facts(
         lora=trained.lora,
         base=trained.base,
         kohya=_kohya_file(trained),
+        dtype=_dtype(loaded.config, run_of(path)),
         second=trained.second is not None,
     )
+
+
+def _dtype(config: Config, run: Path) -> str:
+    """Return the dtype of a run's arithmetic. ``auto`` is what it was where the run was trained,
+    as far as the run tells: with a GPU bfloat16, without one what it is on this machine's CPU."""
+    name = str(config.model.kwargs.get("dtype", "float32"))
+    if name != "auto":
+        return name
+    device, machine = str(config.model.kwargs["device"]), read_object(run, ENVIRONMENT)
+    if device == "auto" and machine:
+        device = "cuda" if machine.get("gpus") else "cpu"
+    return str(pick_dtype(name, named_device(device, "model"))).removeprefix("torch.")
 
 
 def _check_names(formats: Sequence[str], dtype: str, weights: str | None) -> None:

@@ -11,41 +11,13 @@ from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
+from flowrl.runs.export.call_arguments import VIDEOS, call_arguments, negative_lines
 from flowrl.runs.export.starts import start_argument, start_count, start_note
 from flowrl.runs.folder import read_prompts
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
 SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert
-VIDEOS = ("wan", "wan_i2v")
-# flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
-# out
-CALL = {
-    "guidance": "guidance_scale",
-    "true_cfg_scale": "true_cfg_scale",
-    "negative_prompt": "negative_prompt",
-    "guidance_rescale": "guidance_rescale",
-    "cfg_normalization": "cfg_normalization",
-    "max_sequence_length": "max_sequence_length",
-    "original_size": "original_size",
-    "crop": "crops_coords_top_left",
-    "target_size": "target_size",
-}
-# the same of one adapter
-QWEN_CALL = {"guidance": "true_cfg_scale"}
-OWN_CALL = {
-    "qwen_image": QWEN_CALL,
-    # whose pipelines cut no prompt
-    **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
-    **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
-}
 FPS = 8  # of the film that the code writes
-NEUTRAL: dict[str, Any] = {
-    "true_cfg_scale": 1.0,
-    "negative_prompt": "",
-    "guidance_rescale": 0.0,
-    "cfg_normalization": 0.0,
-    "crop": (0, 0),
-}
 READERS = {
     "lora": "LoRA for diffusers: `load_lora_weights`; rank and alpha are in its metadata",
     "peft": "LoRA for peft: `PeftModel.from_pretrained`",
@@ -69,6 +41,7 @@ class CardFacts(NamedTuple):
     lora: Mapping[str, Any]  # r, lora_alpha, target_modules; empty for full tuning
     base: str  # hub id, "" for a local folder
     kohya: str  # name of the kohya file
+    dtype: str  # of the run's arithmetic, "auto" made concrete
     second: bool = False  # there is LoRA of Wan 2.2's other expert, too
 
     @property
@@ -176,10 +149,11 @@ def _draw(facts: CardFacts) -> list[str]:
     if facts.config.model.fn in VIDEOS:
         lines += _euler(facts.pipeline.scheduler)
     lines.append('pipeline.to("cuda" if torch.cuda.is_available() else "cpu")')
+    lines += negative_lines(facts.config)
     text = _quoted(_prompt(facts))
     # by name: the first argument of some pipelines is the image
     start = [start_argument(facts.starts)] if facts.starts else []
-    call = [*start, f"prompt={text}", *_arguments(facts)]
+    call = [*start, f"prompt={text}", *call_arguments(facts.config)]
     if facts.config.model.fn in VIDEOS:
         call.append('output_type="pil"')
     if _films(facts):
@@ -230,8 +204,8 @@ def _caveat(facts: CardFacts) -> str:
 
 def _options(facts: CardFacts) -> list[str]:
     """Return what `from_pretrained` has to be told besides the folder."""
-    dtype = facts.config.model.kwargs.get("dtype", "auto")
-    options = [f"torch_dtype=torch.{dtype}"] if dtype in ("bfloat16", "float16") else []
+    dtype = facts.dtype
+    options = [f"torch_dtype=torch.{dtype}"] if dtype != "float32" else []
     if options and facts.config.model.fn in VIDEOS:  # parts that stay in float32
         named = [n for n in ("vae", "image_encoder") if facts.pipeline.components.get(n)]
         wide = "".join(f'"{name}": torch.float32, ' for name in named)
@@ -242,24 +216,6 @@ def _options(facts: CardFacts) -> list[str]:
         if name in parts and parts[name] is None:
             options.append(f"{name}=None")
     return options
-
-
-def _arguments(facts: CardFacts) -> list[str]:
-    c, given = facts.config, facts.config.model.kwargs
-    height, width = c.eval_size
-    chosen: dict[str, Any] = {
-        "height": height,
-        "width": width,
-        "num_inference_steps": c.eval.steps,
-    }
-    if c.model.fn == "flux_kontext":  # sizes as they are
-        chosen |= {"max_area": height * width, "_auto_resize": False}
-    for name, call in (CALL | OWN_CALL.get(c.model.fn, {})).items():
-        value = given.get(name)
-        plain = tuple(value) if isinstance(value, list) else value
-        if call and plain is not None and plain != NEUTRAL.get(name):
-            chosen[call] = plain
-    return [f"{name}={value!r}" for name, value in chosen.items()]
 
 
 def _prompt(facts: CardFacts) -> str:

@@ -32,6 +32,9 @@ Standing = tuple[int, int, int]
 _RGB = np.array(list(COLORS.values()), dtype=np.float32) / 255.0
 _RADIUS = {1: (9.0, 13.0), 2: (9.0, 12.0), 3: (8.0, 10.5), 4: (8.0, 10.0)}
 _RADIUS |= {5: (7.0, 8.0), 6: (6.5, 7.5)}
+LARGEST = max(_RADIUS)
+"""Objects that a scene can have at most."""
+
 _MARGIN = 2.0  # pixels between a shape and the image's edge
 _TRIES = 4096  # scenes that are drawn at once where good ones are rare
 _GAP = 4.0  # pixels between two shapes' circumscribed circles
@@ -159,19 +162,31 @@ def _crowd(
     """Place one scene that is rarely met: the first good one of many -> centers [K, 2], radii
     [K]."""
     while True:
-        # draw many
-        low, high = _RADIUS[count]
-        r = rng.uniform(low, high, (_TRIES, most)).astype(np.float32)
-        edge = (r + _MARGIN)[..., None]
-        place = rng.random((_TRIES, most, 2), dtype=np.float32)
-        c = (edge + place * (SIZE - 2 * edge)).astype(np.float32)
-        # relations first: few are left to be measured
-        rows = np.arange(_TRIES)
-        for _, a, b, relation in stands:
-            rows = rows[_stands_so(c[rows, a], c[rows, b], np.full(len(rows), relation))]
-        rows = rows[_apart(c[rows], r[rows], np.full(len(rows), count))]
-        if len(rows):
-            return c[rows[0]], r[rows[0]]
+        center, radius = good_layouts(rng, count, most, stands)
+        if len(center):
+            return center[0], radius[0]
+
+
+def good_layouts(
+    rng: np.random.Generator, count: int, most: int, stands: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw many layouts of up to LARGEST shapes and keep the good ones, perhaps none -> centers
+    [M, K, 2], radii [M, K].
+
+    stands: relations [R, 4] as rows (any number, slot a, slot b, index of the relation).
+    """
+    # draw many
+    low, high = _RADIUS[count]
+    r = rng.uniform(low, high, (_TRIES, most)).astype(np.float32)
+    edge = (r + _MARGIN)[..., None]
+    place = rng.random((_TRIES, most, 2), dtype=np.float32)
+    c = (edge + place * (SIZE - 2 * edge)).astype(np.float32)
+    # relations first: few are left to be measured
+    rows = np.arange(_TRIES)
+    for _, a, b, relation in stands:
+        rows = rows[_stands_so(c[rows, a], c[rows, b], np.full(len(rows), relation))]
+    rows = rows[_apart(c[rows], r[rows], np.full(len(rows), count))]
+    return c[rows], r[rows]
 
 
 def _standings(related: Sequence[Sequence[Standing]] | np.ndarray | None) -> np.ndarray:

@@ -108,5 +108,6 @@ class LearnedReward(Reward, Protocol):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
-    # False: only the reward learns in this iteration
+    # False: only the reward learns in this iteration. One that counts its updates in `rounds` keeps
+    # the count when a monitor takes the run back to an earlier checkpoint
     def trains_policy(self, iteration: int) -> bool: ...

@@ -51,7 +51,8 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
     """Put the weights, the optimizer and the rewards of the best checkpoint back -> its iteration;
     None where no checkpoint of an evaluation is there.
 
-    The iterations go on counting, so that the next ones draw other prompts and noise; what the
+    The iterations go on counting, so that the next ones draw other prompts and noise, and with them
+    the rounds of rewards that are trained along, which take turns with the policy; what the
     monitors remember stays.
     """
     # evaluations by the headline of now: other rewards have other scales
@@ -69,8 +70,12 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
             continue
         # load puts these back, too, but iterations and the monitors' memory go on
         now, memory = trainer.iteration, trainer.memory
+        learned: dict[str, Any] = {**trainer.reward_set.learned_rewards()}
+        rounds = {name: r.rounds for name, r in learned.items() if hasattr(r, "rounds")}
         trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
         trainer.iteration, trainer.memory, trainer.intact = now, memory, True
+        for name, count in rounds.items():
+            learned[name].rounds = count
         memory["rollbacks"] = memory.get("rollbacks", 0) + 1
         return int(row["iteration"])
     return None

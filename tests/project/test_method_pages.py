@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 import yaml
-from docskit import PAGES, offered, spans, tables
+from docskit import PAGES, ROOT, offered, spans, tables
+from scriptkit import script_module
 
 from flowrl.config.load import load_config
 
@@ -82,3 +84,29 @@ def holds(config: dict[str, Any], key: str, cell: str) -> bool:
     if not cell:
         return values == []
     return not spans(cell) or yaml.safe_load(spans(cell)[0]) in values
+
+
+SECTIONS = ("The idea", "On the five axes", "What we measured", "Where flowrl differs")
+WHOLE = (*SECTIONS, "Knobs", "Run it", "Known traps")
+OTHERS = {  # pages that are ordered in another way
+    "docs/methods/adv_grpo.md": SECTIONS,
+    "docs/methods/combinations.md": (*SECTIONS[:3], "Knobs"),
+}
+
+
+@every_page
+def test_a_method_page_is_whole(name: str) -> None:
+    """What every page tells is there, to its end."""
+    heads = re.findall(r"^## (.+)$", PAGES[name], re.MULTILINE)
+    assert [head for head in OTHERS.get(name, WHOLE) if head not in heads] == []
+
+
+def test_every_comparison_is_on_a_method_page() -> None:
+    """The marks between which measured.py writes what a config gained are all there."""
+    marked = set[str]()
+    for name in METHOD_PAGES:
+        marked |= set(re.findall(r"^<!-- measured: ([\w ]+) -->$", PAGES[name], re.MULTILINE))
+    for later in script_module("measured").LATER:
+        found = json.loads((ROOT / "assets/results" / later.file).read_text(encoding="utf-8"))
+        names = {one["file"].removeprefix("shapes/") for one in found["configs"]}
+        assert sorted(names - marked) == [], later.file

@@ -83,6 +83,9 @@ def test_what_ddpo_gains_on_a_model_that_predicts_noise() -> None:
         in compare
     )
     assert most > high and -best["jpeg"] > high  # "behind"
+    rows = json.loads((results / "ddpo-sdxl-alternatives.json").read_text("utf-8"))["rows"]
+    sizes = sorted(-row["jpeg"] for row in rows)
+    assert f"change nothing: {sizes[0]:.2f} to {sizes[-1]:.2f} kB on validation" in compare
     right = {}
     for key in ("base", "0", "1", "2"):
         judged = json.loads((results / f"{name}-right-{key}.json").read_text(encoding="utf-8"))

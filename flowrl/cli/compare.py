@@ -14,7 +14,15 @@ from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
 MANY = ("--seeds", "--lr-search", "--set", "--try")
-NOT_OF_CELLS = ("lr_search", "search_seed", "search_share", "seconds", "clock", "points")
+NOT_OF_CELLS = (
+    "lr_search",
+    "search_seed",
+    "search_share",
+    "seconds",
+    "clock",
+    "points",
+    "processes",
+)
 """Parameters that a factorial experiment has no use for: its cells spend `nfe` and end."""
 
 
@@ -114,6 +122,12 @@ ReportOnly = Annotated[
     bool,
     typer.Option("--report-only", help="train nothing; tables and figures from --out again"),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="runs at the same time, shared out to all GPUs; needs --seconds 0 --count calls"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 Factorial = Annotated[
     Path | None,
@@ -145,6 +159,7 @@ def compare(
     out: Out = Path("runs/compare/result.json"),
     figures: Figures = None,
     report_only: ReportOnly = False,
+    processes: Processes = 1,
     quiet: Quiet = False,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -177,6 +192,7 @@ def compare(
         asked |= {"count": count, "points": points, "lr_search": lr_search}
         asked |= {"search_seed": search_seed, "search_share": search_share, "overrides": changes}
         asked |= {"plugins": plugin, "runs": runs, "out": out, "quiet": quiet}
+        asked["processes"] = processes
         result = run_comparison(configs, **asked)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,10 @@ from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
+from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
 from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.summary import Result
+from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -46,38 +47,11 @@ class Comparison(NamedTuple):
     search: Search | None = None
     overrides: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    processes: int = 1  # runs at the same time
 
     def load(self, name: str, *more: str) -> Config:
         """Load one of the configs with the comparison's overrides and more."""
         return load_config(name, [*self.overrides, *more], self.plugins)
-
-
-class TimeLeft:
-    """Tell how many minutes the whole comparison still takes, from the work done since it was
-    started."""
-
-    def __init__(self, todo: float) -> None:
-        self.todo, self.done, self.size, self.first = todo, 0.0, 0.0, math.nan
-        self.began = time.perf_counter()
-
-    def start(self, size: float) -> None:
-        """Begin a run of `size` units of work."""
-        self.size, self.first = size, math.nan
-
-    def finish(self) -> None:
-        """End the run."""
-        self.todo -= self.size
-        self.done += 0.0 if math.isnan(self.first) else self.size * (1 - self.first)
-
-    def __call__(self, used: float) -> float:
-        """Return the minutes left when the run has used a share of its budgets; NaN before it is
-        known."""
-        # a resumed run starts somewhere; the first report is already one iteration on
-        if math.isnan(self.first):
-            self.first = used
-        done = self.done + self.size * (used - self.first)
-        minutes = (time.perf_counter() - self.began) / 60
-        return minutes * (self.todo - self.size * used) / done if done else math.nan
 
 
 def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
@@ -102,6 +76,8 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         for name, config in zip(what.configs, configs, strict=True):
             entry = entry_of(result, config, name)
             entry["search"], entry["lr"] = runs.search(name, config)
+        if what.processes > 1:
+            train_side_by_side(runs.asked(result), what.processes, stop, quiet=quiet)
         # one seed of every config before the next: a slow hour hits all alike
         for seed in what.seeds:
             for name, config in zip(what.configs, configs, strict=True):
@@ -119,12 +95,22 @@ class _Runs:
     def __init__(
         self, what: Comparison, configs: Sequence[Config], stop: StopSignal, quiet: bool
     ) -> None:
-        self.what, self.stop, self.quiet = what, stop, quiet
+        self.what, self.configs, self.stop, self.quiet = what, configs, stop, quiet
         self.left = TimeLeft(_work(what, configs))
+
+    def asked(self, result: Result) -> list[Asked]:
+        """Return the runs of all seeds at the rates of the result, seed by seed."""
+        what, runs = self.what, list[Asked]()
+        for seed in what.seeds:
+            for name, config in zip(what.configs, self.configs, strict=True):
+                own = _of_seed(entry_of(result, config, name)["lr"], seed)
+                place = what.runs / config.name / f"seed{seed}"
+                runs.append(Asked(name, (*what.overrides, *own), what.plugins, what.budgets, place))
+        return runs
 
     def seed(self, name: str, config: Config, lr: float, seed: int) -> dict[str, Any]:
         """Run one seed of a config with a learning rate -> its result."""
-        mine = self.what.load(name, f"optimizer.lr={lr!r}", f"seed={seed}")
+        mine = self.what.load(name, *_of_seed(lr, seed))
         return self._run(mine, f"{config.name}/seed{seed}", self.what.budgets, 1.0)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
@@ -172,6 +158,11 @@ class _Runs:
         return found
 
 
+def _of_seed(lr: float, seed: int) -> tuple[str, str]:
+    """Return the overrides of one run."""
+    return f"optimizer.lr={lr!r}", f"seed={seed}"
+
+
 def _work(what: Comparison, configs: Sequence[Config]) -> float:
     """Add up the runs that are still to be done; a seed counts 1, a search run its share."""
     sizes = {f"seed{seed}": 1.0 for seed in what.seeds}
@@ -195,6 +186,7 @@ def _stated(what: Comparison) -> dict[str, Any] | None:
 
 def _check(what: Comparison, configs: Sequence[Config]) -> None:
     """Raise ConfigError for what cannot be compared."""
+    check_processes(what.processes, what.budgets)
     # something to compare, each once
     b, names = what.budgets, [config.name for config in configs]
     if not configs or not what.seeds:

@@ -35,6 +35,7 @@ def compare(
     plugins: Sequence[str] = (),
     runs: str | Path = "runs/compare",
     out: str | Path = "runs/compare/result.json",
+    processes: int = 1,
     quiet: bool = False,
 ) -> Result:
     """Train configs x seeds on equal budgets -> the result with its statistics, also in `out`.
@@ -45,7 +46,9 @@ def compare(
     are measured to cost, and training at what it costs; ``calls`` counts a trained state as three.
     `points` is the number of held-out evaluations of a run. With `lr_search` each config first
     tries its own learning rate times these factors, with `search_seed`, for `search_share` of `nfe`
-    each. The call goes on after a stop, and adds to what is there. Raises as `run_comparison` does.
+    each. With `processes` so many runs train at the same time, shared out to the GPUs that are
+    there; that needs `seconds` 0 and `count` ``calls``. The call goes on after a stop, and adds to
+    what is there. Raises as `run_comparison` does.
     """
     if not configs:
         raise ConfigError(
@@ -62,6 +65,7 @@ def compare(
         search=search,
         overrides=tuple(overrides),
         plugins=tuple(plugins),
+        processes=processes,
     )
     return run_comparison(what, quiet=quiet)
 

@@ -18,6 +18,7 @@ NF4 = ["model.runtime.quantize=nf4"]
 NATIVE = ["model.runtime.attention=native"]
 LARGE = ["train.group=32", "train.rollout_batch=32", "train.micro_batch=16"]
 CHECKPOINTING = ["model.runtime.checkpointing=true"]
+WRITTEN_OUT = ["model.runtime.one_pass_norms=false"]  # norms as diffusers computes them
 
 
 class Row(NamedTuple):
@@ -39,9 +40,11 @@ def attend(model: str, name: str, *more: str) -> Row:
 # Qwen-Image masks the empty tokens of prompts: flash and xformers cannot, flash_varlen can.
 # Compiling takes minutes, so these rows come last; `--warm` lets them compile side by side.
 QUEUE = [
-    Row("sd3 native", "sd3", NATIVE, ("--kernels",)),
+    attend("sd3", "native"),
+    Row("sd3 written-out norms", "sd3", [*NATIVE, *WRITTEN_OUT]),
     Row("sd3 large", "sd3", [*NATIVE, *LARGE], ("--kernels",)),
-    Row("flux native", "flux", [*NATIVE, *CHECKPOINTING], ("--kernels",)),
+    Row("sd3 large written-out norms", "sd3", [*NATIVE, *LARGE, *WRITTEN_OUT]),
+    attend("flux", "native", *CHECKPOINTING),
     attend("qwen_image", "native"),
     Row("flux nf4", "flux", [*NF4, *CHECKPOINTING]),
     attend("sd3", "xformers"),

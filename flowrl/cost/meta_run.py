@@ -30,6 +30,7 @@ from flowrl.cost.architecture import (
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 from flowrl.cost.metered_vae import MeteredVAE, decode_rounded_images, decode_videos
 from flowrl.cost.network_inputs import network_inputs
+from flowrl.models.norms import one_pass
 from flowrl.models.runtime import Runtime
 from flowrl.models.square_tokens import PATCH
 from flowrl.models.tuning import Tuning, trained_parameters, tune_network
@@ -61,7 +62,7 @@ class Workload(NamedTuple):
     # rows that the base weights are asked about, for one of the policy: 2 if they alone are guided,
     # 0 if nothing asks them
     reference: int
-    device: str  # whose autocast: "cuda" or "cpu"
+    device: str  # whose autocast and norms: "cuda" or "cpu"
 
 
 class MetaRun:
@@ -182,6 +183,7 @@ class MetaRun:
         return DeviceRules(
             self.workload.tuning.dtype if self.workload.tuning.autocast else None,
             device=self.workload.device,
+            one_pass_norms=not self.workload.tuning.runtime.compile,
         )
 
     def _again(self, block: nn.Module, *args: Any) -> Any:
@@ -218,7 +220,8 @@ def workload_of(config: Config, *, device: str = "cuda") -> Workload:
     it is wrong."""
     architecture, tuning = architecture_of(config), tuning_of(config)
     latent = latent_shape(config, architecture)
-    matters = Runtime(checkpointing=tuning.runtime.checkpointing, compile=tuning.runtime.compile)
+    names = ("checkpointing", "compile", "one_pass_norms")
+    matters = Runtime(**{name: getattr(tuning.runtime, name) for name in names})
     return Workload(
         fn=config.model.fn,
         architecture=architecture,
@@ -239,6 +242,8 @@ def _network(workload: Workload) -> nn.Module:
     nn.Module.to(network, tuning.network_dtype)  # diffusers' own `to` warns, of nothing here
     network.requires_grad_(False)
     tune_network(network, tuning)
+    if tuning.runtime.fuses_norms(workload.device):
+        one_pass(network)
     for parameter in trained_parameters(network).values():
         parameter.grad = torch.empty_like(parameter)
     return network

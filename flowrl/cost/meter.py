@@ -9,7 +9,7 @@ gaps, and compiled code, which fuses.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,13 +97,20 @@ class Meter(TorchDispatchMode):
 
 
 class DeviceRules(TorchFunctionMode):
-    """Make the meta device behave as a real one: attention without its matrix, and autocast, which
-    it does not have."""
+    """Make the meta device behave as a real one: attention without its matrix, CUDA's norms in one
+    pass, and autocast, which it does not have."""
 
-    def __init__(self, autocast: torch.dtype | None = None, *, device: str = "cuda") -> None:
+    def __init__(
+        self,
+        autocast: torch.dtype | None = None,
+        *,
+        device: str = "cuda",
+        one_pass_norms: bool = False,
+    ) -> None:
         """Compute in `autocast` as ``torch.autocast(device, autocast)`` would; None = as the
-        tensors are."""
+        tensors are. With `one_pass_norms` PyTorch's RMS norm is its kernel for CUDA, on CUDA."""
         super().__init__()
+        self.one_pass_norms = one_pass_norms and device == "cuda"
         self.autocast, self.wide = autocast, _WIDE if device == "cuda" else set()
         self._casts: dict[int, Tensor] = {}
 
@@ -114,6 +121,8 @@ class DeviceRules(TorchFunctionMode):
             args, kwargs = _mapped(self._shorten, args), _mapped(self._shorten, kwargs)
         elif self.autocast is not None and func in self.wide:
             args, kwargs = _mapped(_widen, args), _mapped(_widen, kwargs)
+        if func is F.rms_norm and self.one_pass_norms:
+            return _rms_norm(*args, **kwargs)
         return _attention(*args, **kwargs) if attention else func(*args, **kwargs)
 
     def leave(self) -> None:
@@ -202,3 +211,36 @@ def _attention(
         0
     ]
     return out
+
+
+def _rms_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Normalise as PyTorch's kernel for CUDA does, ``_fused_rms_norm``; it takes one dtype only."""
+    if weight is not None and weight.dtype != x.dtype:
+        return F.rms_norm(x, normalized_shape, weight, eps)
+    out: Tensor = _OnePassNorm.apply(x, weight, len(normalized_shape))
+    return out
+
+
+class _OnePassNorm(torch.autograd.Function):
+    """Take and keep the memory of ``_fused_rms_norm``, without numbers: its result and a float32
+    number for each row; for the backward pass x, the weight and these."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, dims: int) -> Tensor:
+        out = torch.empty_like(x.contiguous())
+        wide = torch.promote_types(x.dtype, torch.float32)
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[: x.ndim - dims], dtype=wide))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        # the kernel copies what is not contiguous
+        whole, _ = x.contiguous(), grad.contiguous()
+        back = torch.empty_like(whole)
+        return back, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None

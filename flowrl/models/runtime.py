@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flowrl.core.errors import ModelError
 from flowrl.models.attention import AUTO, avoid_cudnn, set_attention, unknown_back_end
+from flowrl.models.norms import one_pass
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -19,8 +20,8 @@ GRAPH_DEVICES = ("cuda",)  # where torch records what a compiled block launches
 
 
 class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
-    """How a network runs; only ``quantize`` and ``tf32`` change what is computed beyond float32's
-    rounding."""
+    """How a network runs; only ``quantize`` and ``tf32`` change what is computed beyond the
+    rounding of its dtype."""
 
     # activations are computed again in the backward pass instead of being kept
     checkpointing: bool = False
@@ -31,6 +32,8 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
     quantize: Literal["none", "nf4", "int8"] = "none"  # of the frozen weights under LoRA
     # float32 products, LoRA's under a short dtype among them, with 10 bits of mantissa on CUDA
     tf32: bool = False
+    # RMS norms of diffusers in one kernel on CUDA; rounds once where diffusers rounds twice
+    one_pass_norms: bool = True
     # text encoders and VAE are on the device only while they work, the encoders without the network
     offload: bool = False
     # where text encoders work; on the CPU they need none of the device's memory, ever
@@ -61,6 +64,11 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
             )
         return self
 
+    def fuses_norms(self, device: str) -> bool:
+        """Tell whether norms take one pass on that type of device; the compiler fuses them
+        itself."""
+        return self.one_pass_norms and device == "cuda" and not self.compile
+
 
 def set_up(
     network: Any, runtime: Runtime, *, dtype: torch.dtype, device: torch.device, trains: bool
@@ -76,6 +84,8 @@ def set_up(
             "works here"
         )
     avoid_cudnn(runtime.attention, device=device, trains=trains)
+    if runtime.fuses_norms(device.type):
+        one_pass(network)
     if not (runtime.compile and runtime.attention == AUTO):  # the compiler brings its own
         set_attention(network, runtime.attention, dtype=dtype, device=device, trains=trains)
     if runtime.tf32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils.flop_counter import (
 
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.fit_card import change
-from flowrl.cost.meta_run import MetaRun, _held, _inputs, _network, meta_run, workload_of
+from flowrl.cost.meta_run import MetaRun, Workload, _held, _inputs, _network, meta_run, workload_of
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 
 STATES = 4
@@ -104,6 +104,25 @@ def test_autocast_is_that_of_cuda(tmp_path: Path, name: str) -> None:
     """Oracle: torch's own CUDA autocast and attention on fake CUDA tensors, which need no GPU.
     Within 1 %."""
     workload = workload_of(made(tmp_path, name))
+    real = _saved_on_cuda(workload)
+    assert MetaRun(workload).training(STATES).saved == pytest.approx(real, rel=0.01)
+    # the CPU's autocast leaves norms in bfloat16
+    assert MetaRun(workload._replace(device="cpu")).training(STATES).saved < real
+
+
+@pytest.mark.parametrize("name", ["flux, LoRA, bfloat16", "sd3, full"])
+def test_norms_are_those_of_cuda(tmp_path: Path, name: str) -> None:
+    """The same oracle without autocast: torch's kernel for RMS norms on fake CUDA tensors. A CPU's
+    keep more."""
+    workload = workload_of(made(tmp_path, name))
+    real = _saved_on_cuda(workload)
+    assert MetaRun(workload).training(STATES).saved == pytest.approx(real, rel=0.01)
+    assert MetaRun(workload._replace(device="cpu")).training(STATES).saved > 1.02 * real
+
+
+def _saved_on_cuda(workload: Workload) -> int:
+    """Return what torch itself saves on fake CUDA tensors, under its own autocast if there is
+    any."""
     network = _network(workload)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
         for module in network.modules():
@@ -111,13 +130,12 @@ def test_autocast_is_that_of_cuda(tmp_path: Path, name: str) -> None:
             _move(module._buffers)
         inputs = {k: _on_cuda(v) for k, v in _inputs(workload, STATES).items()}
         held = [*network.parameters(), *network.buffers()]
-        with _autocast(), saved_for_backward(held) as saved, _Flash():
+        autocast = _autocast() if workload.tuning.autocast else nullcontext()
+        with autocast, saved_for_backward(held) as saved, _Flash():
             out = network(**inputs, return_dict=False)[0].float()
         real = saved.bytes
     assert out.requires_grad
-    assert MetaRun(workload).training(STATES).saved == pytest.approx(real, rel=0.01)
-    # the CPU's autocast leaves norms in bfloat16
-    assert MetaRun(workload._replace(device="cpu")).training(STATES).saved < real
+    return real
 
 
 @contextmanager
@@ -130,6 +148,46 @@ def _autocast() -> Iterator[None]:
     finally:
         torch.set_autocast_enabled("cuda", False)
         torch.clear_autocast_cache()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("trained", [False, True])
+def test_norms_in_one_pass_keep_and_take_what_cudas_kernel_does(
+    dtype: torch.dtype, trained: bool
+) -> None:
+    """x and 4 bytes a row are kept, and the result is as large as x; the backward pass copies a
+    gradient that is not contiguous. Oracle of what is kept: torch's kernel on fake CUDA tensors."""
+    shape, size, rows = (2, 5, 3, 8), 240 * dtype.itemsize, 30
+    x, weight = (torch.empty(n, dtype=dtype, device="meta") for n in (shape, (8,)))
+    x.requires_grad_()
+    weight.requires_grad_(trained)
+    with DeviceRules(one_pass_norms=True), Meter([x, weight]) as meter:
+        with saved_for_backward([weight]) as saved:
+            out = F.rms_norm(x, (8,), weight, 1e-6)
+        assert saved.bytes == size + rows * 4
+        assert meter.now == meter.peak == size + rows * 4
+        back = torch.empty(2, 3, 5, 8, dtype=dtype, device="meta").transpose(1, 2)
+        before = meter.now
+        torch.autograd.grad(out, [x, weight] if trained else [x], back)
+        assert meter.peak == before + 2 * size + trained * weight.nbytes
+    with FakeTensorMode(), torch.device("cuda"):
+        there = [torch.empty(n, dtype=dtype) for n in (shape, (8,))]
+        there[0].requires_grad_()
+        with saved_for_backward(there[1:]) as real:
+            F.rms_norm(there[0], (8,), there[1], 1e-6)
+    assert saved.bytes == real.bytes
+
+
+def test_only_cuda_normalises_in_one_pass(tmp_path: Path) -> None:
+    """Not a CPU, not with the option off, and not compiled."""
+    otherwise = (("one_pass_norms", False), ("compile", True))
+    config = made(tmp_path, "z_image, full")
+    off, compiled = (change(config, f"model.runtime.{n}", v) for n, v in otherwise)
+    found = meta_run(workload_of(config)).training(STATES)
+    own = meta_run(workload_of(off)).training(STATES)
+    assert found.saved < own.saved and found.peak < own.peak and found.flops == own.flops
+    assert MetaRun(workload_of(config, device="cpu")).training(STATES).saved == own.saved
+    assert meta_run(workload_of(compiled)).training(STATES).saved == own.saved
 
 
 def _move(table: Any) -> None:

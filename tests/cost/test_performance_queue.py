@@ -269,7 +269,7 @@ def test_files_of_another_kind_are_one_message(
     [
         (
             ["--rows", "sdxl"],
-            "--rows: no row begins with 'sdxl'; there are sd3 native, sd3 large",
+            "--rows: no row begins with 'sdxl'; there are sd3 native, sd3 written-out norms",
         ),
         (["--model", "sdxl=a.yaml"], "--model: expected sd3|flux|wan|qwen_image=CONFIG, got"),
         (["--rows", "nccl", "--out", "/"], "--out: / is there: --go-on keeps its rows"),

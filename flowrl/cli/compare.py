@@ -21,7 +21,6 @@ NOT_OF_CELLS = (
     "seconds",
     "clock",
     "points",
-    "processes",
 )
 """Parameters that a factorial experiment has no use for: its cells spend `nfe` and end."""
 
@@ -180,7 +179,7 @@ def compare(
     if factorial is not None:
         _refuse("--factorial takes its config and rates from the design", configs)
         _refuse_options(context)
-        rest = (plugin, runs, out, figures or out.parent, report_only, quiet, json)
+        rest = (plugin, runs, out, figures or out.parent, report_only, processes, quiet, json)
         _factorial(factorial, seeds, nfe, count, changes, *rest)
         return
     # a result, made or read
@@ -247,6 +246,7 @@ def _factorial(
     out: Path,
     figures: Path,
     report_only: bool,
+    processes: int,
     quiet: bool,
     json: Path | None,
 ) -> None:
@@ -260,7 +260,7 @@ def _factorial(
         result = module.read_factorial(out)
     else:
         what = module.Experiment(
-            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins), count
+            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins), count, processes
         )
         result = module.run_factorial(what, quiet=quiet)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.compare import Count, Nfe, Out, Quiet, Runs
+from flowrl.cli.compare import Count, Nfe, Out, Processes, Quiet, Runs
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -62,6 +62,7 @@ def tune(
     runs: Runs = Path("runs/tune"),
     out: Out = Path("runs/tune/result.json"),
     report_only: ReportOnly = False,
+    processes: Processes = 1,
     quiet: Quiet = False,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -86,9 +87,8 @@ def tune(
         result = read_tuning(out)
     else:
         choices, limits = read_choices(tries), (trials, draw, count)
-        what = Tuning(
-            config, choices, tuple(seeds), nfe, runs, out, *limits, tuple(changes), tuple(plugin)
-        )
+        more = (tuple(changes), tuple(plugin), processes)
+        what = Tuning(config, choices, tuple(seeds), nfe, runs, out, *limits, *more)
         result = run_tuning(what, quiet=quiet)
         files += [what.best] if result["best"] is not None else []
     # what is shown and written of it

@@ -167,8 +167,11 @@ def _in_place(path: Path) -> bool:
 
 
 def _is_of_the_system(path: Path) -> bool:
-    """Say whether a path is below /dev or /proc, where names are not those of files."""
-    return path.is_absolute() and path.parts[1:2] in (("dev",), ("proc",))
+    """Say whether a path is below /dev or /proc, where names are not those of files; /dev/shm is a
+    folder in memory like any other."""
+    if not path.is_absolute() or path.parts[1:3] == ("dev", "shm"):
+        return False
+    return path.parts[1:2] in (("dev",), ("proc",))
 
 
 def _make_folder(folder: Path) -> None:

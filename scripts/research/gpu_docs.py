@@ -27,7 +27,9 @@ def gib(count: int) -> str:
 def row_of(row: dict[str, Any]) -> list[str]:
     """Say what a row found: batch, seconds, images, MFU, the largest peak and its estimate."""
     if "failed" in row:
-        return [f"`{row['row']}`", "", "fails in the backward pass", "", "", "", "", ""]
+        ended = row["failed"].startswith("ended after")
+        why = "did not begin in time" if ended else "fails in the backward pass"
+        return [f"`{row['row']}`", "", why, "", "", "", "", ""]
     found = row["result"]
     largest = max(
         (found["memory"][phase] for phase in PHASES), key=lambda memory: memory["measured"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_standard_output_by_any_name(tmp_path: Path, name: str, to: str) -> None
     text = out.read_text() if to == "file" else done.stdout
     assert text == "before\ntextafter\n" and done.returncode == 0
     assert out.stat().st_ino == before and names(tmp_path) == ["out"]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder in memory here")
+def test_a_folder_in_memory_is_a_folder() -> None:
+    """/dev/shm is below /dev, and holds files: folders are made there, nothing is left over."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        write_text(Path(place) / "new" / "file.txt", "whole")
+        assert (Path(place) / "new" / "file.txt").read_text() == "whole"
+        assert [path.name for path in (Path(place) / "new").iterdir()] == ["file.txt"]
 
 
 def test_a_device_is_written_in_place(tmp_path: Path) -> None:

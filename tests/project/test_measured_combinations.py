@@ -35,5 +35,5 @@ def test_gains_of_four_combinations() -> None:
     for name in NAMES:
         header = (ROOT / f"configs/shapes/{name.replace('-', '_')}.yaml").read_text("utf-8")
         right = 100 * ends[f"shapes-{name}"]["mean"]
-        assert f"test prompts {base:.0f} -> {right:.0f} % in 60,000 NFE, two seeds" in header
+        assert f"test prompts {base:.0f} -> {right:.0f} % in 60,000 NFE, three seeds" in header
         assert f"where guidance alone has {beside:.0f} %" in " ".join(header.split())

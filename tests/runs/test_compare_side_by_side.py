@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from comparekit import COST, no_training, plan, scores
+from toykit import write_toy
 
+from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.runs.compare import side_by_side
 from flowrl.runs.compare.budgets import Budgets
@@ -33,9 +37,9 @@ def timeless(result: Any) -> Any:
 
 @pytest.mark.integration
 def test_runs_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
-    """Two configs with two seeds, two at a time: scores and traced metrics are equal to the bit, and
-    nothing is trained again."""
-    one = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1), budgets=CALLS)
+    """Two configs, two at a time: scores and traced metrics are equal to the bit, and nothing is
+    trained again."""
+    one = plan(tmp_path, "toy-a", "toy-b", budgets=CALLS)
     several = one._replace(runs=tmp_path / "two", out=tmp_path / "two.json", processes=2)
     want, found = compare(one, quiet=True), compare(several, quiet=True)
     assert timeless(scores(found)) == timeless(scores(want))
@@ -65,12 +69,37 @@ def test_ctrl_c_reaches_the_runs_and_the_command_goes_on(tmp_path: Path) -> None
         assert not (folder / "result.json").exists()
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["factorial", "tune"])
+def test_cells_and_trials_side_by_side(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rates as cells of a design, and as trials of a search. What was trained two at a time is
+    what the command trains alone: it finds all of it finished, and says the same."""
+    toy, found = str(write_toy(tmp_path)), []
+    axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
+    design = {"base": toy, "axes": axes, "set": ["eval.score=red"]}
+    (tmp_path / "design.yaml").write_text(yaml.safe_dump(design))
+    words = {
+        "factorial": ["compare", "--factorial", str(tmp_path / "design.yaml")],
+        "tune": ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"],
+    }[kind]
+    out = tmp_path / "out.json"
+    words += ["--seeds", "0", "1", "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
+    words += ["--runs", str(tmp_path / "runs"), "--out", str(out), "--quiet"]
+    for number in ("2", "1"):
+        assert main([*words, "--processes", number]) == 0
+        found.append(json.loads(out.read_text()))
+        no_training(monkeypatch)
+    assert found[0] == found[1] and len(list(tmp_path.glob("runs/*/seed*/result.json"))) == 4
+
+
 @pytest.mark.parametrize(
     ("processes", "changes", "message"),
     [
         (0, {}, "at least 1"),
         (2, {"seconds": 60.0}, "--seconds 0 --count calls"),
-        (2, {"counted": "cost"}, "--seconds 0 --count calls"),
+        (2, {"counted": "cost"}, "budget: give --count calls"),
     ],
 )
 def test_budgets_that_others_eat_into_are_refused(

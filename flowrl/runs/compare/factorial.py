@@ -14,13 +14,14 @@ from flowrl.core.files import write_json, write_text
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.budgets import RESULT, Budgets, different
-from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.design import Design, Levels, load_design
 from flowrl.runs.compare.effects import Result, analysed, effect_rows
 from flowrl.runs.compare.file_shapes import FACTORIAL_FILE
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.result_file import read_checked, setting
+from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
+from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
@@ -40,11 +41,15 @@ class Experiment(NamedTuple):
     overrides: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     counted: Literal["cost", "calls"] = "calls"  # as of `Budgets`
+    processes: int = 1  # runs at the same time
+
+    def changes(self, design: Design, cell: Levels, *more: str) -> tuple[str, ...]:
+        """Return the overrides of a cell."""
+        return (*design.changes(cell), *self.overrides, *more)
 
     def load(self, design: Design, cell: Levels, *more: str) -> Config:
         """Load the config of a cell."""
-        changes = [*design.changes(cell), *self.overrides, *more]
-        return load_config(design.base, changes, self.plugins)
+        return load_config(design.base, self.changes(design, cell, *more), self.plugins)
 
 
 def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
@@ -59,6 +64,8 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
             f"compare --factorial: expected a finite --nfe above 0, got {what.nfe:g}: each run "
             "ends when it has used it up"
         )
+    budgets = Budgets(what.nfe, 0.0, 1, counted=what.counted)
+    check_processes(what.processes, budgets)
     design = load_design(what.design)
     if len(set(what.seeds)) < 2:
         raise ConfigError(
@@ -71,10 +78,12 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
     ]
     _check(design, configs)
     result = _opened(what, design, names, configs[0])
-    budgets = Budgets(what.nfe, 0.0, 1, counted=what.counted)
     # one seed of all cells before the next
     left = TimeLeft(float(len(what.seeds) * len(names)))
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
+        if what.processes > 1:
+            asked = _asked(what, design, names, budgets)
+            train_side_by_side(asked, what.processes, stop, quiet=quiet)
         for seed in what.seeds:
             for name, cell in zip(names, design.cells, strict=True):
                 if stop.asked:
@@ -90,6 +99,17 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
                 result = _kept(result, name, seed, found)
                 write_json(what.out, result)
     return result
+
+
+def _asked(what: Experiment, design: Design, names: Sequence[str], budgets: Budgets) -> list[Asked]:
+    """Return the runs of all cells, seed by seed."""
+    runs = []
+    for seed in what.seeds:
+        for name, cell in zip(names, design.cells, strict=True):
+            changes = what.changes(design, cell, f"name={name}", f"seed={seed}")
+            place = what.runs / name / f"seed{seed}"
+            runs.append(Asked(design.base, changes, what.plugins, budgets, place))
+    return runs
 
 
 def _check(design: Design, configs: Sequence[Config]) -> None:

@@ -48,11 +48,12 @@ def check_processes(processes: int, budgets: Budgets) -> None:
     """Raise ConfigError for a number that is none, or for budgets that several processes would
     change."""
     if processes < 1:
-        raise ConfigError(f"compare: expected --processes of at least 1, got {processes}")
+        raise ConfigError(f"--processes: expected at least 1, got {processes}")
     if processes > 1 and (budgets.seconds or budgets.counted != "calls"):
+        needed = "--seconds 0 --count calls" if budgets.seconds else "--count calls"
         raise ConfigError(
-            f"compare: --processes {processes}: runs beside each other slow each other down, so "
-            "neither seconds nor measured costs can be a budget: give --seconds 0 --count calls"
+            f"--processes {processes}: runs beside each other slow each other down, so neither "
+            f"seconds nor measured costs can be a budget: give {needed}"
         )
 
 

@@ -16,10 +16,11 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import delete, write_json, write_text
 from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run, comparable, different
-from flowrl.runs.compare.compare import TimeLeft
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
 from flowrl.runs.compare.stored_files import check_judged
+from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.trials import Choices, combinations, folder_of, one_line
 from flowrl.runs.compare.tuning_file import FORMAT, KIND, Result, ranked, read_tuning
 from flowrl.runs.compare.work_prices import Prices, prices_of
@@ -47,6 +48,7 @@ class Tuning(NamedTuple):
     counted: Literal["cost", "calls"] = "cost"  # as of `Budgets`
     overrides: tuple[str, ...] = ()  # of every trial
     plugins: tuple[str, ...] = ()
+    processes: int = 1  # runs at the same time
 
     def load(self, changes: Sequence[str] = (), *more: str) -> Config:
         """Load the config with the changes of a trial."""
@@ -78,6 +80,7 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
     if not 0 < what.nfe < math.inf:
         raise ConfigError(f"--nfe: expected more than 0, got {what.nfe:g}")
     own, budgets = what.load(), Budgets(what.nfe, 0.0, 1, counted=what.counted)
+    check_processes(what.processes, budgets)
     if own.source and Path(own.source).resolve() == what.best.resolve():
         raise ConfigError(f"--out {what.out}: the best config would overwrite {own.source}")
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
@@ -106,6 +109,9 @@ def _run(
     fresh = sum(not (what.folder(changes, seed) / RESULT).exists() for seed, changes in todo)
     left = TimeLeft(float(fresh))
     write_json(what.out, ranked(result))
+    if what.processes > 1:
+        asked = [_asked(what, changes, seed, budgets) for seed, changes in todo]
+        train_side_by_side(asked, what.processes, stop, quiet=quiet)
     for seed, changes in todo:
         if stop.asked:
             raise Interrupted("stopped between two runs; the same command goes on")
@@ -121,6 +127,11 @@ def _run(
             left.finish()
         _keep(result, changes, found)
         write_json(what.out, ranked(result))
+
+
+def _asked(what: Tuning, changes: Trial, seed: int, budgets: Budgets) -> Asked:
+    own = (*what.overrides, *changes, f"seed={seed}")
+    return Asked(what.config, own, what.plugins, budgets, what.folder(changes, seed))
 
 
 def _check(what: Tuning, own: Config, tried: Sequence[Trial], budgets: Budgets) -> None:

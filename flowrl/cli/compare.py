@@ -124,7 +124,7 @@ ReportOnly = Annotated[
 Processes = Annotated[
     int,
     typer.Option(
-        help="runs at the same time, shared out to all GPUs; needs --seconds 0 --count calls"
+        help="runs at the same time, shared out to all GPUs; needs --count calls and no --seconds"
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]

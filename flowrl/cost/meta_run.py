@@ -30,7 +30,7 @@ from flowrl.cost.architecture import (
 from flowrl.cost.meter import DeviceRules, Meter, saved_for_backward
 from flowrl.cost.metered_vae import MeteredVAE, decode_rounded_images, decode_videos
 from flowrl.cost.network_inputs import network_inputs
-from flowrl.models.norms import one_pass
+from flowrl.models.norms import KERNEL, one_pass
 from flowrl.models.runtime import Runtime
 from flowrl.models.square_tokens import PATCH
 from flowrl.models.tuning import Tuning, trained_parameters, tune_network
@@ -183,7 +183,7 @@ class MetaRun:
         return DeviceRules(
             self.workload.tuning.dtype if self.workload.tuning.autocast else None,
             device=self.workload.device,
-            one_pass_norms=not self.workload.tuning.runtime.compile,
+            one_pass_norms=KERNEL and not self.workload.tuning.runtime.compile,
         )
 
     def _again(self, block: nn.Module, *args: Any) -> Any:

@@ -9,6 +9,9 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from diffusers.models.normalization import RMSNorm
 from torch import Tensor
 
+# PyTorch's own kernel; before, its RMS norm on CUDA is written out as well
+KERNEL: bool = torch.__version__ >= "2.9"  # as versions, not as texts
+
 
 class OnePassRMSNorm(RMSNorm):  # type: ignore[misc]
     """x [..., D] -> x / sqrt(mean(x^2) + eps) * weight, in the dtype of x.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from flowrl.core.errors import ModelError
 from flowrl.models.attention import AUTO, avoid_cudnn, set_attention, unknown_back_end
-from flowrl.models.norms import one_pass
+from flowrl.models.norms import KERNEL, one_pass
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
@@ -67,7 +67,7 @@ class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
     def fuses_norms(self, device: str) -> bool:
         """Tell whether norms take one pass on that type of device; the compiler fuses them
         itself."""
-        return self.one_pass_norms and device == "cuda" and not self.compile
+        return KERNEL and self.one_pass_norms and device == "cuda" and not self.compile
 
 
 def set_up(

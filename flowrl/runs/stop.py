@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from flowrl.core.errors import RunError
 
@@ -17,6 +17,15 @@ HEARD = b"\nflowrl: stopping after this iteration, with a checkpoint; once more 
 
 class Interrupted(RunError):
     """The user asked to stop; a checkpoint was written first."""
+
+
+class Stop(Protocol):
+    """What tells a run to stop."""
+
+    @property
+    def asked(self) -> bool:
+        """Tell whether the run is to stop after this iteration."""
+        ...
 
 
 class StopSignal:

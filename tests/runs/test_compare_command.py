@@ -209,7 +209,7 @@ def test_which_rate_is_chosen(
     what = plan(tmp_path, search=Search((0.5, 1.0, 2.0)))
     config = load_config(what.configs[0], (), what.plugins)
     with StopSignal() as stop:
-        runs = compare_module._Runs(what, [config], stop, True)
+        runs = compare_module._Runs(what, [config], {}, stop, True)
         stated, lr = runs.search(what.configs[0], config)
     assert lr == pytest.approx(0.01 * chosen) and stated is not None and stated["chosen_lr"] == lr
 

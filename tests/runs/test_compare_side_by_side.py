@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import threading
 import time
@@ -18,10 +17,11 @@ from comparekit import COST, no_training, plan, scores
 from toykit import write_toy
 
 from flowrl.cli.main import main
-from flowrl.core.errors import ConfigError, RewardError
+from flowrl.core.errors import ConfigError
 from flowrl.runs.compare import side_by_side
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.run_process import Asked, RunProcess, _lost
 from flowrl.runs.stop import Interrupted
 
 CALLS = Budgets(2.5 * COST, 0.0, 2)
@@ -49,24 +49,46 @@ def test_runs_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_ctrl_c_reaches_the_runs_and_the_command_goes_on(tmp_path: Path) -> None:
-    """Stopped while two runs train; the same command ends with the result of one that was not."""
-    long = plan(tmp_path, "toy-a", "toy-b", budgets=CALLS._replace(nfe=400 * COST), processes=2)
+def test_a_run_that_is_killed_and_ctrl_c(tmp_path: Path) -> None:
+    """Four runs, two at a time. The process of one is killed: the other goes on, and the third
+    begins. At Ctrl-C these two end with a checkpoint, and the fourth never begins."""
+    long = CALLS._replace(nfe=4000 * COST)
+    what = plan(tmp_path, "toy-a", "toy-b", seeds=(0, 1), budgets=long, processes=2)
+    order = [what.runs / name / f"seed{seed}" for seed in (0, 1) for name in ("toy-a", "toy-b")]
+
+    def trains(folder: Path) -> bool:
+        return (folder / "metrics.jsonl").exists()
 
     def press() -> None:
-        files = [long.runs / name / "seed0" / "metrics.jsonl" for name in ("toy-a", "toy-b")]
-        while not all(file.exists() for file in files):
+        while not all(map(trains, order[:2])):
+            time.sleep(0.05)
+        os.kill(int((order[0] / ".lock").read_text()), signal.SIGKILL)
+        while not trains(order[2]):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    pressing = threading.Thread(target=press, daemon=True)
-    pressing.start()
+    threading.Thread(target=press, daemon=True).start()
     with pytest.raises(Interrupted, match="the same command goes on"):
-        compare(long, quiet=True)
-    for name in ("toy-a", "toy-b"):
-        folder = long.runs / name / "seed0"
-        assert list((folder / "checkpoints").iterdir())
+        compare(what, quiet=True)
+    assert not order[3].exists()
+    for folder in order[1:3]:
+        newest = max(int(p.name.split("-")[-1]) for p in (folder / "checkpoints").iterdir())
+        assert newest == len((folder / "metrics.jsonl").read_text().splitlines())
         assert not (folder / "result.json").exists()
+
+
+@pytest.mark.integration
+def test_what_a_process_says_when_it_fails(tmp_path: Path) -> None:
+    """A mistake of the user keeps its kind and words."""
+    run = Asked(str(tmp_path / "none.yaml"), (), (), CALLS, tmp_path / "run")
+    one = RunProcess(run, None, 0)
+    error = one.result()
+    assert isinstance(error, ConfigError) and "none.yaml" in str(error)
+
+
+def test_what_is_said_of_a_process_that_says_nothing() -> None:
+    assert "ended by SIGKILL" in _lost(-9) and "fewer --processes" in _lost(-9)
+    assert "exit code 1" in _lost(1) and "__main__" in _lost(1)
 
 
 @pytest.mark.integration
@@ -85,13 +107,16 @@ def test_cells_and_trials_side_by_side(
         "tune": ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"],
     }[kind]
     out = tmp_path / "out.json"
-    words += ["--seeds", "0", "1", "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
+    seeds = ["0", "1"] if kind == "factorial" else ["0"]  # of which effects need two
+    words += ["--seeds", *seeds, "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
     words += ["--runs", str(tmp_path / "runs"), "--out", str(out), "--quiet"]
     for number in ("2", "1"):
         assert main([*words, "--processes", number]) == 0
         found.append(json.loads(out.read_text()))
         no_training(monkeypatch)
-    assert found[0] == found[1] and len(list(tmp_path.glob("runs/*/seed*/result.json"))) == 4
+    assert found[0] == found[1] and len(list(tmp_path.glob("runs/*/seed*/result.json"))) == 2 * len(
+        seeds
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,25 @@ def test_each_process_gets_the_next_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     assert side_by_side.visible_devices() == []
 
 
-def test_errors_of_a_run_can_travel() -> None:
-    """What a run raises reaches the main process with its words."""
-    error = RewardError("the server is gone")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+def test_one_of_several_gpus_cannot_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process sees one GPU, so cuda:1 would fail in all of them, after the base was judged."""
+    config = str(write_toy(tmp_path))
+    named = ("rewards.red.device=cuda:1",)
+    runs = [Asked(config, named, ("toykit",), CALLS, tmp_path / "run")]
+    monkeypatch.setattr(side_by_side, "load_config", lambda *_: Named())
+    with pytest.raises(
+        ConfigError, match="sees one of the 2 GPUs, as cuda:0, but toy names cuda:1"
+    ):
+        side_by_side._check(runs, ["0", "1"])
+    side_by_side._check(runs, ["0"])
+
+
+class Named:
+    """Stands in for a config with a device in it."""
+
+    name = "toy"
+
+    def dump(self) -> str:
+        return "device: cuda:1"

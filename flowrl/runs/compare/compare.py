@@ -17,7 +17,8 @@ from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
-from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
+from flowrl.runs.compare.run_process import Asked
+from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
 from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.time_left import TimeLeft
@@ -71,47 +72,53 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         # a file that is added to keeps the base that it was begun with
         base = _base(what, configs, quiet)
         result["base"] = result["base"] or base
-        runs = _Runs(what, configs, stop, quiet)
+        runs = _Runs(what, configs, result, stop, quiet)
         # the learning rates
         for name, config in zip(what.configs, configs, strict=True):
             entry = entry_of(result, config, name)
             entry["search"], entry["lr"] = runs.search(name, config)
-        if what.processes > 1:
-            train_side_by_side(runs.asked(result), what.processes, stop, quiet=quiet)
         # one seed of every config before the next: a slow hour hits all alike
-        for seed in what.seeds:
-            for name, config in zip(what.configs, configs, strict=True):
-                entry = entry_of(result, config, name)
-                found = runs.seed(name, config, entry["lr"], seed)
-                check_judged(found, result["base"], what.runs / config.name / f"seed{seed}")
-                add_run(result, entry, found)
-                result = write_result(result, what.out)
-    return result
+        asked = runs.asked()
+        if what.processes > 1:
+            train_side_by_side(asked, what.processes, stop, ended=runs.keep, quiet=quiet)
+        for run in asked:
+            runs.keep(run)
+    return runs.result
 
 
 class _Runs:
     """The single runs of a comparison; what is there already is not run again."""
 
     def __init__(
-        self, what: Comparison, configs: Sequence[Config], stop: StopSignal, quiet: bool
+        self,
+        what: Comparison,
+        configs: Sequence[Config],
+        result: Result,
+        stop: StopSignal,
+        quiet: bool,
     ) -> None:
-        self.what, self.configs, self.stop, self.quiet = what, configs, stop, quiet
+        self.what, self.configs, self.result = what, configs, result
+        self.stop, self.quiet = stop, quiet
         self.left = TimeLeft(_work(what, configs))
 
-    def asked(self, result: Result) -> list[Asked]:
+    def asked(self) -> list[Asked]:
         """Return the runs of all seeds at the rates of the result, seed by seed."""
         what, runs = self.what, list[Asked]()
         for seed in what.seeds:
             for name, config in zip(what.configs, self.configs, strict=True):
-                own = _of_seed(entry_of(result, config, name)["lr"], seed)
+                lr = entry_of(self.result, config, name)["lr"]
+                own = (*what.overrides, f"optimizer.lr={lr!r}", f"seed={seed}")
                 place = what.runs / config.name / f"seed{seed}"
-                runs.append(Asked(name, (*what.overrides, *own), what.plugins, what.budgets, place))
+                runs.append(Asked(name, own, what.plugins, what.budgets, place))
         return runs
 
-    def seed(self, name: str, config: Config, lr: float, seed: int) -> dict[str, Any]:
-        """Run one seed of a config with a learning rate -> its result."""
-        mine = self.what.load(name, *_of_seed(lr, seed))
-        return self._run(mine, f"{config.name}/seed{seed}", self.what.budgets, 1.0)
+    def keep(self, run: Asked) -> None:
+        """Put a run into the result and its file; what is not there yet is run first."""
+        config = load_config(run.config, list(run.overrides), run.plugins)
+        found = self._run(config, f"{config.name}/{run.folder.name}", run.budgets, 1.0)
+        check_judged(found, self.result["base"], run.folder)
+        add_run(self.result, entry_of(self.result, config, run.config), found)
+        self.result = write_result(self.result, self.what.out)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
         """Try the learning rates of one config -> (what was tried, the one of the best training
@@ -143,10 +150,10 @@ class _Runs:
 
     def _run(self, config: Config, name: str, budgets: Budgets, size: float) -> dict[str, Any]:
         """Run a config in its folder; `size` is its share of a whole run, for the time left."""
-        if self.stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
         folder = self.what.runs / name
         fresh = not (folder / RESULT).exists()
+        if fresh and self.stop.asked:
+            raise Interrupted("stopped between two runs; the same command goes on")
         if fresh:
             self.left.start(size)
         options: dict[str, Any] = {"quiet": self.quiet, "minutes_left": self.left}
@@ -156,11 +163,6 @@ class _Runs:
         if fresh:
             self.left.finish()
         return found
-
-
-def _of_seed(lr: float, seed: int) -> tuple[str, str]:
-    """Return the overrides of one run."""
-    return f"optimizer.lr={lr!r}", f"seed={seed}"
 
 
 def _work(what: Comparison, configs: Sequence[Config]) -> float:

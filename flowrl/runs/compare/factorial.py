@@ -20,7 +20,8 @@ from flowrl.runs.compare.file_shapes import FACTORIAL_FILE
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.result_file import read_checked, setting
-from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
+from flowrl.runs.compare.run_process import Asked
+from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
 from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
@@ -81,23 +82,26 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
     # one seed of all cells before the next
     left = TimeLeft(float(len(what.seeds) * len(names)))
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
+
+        def keep(run: Asked) -> None:
+            nonlocal result
+            config = load_config(run.config, list(run.overrides), run.plugins)
+            options: dict[str, Any] = {"quiet": quiet, "minutes_left": left}
+            if what.counted == "cost" and not (run.folder / RESULT).exists():
+                options["prices"] = prices_of(config, run.folder.parent)
+            left.start(1.0)
+            found = spend(config, run.folder, budgets, stop=stop, **options)
+            left.finish()
+            result = _kept(result, config.name, config.seed, found)
+            write_json(what.out, result)
+
+        asked = _asked(what, design, names, budgets)
         if what.processes > 1:
-            asked = _asked(what, design, names, budgets)
-            train_side_by_side(asked, what.processes, stop, quiet=quiet)
-        for seed in what.seeds:
-            for name, cell in zip(names, design.cells, strict=True):
-                if stop.asked:
-                    raise Interrupted("stopped between two runs; the same command goes on")
-                config = what.load(design, cell, f"name={name}", f"seed={seed}")
-                folder = what.runs / name / f"seed{seed}"
-                options: dict[str, Any] = {"quiet": quiet, "minutes_left": left}
-                if what.counted == "cost" and not (folder / RESULT).exists():
-                    options["prices"] = prices_of(config, folder.parent)
-                left.start(1.0)
-                found = spend(config, folder, budgets, stop=stop, **options)
-                left.finish()
-                result = _kept(result, name, seed, found)
-                write_json(what.out, result)
+            train_side_by_side(asked, what.processes, stop, ended=keep, quiet=quiet)
+        for run in asked:
+            if stop.asked:
+                raise Interrupted("stopped between two runs; the same command goes on")
+            keep(run)
     return result
 
 

@@ -39,7 +39,7 @@ from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows,
 from flowrl.runs.log import RunLogger
 from flowrl.runs.monitors.actions import follow_kl
 from flowrl.runs.progress import headline_label
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
@@ -61,7 +61,7 @@ def spend(
     folder: Path,
     budgets: Budgets,
     *,
-    stop: StopSignal,
+    stop: Stop,
     quiet: bool = False,
     minutes_left: MinutesLeft | None = None,
     prices: Prices | None = None,
@@ -172,7 +172,7 @@ class _BudgetedRun:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
         self.minutes_left, self.prices = minutes_left, prices
 
-    def train(self, stop: StopSignal) -> str | None:
+    def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
         try:
             self._iterate(stop)
@@ -184,7 +184,7 @@ class _BudgetedRun:
             ) from error
         return None
 
-    def _iterate(self, stop: StopSignal) -> None:
+    def _iterate(self, stop: Stop) -> None:
         trainer, budgets = self.trainer, self.budgets
         spent = spent_at(self.folder, trainer.iteration)
         drop_evaluations(self.folder, spent)

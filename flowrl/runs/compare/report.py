@@ -47,8 +47,9 @@ def compare(
     `points` is the number of held-out evaluations of a run. With `lr_search` each config first
     tries its own learning rate times these factors, with `search_seed`, for `search_share` of `nfe`
     each. With `processes` so many runs train at the same time, shared out to the GPUs that are
-    there; that needs `seconds` 0 and `count` ``calls``. The call goes on after a stop, and adds to
-    what is there. Raises as `run_comparison` does.
+    there; that needs `seconds` 0 and `count` ``calls``, and a script whose own work stands below
+    ``if __name__ == "__main__"``. The call goes on after a stop, and adds to what is there. Raises
+    as `run_comparison` does.
     """
     if not configs:
         raise ConfigError(

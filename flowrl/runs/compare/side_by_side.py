@@ -1,47 +1,35 @@
-"""Train runs of a comparison at the same time, each in a process: on several GPUs, or on one that a
-small model leaves idle.
+"""Train runs of a comparison at the same time: on several GPUs, or on one that a small model leaves
+idle.
 
-A run is the same as in one process, to the bit on a CPU: nothing of it depends on the others. So
-budgets of seconds are refused, which the others would eat into.
+Each run has a process of its own, so that one that fails or is ended takes no other along. A run is
+the same as in one process, to the bit on a CPU: nothing of it depends on the others. So budgets of
+seconds are refused, which the others would eat into.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import signal
+import re
 import sys
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait as wait_for
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from statistics import mean
+from typing import Any
 
 import torch
 
 from flowrl.config.load import load_config
-from flowrl.core.errors import ConfigError, RunError
-from flowrl.runs.compare.budgets import RESULT, Budgets
-from flowrl.runs.compare.one_run import spend
+from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.free_memory import free_memory
+from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
+from flowrl.runs.compare.run_process import DEVICES, Asked, RunProcess
 from flowrl.runs.stop import Interrupted, StopSignal
 
 GLANCE = 0.2  # seconds between looks for Ctrl-C
-DEVICES = "CUDA_VISIBLE_DEVICES"
 GO_ON = "the same command goes on"
-
-
-class Asked(NamedTuple):
-    """One run: what a process needs to train it."""
-
-    config: str
-    overrides: tuple[str, ...]
-    plugins: tuple[str, ...]
-    budgets: Budgets
-    folder: Path
+Ended = Callable[[Asked], object]  # is told of a run that is finished
+_OTHER_DEVICE = re.compile(r"cuda:[1-9]\d*")
 
 
 def check_processes(processes: int, budgets: Budgets) -> None:
@@ -58,123 +46,136 @@ def check_processes(processes: int, budgets: Budgets) -> None:
 
 
 def train_side_by_side(
-    runs: Sequence[Asked], processes: int, stop: StopSignal, *, quiet: bool = False
+    runs: Sequence[Asked],
+    processes: int,
+    stop: StopSignal,
+    *,
+    ended: Ended = lambda run: None,
+    quiet: bool = False,
 ) -> None:
-    """Train the runs that are not finished, so many at a time; each GPU gets every so-manyth
-    process.
+    """Train the runs that are not finished, so many at a time; the k-th of them works on GPU k
+    modulo their number. `ended` is told of each, as soon as it is finished.
 
-    A run that fails does not end the others; its error is raised when they have ended. Raises
-    Interrupted after Ctrl-C, which reaches every run, and RunError if a process dies.
+    A run that fails does not end the others; what failed is raised when they have ended. Raises
+    ConfigError for a folder that holds another run, and where a config names one of several GPUs;
+    Interrupted after Ctrl-C, which all runs hear of.
     """
-    todo = [one for one in runs if not (one.folder / RESULT).exists()]
+    gpus = visible_devices()
+    _check(runs, gpus)
+    todo = [run for run in runs if not (run.folder / RESULT).exists()]
     if not todo:
         return
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    options: dict[str, Any] = {"mp_context": context, "initializer": _begin}
-    options["initargs"] = (context.Value("i", 0), visible_devices())
-    with ProcessPoolExecutor(min(processes, len(todo)), **options) as pool:
-        waiting = {pool.submit(_train, one): one for one in todo}
-        try:
-            errors = _until_done(waiting, pool, stop, quiet=quiet)
-        except KeyboardInterrupt:
-            for child in multiprocessing.active_children():
-                child.kill()
-            raise
+    # what this process has on a GPU is in the way of the others
+    free_memory()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    work = _Work(todo, min(processes, len(todo)), gpus, ended, quiet)
+    try:
+        while work.going_on:
+            work.begin(stop)
+            work.look()
+    finally:  # also where a second Ctrl-C, or `ended`, has raised something
+        work.kill()
     if stop.asked:
         raise Interrupted(f"stopped; {GO_ON}")
-    if errors:
-        raise errors[0]
+    if work.failed:
+        kinds = [type(error) for _, error in work.failed]
+        texts = [f"{run.folder}: {error}" for run, error in work.failed]
+        raise kinds[0]("\n".join(texts))
 
 
-def _until_done(
-    waiting: dict[Future[None], Asked], pool: ProcessPoolExecutor, stop: StopSignal, *, quiet: bool
-) -> list[BaseException]:
-    """Wait for the runs, and hand a wish to stop on to them -> the errors of those that failed."""
-    errors, told, ended, began = list[BaseException](), False, 0, time.monotonic()
-    left = set(waiting)
-    while left:
-        done, left = wait(left, timeout=GLANCE, return_when=FIRST_COMPLETED)
-        if stop.asked and not told:
-            told = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                _interrupt(child.pid)
-        for future in done:
-            if future.cancelled():
-                continue
-            ended += 1
-            error = future.exception()
-            if error is not None:
-                errors.append(_named(error, waiting[future]))
-            if not quiet:
-                minutes = (time.monotonic() - began) / 60 * len(left) / ended
-                what = "ended" if error is None else f"{type(error).__name__}"
-                print(
-                    f"{waiting[future].folder}: {what}; {ended} of {len(waiting)}, about "
-                    f"{minutes:.1f} min left",
-                    file=sys.stderr,
-                )
-    return errors
-
-
-def _named(error: BaseException, run: Asked) -> BaseException:
-    """Return the error, as one of a run where the system ended its process."""
-    if isinstance(error, BrokenProcessPool):
-        return RunError(
-            f"{run.folder}: its process, or one beside it, was ended by the system, as happens "
-            f"where memory ends; {GO_ON}, with fewer --processes"
-        )
-    return error
+def _check(runs: Sequence[Asked], gpus: Sequence[str]) -> None:
+    """Refuse before anything is trained what would fail after hours."""
+    for run in runs:
+        config = load_config(run.config, list(run.overrides), run.plugins)
+        check_same_run(run.folder, config, run.budgets)
+        named = _OTHER_DEVICE.search(config.dump())
+        if len(gpus) > 1 and named is not None:
+            raise ConfigError(
+                f"--processes: each process sees one of the {len(gpus)} GPUs, as cuda:0, but "
+                f"{config.name} names {named[0]}: leave the device out, or give --processes 1"
+            )
 
 
 def visible_devices() -> list[str]:
     """Return the names of the GPUs that a process may choose from, as CUDA_VISIBLE_DEVICES has
     them; [] without any."""
     count = torch.cuda.device_count()
-    named = [name for name in os.environ.get(DEVICES, "").split(",") if name.strip()]
+    named = [name.strip() for name in os.environ.get(DEVICES, "").split(",") if name.strip()]
     return named[:count] or [str(number) for number in range(count)]
 
 
-def _begin(started: Any, devices: Sequence[str]) -> None:
-    """Prepare a process: a GPU of its own where there are several, and an end to its runs when the
-    main process asks for it or is gone."""
-    with started.get_lock():
-        number = started.value
-        started.value += 1
-    if devices:
-        os.environ[DEVICES] = devices[number % len(devices)]
-    with contextlib.suppress(OSError):
-        os.setsid()  # Ctrl-C reaches the main process, which hands it on once
-    signal.signal(signal.SIGINT, _late)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        watch = threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True)
-        watch.start()
+class _Work:
+    """The runs that wait, that train, and that failed."""
+
+    def __init__(
+        self, todo: Sequence[Asked], most: int, gpus: Sequence[str], ended: Ended, quiet: bool
+    ) -> None:
+        self.waiting, self.most, self.gpus, self.ended = list(todo), most, gpus, ended
+        self.count, self.say = len(todo), _nothing if quiet else _say
+        self.running = list[RunProcess]()
+        self.failed = list[tuple[Asked, FlowRLError]]()
+        self.took, self.told = list[float](), False
+        self.say(f"{len(todo)} runs, {most} at a time; metrics.jsonl in their folders grows")
+
+    @property
+    def going_on(self) -> bool:
+        """Tell whether there is anything left to wait for."""
+        return bool(self.waiting or self.running)
+
+    def begin(self, stop: StopSignal) -> None:
+        """Begin runs where there is room; or hand a wish to stop on, once."""
+        if stop.asked:
+            self.waiting.clear()
+            for one in self.running if not self.told else ():
+                one.stop()
+            self.told = True
+        while self.waiting and len(self.running) < self.most:
+            taken = {one.slot for one in self.running}
+            slot = next(k for k in range(self.most) if k not in taken)
+            gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+            self.running.append(RunProcess(self.waiting.pop(0), gpu, slot))
+
+    def look(self) -> None:
+        """Wait a moment for runs to end, and take note of those that have."""
+        over: list[Any] = wait([one.process.sentinel for one in self.running], timeout=GLANCE)
+        for one in [one for one in self.running if one.process.sentinel in over]:
+            self.running.remove(one)
+            error = one.result()
+            if error is None:
+                self.took.append(time.monotonic() - one.began)
+                error = self._finish(one.run)
+            if error is not None and not isinstance(error, Interrupted):
+                self.failed.append((one.run, error))
+            self.say(f"{one.run.folder}: {error or 'finished'}{self._left()}")
+
+    def _finish(self, run: Asked) -> FlowRLError | None:
+        """Tell of a finished run -> what is wrong with it, which ends no other."""
+        try:
+            self.ended(run)
+        except FlowRLError as error:
+            return error
+        return None
+
+    def kill(self) -> None:
+        """End what still runs, at once."""
+        for one in self.running:
+            one.kill()
+
+    def _left(self) -> str:
+        """Say how many runs are left and for how long, by those that are finished."""
+        if self.told or not self.took or not self.going_on:
+            return ""
+        usual, now = mean(self.took), time.monotonic()
+        going = sum(max(0.0, usual - (now - one.began)) for one in self.running)
+        minutes = (usual * len(self.waiting) + going) / self.most / 60
+        left = len(self.waiting) + len(self.running)
+        return f"; {left} of {self.count} left, about {minutes:.1f} min"
 
 
-def _end_with(sentinel: int) -> None:
-    """Stop the run of this process when another has ended, with a checkpoint."""
-    wait_for([sentinel])
-    _interrupt(os.getpid())
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _interrupt(process: int | None) -> None:
-    if process is not None:
-        with contextlib.suppress(OSError):
-            os.kill(process, signal.SIGINT)
-
-
-_asked_to_stop = threading.Event()  # of this process, also between two runs
-
-
-def _late(*_: object) -> None:
-    _asked_to_stop.set()
-
-
-def _train(one: Asked) -> None:
-    """Train a run in this process; its result is in its folder."""
-    with StopSignal() as stop:
-        if _asked_to_stop.is_set():
-            raise Interrupted(f"stopped before the run; {GO_ON}")
-        config = load_config(one.config, list(one.overrides), one.plugins)
-        spend(config, one.folder, one.budgets, stop=stop, quiet=True)
+def _nothing(text: str) -> None:
+    """Say nothing."""

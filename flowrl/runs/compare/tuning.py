@@ -18,7 +18,8 @@ from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run, comparable, different
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import setting
-from flowrl.runs.compare.side_by_side import Asked, check_processes, train_side_by_side
+from flowrl.runs.compare.run_process import Asked
+from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
 from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.trials import Choices, combinations, folder_of, one_line
@@ -109,24 +110,28 @@ def _run(
     fresh = sum(not (what.folder(changes, seed) / RESULT).exists() for seed, changes in todo)
     left = TimeLeft(float(fresh))
     write_json(what.out, ranked(result))
-    if what.processes > 1:
-        asked = [_asked(what, changes, seed, budgets) for seed, changes in todo]
-        train_side_by_side(asked, what.processes, stop, quiet=quiet)
-    for seed, changes in todo:
-        if stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
-        folder = what.folder(changes, seed)
-        new = not (folder / RESULT).exists()
+
+    def keep(run: Asked) -> None:
+        new = not (run.folder / RESULT).exists()
         if new:
             left.start(1.0)
-        config = what.load(changes, f"seed={seed}")
+        config = load_config(run.config, list(run.overrides), run.plugins)
         options: dict[str, Any] = {"quiet": quiet, "minutes_left": left, "prices": prices}
-        found = spend(config, folder, budgets, stop=stop, **options)
-        check_judged(found, result["base"], folder)
+        found = spend(config, run.folder, budgets, stop=stop, **options)
+        check_judged(found, result["base"], run.folder)
         if new:
             left.finish()
-        _keep(result, changes, found)
+        _keep(result, changed[run.folder], found)
         write_json(what.out, ranked(result))
+
+    asked = [_asked(what, changes, seed, budgets) for seed, changes in todo]
+    changed = {run.folder: changes for run, (_, changes) in zip(asked, todo, strict=True)}
+    if what.processes > 1:
+        train_side_by_side(asked, what.processes, stop, ended=keep, quiet=quiet)
+    for run in asked:
+        if stop.asked:
+            raise Interrupted("stopped between two runs; the same command goes on")
+        keep(run)
 
 
 def _asked(what: Tuning, changes: Trial, seed: int, budgets: Budgets) -> Asked:

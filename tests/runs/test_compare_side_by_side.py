@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from flowrl.runs.compare import side_by_side
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.run_process import Asked, RunProcess, _lost
-from flowrl.runs.stop import Interrupted
+from flowrl.runs.stop import SIGNALS, Interrupted
 
 CALLS = Budgets(2.5 * COST, 0.0, 2)
 TIMES = ("seconds", "load", "environment")
@@ -79,16 +80,27 @@ def test_a_run_that_is_killed_and_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_what_a_process_says_when_it_fails(tmp_path: Path) -> None:
-    """A mistake of the user keeps its kind and words."""
+    """A mistake of the user keeps its kind and words. While it imports, signals do not reach it."""
     run = Asked(str(tmp_path / "none.yaml"), (), (), CALLS, tmp_path / "run")
     one = RunProcess(run, None, 0)
+    # the first process of all: what else starts with it lets no signal through
+    status = Path(f"/proc/{one.process.pid}/status")
+    if status.exists():
+        blocked = int(re.findall(r"SigBlk:\s*(\w+)", status.read_text())[0], 16)
+        assert all(blocked >> (number - 1) & 1 for number in SIGNALS)
+    while not one.over():
+        time.sleep(0.05)
     error = one.result()
     assert isinstance(error, ConfigError) and "none.yaml" in str(error)
 
 
 def test_what_is_said_of_a_process_that_says_nothing() -> None:
-    assert "ended by SIGKILL" in _lost(-9) and "fewer --processes" in _lost(-9)
-    assert "exit code 1" in _lost(1) and "__main__" in _lost(1)
+    assert "ended by SIGKILL" in _lost(-9, trains=True)
+    assert "fewer --processes" in _lost(-9, trains=True)
+    assert _lost(-11, trains=True) == "its process was ended by SIGSEGV"
+    assert "signal 35" in _lost(-35, trains=True)
+    assert "exit code 1" in _lost(1, trains=False) and "__main__" in _lost(1, trains=False)
+    assert "in the middle" in _lost(0, trains=True)
 
 
 @pytest.mark.integration
@@ -153,6 +165,7 @@ def test_one_of_several_gpus_cannot_be_named(
     named = ("rewards.red.device=cuda:1",)
     runs = [Asked(config, named, ("toykit",), CALLS, tmp_path / "run")]
     monkeypatch.setattr(side_by_side, "load_config", lambda *_: Named())
+    monkeypatch.setattr(side_by_side, "check_same_run", lambda *_: None)
     with pytest.raises(
         ConfigError, match="sees one of the 2 GPUs, as cuda:0, but toy names cuda:1"
     ):
@@ -165,5 +178,5 @@ class Named:
 
     name = "toy"
 
-    def dump(self) -> str:
-        return "device: cuda:1"
+    def to_dict(self) -> dict[str, Any]:
+        return {"prompt": "a text on cuda:1", "rewards": [{"device": "cuda:1"}]}

@@ -36,6 +36,7 @@ from flowrl.runs.compare.stored_files import AGAIN, check_whose, stored
 from flowrl.runs.compare.work_prices import Prices
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
+from flowrl.runs.locks import lock
 from flowrl.runs.log import RunLogger
 from flowrl.runs.monitors.actions import follow_kl
 from flowrl.runs.progress import headline_label
@@ -80,24 +81,29 @@ def spend(
     if found:
         check_whose(found, config, folder / RESULT)
         return found
-    free_memory()  # of the run before
-    trainer = Trainer(config)
-    start = checkpoint.latest(folder)
-    if start is not None:
-        trainer.load(start)
-    prices = claim(folder, config, budgets, prices or Prices())
-    # the rest of the run
-    columns = {"reward": "reward", headline_label(config.headline): "accuracy", **BUDGET_COLUMNS}
-    options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
-    with RunLogger(folder, trainer.iteration, **options) as log:
-        trainer.log = log
-        log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-        run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
-        trainer.encode_ahead()
-        failed = run.train(stop)
-    found = result(config, folder, failed)
-    write_json(folder / RESULT, found)
-    return found
+    with lock(folder, mend="wait for it"):
+        free_memory()  # of the run before
+        trainer = Trainer(config)
+        start = checkpoint.latest(folder)
+        if start is not None:
+            trainer.load(start)
+        prices = claim(folder, config, budgets, prices or Prices())
+        # the rest of the run
+        columns = {
+            "reward": "reward",
+            headline_label(config.headline): "accuracy",
+            **BUDGET_COLUMNS,
+        }
+        options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
+        with RunLogger(folder, trainer.iteration, **options) as log:
+            trainer.log = log
+            log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
+            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
+            trainer.encode_ahead()
+            failed = run.train(stop)
+        found = result(config, folder, failed)
+        write_json(folder / RESULT, found)
+        return found
 
 
 def evaluated(trainer: Trainer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.locks import lock
 from flowrl.runs.stop import SIGNALS, Interrupted
 from flowrl.training.setup import OverlapWarning
 
@@ -32,6 +31,9 @@ KINDS: dict[str, type[FlowRLError]] = {
     kind.__name__: kind for kind in (ConfigError, RewardError, Interrupted)
 }
 START = "if __name__ == '__main__':"
+TRAINS = "trains"  # the kind of word that a process tells first
+PATIENCE = 30.0  # seconds for a process to end when its run has
+LONGEST = 20_000  # letters of what is told
 
 
 class Asked(NamedTuple):
@@ -42,6 +44,13 @@ class Asked(NamedTuple):
     plugins: tuple[str, ...]
     budgets: Budgets
     folder: Path
+
+
+class Told(NamedTuple):
+    """What a process tells: the kind of error and its words, "" for a run that is finished."""
+
+    kind: str
+    text: str
 
 
 class Wish:
@@ -63,16 +72,29 @@ class Wish:
 
 
 class RunProcess:
-    """A process that trains one run; `gpu` is the only one that it sees, None: all of them."""
+    """A process that trains one run; `gpu` is the only one that it sees, None: all of them.
+
+    Raises OSError where the system starts none.
+    """
 
     def __init__(self, run: Asked, gpu: str | None, slot: int) -> None:
         self.run, self.slot, self.began = run, slot, time.monotonic()
+        self.told: Told | None = None
+        self.trains, self.told_at = False, 0.0
         context = get_context("spawn")  # CUDA does not survive a fork
+        resource_tracker.ensure_running()  # which lets signals through while it starts
         self.line, theirs = context.Pipe()
         self.process = context.Process(target=_train, args=(run, gpu, theirs), daemon=False)
-        with _no_signals():  # it hears of them by the line alone, also while it imports
-            self.process.start()
-        theirs.close()
+        try:
+            with _no_signals():  # it hears of them by the line alone, also while it imports
+                self.process.start()
+        except BaseException:  # a second Ctrl-C, or a system that starts no process
+            if self.process.pid is not None:
+                self.process.kill()
+            self.line.close()
+            raise
+        finally:
+            theirs.close()
 
     def stop(self) -> None:
         """Ask it to stop after this iteration, with a checkpoint."""
@@ -80,30 +102,47 @@ class RunProcess:
             self.line.send("stop")
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, and wait until it is gone."""
         self.process.kill()
+        self.process.join(PATIENCE)
+
+    def over(self) -> bool:
+        """Read what it has told, and say whether it has ended. One that has told its end and stays,
+        held by a thread of a reward, is ended."""
+        while not self.line.closed and self.line.poll():
+            try:
+                word: Told = self.line.recv()
+            except (EOFError, OSError):
+                self.line.close()
+                break
+            if word.kind == TRAINS:
+                self.trains = True
+            else:
+                self.told, self.told_at = word, time.monotonic()
+        if self.told and time.monotonic() - self.told_at > PATIENCE:
+            self.process.kill()
+        return self.process.exitcode is not None
 
     def result(self) -> FlowRLError | None:
         """Return why the run of an ended process is not finished; None if it is."""
-        self.process.join()
-        kind, text = "", ""
-        try:
-            kind, text = self.line.recv()
-        except (EOFError, OSError):
-            text = _lost(self.process.exitcode or 0)
-            kind = RunError.__name__
         self.line.close()
+        if self.told is None:
+            return RunError(_lost(self.process.exitcode or 0, trains=self.trains))
+        kind, text = self.told
         return KINDS.get(kind, RunError)(text) if kind else None
 
 
-def _lost(code: int) -> str:
-    """Say what may have ended a process that said nothing."""
+def _lost(code: int, *, trains: bool) -> str:
+    """Say what may have ended a process that did not tell."""
     if code < 0:
-        name = signal.Signals(-code).name
-        return (
-            f"its process was ended by {name}, as the system does where memory is short: give "
-            "fewer --processes"
-        )
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        memory = ", as the system does where memory is short: give fewer --processes"
+        return f"its process was ended by {name}{memory if name == 'SIGKILL' else ''}"
+    if trains:
+        return f"its process ended with exit code {code} in the middle: what it printed says why"
     return (
         f"its process ended with exit code {code} before it could train: what it printed says "
         f"why; a script that compares in several processes begins its own work below {START!r}"
@@ -125,20 +164,23 @@ def _train(run: Asked, gpu: str | None, line: Connection) -> None:
     # programs that a reward starts can be ended by signals: those are blocked no more, but do
     # nothing to this process
     for number in SIGNALS:
-        signal.signal(number, _nothing)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     wish = Wish(line)
     if gpu is not None:
         os.environ[DEVICES] = gpu  # before anything asks for a device
-    told = ("", "")
+    told = Told("", "")
     try:
+        line.send(Told(TRAINS, ""))
         _spend(run, wish)
     except FlowRLError as error:
         known = [name for name, kind in KINDS.items() if isinstance(error, kind)]
-        told = ([*known, RunError.__name__][0], str(error))
+        told = Told([*known, RunError.__name__][0], str(error)[:LONGEST])
     except BaseException as error:  # anything else is a fault: it is shown whole, and told
         traceback.print_exc()
-        told = (RunError.__name__, f"{type(error).__name__}: {error}; its traceback is above")
+        text = f"{type(error).__name__}: {error}"[:LONGEST]
+        told = Told(RunError.__name__, f"{text}; its traceback is above")
     with contextlib.suppress(OSError):  # nobody listens any more
         line.send(told)
 
@@ -148,9 +190,10 @@ def _spend(run: Asked, wish: Wish) -> None:
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore", OverlapWarning)
-    with lock(run.folder, mend="wait for it"):
-        config = load_config(run.config, list(run.overrides), run.plugins)
-        spend(config, run.folder, run.budgets, stop=wish, quiet=True)
+    config = load_config(run.config, list(run.overrides), run.plugins)
+    if wish.asked:
+        raise Interrupted("stopped before it began")
+    spend(config, run.folder, run.budgets, stop=wish, quiet=True)
 
 
 def _nothing(*_: object) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from statistics import mean
 from typing import Any
@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from flowrl.config.load import load_config
-from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.errors import ConfigError, FlowRLError, RunError
 from flowrl.core.free_memory import free_memory
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
 from flowrl.runs.compare.run_process import DEVICES, Asked, RunProcess
+from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted, StopSignal
 
 GLANCE = 0.2  # seconds between looks for Ctrl-C
@@ -71,17 +72,17 @@ def train_side_by_side(
         torch.cuda.empty_cache()
     work = _Work(todo, min(processes, len(todo)), gpus, ended, quiet)
     try:
-        while work.going_on:
-            work.begin(stop)
-            work.look()
-    finally:  # also where a second Ctrl-C, or `ended`, has raised something
+        work.through(stop)
+    except Exception:  # a fault of ours: the others keep what they have
+        work.end_all()
+        raise
+    finally:  # a second Ctrl-C
         work.kill()
+    texts = [f"{run.folder}: {error}" for run, error in work.failed]
     if stop.asked:
-        raise Interrupted(f"stopped; {GO_ON}")
-    if work.failed:
-        kinds = [type(error) for _, error in work.failed]
-        texts = [f"{run.folder}: {error}" for run, error in work.failed]
-        raise kinds[0]("\n".join(texts))
+        raise Interrupted("\n".join([f"stopped; {GO_ON}", *texts]))
+    if texts:
+        raise type(work.failed[0][1])("\n".join(texts))
 
 
 def _check(runs: Sequence[Asked], gpus: Sequence[str]) -> None:
@@ -89,12 +90,25 @@ def _check(runs: Sequence[Asked], gpus: Sequence[str]) -> None:
     for run in runs:
         config = load_config(run.config, list(run.overrides), run.plugins)
         check_same_run(run.folder, config, run.budgets)
-        named = _OTHER_DEVICE.search(config.dump())
-        if len(gpus) > 1 and named is not None:
+        if (run.folder / RESULT).exists():
+            continue
+        if run.folder.exists():
+            lock(run.folder, mend="wait for it").release()
+        named = [value for value in _leaves(config.to_dict()) if _OTHER_DEVICE.fullmatch(value)]
+        if len(gpus) > 1 and named:
             raise ConfigError(
                 f"--processes: each process sees one of the {len(gpus)} GPUs, as cuda:0, but "
                 f"{config.name} names {named[0]}: leave the device out, or give --processes 1"
             )
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield all texts of nested dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    parts = value.values() if isinstance(value, dict) else value
+    for part in parts if isinstance(value, dict | list | tuple) else ():
+        yield from _leaves(part)
 
 
 def visible_devices() -> list[str]:
@@ -118,28 +132,46 @@ class _Work:
         self.took, self.told = list[float](), False
         self.say(f"{len(todo)} runs, {most} at a time; metrics.jsonl in their folders grows")
 
-    @property
-    def going_on(self) -> bool:
-        """Tell whether there is anything left to wait for."""
-        return bool(self.waiting or self.running)
+    def through(self, stop: StopSignal) -> None:
+        """Begin and end all of them."""
+        while self.waiting or self.running:
+            self.begin(stop)
+            self.look()
 
     def begin(self, stop: StopSignal) -> None:
         """Begin runs where there is room; or hand a wish to stop on, once."""
-        if stop.asked:
-            self.waiting.clear()
-            for one in self.running if not self.told else ():
-                one.stop()
-            self.told = True
-        while self.waiting and len(self.running) < self.most:
+        while self.waiting and len(self.running) < self.most and not stop.asked:
             taken = {one.slot for one in self.running}
             slot = next(k for k in range(self.most) if k not in taken)
             gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
-            self.running.append(RunProcess(self.waiting.pop(0), gpu, slot))
+            run = self.waiting.pop(0)
+            try:
+                self.running.append(RunProcess(run, gpu, slot))
+            except OSError as error:
+                self.failed.append((run, RunError(f"its process cannot be started: {error}")))
+        if stop.asked and not self.told:
+            self.ask_to_stop()
+
+    def ask_to_stop(self) -> None:
+        """Let nothing begin any more, and all that runs end after its iteration."""
+        self.told = True
+        self.waiting.clear()
+        for one in self.running:
+            one.stop()
+
+    def end_all(self) -> None:
+        """Ask all to stop, and wait until they have."""
+        self.ask_to_stop()
+        while self.running:
+            time.sleep(GLANCE)
+            self.running = [one for one in self.running if not one.over()]
 
     def look(self) -> None:
         """Wait a moment for runs to end, and take note of those that have."""
-        over: list[Any] = wait([one.process.sentinel for one in self.running], timeout=GLANCE)
-        for one in [one for one in self.running if one.process.sentinel in over]:
+        signs: list[Any] = [one.process.sentinel for one in self.running]
+        signs += [one.line for one in self.running if not one.line.closed]
+        wait(signs, timeout=GLANCE)
+        for one in [one for one in self.running if one.over()]:
             self.running.remove(one)
             error = one.result()
             if error is None:
@@ -164,7 +196,7 @@ class _Work:
 
     def _left(self) -> str:
         """Say how many runs are left and for how long, by those that are finished."""
-        if self.told or not self.took or not self.going_on:
+        if self.told or not self.took or not (self.waiting or self.running):
             return ""
         usual, now = mean(self.took), time.monotonic()
         going = sum(max(0.0, usual - (now - one.began)) for one in self.running)

@@ -86,13 +86,18 @@ def run_tuning(what: Tuning, *, quiet: bool = False) -> Result:
         raise ConfigError(f"--out {what.out}: the best config would overwrite {own.source}")
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
         result = _opened(what, own, tried)
-        trainer = Trainer(own)
-        _check(what, own, tried, budgets)
-        result["base"] = base_of(what.runs, own, trainer)
+        result["base"] = _base(what, own, tried, budgets)
         prices = _prices(what, own)
         _run(what, tried, result, budgets, prices, stop, quiet)
     _write_best(what, own, result)
     return result
+
+
+def _base(what: Tuning, own: Config, tried: Sequence[Trial], budgets: Budgets) -> dict[str, Any]:
+    """Check every trial, then judge the model before training; it is gone afterwards."""
+    trainer = Trainer(own)
+    _check(what, own, tried, budgets)
+    return base_of(what.runs, own, trainer)
 
 
 def _run(

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from comparekit import COST, no_training, plan, scores
 from toykit import write_toy
 
 from flowrl.cli.main import main
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.runs.compare import side_by_side
+from flowrl.runs.compare import factorial, side_by_side, tuning
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.run_process import Asked, RunProcess, _lost
-from flowrl.runs.stop import SIGNALS, Interrupted
+from flowrl.runs.compare.side_by_side import Ended
+from flowrl.runs.stop import SIGNALS, Interrupted, Stop
 
 CALLS = Budgets(2.5 * COST, 0.0, 2)
 TIMES = ("seconds", "load", "environment")
@@ -47,6 +51,17 @@ def test_runs_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         no_training(patch)
         compare(several, quiet=True)
+
+
+def one_after_the_other(
+    runs: Sequence[Asked], processes: int, stop: Stop, *, ended: Ended, quiet: bool
+) -> None:
+    """Train runs as their processes would."""
+    assert processes == 2 and quiet
+    for run in runs:
+        config = load_config(run.config, list(run.overrides), run.plugins)
+        spend(config, run.folder, run.budgets, stop=stop, quiet=quiet)
+        ended(run)
 
 
 @pytest.mark.integration
@@ -108,8 +123,11 @@ def test_what_is_said_of_a_process_that_says_nothing() -> None:
 def test_cells_and_trials_side_by_side(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rates as cells of a design, and as trials of a search. What was trained two at a time is
-    what the command trains alone: it finds all of it finished, and says the same."""
+    """Two rates as cells of a design, and as trials of a search. What they ask processes for is
+    what the command trains alone: it finds all of it finished, and says the same. The processes
+    are played here, by one run after the other in this one."""
+    module = {"factorial": factorial, "tune": tuning}[kind]
+    monkeypatch.setattr(module, "train_side_by_side", one_after_the_other)
     toy, found = str(write_toy(tmp_path)), []
     axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
     design = {"base": toy, "axes": axes, "set": ["eval.score=red"]}

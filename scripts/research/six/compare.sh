@@ -5,6 +5,7 @@
 #     bash scripts/research/six/compare.sh                 # seeds 0 to 7, into runs/six-compared
 #     SEEDS="0 1" bash scripts/research/six/compare.sh     # two of them; more are added later
 #     bash scripts/research/six/compare.sh published       # one of the two arms
+#     PROCESSES=15 bash scripts/research/six/compare.sh    # so many runs at a time, as on a GPU
 #
 # A run takes about seven minutes of one core.
 set -euo pipefail
@@ -19,4 +20,4 @@ done
 read -r -a seeds <<< "${SEEDS:-0 1 2 3 4 5 6 7}"
 flowrl compare "${configs[@]}" --seeds "${seeds[@]}" --nfe 160000 --seconds 0 --count calls \
   --points 1 --set prompts.test=assets/shapes/test.jsonl eval.seed=260031 eval.images=16 \
-  eval.batch=136 train.threads=1 --runs "$runs" --out "$runs/result.json"
+  eval.batch=136 train.threads=1 --processes "${PROCESSES:-1}" --runs "$runs" --out "$runs/result.json"

@@ -21,7 +21,7 @@ from toykit import write_toy
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.runs.compare import factorial, side_by_side, tuning
+from flowrl.runs.compare import side_by_side
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.one_run import spend
@@ -126,8 +126,7 @@ def test_cells_and_trials_side_by_side(
     """Two rates as cells of a design, and as trials of a search. What they ask processes for is
     what the command trains alone: it finds all of it finished, and says the same. The processes
     are played here, by one run after the other in this one."""
-    module = {"factorial": factorial, "tune": tuning}[kind]
-    monkeypatch.setattr(module, "train_side_by_side", one_after_the_other)
+    monkeypatch.setattr(side_by_side, "train_side_by_side", one_after_the_other)
     toy, found = str(write_toy(tmp_path)), []
     axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
     design = {"base": toy, "axes": axes, "set": ["eval.score=red"]}

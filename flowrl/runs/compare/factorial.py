@@ -21,11 +21,11 @@ from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.outcomes import unpacked
 from flowrl.runs.compare.result_file import read_checked, setting
 from flowrl.runs.compare.run_process import Asked
-from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
+from flowrl.runs.compare.side_by_side import check_processes, train_all
 from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.locks import lock
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import StopSignal
 from flowrl.training.rehearsal import check_plan
 
 KIND, FORMAT = "flowrl factorial experiment", 1
@@ -96,12 +96,7 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
             write_json(what.out, result)
 
         asked = _asked(what, design, names, budgets)
-        if what.processes > 1:
-            train_side_by_side(asked, what.processes, stop, ended=keep, quiet=quiet)
-        for run in asked:
-            if stop.asked:
-                raise Interrupted("stopped between two runs; the same command goes on")
-            keep(run)
+        train_all(asked, what.processes, stop, keep, quiet=quiet)
     return result
 
 

@@ -46,6 +46,19 @@ def check_processes(processes: int, budgets: Budgets) -> None:
         )
 
 
+def train_all(
+    runs: Sequence[Asked], processes: int, stop: StopSignal, keep: Ended, *, quiet: bool = False
+) -> None:
+    """Train runs, several at a time or one after the other, and `keep` each; `keep` itself trains
+    one that is not finished. Raises Interrupted after Ctrl-C, else as `train_side_by_side` does."""
+    if processes > 1:
+        train_side_by_side(runs, processes, stop, ended=keep, quiet=quiet)
+    for run in runs:
+        if stop.asked:
+            raise Interrupted(f"stopped between two runs; {GO_ON}")
+        keep(run)
+
+
 def train_side_by_side(
     runs: Sequence[Asked],
     processes: int,

@@ -19,14 +19,14 @@ from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run, compara
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import setting
 from flowrl.runs.compare.run_process import Asked
-from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
+from flowrl.runs.compare.side_by_side import check_processes, train_all
 from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.time_left import TimeLeft
 from flowrl.runs.compare.trials import Choices, combinations, folder_of, one_line
 from flowrl.runs.compare.tuning_file import FORMAT, KIND, Result, ranked, read_tuning
 from flowrl.runs.compare.work_prices import Prices, prices_of
 from flowrl.runs.locks import lock
-from flowrl.runs.stop import Interrupted, StopSignal
+from flowrl.runs.stop import StopSignal
 from flowrl.training.rehearsal import MOST_ITERATIONS, check_plan
 from flowrl.training.trainer import Trainer
 
@@ -131,12 +131,7 @@ def _run(
 
     asked = [_asked(what, changes, seed, budgets) for seed, changes in todo]
     changed = {run.folder: changes for run, (_, changes) in zip(asked, todo, strict=True)}
-    if what.processes > 1:
-        train_side_by_side(asked, what.processes, stop, ended=keep, quiet=quiet)
-    for run in asked:
-        if stop.asked:
-            raise Interrupted("stopped between two runs; the same command goes on")
-        keep(run)
+    train_all(asked, what.processes, stop, keep, quiet=quiet)
 
 
 def _asked(what: Tuning, changes: Trial, seed: int, budgets: Budgets) -> Asked:

@@ -143,7 +143,9 @@ class _Work:
         self.running = list[RunProcess]()
         self.failed = list[tuple[Asked, FlowRLError]]()
         self.took, self.told = list[float](), False
-        self.say(f"{len(todo)} runs, {most} at a time; metrics.jsonl in their folders grows")
+        self.say(
+            f"{len(todo)} runs, {most} at a time; metrics.jsonl in a run's folder says how far it is"
+        )
 
     def through(self, stop: StopSignal) -> None:
         """Begin and end all of them."""

@@ -143,9 +143,8 @@ class _Work:
         self.running = list[RunProcess]()
         self.failed = list[tuple[Asked, FlowRLError]]()
         self.took, self.told = list[float](), False
-        self.say(
-            f"{len(todo)} runs, {most} at a time; metrics.jsonl in a run's folder says how far it is"
-        )
+        where = "metrics.jsonl in a run's folder says how far it is"
+        self.say(f"{len(todo)} runs, {most} at a time; {where}")
 
     def through(self, stop: StopSignal) -> None:
         """Begin and end all of them."""

@@ -54,7 +54,7 @@ def test_runs_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 def one_after_the_other(
-    runs: Sequence[Asked], processes: int, stop: Stop, *, ended: Ended, quiet: bool
+    runs: Sequence[Asked], processes: int, stop: Stop, ended: Ended, *, quiet: bool
 ) -> None:
     """Train runs as their processes would."""
     assert processes == 2 and quiet

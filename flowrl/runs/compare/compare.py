@@ -18,7 +18,7 @@ from flowrl.runs.compare.budgets import RESULT, Budgets, different, machine_load
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.result_file import add_run, entry_of, open_result, setting, write_result
 from flowrl.runs.compare.run_process import Asked
-from flowrl.runs.compare.side_by_side import check_processes, train_side_by_side
+from flowrl.runs.compare.side_by_side import check_processes, train_all
 from flowrl.runs.compare.stored_files import check_judged
 from flowrl.runs.compare.summary import Result
 from flowrl.runs.compare.time_left import TimeLeft
@@ -78,11 +78,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
             entry = entry_of(result, config, name)
             entry["search"], entry["lr"] = runs.search(name, config)
         # one seed of every config before the next: a slow hour hits all alike
-        asked = runs.asked()
-        if what.processes > 1:
-            train_side_by_side(asked, what.processes, stop, ended=runs.keep, quiet=quiet)
-        for run in asked:
-            runs.keep(run)
+        train_all(runs.asked(), what.processes, stop, runs.keep, quiet=quiet)
     return runs.result
 
 

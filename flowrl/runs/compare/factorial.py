@@ -84,6 +84,7 @@ def run_factorial(what: Experiment, *, quiet: bool = False) -> Result:
     with lock(what.runs, mend="name another --runs, or wait for it"), StopSignal() as stop:
 
         def keep(run: Asked) -> None:
+            """Put a run into the result and its file; what is not there yet is run first."""
             nonlocal result
             config = load_config(run.config, list(run.overrides), run.plugins)
             options: dict[str, Any] = {"quiet": quiet, "minutes_left": left}
@@ -175,7 +176,9 @@ def _kept(result: Result, cell: str, seed: int, found: dict[str, Any]) -> Result
         environments.append(where)
     run["environment"] = environments.index(where)
     others = [r for r in result["runs"] if (r["cell"], r["seed"]) != (cell, seed)]
-    return analysed({**result, "environments": environments, "runs": [*others, run]})
+    # in the order of one process, whichever has ended first
+    runs = sorted([*others, run], key=lambda one: (one["seed"], one["cell"]))
+    return analysed({**result, "environments": environments, "runs": runs})
 
 
 def read_factorial(path: Path) -> Result:

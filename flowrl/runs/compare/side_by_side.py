@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -49,11 +50,18 @@ def check_processes(processes: int, budgets: Budgets) -> None:
 def train_all(
     runs: Sequence[Asked], processes: int, stop: StopSignal, keep: Ended, *, quiet: bool = False
 ) -> None:
-    """Train runs, several at a time or one after the other, and `keep` each; `keep` itself trains
-    one that is not finished. Raises Interrupted after Ctrl-C, else as `train_side_by_side` does."""
+    """Train runs, several at a time or one after the other, and `keep` each once, as soon as it is
+    finished; `keep` itself trains one that is not. Raises Interrupted after Ctrl-C, else as
+    `train_side_by_side` does."""
+    kept = set[Path]()
+
+    def keep_first(run: Asked) -> None:
+        keep(run)
+        kept.add(run.folder)
+
     if processes > 1:
-        train_side_by_side(runs, processes, stop, ended=keep, quiet=quiet)
-    for run in runs:
+        train_side_by_side(runs, processes, stop, keep_first, quiet=quiet)
+    for run in [run for run in runs if run.folder not in kept]:
         if stop.asked:
             raise Interrupted(f"stopped between two runs; {GO_ON}")
         keep(run)
@@ -63,8 +71,8 @@ def train_side_by_side(
     runs: Sequence[Asked],
     processes: int,
     stop: StopSignal,
+    ended: Ended,
     *,
-    ended: Ended = lambda run: None,
     quiet: bool = False,
 ) -> None:
     """Train the runs that are not finished, so many at a time; the k-th of them works on GPU k

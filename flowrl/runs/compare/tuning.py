@@ -117,6 +117,7 @@ def _run(
     write_json(what.out, ranked(result))
 
     def keep(run: Asked) -> None:
+        """Put a run into its trial and the file; what is not there yet is run first."""
         new = not (run.folder / RESULT).exists()
         if new:
             left.start(1.0)

@@ -181,7 +181,7 @@ def load_config(
             apply_override(raw, override)
     with found.catch():
         source = Source(str(path), overrides)
-        config = _build(raw, source, plugins, need_rewards)
+        config = build_config(raw, source, plugins, need_rewards)
     found.close()
     return config
 
@@ -203,10 +203,10 @@ def _read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _build(
-    raw: dict[str, Any], source: Source, plugins: tuple[str, ...], need_rewards: bool
+def build_config(
+    raw: dict[str, Any], source: Source, plugins: tuple[str, ...], need_rewards: bool = True
 ) -> Config:
-    """Check all sections. Raises Mistakes with those of all of them."""
+    """Check all sections of a config that was read. Raises Mistakes with those of all of them."""
     found = Collector()
     built: dict[str, Any] = {}
     for key, value in raw.items():

@@ -13,6 +13,7 @@ from flowrl.core.abilities import LearnsNoise
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.runs.compare.budgets import RESULT, different
+from flowrl.runs.compare.earlier_files import setting_then
 from flowrl.runs.compare.file_shapes import BASE_FILE
 from flowrl.runs.compare.one_run import draw_samples, evaluated
 from flowrl.runs.compare.result_file import setting
@@ -31,7 +32,7 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     mend = f"delete {folder}, and the same command judges the base model again"
     found = stored(folder, RESULT, BASE_FILE, mend)
     if found:
-        wrong = different(found["setting"], equal)
+        wrong = different(setting_then(found["setting"], config, setting), equal)
         if wrong:
             raise ConfigError(
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"

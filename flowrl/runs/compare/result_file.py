@@ -11,6 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
+from flowrl.runs.compare.earlier_files import config_then, setting_then
 from flowrl.runs.compare.file_shapes import RESULT_FILE, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
 
@@ -101,10 +102,13 @@ def open_result(
     # or add to one of the same settings
     found = read_result(path)
     found["budgets"] = {"counted": "calls", **found["budgets"]}
-    wrong = different({key: found[key] for key in fresh}, fresh)
+    equal = setting_then(found["settings"].get("equal") or {}, configs[0], setting)
+    stated = {"budgets": found["budgets"], "settings": {**found["settings"], "equal": equal}}
+    wrong = different(stated, fresh)
     there = {entry["name"]: entry["config"] for entry in found["configs"]}
     for c in [c for c in configs if c.name in there]:
-        wrong += different(there[c.name], _plain(c), f"{c.name}: ")
+        then = config_then(there[c.name], c, without_seed)
+        wrong += different(then, without_seed(c), f"{c.name}: ")
     if wrong:
         raise ConfigError(
             f"{path} holds a comparison under other settings, there and now: "
@@ -113,7 +117,7 @@ def open_result(
     return found
 
 
-def _plain(config: Config) -> dict[str, Any]:
+def without_seed(config: Config) -> dict[str, Any]:
     """Return a config without its seed, as JSON gives it back."""
     return {k: v for k, v in json.loads(json.dumps(comparable(config))).items() if k != "seed"}
 
@@ -126,7 +130,7 @@ def entry_of(result: Result, config: Config, name: str) -> Result:
     entry = {
         "name": config.name,
         "file": name,
-        "config": _plain(config),
+        "config": without_seed(config),
         "lr": config.lr,
         "search": None,
     }

@@ -16,8 +16,9 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import delete, write_json, write_text
 from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run, comparable, different
+from flowrl.runs.compare.earlier_files import config_then
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.result_file import setting
+from flowrl.runs.compare.result_file import setting, without_seed
 from flowrl.runs.compare.run_process import Asked
 from flowrl.runs.compare.side_by_side import check_processes, train_all
 from flowrl.runs.compare.stored_files import check_judged
@@ -181,15 +182,17 @@ def _text(config: Mapping[str, Any], without: Sequence[str]) -> str:
 def _opened(what: Tuning, own: Config, tried: Sequence[Trial]) -> Result:
     """Begin the result, or go on with one of the same settings and keys: trials, values and seeds
     are added to what it has."""
-    plain = {key: value for key, value in comparable(own).items() if key != "seed"}
-    fresh: Result = {"kind": KIND, "format": FORMAT, "score": own.headline, "settings": plain}
+    fresh: Result = {"kind": KIND, "format": FORMAT, "score": own.headline}
+    fresh["settings"] = without_seed(own)
     fresh |= {"nfe": what.nfe, "counted": what.counted}
     fresh = dict(json.loads(json.dumps(fresh)))  # tuples are lists, as the file has them
     result: Result = {**fresh, "config": what.config, "choices": {}, "seeds": []}
     result |= {"environments": [], "base": {}, "trials": []}
     if what.out.exists():
         found = read_tuning(what.out)
-        wrong = different({key: found[key] for key in fresh}, fresh)
+        stated = {key: found[key] for key in fresh}
+        stated["settings"] = config_then(stated["settings"], own, without_seed)
+        wrong = different(stated, fresh)
         if set(found["choices"]) != set(what.choices):
             wrong.append(f"keys ({', '.join(found['choices'])} and {', '.join(what.choices)})")
         if wrong:

@@ -1,0 +1,63 @@
+"""Files of a comparison that an earlier version wrote: what they lack because it came later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowrl.config.load import Config, build_config
+from flowrl.config.overrides import Source
+from flowrl.core.errors import ConfigError
+
+Found = dict[str, Any]
+APART = ("model", "prompts", "image", "eval", "samples")  # what `setting` holds as sections
+
+
+def config_then(there: Mapping[str, Any], now: Config, view: Callable[[Config], Found]) -> Found:
+    """Return a config of a result file, as `view` gives it, with the keys that came later at their
+    defaults; as it is if it cannot be loaded today."""
+    raw = {"seed": now.seed, **there}
+    raw.pop("monitors", None)  # in part there; absent ones are the defaults
+    return _filled(there, raw, now, view)
+
+
+def setting_then(there: Mapping[str, Any], now: Config, view: Callable[[Config], Found]) -> Found:
+    """Return what has to be equal, as a file has it and `view` gives it, with the keys that came
+    later at their defaults; as it is if it cannot be loaded today."""
+    sections = {key: there[key] for key in APART if isinstance(there.get(key), Mapping)}
+    return _filled(there, {**now.to_dict(), **sections}, now, view)
+
+
+def _filled(
+    there: Mapping[str, Any], raw: Mapping[str, Any], now: Config, view: Callable[[Config], Found]
+) -> Found:
+    source = Source("a file of an earlier version", ())
+    # what files leave out, such as train.iterations, has to be there to load the rest
+    own, whole = now.to_dict(), dict[str, Any]()
+    for key, value in raw.items():
+        sections = isinstance(value, Mapping) and isinstance(own.get(key), Mapping)
+        left_out = _left_out(own[key], view(now).get(key)) if sections else {}
+        whole[key] = {**left_out, **value} if sections else value
+    try:
+        built = build_config(whole, source, now.plugins)
+    except ConfigError:
+        return dict(there)
+    return _with_missing(there, json.loads(json.dumps(view(built))))
+
+
+def _left_out(own: Mapping[str, Any], seen: Any) -> Found:
+    """Return the keys of a section that the view of a config does not show."""
+    shown = seen if isinstance(seen, Mapping) else own
+    return {key: value for key, value in own.items() if key not in shown}
+
+
+def _with_missing(there: Mapping[str, Any], whole: Mapping[str, Any]) -> Found:
+    """Return `there` with the keys that only `whole` has, at all depths."""
+    out = dict(there)
+    for key, value in whole.items():
+        if key not in out:
+            out[key] = value
+        elif isinstance(out[key], Mapping) and isinstance(value, Mapping):
+            out[key] = _with_missing(out[key], value)
+    return out

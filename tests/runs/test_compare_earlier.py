@@ -1,0 +1,82 @@
+"""Files of comparisons that an earlier version wrote: keys that came later are their defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparekit import SMALL, plan, tick
+
+from flowrl.config.load import load_config
+from flowrl.core.errors import ConfigError
+from flowrl.runs.compare.budgets import different
+from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.earlier_files import config_then, setting_then
+from flowrl.runs.compare.result_file import setting, without_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, CONFIGS = ROOT / "assets" / "results", ROOT / "scripts" / "research" / "six"
+SIX = [
+    "prompts.test=assets/shapes/test.jsonl",
+    *("eval.seed=260031", "eval.images=16", "eval.batch=136", "train.threads=1"),
+]
+
+
+def test_more_seeds_can_be_added_to_the_committed_six_methods() -> None:
+    """What is stored of each arm lacks `train.empty_prompts`, which came later."""
+    found = json.loads((RESULTS / "compare-six.json").read_text(encoding="utf-8"))
+    assert len(found["configs"]) == 12
+    for entry in found["configs"]:
+        method, _, arm = entry["name"].rpartition("-")
+        file = CONFIGS / f"{arm}_{method.replace('-', '_')}.yaml"
+        now = load_config(file, SIX)
+        lacks = different(entry["config"], without_seed(now))
+        assert lacks == ["train.empty_prompts (None and 0.0)"]
+        assert config_then(entry["config"], now, without_seed) == without_seed(now)
+        # a value of today that is not the default differs from what there was
+        other = load_config(file, [*SIX, "train.empty_prompts=0.2", "train.threads=2"])
+        then = config_then(entry["config"], other, without_seed)
+        assert different(then, without_seed(other)) == ["train.empty_prompts (0.0 and 0.2)"]
+        equal = found["settings"]["equal"]
+        said = different(setting_then(equal, other, setting), setting(other))
+        assert said == ["train.threads (1 and 2)"]
+
+
+def _without(stored: dict[str, Any], *keys: str) -> None:
+    """Take keys out, as if they were of a later version."""
+    for key in keys:
+        section, name = key.split(".")
+        del stored[section][name]
+
+
+@pytest.mark.integration
+def test_a_file_of_an_earlier_version_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result file and the base model's lack keys that have their defaults now."""
+    tick(monkeypatch)
+    what = plan(tmp_path, "toy-a", seeds=(0,), overrides=(*SMALL, "eval.score=red"))
+    compare(what, quiet=True)
+    base = what.runs / "base" / "result.json"
+    kept, judged = (json.loads(file.read_text()) for file in (what.out, base))
+    _without(kept["configs"][0]["config"], "train.empty_prompts", "eval.best_of", "credit.eps")
+    for equal in (kept["settings"]["equal"], judged["setting"]):
+        _without(equal, "eval.best_of", "samples.seed")
+    what.out.write_text(json.dumps(kept))
+    base.write_text(json.dumps(judged))
+    more = compare(what._replace(seeds=(0, 1)), quiet=True)
+    assert [run["seed"] for run in more["configs"][0]["seeds"]] == [0, 1]
+    # a default that is another one now is not taken for what there was
+    eps = what._replace(overrides=(*what.overrides, "credit.eps=0.01"), seeds=(2,))
+    with pytest.raises(ConfigError, match=r"toy-a: credit.eps \(0.0001 and 0.01\)"):
+        compare(eps, quiet=True)
+
+
+def test_what_cannot_be_loaded_today_stays_as_it_is() -> None:
+    now = load_config(CONFIGS / "tuned_awm.yaml", SIX)
+    gone = without_seed(now) | {"credit": {"fn": "gone_by_now"}}
+    del gone["train"]["empty_prompts"]
+    assert config_then(gone, now, without_seed) == gone
+    assert setting_then({"eval": {"gone": 1}}, now, setting) == {"eval": {"gone": 1}}

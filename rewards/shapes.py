@@ -42,12 +42,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 class shapes:
-    """Score images [L, 3, 64, 64]: "graded" in [0, 1] (1 exactly where strictly right), or "strict"
-    0 or 1.
+    """Score images [L, 3, 64, 64]: "graded_angle" in [0, 1] (1 exactly where strictly right), or
+    "strict" 0 or 1.
 
-    "graded_angle" differs from "graded" in what a relation pays: the cosine to the asked direction
-    over 0.5, up to 1, and nothing for perpendicular or opposite. "graded" pays (cosine + 1) / 1.5,
-    up to 1, so 2/3 for perpendicular.
+    A relation pays the cosine to the asked direction over 0.5, up to 1, and nothing for
+    perpendicular or opposite. "graded", as version 0.1 had it, pays (cosine + 1) / 1.5, up to 1, so
+    2/3 for perpendicular.
 
     Records and strict verdict are GenEval's (Ghosh et al. 2023);
     flowrl/evaluation/suites/shapes/checker.py says what differs. Images are rounded to 8 bits
@@ -57,7 +57,9 @@ class shapes:
 
     judges_singly = True
 
-    def __init__(self, *, mode: Literal["graded", "graded_angle", "strict"] = "graded") -> None:
+    def __init__(
+        self, *, mode: Literal["graded", "graded_angle", "strict"] = "graded_angle"
+    ) -> None:
         if mode not in ("graded", "graded_angle", "strict"):
             raise ConfigError(
                 'rewards.shapes: `mode` must be "graded", "graded_angle" or "strict"; '

@@ -14,6 +14,7 @@ class Later(NamedTuple):
 
 
 BETTER = "on the test prompts, at the better of two rates"
+EDITS = "on the test edits, at its own rate"
 LATER = (
     Later("families", "compare-families.json", BETTER),
     Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
@@ -32,7 +33,7 @@ LATER = (
     Later("gaussian", "compare-gaussian.json", "on the test prompts, at its own rate"),
     Later("offline", "compare-dpo-offline.json", "on the test prompts, at its own rate"),
     Later("find own", "compare-find-own.json", "on the prompts that it trains, at its own rate"),
-    Later("edits", "compare-paco-rl.json", "on the test edits, at its own rate"),
+    Later("edits", "compare-paco-rl.json", EDITS),
     Later("crd", "compare-crd.json", "on the test prompts, at its own rate"),
     Later("gardo", "compare-gardo.json", "on the test prompts, at its own rate"),
     Later("dina", "compare-dina.json", "on the test prompts, at its own rate"),

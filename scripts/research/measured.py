@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import untrained
-from later import LATER
+from later import EDITS, LATER
 
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.summary import summarize_result
@@ -30,6 +30,7 @@ RESULTS = ROOT / "assets" / "results"
 RESULT = RESULTS / "compare-shapes.json"
 NOISY = "version 0.1, on the noisy-captions control"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
+COUNTS = {2: "two", 3: "three", 4: "four"}
 Result = dict[str, Any]
 
 
@@ -177,7 +178,10 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
         f"{a['iteration']:.0f} iterations, lr {config['lr']:g}, {base['images']} held-out images "
         "per judgement."
     )
-    return text + untrained.beside(result)
+    if where == NOISY:
+        return text + untrained.beside_control()
+    edits = where == EDITS and untrained.beside_edits()
+    return text + (edits or untrained.beside(result))
 
 
 def page(
@@ -191,8 +195,14 @@ def page(
 
     def told(match: re.Match[str]) -> str:
         name = match[1]
-        parts = [(shown or {}).get(name, "")]
-        parts += [sentence(one, name, where) for where, one in later]
+        looks = [sentence(one, name, where) for where, one in later]
+        count = sum(map(bool, looks))
+        parts = [(shown or {}).get(name, ""), *looks]
+        if count > 1:
+            number = COUNTS[count]
+            parts.append(
+                f"These are {number} looks at one list; no interval is corrected for that."
+            )
         parts.append(sentence(result, name))
         said = " ".join(filter(None, parts)) or f"`shapes/{name}`: not compared yet."
         return f"<!-- measured: {name} -->\n{wrapped(said)}\n"

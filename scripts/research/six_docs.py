@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,28 @@ Result = dict[str, Any]
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
-    """Return the page and what fills it."""
-    return [(PAGE, filled)]
+    """Return the page, and those of the methods, with what fills each."""
+    methods = ROOT / "docs" / "methods"
+    result = summarize_result(read("compare-six"))
+    pages = [(methods / f"{name.replace('-', '_')}.md", name) for name in METHODS]
+    return [
+        (PAGE, filled),
+        *((page, partial(told, name=name, result=result)) for page, name in pages),
+    ]
+
+
+def told(text: str, name: str, result: Result) -> str:
+    """Say on a method's page what its two arms gained."""
+    model = error_model(result["configs"], result["base"], "nfe")
+    seeds = len(result["configs"][0]["seeds"])
+    gains = [span(*model.gain(f"{name}-{arm}")) for arm in ("published", "tuned")]
+    said = (
+        f"Gains on the shapes model in {result['budgets']['nfe']:,.0f} network evaluations, "
+        f"{seeds} seeds: with its published settings {gains[0]} points, with tuned ones "
+        f"{gains[1]}: "
+        "[six methods](../six-methods.md#on-test-prompts)."
+    )
+    return between(text, f"six: {name}", f"six: {name} end", [wrapped(said)])
 
 
 def filled(text: str) -> str:

@@ -3,7 +3,8 @@
 Both are text for the method pages, which `measured.py` fills. A comparison `compare-X.json` may
 have two files beside it, of the base model on the same prompts from the same noise:
 `compare-X-guided.json`, with guidance, and `compare-X-best-of-8.json`, the best of eight images by
-the reward. Comparisons that were judged alike share them, so they are found by their setting.
+the reward. Comparisons that were judged alike share them, so they are found by their setting. Two
+comparisons have files of other kinds beside them: the noisy-captions control, and that of edits.
 """
 
 from __future__ import annotations
@@ -31,6 +32,34 @@ def beside(result: Result, folder: Path = RESULTS) -> str:
     guided, best = (one for one in shares.values() if one is not None)
     scale = f"{guided['setting']['guidance']:g}"
     return _said(guided["strict"], scale, best["strict"], best["setting"]["best_of"])
+
+
+def beside_control(folder: Path = RESULTS) -> str:
+    """Say what the noisy-captions control reaches without training, by today's checker."""
+    base, guided, best = (
+        json.loads((folder / f"compare-shapes-{name}.json").read_text(encoding="utf-8"))
+        for name in ("base", "guided", "best-of-8")
+    )
+    scale, count = guided["setting"]["guidance"], best["setting"]["best_of"]
+    return (
+        " Beside it, without training, by today's checker and from other noise: the control "
+        f"{_percent(base['strict'])}, with guidance {scale:g} {_percent(guided['strict'])}, the "
+        f"best of {count} of its images {_percent(best['strict'])}."
+    )
+
+
+def beside_edits(folder: Path = RESULTS) -> str:
+    """Say what the editing model reaches without training on the test edits; guidance gains
+    nothing there."""
+    steps, best = (
+        json.loads((folder / f"edits-{name}.json").read_text(encoding="utf-8"))
+        for name in ("5-steps", "best-of-8")
+    )
+    return (
+        f" Beside it, without training: the base model in {steps['setting']['steps']} steps, its "
+        f"best setting, {_percent(steps['strict'])}, the best of "
+        f"{best['setting']['best_of']} of its edits {_percent(best['strict'])}."
+    )
 
 
 def demonstrated(file: Path = DEMONSTRATION) -> dict[str, str]:

@@ -212,6 +212,8 @@ def test_the_judge_and_the_noisy_control() -> None:
         counted[row["task"], row["guidance"]] = f"{row['asked']} : {row['opposite']}"
     plain, guided = (counted["position", guidance] for guidance in (1.0, 2.5))
     assert f"{plain} without guidance and {guided} with 2.5" in SHAPES
+    plain, guided = (counted["color_attr", guidance] for guidance in (1.0, 2.5))
+    assert f"swapped is {plain} and {guided}" in SHAPES
     true, before = result("shapes-base-true-captions"), result("shapes-adv-grpo")["before"]
     assert f"reached {100 * true['strict']:.1f} %" in SHAPES
     assert f"lowered it to {100 * before:.1f} %" in SHAPES

@@ -41,7 +41,15 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     assert found["fine_tuned"]["seeds"] == 1 and len(found["search"]) == 3
     trained = json.loads((results / "demonstration.json").read_text(encoding="utf-8"))
     more = 100 * trained["rl_minus_base"]["mean"]
-    assert f"a gain of {said}, where training gains {more:.1f}" in shapes
+    alone = said.removesuffix(")") + ", over prompts alone)"
+    assert f"a gain of {alone}, where training gains {more:.1f}" in shapes
+    assert "Intervals of one seed are over prompts alone." in readme
+    # what training mends of what the base model with guidance gets wrong
+    wrong = 1 - trained["base_best_guidance"]["mean"]
+    share = trained["rl_minus_base_best_guidance"]["mean"] / wrong
+    assert 0.3 < share < 1 / 3 and "almost a third of what that gets wrong" in readme
+    share = trained["rl_best_guidance_minus_base_best_guidance"]["mean"] / wrong
+    assert 0.45 < share < 0.5 and "not quite half, which was the aim" in readme
 
 
 def test_the_card_says_what_the_base_model_does_on_other_prompts() -> None:
@@ -150,7 +158,7 @@ def test_the_checks_of_the_base_model_are_as_measured() -> None:
 def test_the_arm_in_which_the_clip_acts_is_as_measured() -> None:
     """The table of cells by hand: scores of the seeds, and what was clipped in the end."""
     found = json.loads((ROOT / "assets/results/clip-updates.json").read_text(encoding="utf-8"))
-    page, scores, clipped = PAGES["docs/compare.md"], dict[str, str](), dict[str, list[float]]()
+    page, scores, clipped = PAGES["docs/factorial.md"], dict[str, str](), dict[str, list[float]]()
     for cell in found["cells"]:
         runs = [run for run in found["runs"] if run["cell"] == cell["name"]]
         key = " | ".join(cell["levels"].values())

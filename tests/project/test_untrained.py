@@ -60,6 +60,19 @@ def test_every_comparison_of_the_present_base_model_is_listed() -> None:
         assert script_module("untrained").beside(read(name)) == ""
 
 
+def test_the_control_and_edits_have_theirs_on_every_page_of_a_method() -> None:
+    """Their files are of other kinds, so they are put beside them by name."""
+    module = script_module("untrained")
+    for name, said in (("shapes", module.beside_control()), ("paco-rl", module.beside_edits())):
+        for one in read(name)["configs"]:
+            mark = f"<!-- measured: {one['name'].removeprefix('shapes-').replace('-', '_')} -->"
+            (page,) = (text for text in PAGES.values() if f"{mark}\n" in text)
+            block = page.partition(mark)[2].partition("\n\n")[0]
+            assert said.strip() in " ".join(block.split()), mark
+    control = (100 * read(f"shapes-{kind}")["strict"] for kind in ("guided", "best-of-8"))
+    assert [f"{share:.1f} %" in module.beside_control() for share in control] == [True, True]
+
+
 def test_files_of_another_setting_do_not_stand_beside_it(tmp_path: Path) -> None:
     """Another seed, list or number of images, or one file of the two: nothing is said."""
     module = script_module("untrained")

@@ -38,6 +38,25 @@ def test_true_scenes_earn_one_and_others_less() -> None:
     assert shapes()(batch).max() < 1 and shapes(mode="strict")(batch).sum() == 0
 
 
+def test_a_perpendicular_relation_pays_nothing_by_itself() -> None:
+    """Scenes of "right of" and "left of" are asked to be "above" and "below". That part of the
+    reward is 0 in the default mode, and 2/3 in that of version 0.1."""
+    turned, seen, asked = {"right of": "above", "left of": "below"}, [], []
+    for image, record in zip(IMAGES, RECORDS, strict=True):
+        first, *rest = record["include"]
+        relation, place = rest[-1].get("position", ("", 0)) if rest else ("", 0)
+        if relation in turned:
+            second = {**rest[-1], "position": [turned[relation], place]}
+            seen.append(image)
+            asked.append({**record, "include": [first, second]})
+    count = len(asked)
+    batch = RewardBatch(
+        torch.stack(seen), [""] * count, torch.arange(count), asked, torch.zeros(count)
+    )
+    now, then = shapes()(batch), shapes(mode="graded")(batch)
+    assert (now < then).all() and torch.equal(now, shapes(mode="graded_angle")(batch))
+
+
 @pytest.mark.parametrize("meta", [[], [{}] * COUNT, [{"prompt": "a circle"}] * COUNT])
 def test_a_missing_record_is_an_error(meta: list[dict[str, Any]]) -> None:
     with pytest.raises(DataError, match="record"):

@@ -1,4 +1,4 @@
-"""What costs no training, beside what training gained: tables of docs/compare.md.
+"""What costs no training, beside what training gained: tables of docs/compare.md, factorial.md.
 
 `python scripts/research/tables.py` writes them. The sources are the comparisons' result files and,
 from the same prompts, `<name>-guided.json` and `<name>-best-of-8.json`, which `flowrl eval` made.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +23,19 @@ from flowrl.runs.compare.outcomes import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "assets" / "results", ROOT / "docs" / "compare.md"
+FACTORIAL = ROOT / "docs" / "factorial.md"
 Result = Mapping[str, Any]
 
 
 class Group(NamedTuple):
     """Comparisons of one evaluation, and what stands beside them."""
 
-    mark: str  # of its place in docs/compare.md
+    mark: str  # of its place in the page
     alone: str  # how the names of the files without training begin
     comparisons: tuple[str, ...]  # their files; the first has the base model, else `<alone>-base`
     others: tuple[tuple[str, str], ...] = ()  # further targets of 10 NFE: words, file
     nfe: int = 10  # of an image by the base model's own setting, and by a method
+    page: Path = PAGE
 
 
 TEACHERS = (
@@ -60,7 +63,7 @@ GROUPS = (
     Group("narrow", "compare-narrow", ("compare-narrow",)),
     Group("imitation", "compare-imitation", ("compare-imitation",)),
     Group("combinations", "compare-combinations", ("compare-combinations",)),
-    Group("factorial", "factorial-80000", ()),
+    Group("factorial", "factorial-80000", (), page=FACTORIAL),
     Group("noisy", "compare-shapes", ()),
 )
 HEADS = ("", "right images", "95 % interval", "NFE per image", "minus guidance", "minus best of 8")
@@ -72,13 +75,13 @@ NOTE = (
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
-    """Return the page and what fills it."""
-    return [(PAGE, filled)]
+    """Return the pages, each with what fills it."""
+    return [(page, partial(filled, page=page)) for page in (PAGE, FACTORIAL)]
 
 
-def filled(text: str) -> str:
-    """Put each group's table between its marks."""
-    for group in GROUPS:
+def filled(text: str, page: Path) -> str:
+    """Put the table of each of the page's groups between its marks."""
+    for group in (one for one in GROUPS if one.page == page):
         marks = (f"{group.mark}, alone: table", f"{group.mark}, alone: end")
         note = [wrapped(NOTE)] if group.comparisons else []
         text = between(text, *marks, [table(group), *note])

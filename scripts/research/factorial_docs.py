@@ -1,4 +1,4 @@
-"""The tables of the factorial experiments in docs/compare.md, from their result files.
+"""The tables of the factorial experiments in docs/factorial.md, from their result files.
 
 `python scripts/research/tables.py` writes it.
 """
@@ -15,7 +15,7 @@ from flowrl.runs.compare.effects import effect_rows
 from flowrl.runs.compare.factorial import factorial_notes, read_factorial
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "compare.md"
+PAGE = ROOT / "docs" / "factorial.md"
 RESULTS = {"factorial": "factorial-80000.json", "clip": "clip-updates.json"}
 """Each experiment's file, by the name of its marks."""
 

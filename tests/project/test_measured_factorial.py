@@ -1,4 +1,4 @@
-"""What docs/compare.md says in sentences of the factorial experiment is what its files hold."""
+"""What docs/factorial.md says in sentences of the factorial experiment is what its files hold."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_factorial(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_the_factorial_experiment_is_as_measured() -> None:
-    """compare.md says the means of its runs and of the base model, and that no effect is proven."""
-    page = " ".join(PAGES["docs/compare.md"].split())
+    """The page says the means of its runs and of the base model, and that no effect is proven."""
+    page = " ".join(PAGES["docs/factorial.md"].split())
     found, base = read_factorial("80000")
     runs = found["runs"]
     mean = sum(run["score"] for run in runs) / len(runs)
@@ -44,7 +44,7 @@ def test_the_factorial_experiment_is_as_measured() -> None:
 
 def test_its_effects_are_as_said() -> None:
     """No effect after the correction; the same two main effects are largest in both."""
-    page = " ".join(PAGES["docs/compare.md"].split())
+    page = " ".join(PAGES["docs/factorial.md"].split())
     after = {}
     for name in ("80000", "shapes"):
         effects = read_factorial(name)[0]["effects"]
@@ -71,9 +71,12 @@ def test_its_effects_are_as_said() -> None:
     assert f"no credit more than {most[1]:.1f} from the group's own std" in page
     wide = sorted(100 * (one["interval"][1] - one["interval"][0]) for one in mains.values())
     assert (round(wide[0]), round(wide[-1])) == (3, 4)
-    readme = " ".join(PAGES["README.md"].split())
+    # what two other pages say of it
     nearest = [f"{mains[name]['p_holm']:.2f}"[1:] for name in (START, NOISE)]
-    assert f"come nearest (p = {' and '.join(nearest)} after correction)" in readme
+    for name in ("README.md", "docs/compare.md"):
+        other = " ".join(PAGES[name].split())
+        assert f"come nearest (p = {' and '.join(nearest)} after correction)" in other
+        assert "96 runs of 80,000 evaluations" in other
 
 
 def share(value: float) -> str:

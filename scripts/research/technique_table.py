@@ -36,23 +36,30 @@ def about(result: dict[str, Any]) -> str:
     """Say what was compared."""
     text = (
         f"{GROUNDS[result['ground']]}Each run spends {result['nfe']:,} network evaluations; "
-        f"{result['seeds']} seeds, each technique against plain `group_norm` and `ppo_clip` with "
-        "the same seed, or against another plain run where a technique changes that; its score is "
-        "in the column *plain*. The difference is in points of the held-out score, with the 95 % "
-        "interval of Student's t; the verdict is by p after Holm's correction for all rows."
+        f"{result['seeds']} seeds. Each technique is compared with its control, a run of the same "
+        "seed that differs in the technique alone. Control *plain* has `group_norm` and "
+        "`ppo_clip`; another has beside these what the technique brings along without being it, "
+        "such as a wide clip range, a tree, or groups of another size. Scores of both are of "
+        "held-out prompts, in percent; their difference is in points, with the 95 % interval of "
+        "Student's t; the verdict is by p after Holm's correction for all rows. Rows called *none* "
+        "are no techniques: they say what such an addition gains by itself."
     )
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Lay out the techniques, the best difference first."""
-    out = [["technique", "held out", "plain", "difference", "95 % interval", "p (Holm)", "verdict"]]
+    out = [["technique", "control", "held out", "control's", "difference", "95 % interval"]]
+    out[0] += ["p (Holm)", "verdict"]
+    known = result["controls"] | result["techniques"]
     for one in sorted(result["techniques"].values(), key=lambda one: -one["mean"]):
-        scores = [f"{100 * one[key]:.1f}" for key in ("score", "plain_score")]
+        score, other = (f"{100 * one[key]:.1f}" for key in ("score", "control_score"))
+        control = known[one["control"]]["name"].removeprefix("none: ")
         low, high = (f"{100 * end:+.1f}" for end in one["interval"])
         chance = f"{one['p_holm']:.2f}" if one["p_holm"] >= 0.005 else "<0.01"
         gap = f"{100 * one['mean']:+.1f}"
-        out.append([one["name"], *scores, gap, f"{low} to {high}", chance, one["verdict"]])
+        row = [one["name"], control, score, other, gap, f"{low} to {high}", chance, one["verdict"]]
+        out.append(row)
     return out
 
 
@@ -71,7 +78,7 @@ def page(text: str) -> str:
     for ground in GROUNDS:
         result = found(ground)
         if result is not None:
-            parts += [about(result), markdown_table(rows(result)), *missing(result)]
+            parts += [about(result), markdown_table(rows(result), left=2), *missing(result)]
     if len(parts) == 1:
         parts.append("Nothing was compared yet.")
     new = "\n\n".join([*parts, "<!-- techniques: end -->"])

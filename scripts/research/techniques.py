@@ -1,21 +1,27 @@
-"""Compare group techniques with plain GRPO, seed by seed at equal network evaluations.
+"""Compare group techniques with GRPO that lacks them alone, seed by seed at equal network
+evaluations.
 
     python scripts/research/techniques.py --ground toy --seeds 8
     python scripts/research/techniques.py --ground shapes --seeds 5 --nfe 80000
+    python scripts/research/techniques.py --seeds 8 --again tree salt
 
-Each technique changes the plain config as technique_list.py says and trains until it has spent as
-many network evaluations, images that were drawn in vain included; then the held-out prompts are
-judged with the same noise for all. A technique and plain GRPO are a pair for each seed. The result
-file has every run, the mean difference with its 95 % interval (Student's t over seeds), and a
-verdict: helps or hurts where p is below 0.05 after Holm's correction for all techniques of the
-file, else no difference seen. What there is already is not run again: runs are files of their own
-under --runs. On shapes each run is a process of its own; on the toy all are one, unless
---processes says otherwise.
+Each technique changes the config of its control as technique_list.py says and trains until it has
+spent as many network evaluations, images that were drawn in vain included; then the held-out
+prompts are judged with the same noise for all. A technique and its control are a pair for each
+seed. The result file has every run, the mean difference with its 95 % interval (Student's t over
+seeds), and a verdict: helps or hurts where p is below 0.05 after Holm's correction for all
+techniques of the file, else no difference seen.
+
+What there is already is not run again: runs are files of their own under --runs, and those of the
+result file count as well where the list still asks for the config that they had. --again runs the
+named ones anew all the same, after a change of the code or of a ground's numbers. On shapes each
+run is a process of its own; on the toy all are one, unless --processes says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -31,7 +37,7 @@ from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from technique_list import TECHNIQUES, Technique  # noqa: E402
+from technique_list import CONTROLS, TECHNIQUES  # noqa: E402
 from technique_table import rows  # noqa: E402
 from technique_toy import toy  # noqa: E402
 
@@ -81,6 +87,11 @@ def main() -> None:
         return
     chosen = args.techniques or list(TECHNIQUES)
     folder = args.runs / f"{args.ground}-{nfe}"
+    out = args.out or ROOT / "assets" / "results" / f"techniques-{args.ground}.json"
+    unpack(out, folder, args.ground, nfe)
+    for name in args.again:
+        for file in folder.glob(f"{name}-*.json"):
+            file.unlink()
     # seeds outside: after a stop there are whole pairs of the first seeds
     for seed in range(args.seeds):
         for name in arms(chosen):
@@ -94,9 +105,8 @@ def main() -> None:
                 write_json(file, run(args.ground, name, seed, nfe))
     # all runs that are there, in one file
     result = collected(folder, args.ground, nfe, chosen, args.seeds)
-    out = args.out or ROOT / "assets" / "results" / f"techniques-{args.ground}.json"
     write_json(out, result)
-    print(text_table(rows(result)))
+    print(text_table(rows(result), left=2))
     print(f"written: {out}")
 
 
@@ -112,28 +122,35 @@ def parser() -> argparse.ArgumentParser:
     add("--nfe", type=int, help="network evaluations of a run")
     add("--runs", type=Path, default=ROOT / "runs" / "techniques")
     add("--out", type=Path, help="the result file")
+    known = [*CONTROLS, *TECHNIQUES]
+    add("--again", nargs="*", default=[], choices=known, metavar="NAME", help="run these anew")
     add("--processes", action="store_true", help="a process for each run, also on the toy")
     add("--one", nargs=2, metavar=("NAME", "SEED"), help="one run, into --out")
     return made
 
 
 def arms(chosen: Sequence[str]) -> list[str]:
-    """List the runs of a seed: each technique, and before it the plain one that it is held to."""
-    return list(dict.fromkeys(arm for name in chosen for arm in (plain_of(name), name)))
+    """List the runs of a seed: each technique, and before it the control that it is held to."""
+    pairs = ((TECHNIQUES[name].control, name) for name in chosen)
+    return list(dict.fromkeys(itertools.chain.from_iterable(pairs)))
 
 
-def plain_of(name: str) -> str:
-    """Name the plain run of a technique: one for all that share nothing with it but the ground."""
-    return f"plain-{name}" if TECHNIQUES[name].shared else "plain"
+def changes_of(name: str) -> list[str]:
+    """List all that a technique or a control changes in the ground's config, each key once."""
+    if name in CONTROLS:
+        return [*CONTROLS[name].changes]
+    # on top of all that its control changes; what both set is the technique's
+    return last_of_each([*changes_of(TECHNIQUES[name].control), *TECHNIQUES[name].changes])
+
+
+def last_of_each(changes: Sequence[str]) -> list[str]:
+    """Leave out changes of a key that a later one changes."""
+    return list({change.partition("=")[0]: change for change in changes}.values())
 
 
 def config_of(ground: str, name: str, seed: int, folder: Path) -> Config:
-    """Return the config of a run: of a technique, or of a plain one."""
-    plain, _, of = name.partition("-")
-    known = plain == "plain"
-    own = TECHNIQUES[of] if of else Technique("", ())
-    mine = own if known else TECHNIQUES[name]
-    changes = [*mine.shared, *(() if known else mine.changes)]
+    """Return the config of a run: of a technique, or of a control."""
+    changes = changes_of(name)
     for key, value in GROUNDS[ground].items():
         changes = [change.replace("{" + key + "}", str(value)) for change in changes]
     if ground == "toy":
@@ -160,6 +177,7 @@ def run(ground: str, name: str, seed: int, nfe: float) -> dict[str, Any]:
         "nfe": spent,
         "iterations": trainer.iteration,
         "refilled": refilled,
+        "commit": environment()["commit"],
     }
 
 
@@ -170,40 +188,62 @@ def alone(ground: str, name: str, seed: int, nfe: float, file: Path) -> None:
     subprocess.run([*words, "--one", name, str(seed), "--out", str(file)], check=True)
 
 
+def unpack(file: Path, folder: Path, ground: str, nfe: float) -> None:
+    """Write the runs of an earlier result file as files of their own, where a run of this name is
+    missing, and would still have the same config and budget."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if (before.get("ground"), before.get("nfe")) != (ground, nfe):
+        return
+    known = before.get("controls", {}) | before["techniques"]
+    for name, one in known.items():
+        there = name in CONTROLS or name in TECHNIQUES
+        if not there or {*last_of_each(one["changes"])} != {*changes_of(name)}:
+            continue
+        for made in before["runs"][name]:
+            own = folder / f"{name}-{made['seed']}.json"
+            if not own.exists():
+                # in older files all runs are of the file's commit
+                write_json(own, {"commit": before["environment"]["commit"]} | made)
+
+
 def collected(
     folder: Path, ground: str, nfe: float, chosen: Sequence[str], seeds: int
 ) -> dict[str, Any]:
     """Put all runs of a ground together."""
-    # runs of each technique and of the plain ones that they are held to
-    found: dict[str, dict[str, Any]] = {}
+    # runs of each technique and of the controls that they are held to
+    found: dict[str, list[dict[str, Any]]] = {}
     for name in arms(chosen):
         files = [folder / f"{name}-{seed}.json" for seed in range(seeds)]
-        found[name] = {"runs": [json.loads(file.read_text()) for file in files]}
+        found[name] = [json.loads(file.read_text()) for file in files]
     # paired by seed, since both arms of a seed share noise and prompts
     techniques = {}
     for name in chosen:
-        both = (found[arm]["runs"] for arm in (name, plain_of(name)))
-        scores = [list(map(itemgetter("score"), runs)) for runs in both]
-        changes = [*TECHNIQUES[name].shared, *TECHNIQUES[name].changes]
-        about = {"name": TECHNIQUES[name].name, "changes": changes, "plain": plain_of(name)}
+        control = TECHNIQUES[name].control
+        scores = [list(map(itemgetter("score"), found[arm])) for arm in (name, control)]
+        about = {"name": TECHNIQUES[name].name, "changes": changes_of(name), "control": control}
         techniques[name] = {**about, **paired(*scores)}
     # one correction for all that the file claims
     for name, p in zip(techniques, holm([one["p"] for one in techniques.values()]), strict=True):
         techniques[name] |= {"p_holm": p, "verdict": verdict(techniques[name]["mean"], p)}
+    controls = {}
+    for name in found:
+        if name in CONTROLS:
+            controls[name] = {"name": CONTROLS[name].name, "changes": changes_of(name)}
     return {
         "ground": ground,
         "nfe": nfe,
         "seeds": seeds,
+        "controls": controls,
         "techniques": techniques,
-        "runs": {name: one["runs"] for name, one in found.items()},
+        "runs": found,
         "environment": environment(),
     }
 
 
-def paired(scores: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
+def paired(scores: Sequence[float], control: Sequence[float]) -> dict[str, Any]:
     """Compare two rows of scores seed by seed -> mean difference, interval and p; equal rows have
     p = 1."""
-    differences = [one - other for one, other in zip(scores, plain, strict=True)]
+    differences = [one - other for one, other in zip(scores, control, strict=True)]
     count, mean = len(differences), statistics.mean(differences)
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else math.inf
     half = float(student.ppf(0.975, count - 1)) * error if count > 1 else math.inf
@@ -212,7 +252,7 @@ def paired(scores: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
         p = float(2 * student.sf(abs(mean) / error, count - 1))
     return {
         "score": statistics.mean(scores),
-        "plain_score": statistics.mean(plain),
+        "control_score": statistics.mean(control),
         "differences": differences,
         "mean": mean,
         "interval": [mean - half, mean + half],

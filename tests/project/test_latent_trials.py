@@ -22,7 +22,7 @@ def test_short_runs_are_as_said() -> None:
     assert f"a run went from {first:.1f} % to {last:.1f} in {after} iterations" in pages[1]
 
 
-def test_tdm_r1_was_begun_twice() -> None:
+def test_tdm_r1_was_begun_three_times() -> None:
     file = ROOT / "assets/results/tdm-r1-trial.json"
     found = json.loads(file.read_text(encoding="utf-8"))
     page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
@@ -35,6 +35,11 @@ def test_tdm_r1_was_begun_twice() -> None:
     assert f"from {100 * best:.1f} % of iteration {right.index(best) + 1} to" in page
     assert f"{100 * right[-1]:.1f} % of iteration {len(right)}, the last" in page
     assert set(second["clip_frac"]) == {0.0} and 0.55 < colours[-1] / colours[0] < 0.65
+    third = found["third"]
+    first, last = third["reward_gap"][0], third["reward_gap"][-1]
+    assert f"({first:.4f} at first, {last:.4f} after {len(third['reward_gap'])} iterations" in page
+    assert 45 < found["reward_gap"][-1] / last < 55 and "about a fiftieth of the first run's" in page
+    assert "surrogate.anchor=20" in third["command"] and third["eval"][-1]["strict"] < 0.52
     assert "surrogate.lr=1.0e-3" in found["command"] and "surrogate.lr=2e-3" in second["command"]
 
 

@@ -7,14 +7,17 @@ references themselves.
 For runs on the shapes benchmark whose reward `real` is `adversarial` with one folder of references.
 Images of the held-out prompts, the same noise before and after, are read by the benchmark's
 checker, which the reward never saw: what colours their shapes have, how many there are, on how many
-images all are readable. The Frechet distance to the references is that of CLS features of
-assets/shapes-dino. Writes assets/results/<name>-statistics.json and
-assets/figures/<name>-statistics.png.
+images all are readable, and of the prompts that name no colour the colours by themselves. `right`
+is the share of right images, the mean over tasks. The Frechet distance to the references is that of
+CLS features of assets/shapes-dino. A run with other rewards, beside one that has them, is a
+control: `--controls`. `--prompts` names another list than the one that the runs watched. Writes
+assets/results/<name>-statistics.json and assets/figures/<name>-statistics.png.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,12 +33,14 @@ from flowrl import load_config, open_run
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import resource
+from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.scene import COLORS
 from flowrl.runs.evaluate import sample_all
 from rewards._backbones.dino import Backbone
 from rewards._common.scorer import to_pil
 
+KEYS = ("colours", "open_colours")
 INK = {"before": "#9aa0a6", "after": "#1a73e8", "references": "#34a853"}
 
 
@@ -70,22 +75,43 @@ def features(images: Tensor) -> np.ndarray:
     return torch.cat([part.cls for part in backbone(to_pil(images))]).double().cpu().numpy()
 
 
-def one_run(run: Path, images: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Measure a run -> {"before", "after", "references": readings}."""
+def one_run(
+    run: Path, images: int, seed: int, listed: str = "", references: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Measure a run -> {"before", "after", "references": readings}.
+
+    listed: the prompts, else those that the run watched; references: their folder, else that of the
+    run's reward `real`.
+    """
+    rows: dict[str, dict[str, Any]] = {}
     sets: dict[str, Tensor] = {}
     for name, weights in (("before", "base"), ("after", None)):
         model, config, _ = open_run(run, weights=weights)
-        sets[name] = sample_all(
-            model, config, load_prompts(config.prompts.test).texts, seed=seed, images=images
-        )
-    files = sorted(resource(config.rewards["real"].kwargs["references"]).glob("*.png"))
+        prompts = load_prompts(listed or config.prompts.test)
+        sets[name] = sample_all(model, config, prompts.texts, seed=seed, images=images)
+        rows[name] = {**readings(sets[name]), **by_prompt(sets[name], prompts.records, images)}
+    folder = references or config.rewards["real"].kwargs["references"]
+    files = sorted(resource(folder).glob("*.png"))
     pixels = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
     sets["references"] = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     target = features(sets["references"])
-    rows = {name: readings(pixels) for name, pixels in sets.items()}
+    rows["references"] = readings(sets["references"])
     for name in ("before", "after"):
         rows[name]["frechet"] = frechet(features(sets[name]), target)
     return rows
+
+
+def by_prompt(images: Tensor, records: Sequence[dict[str, Any]], each: int) -> dict[str, Any]:
+    """Judge images [P * each, 3, 64, 64] by their prompts' records: the share that is right, the
+    mean over tasks, and the colours where the prompt names none."""
+    meta = [record for record in records for _ in range(each)]
+    right = check((images * 255).round() / 255, meta).strict.float()
+    tasks: dict[str, list[float]] = {}
+    for record, one in zip(meta, right.tolist(), strict=True):
+        tasks.setdefault(record["tag"], []).append(one)
+    free = torch.tensor([not any("color" in one for one in record["include"]) for record in meta])
+    found: dict[str, Any] = {"right": mean(map(mean, tasks.values()))}
+    return found | ({"open_colours": readings(images[free])["colours"]} if free.any() else {})
 
 
 def figure(runs: list[dict[str, dict[str, Any]]], path: Path) -> None:
@@ -136,23 +162,33 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=8, help="images per prompt")
     parser.add_argument("--seed", type=int, default=11, help="of the noise")
+    parser.add_argument("--prompts", default="", help="a list in place of the one they watched")
+    parser.add_argument("--controls", type=Path, nargs="*", default=[], help="runs to set beside")
     parser.add_argument("--out", type=Path, default=Path("assets"))
     args = parser.parse_args()
     name = load_config(args.runs[0] / "config.yaml").name
     # figures of every run before and after, and of its references
-    runs = [one_run(run, args.images, args.seed) for run in args.runs]
+    runs = [one_run(run, args.images, args.seed, args.prompts) for run in args.runs]
     result = {"name": name, "seed": args.seed, "colours": list(COLORS), "runs": runs}
+    if args.prompts:
+        result["prompts"] = args.prompts
+    if args.controls:
+        first = load_config(args.runs[0] / "config.yaml")
+        folder = first.rewards["real"].kwargs["references"]
+        result["controls"] = [
+            one_run(run, args.images, args.seed, args.prompts, folder) for run in args.controls
+        ]
     write_json(args.out / "results" / f"{name}-statistics.json", result)
     figure(runs, args.out / "figures" / f"{name}-statistics.png")
     # the share of two colours, told on the way
     cool = [list(COLORS).index(colour) for colour in ("blue", "purple")]
-    for run in runs:
+    for run in [*runs, *result.get("controls", [])]:
         for part, row in run.items():
-            share = sum(row["colours"][c] for c in cool)
-            print(
-                f"{part:10} blue or purple {share:.3f}  shapes {row['mean_objects']:.2f}  "
-                f"{row.get('frechet', '')}"
-            )
+            said = {"shapes": row["mean_objects"]}
+            for key in [key for key in KEYS if key in row]:
+                said[f"{key}: blue or purple"] = sum(row[key][c] for c in cool)
+            said |= {key: row[key] for key in ("right", "frechet") if key in row}
+            print(part, *(f" {key} {value:.3f}" for key, value in said.items()))
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def page(
         count = sum(map(bool, looks))
         parts = [(shown or {}).get(name, ""), *looks]
         if count > 1:
-            number = COUNTS[count]
+            number = COUNTS.get(count, str(count))
             parts.append(
                 f"These are {number} looks at one list; no interval is corrected for that."
             )

@@ -57,7 +57,7 @@ GROUNDS: dict[str, dict[str, Any]] = {
     },
     # validation prompts; 64 places are more than a short run can spend
     "shapes": {
-        **{"nfe": 80_000, "low": 0.05, "high": 0.07, "steps": 5, "tau": 40.0, "sharp": 100.0},
+        **{"nfe": 80_000, "low": 1e-4, "high": 3e-4, "steps": 5, "tau": 40.0, "sharp": 100.0},
         **{"twice": 32, "pairs": 64, "images": 128},
     },
 }
@@ -96,7 +96,7 @@ def main() -> None:
     for seed in range(args.seeds):
         for name in arms(chosen):
             file = folder / f"{name}-{seed}.json"
-            if file.exists():
+            if is_of(file, name):
                 continue
             print(f"{args.ground}, seed {seed}: {name}", flush=True)
             if args.processes or args.ground == "shapes":
@@ -129,6 +129,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def is_of(file: Path, name: str) -> bool:
+    """Say whether a file holds a run of what this name stands for now."""
+    if not file.exists():
+        return False
+    return bool(json.loads(file.read_text(encoding="utf-8")).get("changes") == changes_of(name))
+
+
 def arms(chosen: Sequence[str]) -> list[str]:
     """List the runs of a seed: each technique, and before it the control that it is held to."""
     pairs = ((TECHNIQUES[name].control, name) for name in chosen)
@@ -155,7 +162,9 @@ def config_of(ground: str, name: str, seed: int, folder: Path) -> Config:
         changes = [change.replace("{" + key + "}", str(value)) for change in changes]
     if ground == "toy":
         return toy(folder, [f"seed={seed}", f"model.seed={seed}", *changes])
-    changes = [change.replace("steps: 4,", "steps: 6,") for change in changes]
+    # a tree with as many steps and as much noise as the plan that it is compared with
+    tree = ("steps: 4, noise_scale: 0.5", "steps: 6, noise_scale: 0.4")
+    changes = [change.replace(*tree) for change in changes]
     return load_config("shapes/flow_grpo", [*SHAPES, f"seed={seed}", *changes])
 
 
@@ -178,6 +187,7 @@ def run(ground: str, name: str, seed: int, nfe: float) -> dict[str, Any]:
         "iterations": trainer.iteration,
         "refilled": refilled,
         "commit": environment()["commit"],
+        "changes": changes_of(name),
     }
 
 
@@ -201,9 +211,10 @@ def unpack(file: Path, folder: Path, ground: str, nfe: float) -> None:
             continue
         for made in before["runs"][name]:
             own = folder / f"{name}-{made['seed']}.json"
-            if not own.exists():
+            if not is_of(own, name):
                 # in older files all runs are of the file's commit
-                write_json(own, {"commit": before["environment"]["commit"]} | made)
+                kept = {"commit": before["environment"]["commit"]} | made
+                write_json(own, kept | {"changes": changes_of(name)})
 
 
 def collected(
@@ -215,6 +226,8 @@ def collected(
     for name in arms(chosen):
         files = [folder / f"{name}-{seed}.json" for seed in range(seeds)]
         found[name] = [json.loads(file.read_text()) for file in files]
+        for made in found[name]:
+            del made["changes"]  # once per name is enough
     # paired by seed, since both arms of a seed share noise and prompts
     techniques = {}
     for name in chosen:

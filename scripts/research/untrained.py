@@ -57,7 +57,7 @@ def beside_edits(folder: Path = RESULTS) -> str:
     )
     return (
         f" Beside it, without training: the base model in {steps['setting']['steps']} steps, its "
-        f"best setting, {_percent(steps['strict'])}, the best of "
+        f"best setting on validation edits, {_percent(steps['strict'])}, the best of "
         f"{best['setting']['best_of']} of its edits {_percent(best['strict'])}."
     )
 

@@ -104,7 +104,7 @@ GOOD = {**dict.fromkeys(CHECKS, "ok"), "speed": ""}
 SILENT = {**GOOD, "wrong prompt": "skipped"}
 
 
-@pytest.mark.parametrize("mode", ["graded", "strict"])
+@pytest.mark.parametrize("mode", ["graded", "graded_angle", "strict"])
 def test_the_shapes_reward_passes(mode: Any) -> None:
     """All 64 scenes, as the command does it; and no probe comes near a true scene."""
     rows = selftest("shapes", shapes(mode=mode), rendered(64))

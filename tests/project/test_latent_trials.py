@@ -38,7 +38,9 @@ def test_tdm_r1_was_begun_three_times() -> None:
     third = found["third"]
     first, last = third["reward_gap"][0], third["reward_gap"][-1]
     assert f"({first:.4f} at first, {last:.4f} after {len(third['reward_gap'])} iterations" in page
-    assert 45 < found["reward_gap"][-1] / last < 55 and "about a fiftieth of the first run's" in page
+    assert (
+        45 < found["reward_gap"][-1] / last < 55 and "about a fiftieth of the first run's" in page
+    )
     assert "surrogate.anchor=20" in third["command"] and third["eval"][-1]["strict"] < 0.52
     assert "surrogate.lr=1.0e-3" in found["command"] and "surrogate.lr=2e-3" in second["command"]
 

@@ -49,7 +49,10 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     share = trained["rl_minus_base_best_guidance"]["mean"] / wrong
     assert 0.3 < share < 1 / 3 and "almost a third of what that gets wrong" in readme
     share = trained["rl_best_guidance_minus_base_best_guidance"]["mean"] / wrong
-    assert 0.45 < share < 0.5 and "not quite half, which was the aim" in readme
+    assert (
+        0.45 < share < 0.5
+        and "the aim, half of what that gets wrong, was missed narrowly" in readme
+    )
 
 
 def test_the_card_says_what_the_base_model_does_on_other_prompts() -> None:

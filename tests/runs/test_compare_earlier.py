@@ -44,6 +44,30 @@ def test_more_seeds_can_be_added_to_the_committed_six_methods() -> None:
         assert said == ["train.threads (1 and 2)"]
 
 
+@pytest.mark.parametrize(
+    ("gone", "now", "said"),
+    [
+        ("rewards.shapes.mode", "rewards.shapes.mode=graded", "rewards.shapes.mode"),
+        ("train.threads", "train.threads=3", "train.threads (None and 3)"),
+        ("train", "train.threads=3", "train"),
+        ("samples", "samples.seed=77", "samples"),
+        ("eval", "eval.seed=77", "eval"),
+        ("model", "model.path=assets/shapes-sdxl", "model"),
+    ],
+)
+def test_what_has_to_be_equal_is_not_taken_from_today(gone: str, now: str, said: str) -> None:
+    """A key that came later has its default; a section that is missing is no section."""
+    equal = setting(load_config("shapes/awm", ["eval.score=shapes"]))
+    section, *inner = gone.split(".")
+    part = equal
+    for key in [section, *inner][:-1]:
+        part = part[key]
+    del part[gone.split(".")[-1]]
+    other = load_config("shapes/awm", ["eval.score=shapes", now])
+    (found,) = different(setting_then(equal, other, setting), setting(other))
+    assert found.startswith(said)
+
+
 def _without(stored: dict[str, Any], *keys: str) -> None:
     """Take keys out, as if they were of a later version."""
     for key in keys:

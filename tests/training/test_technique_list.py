@@ -93,7 +93,8 @@ def test_runs_of_the_result_file_count_where_the_config_is_the_same(tmp_path: Pa
     MODULE.unpack(earlier(tmp_path), folder, "toy", 100)
     assert [file.name for file in folder.iterdir()] == ["salt-0.json"]
     run = json.loads((folder / "salt-0.json").read_text())
-    assert run == {"name": "salt", "seed": 0, "score": 0.5, "commit": "abc"}
+    alike = {"changes": [LIST.TREE]}
+    assert run == {"name": "salt", "seed": 0, "score": 0.5, "commit": "abc", **alike}
     # a run that is there already stays, and one keeps the commit that it names itself
     own = {"name": "tree", "seed": 0, "score": 0.25, "commit": "def"}
     again = earlier(
@@ -103,7 +104,12 @@ def test_runs_of_the_result_file_count_where_the_config_is_the_same(tmp_path: Pa
     )
     MODULE.unpack(again, folder, "toy", 100)
     assert json.loads((folder / "salt-0.json").read_text()) == run
-    assert json.loads((folder / "tree-0.json").read_text()) == own
+    assert json.loads((folder / "tree-0.json").read_text()) == own | alike
+    # a file of another config is no run of this name
+    (folder / "tree-0.json").write_text(json.dumps(own | {"changes": []}))
+    assert not MODULE.is_of(folder / "tree-0.json", "tree")
+    MODULE.unpack(again, folder, "toy", 100)
+    assert MODULE.is_of(folder / "tree-0.json", "tree")
 
 
 def test_runs_of_another_budget_do_not_count(tmp_path: Path) -> None:

@@ -23,10 +23,19 @@ def config_then(there: Mapping[str, Any], now: Config, view: Callable[[Config], 
 
 
 def setting_then(there: Mapping[str, Any], now: Config, view: Callable[[Config], Found]) -> Found:
-    """Return what has to be equal, as a file has it and `view` gives it, with the keys that came
-    later at their defaults; as it is if it cannot be loaded today."""
+    """Return what has to be equal, as a file has it and `view` gives it, with the keys of its
+    sections that came later at their defaults; as it is if it cannot be loaded today."""
+    own = now.to_dict()
     sections = {key: there[key] for key in APART if isinstance(there.get(key), Mapping)}
-    return _filled(there, {**now.to_dict(), **sections}, now, view)
+    rewards = there.get("rewards")
+    if isinstance(rewards, Mapping):
+        sections["rewards"] = {**own["rewards"], **rewards}
+
+    def shown(config: Config) -> Found:
+        # a section that is not there differs; threads are none of a section of the file's own
+        return {key: value for key, value in view(config).items() if key in sections}
+
+    return _filled(there, {**own, **sections}, now, shown)
 
 
 def _filled(

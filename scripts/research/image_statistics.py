@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -41,6 +42,7 @@ from rewards._backbones.dino import Backbone
 from rewards._common.scorer import to_pil
 
 KEYS = ("colours", "open_colours")
+BEFORE: dict[str, Tensor] = {}  # images of base models, by how they were drawn
 INK = {"before": "#9aa0a6", "after": "#1a73e8", "references": "#34a853"}
 
 
@@ -88,7 +90,13 @@ def one_run(
     for name, weights in (("before", "base"), ("after", None)):
         model, config, _ = open_run(run, weights=weights)
         prompts = load_prompts(listed or config.prompts.test)
-        sets[name] = sample_all(model, config, prompts.texts, seed=seed, images=images)
+        draw = partial(sample_all, model, config, prompts.texts, seed=seed, images=images)
+        if weights == "base":
+            # runs of one base model begin with the same images
+            how = f"{config.model.to_dict()} {config.eval} {prompts.texts}"
+            sets[name] = BEFORE[how] = BEFORE[how] if how in BEFORE else draw()
+        else:
+            sets[name] = draw()
         rows[name] = {**readings(sets[name]), **by_prompt(sets[name], prompts.records, images)}
     folder = references or config.rewards["real"].kwargs["references"]
     files = sorted(resource(folder).glob("*.png"))

@@ -51,3 +51,17 @@ def test_a_table_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         assert shown == f"{low:.1f} to {high:.1f}"
     # one seed has no interval
     assert cells[-1] == ["`shapes/spo`", "62.5 %", "–", "10", "-25.0", "-37.5"]
+
+
+def test_every_table_has_its_place() -> None:
+    """A page that lost its marks would stay as it is, and pass for up to date."""
+    docs, six = script_module("alone_docs"), script_module("six_docs")
+    wanted = [(group.page, f"{group.mark}, alone: table") for group in docs.GROUPS]
+    for part in ("tuning", "arms", "alone", "all", "tasks", "over tasks"):
+        wanted.append((six.PAGE, f"six, {part}: table"))
+    for name in six.METHODS:
+        page = six.ROOT / "docs" / "methods" / f"{name.replace('-', '_')}.md"
+        wanted.append((page, f"six: {name}"))
+    wanted += [(docs.FACTORIAL, f"{part}: table") for part in ("factorial", "clip")]
+    for page, mark in wanted:
+        assert page.read_text(encoding="utf-8").count(f"<!-- {mark} -->") == 1, mark

@@ -26,7 +26,7 @@ def test_what_fine_tuning_gains_is_as_measured() -> None:
 
 
 def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
-    """One seed, the best of three rates."""
+    """Two seeds, the best of three rates."""
     results = ROOT / "assets/results"
     found = json.loads((results / "fine-tuning-guided.json").read_text(encoding="utf-8"))
     gain = found["fine_tuned_minus_base"]
@@ -34,15 +34,14 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     said = f"{100 * gain['mean']:.1f} points ({100 * low:.1f} to {100 * high:.1f})"
     ends = [f"{100 * found[key]['mean']:.1f}" for key in ("base", "fine_tuned")]
     readme, shapes = (" ".join(PAGES[p].split()) for p in ("README.md", "docs/shapes.md"))
-    assert f"at the best of three rates, it gains {said}, one seed" in readme
+    assert f"at the best of three rates, it gains {said}, two seeds" in readme
     tried = [f"{100 * row['validation']:.1f}" for row in found["search"]]
     assert "{}, {} and {} % of validation prompts".format(*tried) in shapes
     assert f"{' to '.join(ends)} % of the test prompts" in shapes
-    assert found["fine_tuned"]["seeds"] == 1 and len(found["search"]) == 3
+    assert found["fine_tuned"]["seeds"] == 2 and len(found["search"]) == 3
     trained = json.loads((results / "demonstration.json").read_text(encoding="utf-8"))
     more = 100 * trained["rl_minus_base"]["mean"]
-    alone = said.removesuffix(")") + ", over prompts alone)"
-    assert f"a gain of {alone}, where training gains {more:.1f}" in shapes
+    assert f"a gain of {said}, where training gains {more:.1f}" in shapes
     assert "Intervals of one seed are over prompts alone." in readme
     # what training mends of what the base model with guidance gets wrong
     wrong = 1 - trained["base_best_guidance"]["mean"]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 # those have tests of their own: they need a reward or a model that learns, stored images, other
 # runs, or the editing model
 APART = (
+    "shapes/adv_awm",
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
     "shapes/dina_lrm",

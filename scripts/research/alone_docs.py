@@ -62,6 +62,7 @@ GROUPS = (
     Group("find own", "compare-find-own", ("compare-find-own",)),
     Group("narrow", "compare-narrow", ("compare-narrow",)),
     Group("imitation", "compare-imitation", ("compare-imitation",)),
+    Group("rwr", "compare-rwr", ("compare-rwr",)),
     Group("combinations", "compare-combinations", ("compare-combinations",)),
     Group("factorial", "factorial-80000", (), page=FACTORIAL),
     Group("noisy", "compare-shapes", ()),

@@ -40,6 +40,7 @@ LATER = (
     Later("narrow", "compare-narrow.json", "on the prompts that it trains, at its own rate"),
     Later("own noise", "compare-own-noise.json", "on the prompts that it trains, at its own rate"),
     Later("imitation", "compare-imitation.json", "on the test prompts, at its own rate"),
+    Later("rwr", "compare-rwr.json", "on the test prompts, at its own rate"),
     Later("combinations", "compare-combinations.json", "on the test prompts, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),
 )

@@ -101,3 +101,18 @@ def test_imitation_of_guided_images_gains_as_measured() -> None:
     assert said in page and steps[40] - steps[10] > max(raft["gain"][0], rwr["gain"][0])
     validation = right("rwr", STILL)
     assert f"and gained {validation[6] - validation[0]:.1f} points there" in page
+
+
+def test_rwr_gains_in_six_iterations_as_measured() -> None:
+    result, page = read("compare-rwr"), " ".join(PAGES["docs/compare.md"].split())
+    (entry,) = result["configs"]
+    end, base = entry["summary"]["nfe"], result["base"]
+    mean, low, high = (f"{100 * share:.1f}" for share in end["gain"])
+    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"]]
+    said = f"**RWR gains {mean} points** ({low} to {high}); its seeds end at "
+    assert f"{said}{scores[0]}, {scores[1]} and {scores[2]} %." in page
+    assert end["gain"][1] > 0 and end["iteration"] == 6
+    assert base["images"] == 2 * read("compare-imitation")["base"]["images"]
+    guided = read("compare-rwr-guided")["strict"]
+    assert f"a part of what it had been shown, {100 * guided:.1f} %." in page
+    assert guided - end["mean"] > end["gain"][0]  # most of the lead is left

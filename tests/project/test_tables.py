@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 THEN: dict[tuple[str, str], dict[str, Any]] = {
     ("shapes/gardo", "compare-steps"): {"divide_by": "std"},
     ("shapes/zo_rank_sgd", "compare-own-noise"): {"spread": 0.7, "seed": 0},
+    ("shapes/rwr_guided", "compare-imitation"): {"decay": 70},
 }
 
 

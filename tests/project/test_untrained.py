@@ -28,6 +28,7 @@ BESIDE = {
     "narrow": "narrow",
     "gardo": "gardo",
     "imitation": "imitation",
+    "rwr": "rwr",
     "combinations": "combinations",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"

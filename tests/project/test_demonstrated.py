@@ -228,32 +228,6 @@ def test_the_judge_and_the_noisy_control() -> None:
     assert f"lowered it to {100 * before:.1f} %" in SHAPES
 
 
-def test_what_the_gate_keeps_and_what_it_does_not_move() -> None:
-    """The table of `shapes/adv_grpo_gated` and the sentence below it."""
-    page = " ".join((ROOT / "docs/methods/adv_grpo.md").read_text(encoding="utf-8").split())
-    found, seen = result("shapes-adv-grpo-gated"), result("shapes-adv-grpo-gated-statistics")
-    after = [f"{100 * row['after']['strict']:.1f} %" for row in found["seeds"]]
-    assert f"| strict accuracy | {100 * found['before']:.1f} % | {', '.join(after)} | |" in page
-    blue, purple = (seen["colours"].index(name) for name in ("blue", "purple"))
-    cool, own, looks, far = list[str](), list[str](), list[str](), list[str]()
-    for row in [seen["runs"][0]["before"], *(run["after"] for run in seen["runs"])]:
-        share = row["colours"]
-        cool.append(f"{100 * (share[blue] + share[purple]):.1f} %")
-        own.append(f"{100 * share[blue]:.1f} %")
-        looks.append(f"{row['mean_objects']:.2f}")
-        far.append(f"{row['frechet']:.2f}")
-    for label, cells in (
-        ("share of shapes that are blue or purple", cool),
-        ("share that is blue", own),
-        ("shapes on an image", looks),
-        ("Frechet distance to the references", far),
-    ):
-        assert f"| {label} | {cells[0]} | {', '.join(cells[1:])} |" in page
-    low, high = (100 * value for value in found["gain_interval_over_seeds"])
-    assert low < 0 < high and f"(95 % over seeds {low:.1f} to {high:.1f})" in page
-    assert f"its gain, {100 * found['gain']:.1f} points, may be chance" in page
-
-
 def test_the_judge_s_gain_stands_beside_the_checker_s() -> None:
     """shapes.md: how much right images gain by another judge, and how often both agree."""
     page = " ".join(PAGES["docs/shapes.md"].split())

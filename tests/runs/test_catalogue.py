@@ -126,8 +126,8 @@ def test_parts_of_another_status() -> None:
             assert known and status != method.status, (method.slug, part)
     adv = BY_SLUG["adv_grpo"]
     said = status_words(adv.status, adv.parts, "`")
-    named = ("adversarial_layers", "shapes/adv_grpo_gated", "shapes/adv_awm")
-    assert said == "exact; reconstruction: " + ", ".join(f"`{name}`" for name in named)
+    ours = ("adversarial_layers", "shapes/adv_grpo_gated", "shapes/adv_awm")
+    assert said == "exact; reconstruction: " + ", ".join(f"`{name}`" for name in ours)
     words = status_words("exact", {"its loss": "reconstruction"}, "`")
     assert words == "exact; reconstruction: its loss"
     assert status_words("exact", {}) == "exact"

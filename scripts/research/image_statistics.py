@@ -17,6 +17,7 @@ assets/results/<name>-statistics.json and assets/figures/<name>-statistics.png.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -117,7 +118,8 @@ def by_prompt(images: Tensor, records: Sequence[dict[str, Any]], each: int) -> d
     tasks: dict[str, list[float]] = {}
     for record, one in zip(meta, right.tolist(), strict=True):
         tasks.setdefault(record["tag"], []).append(one)
-    free = torch.tensor([not any("color" in one for one in record["include"]) for record in meta])
+    asks = [json.dumps(record["include"]) for record in meta]
+    free = torch.tensor(['"color"' not in one for one in asks])
     found: dict[str, Any] = {"right": mean(map(mean, tasks.values()))}
     return found | ({"open_colours": readings(images[free])["colours"]} if free.any() else {})
 

@@ -10,7 +10,8 @@ checker, which the reward never saw: what colours their shapes have, how many th
 images all are readable, and of the prompts that name no colour the colours by themselves. `right`
 is the share of right images, the mean over tasks. The Frechet distance to the references is that of
 CLS features of assets/shapes-dino. A run with other rewards, beside one that has them, is a
-control: `--controls`. `--prompts` names another list than the one that the runs watched. Writes
+control: `--controls`. `--base model.guidance=3.5 eval.steps=20` measures the base model so.
+`--prompts` names another list than the one that the runs watched. Writes
 assets/results/<name>-statistics.json and assets/figures/<name>-statistics.png.
 """
 
@@ -110,6 +111,15 @@ def one_run(
     return rows
 
 
+def guided(run: Path, images: int, seed: int, listed: str, changes: list[str]) -> dict[str, Any]:
+    """Measure the base model of a run with other settings of sampling, such as guidance."""
+    config = load_config(run / "config.yaml", changes)
+    prompts = load_prompts(listed or config.prompts.test)
+    model = config.call("model")()
+    drawn = sample_all(model, config, prompts.texts, seed=seed, images=images)
+    return {**readings(drawn), **by_prompt(drawn, prompts.records, images)}
+
+
 def by_prompt(images: Tensor, records: Sequence[dict[str, Any]], each: int) -> dict[str, Any]:
     """Judge images [P * each, 3, 64, 64] by their prompts' records: the share that is right, the
     mean over tasks, and the colours where the prompt names none."""
@@ -174,6 +184,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=11, help="of the noise")
     parser.add_argument("--prompts", default="", help="a list in place of the one they watched")
     parser.add_argument("--controls", type=Path, nargs="*", default=[], help="runs to set beside")
+    parser.add_argument("--base", nargs="*", default=[], help="settings of the base model")
     parser.add_argument("--out", type=Path, default=Path("assets"))
     args = parser.parse_args()
     name = load_config(args.runs[0] / "config.yaml").name
@@ -182,6 +193,9 @@ def main() -> None:
     result = {"name": name, "seed": args.seed, "colours": list(COLORS), "runs": runs}
     if args.prompts:
         result["prompts"] = args.prompts
+    if args.base:
+        row = guided(args.runs[0], args.images, args.seed, args.prompts, args.base)
+        result["base"] = {"set": args.base, **row}
     if args.controls:
         first = load_config(args.runs[0] / "config.yaml")
         folder = first.rewards["real"].kwargs["references"]

@@ -194,6 +194,7 @@ def page(
     demonstration says of a config."""
 
     def told(match: re.Match[str]) -> str:
+        """Return a mark with its paragraph."""
         name = match[1]
         looks = [sentence(one, name, where) for where, one in later]
         count = sum(map(bool, looks))

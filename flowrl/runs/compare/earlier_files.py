@@ -32,7 +32,7 @@ def setting_then(there: Mapping[str, Any], now: Config, view: Callable[[Config],
         sections["rewards"] = {**own["rewards"], **rewards}
 
     def shown(config: Config) -> Found:
-        # a section that is not there differs; threads are none of a section of the file's own
+        # sections that the file lacks are not filled: they differ from today's
         return {key: value for key, value in view(config).items() if key in sections}
 
     return _filled(there, {**own, **sections}, now, shown)

@@ -72,6 +72,12 @@ def test_awm_moves_the_style_under_the_gate() -> None:
     assert f"{more:.1f} points more images are right ({least:.1f} to {most:.1f})" in page
     assert least > 0
     assert f"{share(alone) - share(base):.1f} points more of these colours" in page
+    guided = seen["base"]
+    assert guided["set"] == ["model.guidance=3.5", "eval.steps=20"]
+    both = (
+        f"has {share(guided):.1f} % in these colours and {100 * guided['right']:.1f} % right images"
+    )
+    assert f"with guidance 3.5 and 20 steps {both}" in page
     trial = result("adv-awm-trial")
     found = []
     for run in trial["runs"]:

@@ -31,11 +31,14 @@ class latent_preference:
     StableDiffusion3Pipeline's layout, or its hub id. The noises follow from `seed` and are the same
     for all images. Finished images have no latents here, so evaluations leave this reward out. With
     `estimates` it also judges x0 estimates of noisy states, as it judges finished latents, where a
-    plan compares them (`candidates`); without, such a plan refuses it. Raises ConfigError,
-    ModelError, DataError.
+    plan compares them (`candidates`). With `states` it judges such states themselves, at their own
+    noise level, and noises nothing: LPO's judge (2502.01051; Kwai-Kolors/LPO 9c2e8b8), which reads
+    next states as they are. Without either, such a plan refuses it. Raises ConfigError, ModelError,
+    DataError.
 
     **Differs:** `estimates` is ours. The library draws new noise at each call, which moves the
-    order of a prompt's images. Its weights have names of their own and were not at hand.
+    order of a prompt's images. Its weights have names of their own and were not at hand. LPO's
+    judge pools features of a U-Net and compares them with the prompt's as CLIP does.
     """
 
     judges_singly = True
@@ -50,6 +53,7 @@ class latent_preference:
         draws: int = 1,
         seed: int = 0,
         estimates: bool = False,
+        states: bool = False,
         device: str = "auto",
         batch: int = 64,
     ) -> None:
@@ -58,8 +62,13 @@ class latent_preference:
                 f"{WHO}: expected sigma in [0, 1], draws and batch of at least 1, got {sigma=}, "
                 f"{draws=}, {batch=}"
             )
+        if estimates and states:
+            raise ConfigError(
+                f"{WHO}: estimates and states: it judges the x0 estimates of noisy states or these "
+                "themselves; set one of them"
+            )
         self.sigma, self.draws, self.seed, self.batch = sigma, draws, seed, batch
-        self.sees_sigma = estimates
+        self.states, self.sees_sigma = states, estimates or states
         self.device = pick_device(device, WHO)
         weights = find_file(path, WEIGHTS, WHO)
         shape = json.loads(find_file(path, SHAPE, WHO).read_text(encoding="utf-8"))
@@ -76,18 +85,29 @@ class latent_preference:
                 f"{WHO}: expected latents, which training alone has; got images. Judge finished "
                 "images by another reward"
             )
-        x0, cond = batch.latents
+        x0, cond, states = batch.latents
         channels = self.judge.transformer[0].config.in_channels
         if x0.shape[1] != channels or not {"embeds", "pooled"} <= cond.keys():
             raise DataError(
                 f"{WHO}: expected latents of {channels} channels with `embeds` and `pooled`, as "
                 f"the judge's own pipeline has them, got {list(x0.shape[1:])} and {sorted(cond)}"
             )
-        parts = [self._score(x0, cond, slice(k, k + self.batch)) for k in self._starts(len(x0))]
+        if self.states:
+            x0 = x0 if states is None else states
+        some = [slice(k, k + self.batch) for k in range(0, len(x0), self.batch)]
+        if self.states:
+            parts = [self._score_states(x0[k], batch.sigma[k], cond, k) for k in some]
+        else:
+            parts = [self._score(x0, cond, k) for k in some]
         return torch.cat([torch.zeros(0), *parts])
 
-    def _starts(self, count: int) -> range:
-        return range(0, count, self.batch)
+    def _score_states(
+        self, x: Tensor, sigma: Tensor, cond: dict[str, Tensor], some: slice
+    ) -> Tensor:
+        """Score states [B, *] at their own noise levels [B]."""
+        words = {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
+        x, level = x.to(self.device).float(), sigma.to(self.device).float()
+        return self.judge(x, level, **words).float().cpu()
 
     def _score(self, x0: Tensor, cond: dict[str, Tensor], some: slice) -> Tensor:
         clean = x0[some].to(self.device).float()

@@ -217,6 +217,8 @@ class Latents(NamedTuple):
 
     x0: Tensor  # [L, *]  at the sigma that the leaf was left at, on the model's device
     cond: Cond  # {name: [L, ...]}  the generator's own conditioning of each
+    # [L, *]  at the batch's `sigma`: the states that x0 estimates are of, else x0; None = as x0
+    states: Tensor | None = None
 
 
 class RewardBatch(NamedTuple):

@@ -104,7 +104,8 @@ def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
     if batch.latents is None:
         return seen
     # latents may lie on another device than the images
-    x0, cond = batch.latents
+    x0, cond, states = batch.latents
     there = rows.to(x0.device)
     mine = {name: value[there] for name, value in cond.items()}
-    return seen._replace(latents=Latents(x0[there], mine))
+    states = None if states is None else states[there]
+    return seen._replace(latents=Latents(x0[there], mine, states))

@@ -83,11 +83,12 @@ def _update(
     """Take one optimizer step of one companion over all trained nodes -> what its calls left,
     and the gradient's norm."""
     trains = run.method.likelihood.trains
-    # all nodes, dealt out alike in all processes
-    nodes = trained_nodes(forest.whole, trains)
+    # the nodes that it learns from, dealt out alike in all processes
+    rng = generator(run.config.seed, phase.name, "order", run.iteration, update)
+    role = run.method.companions[phase.name]
+    nodes = role.rows(forest.whole, trained_nodes(forest.whole, trains), rng)
     key = states_of(forest.whole, nodes, trains)
     key = key if table.segment is None else table.segment[nodes]
-    rng = generator(run.config.seed, phase.name, "order", run.iteration, update)
     dealt = deal(forest.whole, nodes, unit=key, updates=1, order="random", generator=rng)
     part = Minibatch(*(torch.cat(rows) for rows in zip(*dealt, strict=True)))
     mine = forest.own_part(part, phase.rollout)

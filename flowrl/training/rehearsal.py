@@ -141,13 +141,20 @@ def _rehearse(
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
-    trained += states * sum(r.updates * calls_of(r) for r in method.companions.values())
+    trained += work.prompts * _along(method, made)
     if "moved" in needs_of(method.credit):  # what was drawn at the last visit, of one image
         trained += work.prompts * len(trained_nodes(made, method.likelihood.trains)) // work.roots
     calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
     )
+
+
+def _along(method: Method, made: Rollout) -> int:
+    """Count the calls in which one prompt trains the models that learn along."""
+    nodes, rng = trained_nodes(made, method.likelihood.trains), torch.Generator()
+    roles = method.companions.values()
+    return sum(len(r.rows(made, nodes, rng)) * r.updates * calls_of(r) for r in roles)
 
 
 def _check_signal(config: Config, method: Method, advantage: Tensor, work: IterationCost) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import best_below, count_trained
+from flowrl.algorithms.nodes import best_below, count_trained, trained_nodes
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
-from flowrl.core.seeds import NodeStreams
+from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
 from flowrl.training.metrics import check_names
@@ -91,7 +91,10 @@ def rehearse_loss(
     _check_depends(config, loss, now)
     generates: Any = likelihood  # of models that are trained along alone, it has queries
     for role in method.companions.values():
-        rows = role.batch(made, advantage, nodes, streams, generates.queries)
+        # a selection of what the policy learns from is not theirs
+        all_nodes = trained_nodes(made, likelihood.trains)
+        mine = role.rows(made, all_nodes, generator(config.seed, role.name, "rehearsal"))
+        rows = role.batch(made, advantage, mine, streams, generates.queries)
         seen = role.evaluate(model, rows)
         found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
         if segment is not None:

@@ -31,11 +31,15 @@ def reward_batch(run: Setup, ro: Rollout, images: Tensor, rows: list[int]) -> Re
 
 
 def with_latents(run: Setup, ro: Rollout, batch: RewardBatch) -> RewardBatch:
-    """Show the latents of a rollout's leaves, and what they are conditioned on, if a reward asks
-    for them."""
+    """Show the latents of a rollout's leaves, the states that estimates among them are of, and what
+    they are conditioned on, if a reward asks for them."""
     if not any(sees_latents(reward) for reward in run.rewards.values()):
         return batch
-    return batch._replace(latents=Latents(ro.x[ro.leaf].clone(), cond_of(ro, ro.leaf)))
+    # an estimate belongs to the node above it, a finished image to itself
+    estimate = batch.sigma.to(ro.leaf.device) > 0
+    state = torch.where(estimate, ro.tree.parent[ro.leaf], ro.leaf)
+    latents = Latents(ro.x[ro.leaf].clone(), cond_of(ro, ro.leaf), ro.x[state].clone())
+    return batch._replace(latents=latents)
 
 
 def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:

@@ -14,10 +14,11 @@ from flowrl.algorithms.likelihoods.generated import generated
 from flowrl.algorithms.losses._pull import pull
 from flowrl.algorithms.losses.distribution_matching import tdm, tdm_r1
 from flowrl.algorithms.plans.solvers import few_step, ode
+from flowrl.algorithms.selection.steps import one_step
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import Eval
+from flowrl.core.types import Eval, SelectInput
 from flowrl.models.toy import LinearFlow
 
 X, REAL, FAKE = (
@@ -123,6 +124,58 @@ def test_weights_of_the_steps() -> None:
     step = torch.arange(4)
     assert preference()._step_weight(step).tolist() == [0.25, 0.5, 0.75, 1]
     assert preference(weigh="published")._step_weight(step).tolist() == [0.5, 0.75, 1, 1.25]
+
+
+def test_the_surrogate_may_learn_from_finished_images_alone() -> None:
+    """Two prompts, three images each. The last step of each image is left; noised up to pure noise
+    (its own interval ends where the step began); a prompt's images have one level and one noise.
+    The teacher's velocity is kl mean (v - v_ref)^2 away, by hand."""
+    made = run(
+        few_step(0, steps=4),
+        model=LinearFlow(channels=2, seed=1),
+        prompts=["a", "b"],
+        shape=(2, 2, 2),
+    )
+    streams, zero = NodeStreams(made.tree.group, 0), torch.zeros(len(made.x))
+    nodes, rng = (made.tree.parent >= 0).nonzero().flatten(), torch.Generator()
+    role = preference(weigh="last", interval="reverse", shared=True)
+    assert torch.equal(role.rows(made, nodes, rng).sort().values, made.leaf.sort().values)
+    assert torch.equal(preference().rows(made, nodes, rng), nodes)
+    batch = role.batch(made, zero, made.leaf, streams, Queries("trajectory", 1.0))
+    group = made.tree.group[made.leaf]
+    for one in (0, 1):
+        mine = group == one
+        assert len(batch.sigma[mine].unique()) == 1
+        noise = batch.target[mine] + made.x[made.leaf][mine]
+        torch.testing.assert_close(noise, noise[:1].expand_as(noise), atol=1e-6, rtol=0)
+    assert len(batch.sigma.unique()) == 2
+    assert role._step_weight(batch.step).tolist() == [1.0] * len(group)
+    # the distance
+    d = numbers(0.3, 0.5)
+    data = fitting(d, numbers(1, -1), torch.zeros(2, dtype=torch.int64), ref=d, slow=d)
+    ref = data.under["ref"]._replace(mean=data.now.mean + 0.2)
+    data = data._replace(under={**data.under, "ref": ref})
+    gap = preference(kl=3.0).loss(data)[0] - preference().loss(data)[0]
+    torch.testing.assert_close(gap, numbers(0.12, 0.12))
+
+
+def test_one_step_of_each_image() -> None:
+    """Of four steps each image keeps one, by the selection and for the fake model; in 40 drawings
+    every step of every image is among them."""
+    made = run(
+        few_step(0, steps=4), model=LinearFlow(channels=2, seed=1), group_size=3, shape=(2, 2, 2)
+    )
+    nodes = (made.tree.parent >= 0).nonzero().flatten()
+    seen = torch.zeros(len(made.x))
+    for seed in range(40):
+        rng = torch.Generator().manual_seed(seed)
+        factor = one_step(SelectInput(made, seen, None, 0, rng))
+        assert float(factor.sum()) == len(made.leaf)
+        kept = score(steps="one").rows(made, nodes, torch.Generator().manual_seed(seed))
+        assert torch.equal(kept, factor.nonzero().flatten())
+        seen += factor
+    assert bool((seen[nodes] > 0).all())
+    assert torch.equal(score().rows(made, nodes, rng), nodes)
 
 
 def test_each_step_is_kept_and_taken_again() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from toykit import toy
+from toykit import axes, toy
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.noise_path import x0_from
 from flowrl.core.reward_traits import sees_sigma
 from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
@@ -120,6 +121,26 @@ def test_it_judges_estimates_where_asked_to(folder: Path) -> None:
         assert sees_sigma(reward) is asked
 
 
+def test_it_judges_states_at_their_own_noise_level(folder: Path) -> None:
+    """The judge's own numbers of four states at four levels, not those of their x0 estimates; in
+    batches of three. Without states it reads what it is given. Not with estimates as well."""
+    reward = latent_preference(
+        path=str(folder), transformer=MODEL, states=True, device="cpu", batch=3
+    )
+    assert sees_sigma(reward)
+    draw = torch.Generator().manual_seed(4)
+    x0, states = torch.randn(2, 4, 16, 8, 8, generator=draw)
+    sigma, cond = torch.tensor([0.9, 0.5, 0.2, 0.0]), words(4)
+    batch = batch_of(x0, cond)._replace(sigma=sigma, latents=Latents(x0, cond, states))
+    with torch.no_grad():
+        known = reward.judge(states, sigma, **cond)
+    torch.testing.assert_close(reward(batch), known, atol=1e-5, rtol=0)
+    bare = reward(batch._replace(latents=Latents(x0, cond)))
+    assert not torch.allclose(bare, known)
+    with pytest.raises(ConfigError, match="set one of them"):
+        latent_preference(path=str(folder), transformer=MODEL, estimates=True, states=True)
+
+
 def batch_of(x0: torch.Tensor, cond: dict[str, torch.Tensor]) -> RewardBatch:
     count = len(x0)
     images, zero = torch.zeros(count, 3, 8, 8), torch.zeros(count)
@@ -139,6 +160,31 @@ class Witness:
         assert batch.latents is not None
         self.seen.append((batch.images, batch.latents))
         return batch.latents.x0.flatten(1).mean(1).cpu()
+
+
+def test_a_run_shows_the_states_of_its_estimates(tmp_path: Path) -> None:
+    """One step to sigma 0 from the state beside it is the estimate; a finished image is its own
+    state."""
+    trainer = Trainer(toy(tmp_path, *axes("shapes/spo"), "credit.least=0.01", "train.group=17"))
+    seen = list[RewardBatch]()
+
+    def witness(batch: RewardBatch) -> torch.Tensor:
+        seen.append(batch)
+        return batch.images.flatten(1).mean(1)
+
+    witness.sees_latents = witness.judges_singly = True  # type: ignore[attr-defined]
+    trainer.rewards["red"] = witness
+    collect(trainer, trainer.rows())
+    (batch,) = seen
+    latents, noisy = batch.latents, batch.sigma > 0
+    assert latents is not None and latents.states is not None
+    assert int(noisy.sum()) * 17 == 16 * len(noisy)
+    cond = {name: value[noisy] for name, value in latents.cond.items()}
+    state, level = latents.states[noisy], batch.sigma[noisy]
+    with torch.no_grad():
+        estimate = x0_from(state, trainer.model.velocity(state, level, cond), level)
+    torch.testing.assert_close(latents.x0[noisy], estimate, atol=1e-5, rtol=1e-5)
+    assert torch.equal(latents.states[~noisy], latents.x0[~noisy])
 
 
 def test_a_run_shows_the_latents_of_its_leaves(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import torch
 from toykit import axes, toy
 
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
 SETTING = [*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current"]
+# every step of an image, and one update of each model
+WHOLE = ["select=null", "train.updates=1", "fake={fn: score}", "surrogate={fn: preference}"]
 
 
 def trainer(folder: Path, *more: str) -> Trainer:
@@ -21,7 +24,7 @@ def trainer(folder: Path, *more: str) -> Trainer:
 def test_only_the_companion_moves(tmp_path: Path) -> None:
     """With a policy that stands still: its weights are the same bits, the others have moved, and
     the slow copy has moved less than what it follows."""
-    run = trainer(tmp_path, "optimizer.lr=1.0e-30")
+    run = trainer(tmp_path, "optimizer.lr=1.0e-30", *WHOLE)
     before = {name: p.detach().clone() for name, p in run.params.items()}
     metrics = run.step()
     kept = run.weights.state_dict()
@@ -39,7 +42,20 @@ def test_only_the_companion_moves(tmp_path: Path) -> None:
     # for each step of an image: 3 and three other models; 3; 3 and two others
     work = run.cost
     assert work.states == 4 * work.images
-    assert metrics["nfe"] == work.nfe + (6 + 3 + 5) * work.states
+    assert metrics["nfe"] == work.nfe + (6 + 3 + 5) * work.states == check_plan(run.config).calls
+
+
+def test_one_step_of_an_image_costs_a_quarter(tmp_path: Path) -> None:
+    """Of each image: one step for the policy, one for the fake model, and the last for the
+    surrogate; the latter two in two updates each. The selection leaves the surrogate's groups
+    whole."""
+    run = trainer(tmp_path)
+    metrics = run.step()
+    work = run.cost
+    assert work.states == 4 * work.images
+    assert metrics["nfe"] == work.nfe + (6 + 2 * 3 + 2 * 5) * work.images
+    assert check_plan(run.config).calls == metrics["nfe"]  # as the dry run says
+    assert metrics["backwards"] == 5 * work.images
 
 
 def test_a_resume_is_exact(tmp_path: Path) -> None:

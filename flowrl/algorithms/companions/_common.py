@@ -35,6 +35,10 @@ class Companion:
         self.name, self.updates = name, updates
         self.adamw: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
 
+    def rows(self, rollout: Rollout, nodes: Tensor, rng: torch.Generator) -> Tensor:
+        """Return those of the steps, by the nodes [N] that they ended in, that it learns from."""
+        return nodes
+
     def evaluate(self, model: FlowModel, batch: Batch) -> Eval:
         """Ask the model about a batch -> Eval with mean = v."""
         v = wide(model.velocity(batch.x, batch.sigma, batch.cond))

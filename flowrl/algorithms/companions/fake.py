@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from flowrl.algorithms.companions._common import Betas, Companion, mean_square, rows_of
 from flowrl.algorithms.likelihoods._queries import Queries, noised_again, steps_to
 from flowrl.algorithms.losses._groups import check_positive
+from flowrl.algorithms.selection._change import one_of_each
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import per_sample, wide, x0_from
 from flowrl.core.seeds import NodeStreams
@@ -23,8 +26,11 @@ class score(Companion):
     Since part of the noise is the state's own, rows are weighted by the ratio of densities ``r =
     exp(mean fresh^2 / 2 - mean noise^2 / 2)``, within 1 / `ratio` and `ratio`.
 
+    It learns from every step of an image, or with steps "one" from one of them, drawn anew.
+
     Source: TDM (2503.06674), as in Flow-Factory 1593258: lr 3e-4, betas (0, 0.999), 5 updates per
-    iteration for TDM and 1 for TDM-R1.
+    iteration for TDM and 1 for TDM-R1; every step. The authors' code (Luo-Yihong/TDM 81b019f) draws
+    one step of each image.
 
     Raises: ConfigError for numbers outside their ranges.
     """
@@ -38,12 +44,17 @@ class score(Companion):
         updates: int = 1,
         snr: float = 5.0,
         ratio: float = 20.0,
+        steps: Literal["all", "one"] = "all",
     ) -> None:
         super().__init__("fake", lr, betas, weight_decay, updates)
         check_positive("fake", snr=snr)
         if not ratio >= 1:
             raise ConfigError(f"fake: expected ratio >= 1, got {ratio}")
-        self.snr, self.ratio = snr, ratio
+        self.snr, self.ratio, self.steps = snr, ratio, steps
+
+    def rows(self, rollout: Rollout, nodes: Tensor, rng: torch.Generator) -> Tensor:
+        """Return all steps, or one of each image."""
+        return nodes if self.steps == "all" else one_of_each(rollout, nodes, rng)
 
     def batch(
         self,

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.companions._common import Betas, Companion, rows_of
-from flowrl.algorithms.likelihoods._queries import Queries
+from flowrl.algorithms.companions._common import Betas, Companion, mean_square, rows_of
+from flowrl.algorithms.likelihoods._queries import Interval, Queries
 from flowrl.algorithms.losses._groups import (
     centre_of,
     check_positive,
@@ -42,7 +42,12 @@ class preference(Companion):
     "published".
 
     Metrics: `error`, d; `gap`, d - d_ref; `weight`, w; `clip_frac` and `far_frac`, 1 where a row is
-    stopped.
+    stopped; `distance`, mean (v - v_ref)^2.
+
+    Ours: with weigh "last" it learns from finished images alone, which are what the reward judged.
+    `interval` draws their noise levels otherwise than the policy's steps: "reverse" = up to pure
+    noise. With `shared` the images of a prompt have one level and one noise, as `dgpo` has them.
+    `kl` is the weight of mean (v - v_ref)^2.
 
     Raises: ConfigError for numbers outside their ranges, or a group that is torn over network
     calls.
@@ -62,26 +67,35 @@ class preference(Companion):
         far: float = 0.05,
         anchor: float = 1e-3,
         max_advantage: float = 5.0,
-        weigh: Literal["ramp", "even", "published"] = "ramp",
+        weigh: Literal["ramp", "even", "published", "last"] = "ramp",
+        interval: Interval | None = None,
+        shared: bool = False,
+        kl: float = 0.0,
         start: float = 0.001,
         slope: float = 0.001,
         limit: float = 0.3,
     ) -> None:
         super().__init__("surrogate", lr, betas, weight_decay, updates)
         check_positive("surrogate", beta=beta, clip=clip, far=far, max_advantage=max_advantage)
-        if anchor < 0 or slope < 0 or not 0 <= start <= limit <= 1:
+        if min(anchor, slope, kl) < 0 or not 0 <= start <= limit <= 1:
             raise ConfigError(
-                "surrogate: expected anchor >= 0, slope >= 0 and 0 <= start <= limit <= 1, got "
-                f"{anchor=}, {slope=}, {start=}, {limit=}"
+                "surrogate: expected anchor >= 0, kl >= 0, slope >= 0 and 0 <= start <= limit <= "
+                f"1, got {anchor=}, {kl=}, {slope=}, {start=}, {limit=}"
             )
         self.beta, self.clip, self.far, self.anchor = beta, clip, far, anchor
         self.max_advantage, self.weigh = max_advantage, weigh
+        self.interval, self.shared, self.kl = interval, shared, kl
         self.copy = (start, slope, limit)
 
     def slow_decay(self, updates: int) -> float:
         """Return how slowly its copy follows after so many updates."""
         start, slope, limit = self.copy
         return min(start + slope * updates, limit)
+
+    def rows(self, rollout: Rollout, nodes: Tensor, rng: torch.Generator) -> Tensor:
+        """Return all steps, or those that ended in a finished image."""
+        step = rollout.tree.step[nodes]
+        return nodes[step == step.max()] if self.weigh == "last" else nodes
 
     def batch(
         self,
@@ -92,7 +106,8 @@ class preference(Companion):
         queries: Queries,
     ) -> Batch:
         """Noise the ends of steps [B] as if they were clean -> Batch with `target` = eps - x."""
-        level, eps = queries.draw(rollout, nodes, streams)
+        queries = queries._replace(interval=self.interval or queries.interval)
+        level, eps = queries.draw(rollout, nodes, streams, shared=self.shared)
         state = wide(rollout.x[nodes])
         x = interpolate(state, eps, level)
         return rows_of(rollout, advantage, nodes, x, level, eps - state, torch.zeros_like(level))
@@ -114,13 +129,16 @@ class preference(Companion):
         away = better & ((d.detach() - ref).square() > self.far)
         pushed = torch.where(stopped | away, d.detach(), d)
         loss = of_scored(data, weight * a * pushed) + self.anchor * (d - ref).square()
+        distance = mean_square(data.now.mean - data.under["ref"].mean)
+        loss = loss + self.kl * distance
         metrics = {"error": d.detach(), "gap": d.detach() - ref, "weight": weight}
+        metrics |= {"distance": distance.detach()}
         metrics |= {"clip_frac": stopped.double(), "far_frac": away.double()}
         return loss * self._step_weight(data.batch.step), metrics
 
     def _step_weight(self, step: Tensor) -> Tensor:
         """Return the weight [B] of steps that began after `step` others."""
-        if self.weigh == "even":
+        if self.weigh in ("even", "last"):
             return torch.ones_like(step).double()
         steps = step.max() + 1
         return (step.double() + (2 if self.weigh == "published" else 1)) / steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -33,7 +31,9 @@ def best_worst(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
 
 
 @needs("sigma_rewards")
-def candidate_pairs(reward: Tensor, leaf: Tensor, tree: Tree, *, least: float = 0.3) -> Tensor:
+def candidate_pairs(
+    reward: Tensor, leaf: Tensor, tree: Tree, *, least: float = 0.3, noisiest: float | None = None
+) -> Tensor:
     """Of the states that were drawn from one, give that of the best estimate 1 and that of the
     worst -1, from rewards [L] of the estimates -> [V] float32; all else 0. For plan candidates.
 
@@ -41,10 +41,19 @@ def candidate_pairs(reward: Tensor, leaf: Tensor, tree: Tree, *, least: float = 
     than `least`, 0.3 (SD1.5) or 0.4 (SDXL): a gap of more than ``2 artanh(least)``. Of equal ones
     the first counts. NaN = not scored: never in a pair.
 
-    Raises: ConfigError for `least` outside [0, 1), or a plan that draws no candidates.
+    With `noisiest` the least difference rises with the std of the step, linearly from `least` at
+    the smallest of those that are compared to `noisiest` at the largest: LPO (2502.01051), its
+    code's form "sigma", 0.35 to 0.5 (SD1.5) or 0.45 to 0.6 (SDXL). **Differs:** its code has the
+    stds of 20 DDIM steps of Stable Diffusion as a table, for every sampler.
+
+    Raises: ConfigError for `least` or `noisiest` outside [0, 1), `noisiest` below `least`, or a
+    plan that draws no candidates.
     """
-    if not 0 <= least < 1:
-        raise ConfigError(f"candidate_pairs: expected 0 <= least < 1, got {least}")
+    most = least if noisiest is None else noisiest
+    if not 0 <= least <= most < 1:
+        raise ConfigError(
+            f"candidate_pairs: expected 0 <= least <= noisiest < 1, got {least=}, {noisiest=}"
+        )
     above, made = tree.parent[leaf].clamp_min(0), tree.std[leaf] == 0
     # the first leaf below each draw is its estimate; the states that they were drawn from
     size = len(tree.parent)
@@ -58,11 +67,20 @@ def candidate_pairs(reward: Tensor, leaf: Tensor, tree: Tree, *, least: float = 
             "candidates"
         )
     sign = torch.zeros(size, device=leaf.device)
+    wanted = _least_gap(tree.std[child].double(), least, most)
     for one in state.unique():
         mine = ((state == one) & ~score.isnan()).nonzero().flatten()
         if len(mine) < 2:
             continue
         best, worst = mine[score[mine].argmax()], mine[score[mine].argmin()]
-        if score[best] - score[worst] > 2 * math.atanh(least):
+        if score[best] - score[worst] > wanted[best]:
             sign[child[best]], sign[child[worst]] = 1.0, -1.0
     return sign
+
+
+def _least_gap(std: Tensor, least: float, most: float) -> Tensor:
+    """Return how far apart two scores have to be [N], where a step's noise has the std [N]: their
+    shares in a softmax then differ by `least`, at the noisiest step by `most`."""
+    low, high = std.min(), std.max()
+    share = (std - low) / (high - low).clamp_min(1e-12)
+    return 2 * torch.atanh(least + (most - least) * share)

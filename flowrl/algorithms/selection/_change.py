@@ -47,6 +47,16 @@ def rank_within(key: Tensor, family: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(place).scatter(0, order, place), size[index]
 
 
+def one_of_each(rollout: Rollout, nodes: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw one of the steps of each image, by the nodes [N] that they ended in -> [M], in the
+    order of the nodes."""
+    # in a random order, the first of each root
+    order = torch.randperm(len(nodes), generator=rng).to(nodes.device)
+    root = root_above(rollout)[nodes[order]]
+    rank, _ = rank_within(torch.arange(len(nodes), device=nodes.device), root)
+    return nodes[order[rank == 0].sort().values]
+
+
 def relative_change(rollout: Rollout) -> Tensor:
     """Return ``rho(k) = |x_next - x|_1 / |x|_1``, averaged over the trained draws at step k -> [S]
     float64; NaN where there is none.

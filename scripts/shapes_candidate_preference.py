@@ -75,9 +75,11 @@ class Candidates:
         rows = run.rows()
         made = sample_forest(run, rows)
         tree = made.tree
-        # the leaf below each candidate is where it ends
+        # the first leaf below each candidate is where it ends; the chain's own is a second one
         above = tree.parent[made.leaf].clamp_min(0)
-        kept = tree.std[above] > 0
+        size = len(tree.parent)
+        first = torch.full((size,), size).scatter_reduce(0, above, made.leaf, "amin")
+        kept = (tree.std[above] > 0) & (first[above] == made.leaf)
         leaf, above = made.leaf[kept], above[kept]
         group, sigma = tree.group[leaf], made.sigmas[tree.step[above]]
         records = [run.train_set.records[rows[g]] for g in group.tolist()]

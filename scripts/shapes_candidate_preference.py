@@ -128,10 +128,19 @@ def collect(source: Candidates, rounds: int) -> tuple[Seen, Pairs]:
         pairs.append(pairs_of(parts[-1], first))
         first += len(parts[-1].end)
         print(f"round {k + 1}: {first} candidates", flush=True)
-    cond = {name: torch.cat([part.cond[name] for part in parts]) for name in parts[0].cond}
-    rest = (torch.cat(rows) for rows in zip(*(part[2:] for part in parts), strict=True))
-    seen = Seen(torch.cat([part.estimate for part in parts]), cond, *rest)
-    return seen, Pairs(*(torch.cat(rows) for rows in zip(*pairs, strict=True)))
+    # one after the other
+    cond = {}
+    for name in parts[0].cond:
+        cond[name] = torch.cat([part.cond[name] for part in parts])
+    seen = Seen(
+        torch.cat([part.estimate for part in parts]),
+        cond,
+        torch.cat([part.state for part in parts]),
+        torch.cat([part.step for part in parts]),
+        torch.cat([part.end for part in parts]),
+    )
+    unlike, alike = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+    return seen, Pairs(unlike, alike)
 
 
 def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) -> None:

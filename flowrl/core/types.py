@@ -217,15 +217,13 @@ class Latents(NamedTuple):
 
     x0: Tensor  # [L, *]  at the sigma that the leaf was left at, on the model's device
     cond: Cond  # {name: [L, ...]}  the generator's own conditioning of each
-    # [L, *]  at the batch's `sigma`: the states that x0 estimates are of, else x0; None = as x0
-    states: Tensor | None = None
+    states: Tensor | None = None  # [L, *]  what x0 estimates are estimates of, else x0
 
 
 class RewardBatch(NamedTuple):
     """What a reward sees: images and words; latents where one asks for them."""
 
-    # [L, 3, H, W], of a video model [L, T, 3, H, W], float in [0, 1]; in training on the host, of
-    # 256 levels
+    # [L, 3, H, W], a video's [L, T, 3, H, W], float in [0, 1]; in training on the host, 256 levels
     images: Tensor
     prompts: list[str]  # [L]
     group: Tensor  # [L] int64

@@ -89,11 +89,26 @@ def rehearse_loss(
     loss, metrics = method.loss(data)
     check_names(metrics)
     _check_depends(config, loss, now)
-    generates: Any = likelihood  # of models that are trained along alone, it has queries
+    _rehearse_companions(config, method, made, advantage, streams, model, segment)
+    if method.kl is not None:
+        method.kl(data)
+    return batch
+
+
+def _rehearse_companions(
+    config: Config,
+    method: Method,
+    made: Rollout,
+    advantage: Tensor,
+    streams: NodeStreams,
+    model: FlowModel,
+    segment: Tensor | None,
+) -> None:
+    generates: Any = method.likelihood  # of models that are trained along alone, it has queries
+    # a selection of what the policy learns from is not theirs
+    nodes = trained_nodes(made, method.likelihood.trains)
     for role in method.companions.values():
-        # a selection of what the policy learns from is not theirs
-        all_nodes = trained_nodes(made, likelihood.trains)
-        mine = role.rows(made, all_nodes, generator(config.seed, role.name, "rehearsal"))
+        mine = role.rows(made, nodes, generator(config.seed, role.name, "rehearsal"))
         rows = role.batch(made, advantage, mine, streams, generates.queries)
         seen = role.evaluate(model, rows)
         found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
@@ -101,9 +116,6 @@ def rehearse_loss(
             counted = count_trained(made, "leaves", rows.node)
             found = found._replace(segment=segment[rows.node], siblings=counted)
         role.loss(found)
-    if method.kl is not None:
-        method.kl(data)
-    return batch
 
 
 def _without_gradient(now: Eval) -> Eval:

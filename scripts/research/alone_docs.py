@@ -50,6 +50,7 @@ GROUPS = (
     Group("larger", "compare-opd", ("compare-ddpo", "compare-spo")),
     Group("find", "compare-find", ("compare-stepwise", "compare-find")),
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
+    Group("spo latent", "compare-spo-latent", ("compare-spo-latent",)),
     Group("stepwise five", "compare-stepwise-five", ("compare-stepwise-five",)),
     Group(
         "larger budgets",

@@ -9,7 +9,7 @@ from docskit import PAGES, ROOT
 
 def test_short_runs_are_as_said() -> None:
     file = ROOT / "assets/results/latent-trials.json"
-    spo, dina, later = json.loads(file.read_text(encoding="utf-8"))["trials"]
+    spo, dina, later, sure, told = json.loads(file.read_text(encoding="utf-8"))["trials"]
     pages = [" ".join(PAGES[f"docs/methods/{name}.md"].split()) for name in ("spo", "dina_lrm")]
     first, *rest = [100 * row["strict"] for row in spo["eval"]]
     assert f"from {first:.1f} % to {rest[-1]:.1f}, at most {max(rest):.1f} between" in pages[0]
@@ -20,6 +20,15 @@ def test_short_runs_are_as_said() -> None:
     first, *_, last = [100 * row["strict"] for row in later["eval"]]
     after = later["eval"][-1]["iteration"]
     assert f"a run went from {first:.1f} % to {last:.1f} in {after} iterations" in pages[1]
+    # a judge that is sure of all, and one that knows how candidates end
+    first, *_, last = [100 * row["strict"] for row in sure["eval"]]
+    after = sure["eval"][-1]["iteration"]
+    assert f"from {first:.1f} % to {last:.1f} in {after}, while its judge's own" in pages[0]
+    assert sum(sure["reward/latent"][-5:]) > sum(sure["reward/latent"][:5])
+    first, *_, last = [100 * row["strict"] for row in told["eval"]]
+    after = told["eval"][-1]["iteration"]
+    assert f"went from {first:.1f} % to {last:.1f} in {after} iterations (the same" in pages[0]
+    assert "plan.last=1 credit.least=0.6 train.group=9 train.prompts=96" in told["command"]
 
 
 def test_tdm_r1_was_begun_three_times() -> None:
@@ -43,6 +52,36 @@ def test_tdm_r1_was_begun_three_times() -> None:
     )
     assert "surrogate.anchor=20" in third["command"] and third["eval"][-1]["strict"] < 0.52
     assert "surrogate.lr=1.0e-3" in found["command"] and "surrogate.lr=2e-3" in second["command"]
+
+
+def test_the_halves_of_tdm_r1_work_alone() -> None:
+    file = ROOT / "assets/results/tdm-r1-trial.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
+    halves = found["halves"]
+    alone, behind, both = (
+        halves[name]["strict"]
+        for name in ("surrogate alone", "student after a trained surrogate", "both")
+    )
+    first, last = 100 * alone[0]["strict"], 100 * alone[-1]["strict"]
+    after = alone[-1]["iteration"]
+    assert f"ten steps from {first:.1f} % to {last:.1f} in {after} iterations" in page
+    first, last = 100 * behind[0]["strict"], 100 * behind[-1]["strict"]
+    after = behind[-1]["iteration"]
+    assert f"student went from {first:.1f} % to {last:.1f} in {after} iterations" in page
+    surrogate, student = (
+        (f"{100 * both[0][name]:.1f}", f"{100 * both[-1][name]:.1f}")
+        for name in ("surrogate", "student")
+    )
+    assert f"surrogate went from {surrogate[0]} % to {surrogate[1]} and the student" in page
+    assert f"the student from {student[0]} to {student[1]}." in page
+    fourth, fifth = found["fourth"], found["fifth"]
+    colours = [run["saturation"][-1] / run["saturation"][0] for run in (fourth, fifth)]
+    assert 0.15 < colours[0] < 0.25 and 0.65 < colours[1] < 0.75
+    assert len(fourth["saturation"]) == 8 and "four fifths of its saturation in eight" in page
+    first, *_, last = [100 * row["strict"] for row in fifth["eval"]]
+    after = fifth["eval"][-1]["iteration"]
+    assert f"lost three tenths of it and went from {first:.1f} % to {last:.1f} in {after}." in page
 
 
 def test_ddpo_on_a_model_that_predicts_noise() -> None:

@@ -29,6 +29,7 @@ BESIDE = {
     "gardo": "gardo",
     "imitation": "imitation",
     "rwr": "rwr",
+    "spo-latent": "spo-latent",
     "combinations": "combinations",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"

@@ -15,6 +15,9 @@ from flowrl.training.trainer import Trainer
 SETTING = [*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current"]
 # every step of an image, and one update of each model
 WHOLE = ["select=null", "train.updates=1", "fake={fn: score}", "surrogate={fn: preference}"]
+# one step of each image, the finished ones for the surrogate, two updates
+THIN = ["select={fn: one_step}", "train.updates=2", "fake={fn: score, updates: 2, steps: one}"]
+THIN += ["surrogate={fn: preference, updates: 2, weigh: last, interval: reverse, shared: true}"]
 
 
 def trainer(folder: Path, *more: str) -> Trainer:
@@ -49,7 +52,7 @@ def test_one_step_of_an_image_costs_a_quarter(tmp_path: Path) -> None:
     """Of each image: one step for the policy, one for the fake model, and the last for the
     surrogate; the latter two in two updates each. The selection leaves the surrogate's groups
     whole."""
-    run = trainer(tmp_path)
+    run = trainer(tmp_path, *THIN)
     metrics = run.step()
     work = run.cost
     assert work.states == 4 * work.images

@@ -27,7 +27,7 @@ def test_short_runs_are_as_said() -> None:
     assert sum(sure["reward/latent"][-5:]) > sum(sure["reward/latent"][:5])
     first, *_, last = [100 * row["strict"] for row in told["eval"]]
     after = told["eval"][-1]["iteration"]
-    assert f"went from {first:.1f} % to {last:.1f} in {after} iterations (the same" in pages[0]
+    assert f"went from {first:.1f} % to {last:.1f} in {after} iterations (`latent-" in pages[0]
     assert "plan.last=1 credit.least=0.6 train.group=9 train.prompts=96" in told["command"]
 
 

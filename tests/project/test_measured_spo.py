@@ -36,3 +36,16 @@ def test_the_judge_of_latents_shows_no_clear_gain() -> None:
     gain = 100 * (told[-1]["strict"] - told[0]["strict"])
     said = f"promised more**: {gain:.1f} points in {told[-1]['iteration']} iterations"
     assert said in COMPARE
+
+
+def test_how_candidates_end_that_the_judge_likes() -> None:
+    found = read("candidate-judge")
+    first, second, _ = found["steps"]
+    sure = [row["better"] + row["worse"] + row["alike"] for row in (first, second)]
+    assert found["least"] == 0.6  # as the config asks
+    assert (
+        f"of {first['states']} states of validation prompts it is sure of {sure[0]} after the "
+        f"first step, where the candidate that it likes best ends better than the worst in "
+        f"{first['better']} and worse in {first['worse']}, and of {sure[1]} after the second, with "
+        f"{second['better']} and {second['worse']} ("
+    ) in PAGE

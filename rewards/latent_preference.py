@@ -4,12 +4,15 @@ transformer's own features."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.core.files import write_json
 from flowrl.core.seeds import generator
 from flowrl.core.types import RewardBatch
 
@@ -119,6 +122,15 @@ class latent_preference:
             x = (1 - self.sigma) * clean + self.sigma * noise.to(self.device)
             total += self.judge(x, sigma, **words).float().cpu()
         return total / self.draws
+
+
+def save_judge(judge: LatentJudge, shape: dict[str, Any], folder: Path) -> None:
+    """Write a judge that was made as ``LatentJudge(transformer, **shape)`` into the folder that the
+    reward takes as `path`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}
+    save_file(state, folder / WEIGHTS)
+    write_json(folder / SHAPE, shape)
 
 
 def load_transformer(path: str) -> Any:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -38,7 +38,13 @@ from flowrl.core.types import Cond, Latents, RewardBatch
 from flowrl.training.collect import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge
-from rewards.latent_preference import SHAPE, WEIGHTS, latent_preference, load_transformer
+from rewards.latent_preference import (
+    SHAPE,
+    WEIGHTS,
+    latent_preference,
+    load_transformer,
+    save_judge,
+)
 
 SIGMA = 0.4  # at which estimates are shown, as the reward does
 GAP = 0.15  # of graded plus strict: below it two images are as good as each other
@@ -230,10 +236,7 @@ def main() -> None:
     source = Candidates("train", given.prompts, seed=7)
     seen, pairs = collect(source, given.rounds)
     train(judge, seen, pairs, given.steps, given.batch)
-    given.out.mkdir(parents=True, exist_ok=True)
-    state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}
-    save_file(state, given.out / WEIGHTS)
-    write_json(given.out / SHAPE, shape)
+    save_judge(judge, shape, given.out)
     print(f"{given.out}; now flowrl train shapes/spo_latent")
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.load import load_config
@@ -37,7 +36,7 @@ from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.training.collect import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge, fidelity
-from rewards.latent_preference import SHAPE, WEIGHTS, latent_preference, load_transformer
+from rewards.latent_preference import latent_preference, load_transformer, save_judge
 
 LEVELS = (0.1, 0.4, 0.7)  # at which new pairs are judged
 HIGHEST = 0.8  # noise level of training: above it little of an image is left
@@ -205,10 +204,7 @@ def main() -> None:
     pool = Pool("train", given.images, seed=0)
     pairs = Pairs(pool, given.others, torch.Generator().manual_seed(0))
     train(judge, pool, pairs, given.steps, given.batch)
-    given.out.mkdir(parents=True, exist_ok=True)
-    state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}
-    save_file(state, given.out / WEIGHTS)
-    write_json(given.out / SHAPE, shape)
+    save_judge(judge, shape, given.out)
     print(f"{given.out}; now flowrl train shapes/dina_lrm")
 
 

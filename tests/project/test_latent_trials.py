@@ -9,7 +9,7 @@ from docskit import PAGES, ROOT
 
 def test_short_runs_are_as_said() -> None:
     file = ROOT / "assets/results/latent-trials.json"
-    spo, dina, later, sure, told = json.loads(file.read_text(encoding="utf-8"))["trials"]
+    spo, dina, later, sure, told, *short = json.loads(file.read_text(encoding="utf-8"))["trials"]
     pages = [" ".join(PAGES[f"docs/methods/{name}.md"].split()) for name in ("spo", "dina_lrm")]
     first, *rest = [100 * row["strict"] for row in spo["eval"]]
     assert f"from {first:.1f} % to {rest[-1]:.1f}, at most {max(rest):.1f} between" in pages[0]
@@ -28,6 +28,13 @@ def test_short_runs_are_as_said() -> None:
     first, *_, last = [100 * row["strict"] for row in told["eval"]]
     after = told["eval"][-1]["iteration"]
     assert f"went from {first:.1f} % to {last:.1f} in {after} iterations (`latent-" in pages[0]
+    ends = [f"{100 * trial['eval'][-1]['strict']:.1f}" for trial in short]
+    first = 100 * short[0]["eval"][0]["strict"]
+    assert {trial["eval"][-1]["iteration"] for trial in short} == {10}
+    assert f"({first:.1f} % to {ends[0]}; at twice the rate {ends[1]}), nor surer" in pages[0]
+    assert (
+        f"nor surer pairs ({ends[2]}), nor true ends in the judge's place ({ends[3]})" in pages[0]
+    )
     assert "plan.last=1 credit.least=0.6 train.group=9 train.prompts=96" in told["command"]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
@@ -127,6 +126,8 @@ class latent_preference:
 def save_judge(judge: LatentJudge, shape: dict[str, Any], folder: Path) -> None:
     """Write a judge that was made as ``LatentJudge(transformer, **shape)`` into the folder that the
     reward takes as `path`."""
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}
     save_file(state, folder / WEIGHTS)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.files import write_json
 from flowrl.core.seeds import generator
-from flowrl.core.types import RewardBatch
+from flowrl.core.types import Cond, RewardBatch
 
 from ._backbones.latent_judge import LatentJudge
 from ._common.scorer import find_file, first_line, load_strict, pick_device, read_weights
@@ -94,27 +94,25 @@ class latent_preference:
                 f"{WHO}: expected latents of {channels} channels with `embeds` and `pooled`, as "
                 f"the judge's own pipeline has them, got {list(x0.shape[1:])} and {sorted(cond)}"
             )
-        if self.states:
-            x0 = x0 if states is None else states
+        if self.states and states is not None:
+            x0 = states
+        score = self._at_own_level if self.states else self._noised
         some = [slice(k, k + self.batch) for k in range(0, len(x0), self.batch)]
-        if self.states:
-            parts = [self._score_states(x0[k], batch.sigma[k], cond, k) for k in some]
-        else:
-            parts = [self._score(x0, cond, k) for k in some]
+        parts = [score(x0[k], batch.sigma[k], self._words(cond, k)) for k in some]
         return torch.cat([torch.zeros(0), *parts])
 
-    def _score_states(
-        self, x: Tensor, sigma: Tensor, cond: dict[str, Tensor], some: slice
-    ) -> Tensor:
+    def _words(self, cond: Cond, some: slice) -> Cond:
+        return {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
+
+    def _at_own_level(self, x: Tensor, sigma: Tensor, words: Cond) -> Tensor:
         """Score states [B, *] at their own noise levels [B]."""
-        words = {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
         x, level = x.to(self.device).float(), sigma.to(self.device).float()
         return self.judge(x, level, **words).float().cpu()
 
-    def _score(self, x0: Tensor, cond: dict[str, Tensor], some: slice) -> Tensor:
-        clean = x0[some].to(self.device).float()
+    def _noised(self, x0: Tensor, _: Tensor, words: Cond) -> Tensor:
+        """Score latents [B, *] at the reward's noise level."""
+        clean = x0.to(self.device).float()
         sigma = torch.full((len(clean),), self.sigma, device=self.device)
-        words = {name: cond[name][some].to(self.device) for name in ("embeds", "pooled")}
         total = torch.zeros(len(clean))
         for draw in range(self.draws):
             noise = torch.randn(clean.shape[1:], generator=generator(self.seed, "latent", draw))

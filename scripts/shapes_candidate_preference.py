@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from flowrl.algorithms.nodes import first_below_draw
 from flowrl.config.load import load_config
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
@@ -82,11 +83,8 @@ class Candidates:
         made = sample_forest(run, rows)
         tree = made.tree
         # the first leaf below each candidate is where it ends; the chain's own is a second one
-        above = tree.parent[made.leaf].clamp_min(0)
-        size = len(tree.parent)
-        first = torch.full((size,), size).scatter_reduce(0, above, made.leaf, "amin")
-        kept = (tree.std[above] > 0) & (first[above] == made.leaf)
-        leaf, above = made.leaf[kept], above[kept]
+        leaf = made.leaf[first_below_draw(tree, made.leaf)]
+        above = tree.parent[leaf]
         group, sigma = tree.group[leaf], made.sigmas[tree.step[above]]
         records = [run.train_set.records[rows[g]] for g in group.tolist()]
         words = [record["prompt"] for record in records]

@@ -72,15 +72,19 @@ def leaf_sigmas(rollout: Rollout, tail: Tensor) -> Tensor:
     """Return the sigma of the state that each leaf is the x0 estimate of -> [L] float32; 0 for
     images that took more steps, or are where a trajectory ends. tail [S]: the plan's."""
     tree, leaf = rollout.tree, rollout.leaf
-    above = tree.parent[leaf].clamp_min(0)
-    taken = tree.step[above]
+    taken = tree.step[tree.parent[leaf].clamp_min(0)]
     # the first leaf below a draw that has previews of one jump
-    size = len(tree.parent)
-    first = torch.full((size,), size, device=leaf.device)
-    first.scatter_reduce_(0, above, leaf, "amin")
     tails = tail.to(leaf.device)[(taken - 1).clamp_min(0)]
-    jumped = (tree.std[above] > 0) & (tree.std[leaf] == 0) & (tails == 1) & (first[above] == leaf)
+    jumped = first_below_draw(tree, leaf) & (tails == 1)
     return torch.where(jumped, rollout.sigmas[taken], 0.0)
+
+
+def first_below_draw(tree: Tree, leaf: Tensor) -> Tensor:
+    """Say which leaves [L] no draw made and are the first below the draw above them -> [L] bool:
+    how each candidate goes on without noise."""
+    above, size = tree.parent[leaf].clamp_min(0), len(tree.parent)
+    first = torch.full((size,), size, device=leaf.device).scatter_reduce(0, above, leaf, "amin")
+    return (tree.std[above] > 0) & (tree.std[leaf] == 0) & (first[above] == leaf)
 
 
 def clean_latents(rollout: Rollout, leaves: Tensor) -> Tensor:

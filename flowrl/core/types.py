@@ -217,7 +217,7 @@ class Latents(NamedTuple):
 
     x0: Tensor  # [L, *]  at the sigma that the leaf was left at, on the model's device
     cond: Cond  # {name: [L, ...]}  the generator's own conditioning of each
-    states: Tensor | None = None  # [L, *]  what x0 estimates are estimates of, else x0
+    states: Tensor | None = None  # [L, *]  what x0 estimates are of, else x0; None = all finished
 
 
 class RewardBatch(NamedTuple):

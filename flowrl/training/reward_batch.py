@@ -36,10 +36,11 @@ def with_latents(run: Setup, ro: Rollout, batch: RewardBatch) -> RewardBatch:
     if not any(sees_latents(reward) for reward in run.rewards.values()):
         return batch
     # an estimate belongs to the node above it, a finished image to itself
-    estimate = batch.sigma.to(ro.leaf.device) > 0
-    state = torch.where(estimate, ro.tree.parent[ro.leaf], ro.leaf)
-    latents = Latents(ro.x[ro.leaf].clone(), cond_of(ro, ro.leaf), ro.x[state].clone())
-    return batch._replace(latents=latents)
+    estimate, states = batch.sigma > 0, None
+    if bool(estimate.any()):
+        above = ro.tree.parent[ro.leaf]
+        states = ro.x[torch.where(estimate.to(above.device), above, ro.leaf)]
+    return batch._replace(latents=Latents(ro.x[ro.leaf], cond_of(ro, ro.leaf), states))
 
 
 def prompted(run: Setup, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.nodes import first_below_draw
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import Tree
@@ -54,11 +55,9 @@ def candidate_pairs(
         raise ConfigError(
             f"candidate_pairs: expected 0 <= least <= noisiest < 1, got {least=}, {noisiest=}"
         )
-    above, made = tree.parent[leaf].clamp_min(0), tree.std[leaf] == 0
     # the first leaf below each draw is its estimate; the states that they were drawn from
-    size = len(tree.parent)
-    first = torch.full((size,), size, device=leaf.device).scatter_reduce(0, above, leaf, "amin")
-    judged = made & (tree.std[above] > 0) & (first[above] == leaf)
+    size, above = len(tree.parent), tree.parent[leaf].clamp_min(0)
+    judged = first_below_draw(tree, leaf)
     child, score = above[judged], reward[judged].double()
     state = tree.parent[child]
     if len(state) == len(state.unique()):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.files import write_json
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, RewardBatch
 
@@ -125,6 +124,8 @@ def save_judge(judge: LatentJudge, shape: dict[str, Any], folder: Path) -> None:
     """Write a judge that was made as ``LatentJudge(transformer, **shape)`` into the folder that the
     reward takes as `path`."""
     from safetensors.torch import save_file
+
+    from flowrl.core.files import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.detach().contiguous() for name, value in judge.state_dict().items()}

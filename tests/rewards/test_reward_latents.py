@@ -70,7 +70,9 @@ def test_features_are_the_whole_networks_and_a_head_learns(folder: Path) -> None
             pooled_projections=cond["pooled"],
         )
     for (image, text), out in zip(judge.features(x, sigma, **cond), seen, strict=True):
-        torch.testing.assert_close((text, image), tuple(out))
+        # the same products, which processors round by where their factors lie in memory; tokens
+        # of another layer are apart by more than 1
+        torch.testing.assert_close((text, image), tuple(out), atol=1e-4, rtol=1e-4)
     # learning
     good, cond = torch.randn(12, 16, 8, 8, generator=draw), words(12)
     optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-3)

@@ -83,7 +83,7 @@ def admit(config: Config, model: FlowModel | None = None) -> ExaminedRun:
     trainer = Trainer(smaller(config), model=model, log=clock)
     start = {name: p.detach().clone() for name, p in trainer.params.items()}
     # an iteration in which the policy learns
-    while trainer.iteration < TRIED and not trainer.reward_set.trains_policy(trainer.iteration):
+    while trainer.iteration < TRIED and not trainer.trains_policy():
         trainer.iteration += 1
     rows = trainer.rows()
     found = collect(trainer, rows)

@@ -46,6 +46,7 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
     _check_whole_prompts(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
     _check_empty_prompts(config, trains)
+    _check_alone(config, method)
 
 
 def check_alike(config: Config, made: Rollout) -> None:
@@ -89,6 +90,17 @@ def _check_whole_prompts(config: Config, method: Method) -> None:
             f"select nonzero: leaves out images of advantage 0, and loss {config.loss.fn} compares "
             "all images of a prompt, whose group would be torn; leave this selection out"
         )
+
+
+def _check_alone(config: Config, method: Method) -> None:
+    """Raise ConfigError if models that are trained along leave the policy no iteration."""
+    for name, role in method.companions.items():
+        if role.alone >= config.train.iterations:
+            raise ConfigError(
+                f"{name}.alone={role.alone}: the policy stands still in these iterations, and "
+                f"train.iterations={config.train.iterations} leaves it none; lower the one or "
+                "raise the other"
+            )
 
 
 def _check_empty_prompts(config: Config, trains: str) -> None:

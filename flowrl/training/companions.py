@@ -33,6 +33,10 @@ class Companions:
             for name, role in roles.items()
         }
 
+    def trains_policy(self, iteration: int) -> bool:
+        """Say whether all let the policy learn in an iteration, counted from 0."""
+        return all(role.trains_policy(iteration) for role in self.roles.values())
+
     def files(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
         """Return what a checkpoint keeps of the optimizers: tensors by file, and plain JSON."""
         files, state = {}, {}

@@ -83,7 +83,8 @@ def learn(
     seen: list[Trained] = []
     norms: list[float] = []
     outliers = 0
-    updates = _updates(run, forest.whole, table)
+    follows = run.companions.trains_policy(run.iteration)
+    updates = _updates(run, forest.whole, table) if follows else []
     lives = [_live(run, part, table) for part in updates]
     mines = [forest.own_part(live, ro) for live in lives]
     progress = _Progress(run, sum(len(mine.node) for mine in mines))

@@ -54,6 +54,8 @@ def learn_along(
         everyone = torch.arange(len(ro.tree.parent), device=ro.tree.parent.device)
         count = count_trained(ro, "leaves", everyone)
     for name, role in run.companions.roles.items():
+        if not role.learns(run.iteration):
+            continue
         # a companion may take several steps for one of the policy, each with noise of its own
         seen: list[Trained] = []
         norms: list[float] = []

@@ -77,6 +77,12 @@ class Trainer(Setup):
         self.intact = True
         return metrics
 
+    def trains_policy(self) -> bool:
+        """Say whether the policy learns in this iteration; learned rewards, and models that are
+        trained along, may want to be alone for a while."""
+        rewards = self.reward_set.trains_policy(self.iteration)
+        return rewards and self.companions.trains_policy(self.iteration)
+
     def can_be_saved(self) -> bool:
         """Say whether a checkpoint of now would be one that a run can go on from, also after an
         error: no iteration is half done, and every trained number is finite."""

@@ -61,6 +61,36 @@ def test_one_step_of_an_image_costs_a_quarter(tmp_path: Path) -> None:
     assert metrics["backwards"] == 5 * work.images
 
 
+def test_the_policy_follows_what_was_learnt_before(tmp_path: Path) -> None:
+    """The surrogate alone for two iterations, in which it and the fake model learn; then the policy
+    and the fake model go on, and the surrogate stands still. What does not learn costs nothing."""
+    run = trainer(tmp_path, *WHOLE, "surrogate={fn: preference, alone: 2, iterations: 2}")
+
+    def kept(name: str) -> dict[str, torch.Tensor]:
+        return {key: rows.clone() for key, rows in run.weights.state_dict()[name].items()}
+
+    own = {name: p.detach().clone() for name, p in run.params.items()}
+    for _ in range(2):
+        before = kept("surrogate")
+        assert not run.trains_policy()
+        metrics = run.step()
+        assert all(torch.equal(p, own[name]) for name, p in run.params.items())
+        after = kept("surrogate")
+        assert any(not torch.equal(after[name], before[name]) for name in before)
+        assert metrics["trained"] == 0 and metrics["nfe"] == run.cost.nfe + 8 * run.cost.states
+    before, fake = kept("surrogate"), kept("fake")
+    assert run.trains_policy()
+    metrics = run.step()
+    after = kept("surrogate")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    after = kept("fake")
+    assert any(not torch.equal(after[name], fake[name]) for name in fake)
+    assert any(not torch.equal(p, own[name]) for name, p in run.params.items())
+    assert metrics["trained"] == run.cost.states
+    assert metrics["nfe"] == run.cost.nfe + (6 + 3) * run.cost.states
+    assert "surrogate/weight" not in metrics
+
+
 def test_a_resume_is_exact(tmp_path: Path) -> None:
     """Two iterations in one go, or with a checkpoint between them."""
     whole = trainer(tmp_path)
@@ -114,6 +144,10 @@ def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
         ("likelihood={fn: forward}", "likelihood generated"),
         ("train.start=nowhere.safetensors", "train.start"),
         ("surrogate.lr=-1", "lr > 0"),
+        ("surrogate.alone=-1", "alone >= 0"),
+        ("surrogate={fn: preference, alone: 3, iterations: 2}", "at least 3"),
+        ("fake.iterations=-2", "at least 1"),
+        ("surrogate.alone=1000", "leaves it none"),
     ],
 )
 def test_what_does_not_fit_is_said_before_the_model_is_loaded(

@@ -17,23 +17,51 @@ Betas = tuple[float, float]
 
 
 class Companion:
-    """What companions share: AdamW's options, updates per iteration, and a model call.
+    """What companions share: AdamW's options, when and how often it learns, and a model call.
 
-    Raises: ConfigError for a learning rate or updates that are not positive, weight_decay below 0,
-    or betas outside [0, 1).
+    It learns in the first `iterations` of a run, 0 = in all, with `updates` optimizer steps each.
+    In the first `alone` the policy stands still, so that there is something to follow from its
+    first step on. Both are ours.
+
+    Raises: ConfigError for a learning rate or updates that are not positive, numbers below 0,
+    betas outside [0, 1), or a companion that learns in no iteration in which it is alone.
     """
 
     looks_at: tuple[str, ...] = ()  # other weights: "ref", "slow"
 
-    def __init__(self, name: str, lr: float, betas: Betas, weight_decay: float, updates: int):
+    def __init__(
+        self,
+        name: str,
+        lr: float,
+        betas: Betas,
+        weight_decay: float,
+        updates: int,
+        alone: int = 0,
+        iterations: int = 0,
+    ) -> None:
         check_positive(name, lr=lr, updates=updates)
         if weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(
                 f"{name}: expected weight_decay >= 0 and betas from 0 to below 1, got "
                 f"{weight_decay=}, {betas=}"
             )
+        if alone < 0 or (iterations and iterations < max(alone, 1)):
+            raise ConfigError(
+                f"{name}: expected alone >= 0, and iterations to be 0 (it learns throughout) or at "
+                f"least {max(alone, 1)}, since it learns in all iterations in which it is alone; "
+                f"got {alone=}, {iterations=}"
+            )
         self.name, self.updates = name, updates
+        self.alone, self.iterations = alone, iterations
         self.adamw: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+
+    def learns(self, iteration: int) -> bool:
+        """Say whether it learns in an iteration, counted from 0."""
+        return not self.iterations or iteration < self.iterations
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Say whether the policy learns in an iteration, counted from 0."""
+        return iteration >= self.alone
 
     def rows(self, rollout: Rollout, nodes: Tensor, rng: torch.Generator) -> Tensor:
         """Return those of the steps, by the nodes [N] that they ended in, that it learns from."""

@@ -42,11 +42,13 @@ class score(Companion):
         betas: Betas = (0.0, 0.999),
         weight_decay: float = 1e-4,
         updates: int = 1,
+        alone: int = 0,
+        iterations: int = 0,
         snr: float = 5.0,
         ratio: float = 20.0,
         steps: Literal["all", "one"] = "all",
     ) -> None:
-        super().__init__("fake", lr, betas, weight_decay, updates)
+        super().__init__("fake", lr, betas, weight_decay, updates, alone, iterations)
         check_positive("fake", snr=snr)
         if not ratio >= 1:
             raise ConfigError(f"fake: expected ratio >= 1, got {ratio}")

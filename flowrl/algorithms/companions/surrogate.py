@@ -62,6 +62,8 @@ class preference(Companion):
         betas: Betas = (0.9, 0.999),
         weight_decay: float = 1e-4,
         updates: int = 1,
+        alone: int = 0,
+        iterations: int = 0,
         beta: float = 10.0,
         clip: float = 1e-3,
         far: float = 0.05,
@@ -75,7 +77,7 @@ class preference(Companion):
         slope: float = 0.001,
         limit: float = 0.3,
     ) -> None:
-        super().__init__("surrogate", lr, betas, weight_decay, updates)
+        super().__init__("surrogate", lr, betas, weight_decay, updates, alone, iterations)
         check_positive("surrogate", beta=beta, clip=clip, far=far, max_advantage=max_advantage)
         if min(anchor, slope, kl) < 0 or not 0 <= start <= limit <= 1:
             raise ConfigError(

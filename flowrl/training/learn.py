@@ -104,7 +104,8 @@ def learn(
     spent = [_network_calls(run, part) for part in seen] + [along.cost]
     calls, backwards = run.world.totals(spent, 2)
     cost = {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
-    metrics = reduce_metrics(seen, norms, run.world)
+    # a policy that stands still was not idle
+    metrics = reduce_metrics(seen, norms, run.world) if follows else {}
     if norms:
         metrics["grad_outliers"] = float(outliers)
     if limits_of(run.config):

@@ -62,6 +62,9 @@ WITHOUT_PUBLIC = {
     "sol_rl",
     "dina_lrm",
     "spo_finished",
+    "slas",
+    "uni_grpo",
+    "norm_guard",
     *BASELINES,
 }
 ENTRY = """
@@ -104,6 +107,7 @@ def test_status_and_papers() -> None:
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
+    known |= {"slas", "norm_guard"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -34,7 +34,7 @@ def test_the_judge_of_latents_shows_no_clear_gain() -> None:
     assert f"right images of test prompts {both}, two seeds, no clear gain" in header
     told = read("latent-trials")["trials"][4]["eval"]
     gain = 100 * (told[-1]["strict"] - told[0]["strict"])
-    said = f"promised more**: {gain:.1f} points in {told[-1]['iteration']} iterations"
+    said = f"A validation run has more**: {gain:.1f} points in {told[-1]['iteration']} iterations"
     assert said in COMPARE
 
 

@@ -46,7 +46,8 @@ class preference(Companion):
 
     Ours: with weigh "last" it learns from finished images alone, which are what the reward judged.
     `interval` draws their noise levels otherwise than the policy's steps: "reverse" = up to pure
-    noise. With `shared` the images of a prompt have one level and one noise, as `dgpo` has them.
+    noise; none is below `least`, where an image is nearly there and moving away from a bad one only
+    spoils it. With `shared` the images of a prompt have one level and one noise, as `dgpo` has them.
     `kl` is the weight of mean (v - v_ref)^2.
 
     Raises: ConfigError for numbers outside their ranges, or a group that is torn over network
@@ -71,6 +72,7 @@ class preference(Companion):
         max_advantage: float = 5.0,
         weigh: Literal["ramp", "even", "published", "last"] = "ramp",
         interval: Interval | None = None,
+        least: float = 0.0,
         shared: bool = False,
         kl: float = 0.0,
         start: float = 0.001,
@@ -79,6 +81,8 @@ class preference(Companion):
     ) -> None:
         super().__init__("surrogate", lr, betas, weight_decay, updates, alone, iterations)
         check_positive("surrogate", beta=beta, clip=clip, far=far, max_advantage=max_advantage)
+        if not 0 <= least < 1:
+            raise ConfigError(f"surrogate: expected 0 <= least < 1, a noise level, got {least}")
         if min(anchor, slope, kl) < 0 or not 0 <= start <= limit <= 1:
             raise ConfigError(
                 "surrogate: expected anchor >= 0, kl >= 0, slope >= 0 and 0 <= start <= limit <= "
@@ -86,7 +90,7 @@ class preference(Companion):
             )
         self.beta, self.clip, self.far, self.anchor = beta, clip, far, anchor
         self.max_advantage, self.weigh = max_advantage, weigh
-        self.interval, self.shared, self.kl = interval, shared, kl
+        self.interval, self.least, self.shared, self.kl = interval, least, shared, kl
         self.copy = (start, slope, limit)
 
     def slow_decay(self, updates: int) -> float:
@@ -108,7 +112,8 @@ class preference(Companion):
         queries: Queries,
     ) -> Batch:
         """Noise the ends of steps [B] as if they were clean -> Batch with `target` = eps - x."""
-        queries = queries._replace(interval=self.interval or queries.interval)
+        interval = self.interval or queries.interval
+        queries = queries._replace(interval=interval, least=self.least)
         level, eps = queries.draw(rollout, nodes, streams, shared=self.shared)
         state = wide(rollout.x[nodes])
         x = interpolate(state, eps, level)

@@ -19,10 +19,12 @@ Interval = Literal["trajectory", "reverse"]
 
 class Queries(NamedTuple):
     """Which noise levels states are judged at: up to the level where their step began
-    ("trajectory") or up to pure noise ("reverse"), uniform before a time shift."""
+    ("trajectory") or up to pure noise ("reverse"), uniform before a time shift; none below
+    `least`, unless a step began there."""
 
     interval: Interval
     shift: float
+    least: float = 0.0
 
     def check(self) -> Queries:
         """Return it. Raises ConfigError for a shift that is none."""
@@ -37,6 +39,7 @@ class Queries(NamedTuple):
         start, end = steps_to(rollout, nodes)
         low = self._even(end)
         high = torch.ones_like(low) if self.interval == "reverse" else self._even(start)
+        low = low.maximum(self._even(torch.full_like(end, self.least)).minimum(high))
         shares, noises = [], []
         for stream in streams.of(nodes, shared=shared):
             shares.append(torch.rand(1, generator=stream))

@@ -159,6 +159,28 @@ def test_the_surrogate_may_learn_from_finished_images_alone() -> None:
     torch.testing.assert_close(gap, numbers(0.12, 0.12))
 
 
+def test_low_noise_levels_may_be_left_out() -> None:
+    """Levels of finished images: none below `least`, and the same share of what is left."""
+    made = run(few_step(0, steps=4), model=LinearFlow(channels=2, seed=1), shape=(2, 2, 2))
+    streams, zero = NodeStreams(made.tree.group, 0), torch.zeros(len(made.x))
+    every, noisy = (
+        preference(weigh="last", interval="reverse", least=least)
+        .batch(made, zero, made.leaf, streams, Queries("trajectory", 1.0))
+        .sigma.double()
+        for least in (0.0, 0.75)
+    )
+    torch.testing.assert_close(noisy, 0.75 + 0.25 * every, atol=1e-6, rtol=0)
+    # a step that ended above it keeps its own interval
+    first = made.tree.step[(made.tree.parent >= 0).nonzero().flatten()] == 1
+    nodes = (made.tree.parent >= 0).nonzero().flatten()[first]
+    plain, more = (
+        Queries("trajectory", 1.0, least).draw(made, nodes, streams)[0] for least in (0, 0.5)
+    )
+    assert torch.equal(plain, more)
+    with pytest.raises(ConfigError, match="least < 1"):
+        preference(least=1.0)
+
+
 def test_one_step_of_each_image() -> None:
     """Of four steps each image keeps one, by the selection and for the fake model; in 40 drawings
     every step of every image is among them."""

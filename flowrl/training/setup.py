@@ -106,6 +106,8 @@ class Setup:
         self.earlier = earlier_draws(config, self.method, sharded=self.sharded)
         check_plan(config)
         check_start(config.train.start)
+        for name, role in self.method.companions.items():
+            check_start(role.begin, f"{name}.begin")
         # images that prompts start from, and those that are trained on
         check_sources(self.train_set, self.size)
         check_sources(self.test_set, config.eval_size)
@@ -156,6 +158,7 @@ class Setup:
         first = {"ref", *copies_of(self.method.companions)}  # copies of the model as it came
         for name in [name for name in self.kept if name in first]:
             self.weights.snapshot(name)
+        self._begin_companions()
         if config.train.start:
             start_from(config.train.start, self.params)
         for name in [name for name in self.kept if name not in first]:
@@ -167,6 +170,13 @@ class Setup:
         self.optimizer = make_optimizer(
             config.optimizer, list(self.params.values()), sharded=self.sharded
         )
+
+    def _begin_companions(self) -> None:
+        """Let companions begin with given weights where they should, and their slow copies."""
+        for name, role in self.method.companions.items():
+            for copy in copies_of({name: role}) if role.begin else []:
+                with self.weights.training(copy):
+                    start_from(role.begin, self.params, f"{name}.begin")
 
     @property
     def size(self) -> tuple[int, int]:

@@ -14,20 +14,22 @@ from flowrl.training import checkpoint
 from flowrl.training.weights import put_saved, put_weights
 
 
-def check_start(start: str) -> None:
-    """Raise ConfigError unless `train.start` is empty, or names weights that are there."""
+def check_start(start: str, key: str = "train.start") -> None:
+    """Raise ConfigError unless a key such as `train.start` is empty, or names weights that are
+    there."""
     if start:
-        _file_of(start)
+        _file_of(start, key)
 
 
-def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
-    """Put the weights that `train.start` names into the parameters: a safetensors file of them, a
-    checkpoint, or a run's newest one, of which the averaged weights are taken if there are any.
+def start_from(start: str, params: dict[str, nn.Parameter], key: str = "train.start") -> None:
+    """Put the weights that a key such as `train.start` names into the parameters: a safetensors
+    file of them, a checkpoint, or a run's newest one, of which the averaged weights are taken if
+    there are any.
 
     Raises: ConfigError if there is none, CheckpointError if they do not fit the model or are
     another program's LoRA.
     """
-    path = _file_of(start)
+    path = _file_of(start, key)
     if path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
         put_saved(params, files, "ema" if "ema" in files else "current")
@@ -35,28 +37,28 @@ def start_from(start: str, params: dict[str, nn.Parameter]) -> None:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"train.start: {path}: no safetensors file: {error}") from error
+        raise CheckpointError(f"{key}: {path}: no safetensors file: {error}") from error
     if params.keys().isdisjoint(tensors) and any(map(_of_lora, tensors)):
         raise CheckpointError(
-            f"train.start: {path}: a LoRA file of another program, with names such as "
+            f"{key}: {path}: a LoRA file of another program, with names such as "
             f"{min(tensors)}; expected weights that a run of flowrl saved. Let diffusers merge it "
             "into the base model first: docs/models.md, Begin with a LoRA"
         )
     put_weights(params, {name: rows.to(params[name]) for name, rows in tensors.items()}, path)
 
 
-def _file_of(start: str) -> Path:
-    """Return the file or checkpoint folder that `train.start` names. Raises ConfigError."""
+def _file_of(start: str, key: str) -> Path:
+    """Return the file or checkpoint folder that a key names. Raises ConfigError."""
     try:
         path = resource(start)
     except ConfigError as error:
-        raise ConfigError(f"train.start: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     if path.is_file() or (path / checkpoint.MANIFEST).is_file():
         return path
     newest = checkpoint.latest(path) if path.is_dir() else None
     if newest is None:
         raise ConfigError(
-            f"train.start: there are no weights at {start}: expected a .safetensors file, a "
+            f"{key}: there are no weights at {start}: expected a .safetensors file, a "
             "checkpoint or a run with one, of the same model and layers"
         )
     return newest

@@ -133,6 +133,26 @@ def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
         assert torch.equal(second.weights.state_dict()["fake"][name], own[name])
 
 
+def test_a_surrogate_may_begin_with_given_weights(tmp_path: Path) -> None:
+    """And its slow copy; policy and fake model have the model's own. One that learns in none of the
+    iterations keeps them."""
+    first = trainer(tmp_path, "optimizer.lr=0.1")
+    own = {name: p.detach().clone() for name, p in first.params.items()}
+    first.step()
+    first.save(tmp_path / "kept")
+    begun = f"surrogate={{fn: preference, begin: '{tmp_path}/kept', iterations: 0}}"
+    second = trainer(tmp_path, begun)
+    for _ in range(2):
+        kept = second.weights.state_dict()
+        for name, p in first.params.items():
+            assert torch.equal(kept["surrogate"][name], p)
+            assert torch.equal(kept["surrogate-slow"][name], p)
+            assert torch.equal(kept["ref"][name], own[name])
+        if second.iteration == 0:
+            assert all(torch.equal(p, own[name]) for name, p in second.params.items())
+            assert second.step()["reward_gap"] > 0
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -146,7 +166,8 @@ def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
         ("surrogate.lr=-1", "lr > 0"),
         ("surrogate.alone=-1", "alone >= 0"),
         ("surrogate={fn: preference, alone: 3, iterations: 2}", "at least 3"),
-        ("fake.iterations=-2", "at least 1"),
+        ("fake.iterations=-2", "at least 0"),
+        ("surrogate.begin=nowhere.safetensors", "surrogate.begin"),
         ("surrogate.alone=1000", "leaves it none"),
     ],
 )

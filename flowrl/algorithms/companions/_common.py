@@ -19,15 +19,16 @@ Betas = tuple[float, float]
 class Companion:
     """What companions share: AdamW's options, when and how often it learns, and a model call.
 
-    It learns in the first `iterations` of a run, 0 = in all, with `updates` optimizer steps each.
-    In the first `alone` the policy stands still, so that there is something to follow from its
-    first step on. Both are ours.
+    It learns in the first `iterations` of a run, null = in all, with `updates` optimizer steps
+    each. In the first `alone` the policy stands still, so that there is something to follow from
+    its first step on. Both are ours.
 
     Raises: ConfigError for a learning rate or updates that are not positive, numbers below 0,
-    betas outside [0, 1), or a companion that learns in no iteration in which it is alone.
+    betas outside [0, 1), or a companion that does not learn in all iterations in which it is alone.
     """
 
     looks_at: tuple[str, ...] = ()  # other weights: "ref", "slow"
+    begin = ""  # weights that it begins with, as `train.start`; empty: the model's own
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class Companion:
         weight_decay: float,
         updates: int,
         alone: int = 0,
-        iterations: int = 0,
+        iterations: int | None = None,
     ) -> None:
         check_positive(name, lr=lr, updates=updates)
         if weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
@@ -45,11 +46,11 @@ class Companion:
                 f"{name}: expected weight_decay >= 0 and betas from 0 to below 1, got "
                 f"{weight_decay=}, {betas=}"
             )
-        if alone < 0 or (iterations and iterations < max(alone, 1)):
+        if alone < 0 or (iterations is not None and iterations < alone):
             raise ConfigError(
-                f"{name}: expected alone >= 0, and iterations to be 0 (it learns throughout) or at "
-                f"least {max(alone, 1)}, since it learns in all iterations in which it is alone; "
-                f"got {alone=}, {iterations=}"
+                f"{name}: expected alone >= 0, and iterations to be null (it learns throughout) or "
+                f"at least {max(alone, 0)}, since it learns wherever it is alone; got {alone=}, "
+                f"{iterations=}"
             )
         self.name, self.updates = name, updates
         self.alone, self.iterations = alone, iterations
@@ -57,7 +58,7 @@ class Companion:
 
     def learns(self, iteration: int) -> bool:
         """Say whether it learns in an iteration, counted from 0."""
-        return not self.iterations or iteration < self.iterations
+        return self.iterations is None or iteration < self.iterations
 
     def trains_policy(self, iteration: int) -> bool:
         """Say whether the policy learns in an iteration, counted from 0."""

@@ -43,7 +43,7 @@ class score(Companion):
         weight_decay: float = 1e-4,
         updates: int = 1,
         alone: int = 0,
-        iterations: int = 0,
+        iterations: int | None = None,
         snr: float = 5.0,
         ratio: float = 20.0,
         steps: Literal["all", "one"] = "all",

@@ -47,8 +47,9 @@ class preference(Companion):
     Ours: with weigh "last" it learns from finished images alone, which are what the reward judged.
     `interval` draws their noise levels otherwise than the policy's steps: "reverse" = up to pure
     noise; none is below `least`, where an image is nearly there and moving away from a bad one only
-    spoils it. With `shared` the images of a prompt have one level and one noise, as `dgpo` has them.
-    `kl` is the weight of mean (v - v_ref)^2.
+    spoils it. With `shared` the images of a prompt have one level and noise, as `dgpo` has them.
+    `kl` is the weight of mean (v - v_ref)^2. It begins as the teacher, or with the weights `begin`,
+    which another method may have trained; these are named as in `train.start`.
 
     Raises: ConfigError for numbers outside their ranges, or a group that is torn over network
     calls.
@@ -64,7 +65,7 @@ class preference(Companion):
         weight_decay: float = 1e-4,
         updates: int = 1,
         alone: int = 0,
-        iterations: int = 0,
+        iterations: int | None = None,
         beta: float = 10.0,
         clip: float = 1e-3,
         far: float = 0.05,
@@ -78,6 +79,7 @@ class preference(Companion):
         start: float = 0.001,
         slope: float = 0.001,
         limit: float = 0.3,
+        begin: str = "",
     ) -> None:
         super().__init__("surrogate", lr, betas, weight_decay, updates, alone, iterations)
         check_positive("surrogate", beta=beta, clip=clip, far=far, max_advantage=max_advantage)
@@ -92,6 +94,7 @@ class preference(Companion):
         self.max_advantage, self.weigh = max_advantage, weigh
         self.interval, self.least, self.shared, self.kl = interval, least, shared, kl
         self.copy = (start, slope, limit)
+        self.begin = begin
 
     def slow_decay(self, updates: int) -> float:
         """Return how slowly its copy follows after so many updates."""

@@ -141,7 +141,7 @@ def _rehearse(
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
-    trained += work.prompts * _along(method, made)
+    trained += work.prompts * _along(method, made, config.train.iterations - 1)
     if "moved" in needs_of(method.credit):  # what was drawn at the last visit, of one image
         trained += work.prompts * len(trained_nodes(made, method.likelihood.trains)) // work.roots
     calls = work.nfe + trained
@@ -150,10 +150,10 @@ def _rehearse(
     )
 
 
-def _along(method: Method, made: Rollout) -> int:
-    """Count the calls in which one prompt trains the models that learn along."""
+def _along(method: Method, made: Rollout, iteration: int) -> int:
+    """Count the calls in which one prompt trains the models that learn along in an iteration."""
     nodes, rng = trained_nodes(made, method.likelihood.trains), torch.Generator()
-    roles = method.companions.values()
+    roles = [role for role in method.companions.values() if role.learns(iteration)]
     return sum(len(r.rows(made, nodes, rng)) * r.updates * calls_of(r) for r in roles)
 
 

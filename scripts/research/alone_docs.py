@@ -51,6 +51,7 @@ GROUPS = (
     Group("find", "compare-find", ("compare-stepwise", "compare-find")),
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
     Group("spo latent", "compare-spo-latent", ("compare-spo-latent",)),
+    Group("slas", "compare-slas", ("compare-slas",)),
     Group("stepwise five", "compare-stepwise-five", ("compare-stepwise-five",)),
     Group(
         "larger budgets",

@@ -28,6 +28,7 @@ LATER = (
     Later("dense", "compare-dense.json", BETTER),
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("spo latent", "compare-spo-latent.json", "on the test prompts, at its own rate"),
+    Later("slas", "compare-slas.json", "on the test prompts, at its own rate"),
     Later("draft lv", "compare-draft-lv.json", BETTER),
     Later("stepwise five", "compare-stepwise-five.json", BETTER),
     Later("longer", "compare-longer.json", "on the test prompts, at its own rate"),

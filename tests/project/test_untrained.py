@@ -30,6 +30,7 @@ BESIDE = {
     "imitation": "imitation",
     "rwr": "rwr",
     "spo-latent": "spo-latent",
+    "slas": "slas",
     "combinations": "combinations",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"

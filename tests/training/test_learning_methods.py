@@ -28,6 +28,7 @@ APART = (
     "shapes/rwr_guided",
     "shapes/spo",
     "shapes/spo_latent",
+    "shapes/tdm_r1_awm",
 )
 METHODS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 

@@ -31,6 +31,7 @@ APART = (
     "shapes/spo",
     "shapes/spo_latent",
     "shapes/tdm_r1",
+    "shapes/tdm_r1_awm",
 )
 CONFIGS = [name for name in list_configs() if name.startswith("shapes/") and name not in APART]
 SMALL = [

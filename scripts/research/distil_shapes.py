@@ -12,13 +12,16 @@ student's four sigmas are kept. Then the student's velocity at each of them is f
 straight line to the next (progressive distillation, 2202.00512, in one go).
 
 The steps of four are not where the teacher does best with four, so it is measured on another grid
-as well.
+as well. The teacher may be one that was trained further: `--teacher` names its run, `--out` and
+`--result` where student and figures go, and `--prompts` and `--noise` what they are judged on.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +36,7 @@ from flowrl.core.files import write_json
 from flowrl.core.prompts import batch_for, load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.held_out import evaluate_prompts
+from flowrl.training.start_weights import start_from
 from flowrl.training.weights import Weights
 
 OUT = Path("assets/shapes-student/four_steps.safetensors")
@@ -50,17 +54,26 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--measure", action="store_true", help="the student that is there")
+    parser.add_argument("--teacher", default="", help="run of a LoRA of the same layers")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--prompts", default="assets/shapes/validation.jsonl")
+    parser.add_argument("--noise", type=int, default=1234, help="seed of the images judged")
     asked = parser.parse_args()
     here = environment()  # as it is now: others may work on the code meanwhile
-    config = load_config("shapes/tdm_r1", ["train.start=''"])
+    torch.set_num_threads(1)
+    judged = [f"prompts.test={asked.prompts}", f"eval.seed={asked.noise}"]
+    config = load_config("shapes/tdm_r1", ["train.start=''", *judged])
     model: FlowModel = config.call("model")()
     weights = Weights(model.trainable())
+    if asked.teacher:
+        start_from(asked.teacher, model.trainable(), "--teacher")
     weights.snapshot("teacher")
     weights.snapshot("student")
     if not asked.measure:
         _distil(asked, config, model, weights)
     # beside the teacher, from the file
-    student = {name: rows.float() for name, rows in load_file(OUT).items()}
+    student = {name: rows.float() for name, rows in load_file(asked.out).items()}
     weights.add("student", student)
     found = {"teacher, 10 steps": _measure(config, model, weights, "teacher", 10)}
     found["teacher, 4 steps"] = _measure(config, model, weights, "teacher", STEPS)
@@ -69,9 +82,8 @@ def main() -> None:
     found[f"teacher, 4 steps at {GRID}"] = _measure(config, model, weights, "teacher", STEPS)
     model.sigmas = own  # type: ignore[method-assign]
     found["student, 4 steps"] = _measure(config, model, weights, "student", STEPS)
-    command = f"python scripts/research/distil_shapes.py --minutes {asked.minutes:g}"
-    command += f" --trajectories {asked.trajectories}"
-    write_json(RESULT, {"command": command, "strict": found, "environment": here})
+    command = shlex.join(["python", "scripts/research/distil_shapes.py", *sys.argv[1:]])
+    write_json(asked.result, {"command": command, "strict": found, "environment": here})
     print(found)
 
 
@@ -106,9 +118,9 @@ def _distil(asked: argparse.Namespace, config: Config, model: FlowModel, weights
             print(f"{step:5d}  {100 * used:3.0f} %  loss {loss.item():.4f}", flush=True)
         step += 1
     # the averaged student is what is kept
-    OUT.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     kept = weights.state_dict()["student"]
-    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, OUT)
+    save_file({name: rows.half().contiguous() for name, rows in kept.items()}, asked.out)
 
 
 def _teach(config: Config, model: FlowModel, count: int, *, seed: int) -> Taught:

@@ -15,6 +15,7 @@ class Later(NamedTuple):
 
 BETTER = "on the test prompts, at the better of two rates"
 EDITS = "on the test edits, at its own rate"
+STUDENT = "on the test prompts, in four steps, at its own rate"
 LATER = (
     Later("families", "compare-families.json", BETTER),
     Later("own rates", "compare-own-rates.json", "on the test prompts, at its own rate"),
@@ -29,6 +30,7 @@ LATER = (
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("spo latent", "compare-spo-latent.json", "on the test prompts, at its own rate"),
     Later("slas", "compare-slas.json", "on the test prompts, at its own rate"),
+    Later("tdm r1", "compare-tdm-r1.json", STUDENT),
     Later("draft lv", "compare-draft-lv.json", BETTER),
     Later("stepwise five", "compare-stepwise-five.json", BETTER),
     Later("longer", "compare-longer.json", "on the test prompts, at its own rate"),

@@ -56,10 +56,10 @@ def test_each_comparison_has_its_own_files(name: str) -> None:
 def test_every_comparison_of_the_present_base_model_is_listed() -> None:
     later = script_module("measured").LATER
     files = sorted(one.file for one in later)
-    # edits have a file of their own kind beside them
-    assert sorted(f"compare-{name}.json" for name in (*BESIDE, "paco-rl")) == files
+    # edits and the four-step student have files of their own kind beside them
+    assert sorted(f"compare-{name}.json" for name in (*BESIDE, "paco-rl", "tdm-r1")) == files
     # the noisy-captions control was judged otherwise, and has no such files
-    for name in ("paco-rl", "shapes"):
+    for name in ("paco-rl", "tdm-r1", "shapes"):
         assert script_module("untrained").beside(read(name)) == ""
 
 

@@ -89,7 +89,8 @@ def test_a_run_measures_the_draws_of_the_last_visit(tmp_path: Path) -> None:
     kept = [forgetting(moved, 0.01, 0.875, 0.96) for moved in by_place]
     wanted = [keep * old + 1 for keep, old in zip(kept, total, strict=True)]
     found = [float((memory.kept["alpha"] + memory.kept["beta"])[row, 0]) for row in rows]
-    assert found == pytest.approx(wanted) and 0.875 < max(kept) < 0.96
+    # as near as the changes themselves, which are differences of float32 numbers
+    assert found == pytest.approx(wanted, rel=1e-5) and 0.875 < max(kept) < 0.96
 
 
 def test_of_several_images_the_first_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What the pages say of TDM-R1 is what its result files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from docskit import PAGES, ROOT
+
+COMPARE, PAGE = (
+    " ".join(PAGES[f"docs/{name}.md"].split()) for name in ("compare", "methods/tdm_r1")
+)
+
+
+def read(name: str) -> dict[str, Any]:
+    file = ROOT / f"assets/results/{name}.json"
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def share(row: dict[str, Any]) -> str:
+    return f"{100 * row['strict']:.1f}"
+
+
+def test_each_half_was_tried_by_itself() -> None:
+    found = read("tdm-r1-trial")
+    runs = {key: found[key]["eval"] for key in ("sixth", "seventh", "eighth", "ninth", "begun")}
+    first = share(runs["sixth"][0])
+    assert {share(rows[0]) for rows in runs.values()} == {first}
+    assert f"a student that has {first} % of the validation prompts" in PAGE
+    # until the student moves every evaluation is the first one
+    still = {"sixth": 32, "seventh": 12, "eighth": 12, "ninth": 12}
+    for key, until in still.items():
+        assert {share(row) for row in runs[key] if row["iteration"] <= until} == {first}
+    last = {key: rows[-1] for key, rows in runs.items()}
+    moved = {key: last[key]["iteration"] - until for key, until in still.items()}
+    assert moved == {"sixth": 16, "seventh": 8, "eighth": 8, "ninth": 8}
+    assert f"from {first} % to {share(last['sixth'])} in 16 more" in PAGE
+    assert f"to {share(last['seventh'])} in eight." in PAGE
+    assert f"falls to {share(last['ninth'])} % in eight iterations; with it to no less" in PAGE
+    later = [row for row in runs["eighth"] if row["iteration"] > 12]
+    assert f"no less than {share(min(later, key=lambda row: row['strict']))}." in PAGE
+    behind = {key: found[key]["fake_error"][-1] for key in ("eighth", "ninth", "begun")}
+    assert behind["begun"] > 2 * max(behind["eighth"], behind["ninth"])
+    trained = found["begun"]["surrogate"]["eval"][-1]
+    assert trained["iteration"] == 18 and f"AWM has trained ({share(trained)} % in ten" in PAGE
+    after = last["begun"]["iteration"]
+    assert f"from {first} % to {share(last['begun'])} in {after} iterations (`begun`" in PAGE
+
+
+def test_a_surrogate_that_awm_trained() -> None:
+    result = read("compare-tdm-r1")
+    (entry,) = result["configs"]
+    end, base = entry["summary"]["nfe"], result["base"]
+    mean, low, high = (f"{100 * part:.1f}" for part in end["gain"])
+    assert end["beats_base"] and len(entry["seeds"]) == 3
+    assert f"it gains {mean} points ({low} to {high}, three seeds; [what" in PAGE
+    both = f"{100 * base['score']:.0f} -> {100 * end['mean']:.0f} %"
+    header = (ROOT / "configs/shapes/tdm_r1_awm.yaml").read_text(encoding="utf-8")
+    after = entry["seeds"][0]["iterations"]
+    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"]]
+    assert (
+        f"**It gains**, {mean} points ({low} to {high}), its seeds at {scores[0]}, {scores[1]} and "
+        f"{scores[2]} %."
+    ) in COMPARE
+    rising = [name for name, seen in base["tasks"].items() if end["tasks"][name]["mean"] > seen]
+    assert len(rising) == 5
+    before, fallen = base["tasks"]["single_object"], end["tasks"]["single_object"]["mean"]
+    assert f"single objects fall, {100 * before:.1f} to {100 * fallen:.1f} %" in COMPARE
+    assert f"test prompts {both} in four steps, in {after} iterations, three seeds" in header
+
+
+def test_what_stands_beside_the_student() -> None:
+    own, distilled = (read(f"tdm-r1-{name}")["strict"] for name in ("student", "distilled"))
+    result = read("compare-tdm-r1")
+    grid = "teacher, 4 steps at (1.0, 0.85, 0.65, 0.35, 0.0)"
+    rows = {
+        "student": (own["student, 4 steps"], 4),
+        "distilled anew, of the model that AWM trained": (distilled["student, 4 steps"], 4),
+        "that model, at the four sigmas best for its teacher": (distilled[grid], 4),
+        "that model": (distilled["teacher, 10 steps"], 10),
+        "the model before, its teacher": (own["teacher, 10 steps"], 10),
+    }
+    for name, (seen, steps) in rows.items():
+        low, high = (f"{100 * end:.1f}" for end in seen["interval"])
+        assert f"| {name} | {100 * seen['right']:.1f} % | {low} to {high} | {steps} |" in COMPARE
+    # the comparison began with that student
+    assert own["student, 4 steps"]["right"] == pytest.approx(result["base"]["score"], abs=1e-9)
+    end = result["configs"][0]["summary"]["nfe"]
+    low, high = (f"{100 * part:.1f}" for part in end["interval"])
+    assert f"| `shapes/tdm_r1_awm` | {100 * end['mean']:.1f} % | {low} to {high} | 4 |" in COMPARE
+    anew = distilled["student, 4 steps"]["right"]
+    assert f"as the teacher, have {100 * anew:.1f} %, where" in COMPARE
+    assert f"has as much: {100 * anew:.1f} %." in PAGE
+    assert abs(anew - end["mean"]) < 0.01
+    minutes = result["configs"][0]["summary"]["nfe"]["seconds"] / 60
+    assert 8.5 < minutes < 9.5 and "the 24 iterations took nine" in COMPARE

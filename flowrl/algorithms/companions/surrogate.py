@@ -46,10 +46,9 @@ class preference(Companion):
 
     Ours: with weigh "last" it learns from finished images alone, which are what the reward judged.
     `interval` draws their noise levels otherwise than the policy's steps: "reverse" = up to pure
-    noise; none is below `least`, where an image is nearly there and moving away from a bad one only
-    spoils it. With `shared` the images of a prompt have one level and noise, as `dgpo` has them.
-    `kl` is the weight of mean (v - v_ref)^2. It begins as the teacher, or with the weights `begin`,
-    which another method may have trained; these are named as in `train.start`.
+    noise; none is below `least`. With `shared` the images of a prompt have one level and noise, as
+    `dgpo` has them. `kl` is the weight of mean (v - v_ref)^2. It begins as the teacher, or with the
+    weights `begin`, which another method may have trained; these are named as in `train.start`.
 
     Raises: ConfigError for numbers outside their ranges, or a group that is torn over network
     calls.

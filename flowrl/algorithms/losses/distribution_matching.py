@@ -41,7 +41,12 @@ def tdm(data: LossInput, *, form: Form = "squared", width: float = 1e-3) -> Loss
 
 @needs("ref", "fake", "surrogate", "zero_advantage")
 def tdm_r1(
-    data: LossInput, *, reward: float = 0.7, form: Form = "squared", width: float = 1e-3
+    data: LossInput,
+    *,
+    reward: float = 0.7,
+    form: Form = "squared",
+    width: float = 1e-3,
+    least: float = 0.0,
 ) -> Loss:
     """Return `tdm` plus `reward` times the pull towards the surrogate, [B], and metrics [B]:
     reinforcement learning of a few-step model.
@@ -50,17 +55,23 @@ def tdm_r1(
     of the reward beyond the teacher. Source: TDM-R1 (2603.07700), as in Flow-Factory 1593258.
     **Differs:** there a third pull of weight ``1 - reward`` follows the teacher's guidance, which
     is left out for a teacher without; here teacher and surrogate have the model's own guidance, so
-    there is none.
+    there is none. Ours: at noise levels below `least`, where a surrogate that learnt from higher
+    ones alone knows nothing, it does not pull.
 
     Metrics: those of `tdm`; `reward_gap`, mean (x_S - x_T)^2.
 
-    Raises: ConfigError for reward outside [0, 1], and as `tdm`.
+    Raises: ConfigError for reward outside [0, 1] or least outside [0, 1), and as `tdm`.
     """
-    if not 0 <= reward <= 1:
-        raise ConfigError(f"tdm_r1: expected 0 <= reward <= 1, got {reward=}")
+    if not 0 <= reward <= 1 or not 0 <= least < 1:
+        raise ConfigError(
+            f"tdm_r1: expected 0 <= reward <= 1 and 0 <= least < 1, got {reward=}, {least=}"
+        )
     loss, metrics = tdm(data, form=form, width=width)
     real, learnt = data.under["ref"].mean.detach(), data.under["surrogate"].mean.detach()
-    loss = loss + reward * pull(data.now.mean, learnt - real, learnt, form, width)
+    level = data.batch.query
+    assert level is not None  # `tdm` has looked
+    weight = reward * (level >= least).double()
+    loss = loss + weight * pull(data.now.mean, learnt - real, learnt, form, width)
     return loss, {**metrics, "reward_gap": _mean_square(learnt - real)}
 
 

@@ -43,6 +43,29 @@ def test_two_gain() -> None:
         assert f"alone has {guided:.0f} %" in header
 
 
+def test_what_they_change_gains_as_much() -> None:
+    """AWM and DiffusionNFT, judged as SLAS and NormGuard: the gains are less apart than what the
+    comparison could tell."""
+    changed, plain = read("compare-slas"), read("compare-slas-controls")
+    assert changed["base"]["outcomes"] == plain["base"]["outcomes"]
+    said = []
+    for one, other in zip(changed["configs"], plain["configs"], strict=True):
+        with_line, without = (entry["summary"]["nfe"] for entry in (one, other))
+        spent = {seed["at"]["nfe"]["nfe"] for entry in (one, other) for seed in entry["seeds"]}
+        assert len(spent) == 1 and without["beats_base"] and len(other["seeds"]) == 3
+        assert with_line["gain"][1] < without["gain"][0] < with_line["gain"][2]
+        mean, low, high = (f"{100 * share:.1f}" for share in without["gain"])
+        said.append((mean, f"{100 * without['mean']:.1f}", low, high))
+        header = (ROOT / f"configs/{one['file']}.yaml").read_text(encoding="utf-8")
+        assert "itself has as much" in header
+    (a, score_a, low_a, high_a), (b, score_b, low_b, high_b) = said
+    assert f"without it has {score_a} % (gain {a}, {low_a} to {high_a})" in COMPARE
+    assert f"DiffusionNFT {score_b} ({b}, {low_b} to {high_b})" in COMPARE
+    assert f"gain as much, {a} and {b} points" in PAGE
+    tasks = plain["configs"][1]["summary"]["nfe"]["tasks"]
+    assert f"as well, to {100 * tasks['single_object']['mean']:.1f} %." in COMPARE
+
+
 def test_uni_grpo_does_not() -> None:
     trials = read("slas-trials")["trials"]
     ends = [f"{100 * trial['eval'][-1]['strict']:.1f}" for trial in trials]

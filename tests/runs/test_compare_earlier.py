@@ -68,6 +68,20 @@ def test_what_has_to_be_equal_is_not_taken_from_today(gone: str, now: str, said:
     assert found.startswith(said)
 
 
+def test_keys_inside_a_list_of_sections() -> None:
+    """One of two selections lacks a key: it is that selection's default, and of no other length of
+    the list anything is taken."""
+    select = "[{fn: nonzero}, {fn: largest, share: 0.5}]"
+    now = load_config("shapes/awm", [f"select={select}"])
+    whole = without_seed(now)
+    kept = {**whole, "select": [{"fn": "nonzero"}, {"fn": "largest", "share": 0.5}]}
+    assert kept["select"] != whole["select"]
+    assert config_then(kept, now, without_seed) == whole
+    shorter = {**kept, "select": kept["select"][1:]}
+    (said,) = different(config_then(shorter, now, without_seed), whole)
+    assert said.startswith("select")
+
+
 def _without(stored: dict[str, Any], *keys: str) -> None:
     """Take keys out, as if they were of a later version."""
     for key in keys:

@@ -52,7 +52,8 @@ def _filled(
         built = build_config(whole, source, now.plugins)
     except ConfigError:
         return dict(there)
-    return _with_missing(there, json.loads(json.dumps(view(built))))
+    filled: Found = _with_missing(there, json.loads(json.dumps(view(built))))
+    return filled
 
 
 def _left_out(own: Mapping[str, Any], seen: Any) -> Found:
@@ -61,12 +62,13 @@ def _left_out(own: Mapping[str, Any], seen: Any) -> Found:
     return {key: value for key, value in own.items() if key not in shown}
 
 
-def _with_missing(there: Mapping[str, Any], whole: Mapping[str, Any]) -> Found:
-    """Return `there` with the keys that only `whole` has, at all depths."""
-    out = dict(there)
-    for key, value in whole.items():
-        if key not in out:
-            out[key] = value
-        elif isinstance(out[key], Mapping) and isinstance(value, Mapping):
-            out[key] = _with_missing(out[key], value)
-    return out
+def _with_missing(there: Any, whole: Any) -> Any:
+    """Return `there` with the keys that only `whole` has, at all depths; entries of lists of one
+    length belong together."""
+    if isinstance(there, Mapping) and isinstance(whole, Mapping):
+        filled = {key: _with_missing(there.get(key, value), value) for key, value in whole.items()}
+        return {**there, **filled}
+    lists = isinstance(there, list) and isinstance(whole, list)
+    if lists and len(there) == len(whole):
+        return [_with_missing(one, other) for one, other in zip(there, whole, strict=True)]
+    return there

@@ -18,6 +18,7 @@ TOY_SCALE["shapes/spo_finished"] = ["credit.least=0.001", "optimizer.lr=0.05"]
 TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
 TOY_SCALE["shapes/tdm_r1"] = ["fake.lr=0.01", "surrogate.lr=0.01", "surrogate.beta=1.0"]
 TOY_SCALE["shapes/tdm_r1"] += ["surrogate.clip=0.2", "surrogate.far=5.0"]
+TOY_SCALE["shapes/tdm_r1"] += ["surrogate.alone=0", "surrogate.least=0.0", "loss.least=0.0"]
 TOY_SCALE["shapes/slas"] = TOY_SCALE["shapes/awm"]
 # the toy's field has to become longer and move far to become red
 TOY_SCALE["shapes/norm_guard"] = ["kl.beta=0.001"]

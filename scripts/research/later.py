@@ -30,6 +30,7 @@ LATER = (
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("spo latent", "compare-spo-latent.json", "on the test prompts, at its own rate"),
     Later("slas", "compare-slas.json", "on the test prompts, at its own rate"),
+    Later("uni grpo", "compare-uni-grpo.json", "on the test prompts, at its own rate"),
     Later("tdm r1", "compare-tdm-r1.json", STUDENT),
     Later("draft lv", "compare-draft-lv.json", BETTER),
     Later("stepwise five", "compare-stepwise-five.json", BETTER),

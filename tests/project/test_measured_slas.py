@@ -66,16 +66,46 @@ def test_what_they_change_gains_as_much() -> None:
     assert f"as well, to {100 * tasks['single_object']['mean']:.1f} %." in COMPARE
 
 
-def test_uni_grpo_does_not() -> None:
+def test_uni_grpo_gains_with_a_small_penalty() -> None:
+    result = read("compare-uni-grpo")
+    (entry,) = result["configs"]
+    end, base = entry["summary"]["nfe"], result["base"]
+    assert end["beats_base"] and len(entry["seeds"]) == 3
+    mean, low, high = (f"{100 * share:.1f}" for share in end["gain"])
+    a, b, c = (f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"])
+    assert f"**It gains** {mean} points ({low} to {high}), its seeds at {a}, {b} and {c}" in COMPARE
+    assert f"UniGRPO gains {mean} points" in PAGE
+    assert all(end["tasks"][task]["mean"] >= share for task, share in base["tasks"].items())
+    header = (ROOT / "configs/shapes/uni_grpo.yaml").read_text(encoding="utf-8")
+    both = f"{100 * base['score']:.0f} -> {100 * end['mean']:.0f} %"
+    after = entry["seeds"][0]["iterations"]
+    assert f"test prompts {both} in {after} iterations, three seeds" in header
+    guided = read("compare-uni-grpo-guided")["strict"]
+    assert f"alone has {100 * guided:.0f} %" in header and guided > end["mean"] + 0.05
+
+
+def quarters(values: list[float]) -> list[float]:
+    """Return the mean of each quarter."""
+    size = len(values) // 4
+    return [sum(values[n * size : (n + 1) * size]) / size for n in range(4)]
+
+
+def test_what_was_tried_before() -> None:
     trials = read("slas-trials")["trials"]
-    ends = [f"{100 * trial['eval'][-1]['strict']:.1f}" for trial in trials]
-    first = f"{100 * trials[0]['eval'][0]['strict']:.1f}"
-    assert {f"{100 * trial['eval'][0]['strict']:.1f}" for trial in trials} == {first}
-    assert f"went from {first} % to {ends[0]} and {ends[1]}." in COMPARE
-    iterations = [trial["eval"][-1]["iteration"] for trial in trials]
-    assert f"in {iterations[3]} iterations, {first} % to {ends[3]}, so it was not" in COMPARE
-    assert f"from {first} % to {ends[2]} in {iterations[2]} iterations and to {ends[3]} in" in PAGE
-    for trial in trials[2:]:
-        seen = trial["right_in_training"]
-        assert sum(seen[-10:]) > sum(seen[:10])
+    first = [f"{100 * trial['eval'][0]['strict']:.1f}" for trial in trials]
+    last = [f"{100 * trial['eval'][-1]['strict']:.1f}" for trial in trials]
+    assert set(first[:4]) == {first[0]}
+    assert f"went from {first[0]} % to {last[0]} and {last[1]}." in COMPARE
+    after = [trial["eval"][-1]["iteration"] for trial in trials]
+    assert f"{first[0]} % to {last[2]} in {after[2]} iterations and to {last[3]} in" in COMPARE
+    assert f"{first[0]} % became {last[2]} in {after[2]} iterations and {last[3]} in" in PAGE
+    assert f"from {first[4]} % to {last[4]} in {after[4]}, and the" in COMPARE
+    # mean distance of each quarter: it stops rising, or does not
+    large, smaller, small = (quarters(trial["kl"]) for trial in trials[2:])
+    assert large[3] < large[1] and smaller[3] < 1.1 * smaller[1] and small == sorted(small)
+    assert f"at {large[2]:.3f} and {smaller[3]:.3f}. With" in COMPARE
+    assert f"and the distance to {small[3]:.2f} (" in COMPARE
+    # the two with a large penalty stay within the first evaluation's interval
+    for trial in trials[2:4]:
         assert trial["eval"][-1]["strict"] < trial["eval"][0]["interval"][1]
+    assert trials[4]["eval"][-1]["strict"] > trials[4]["eval"][0]["interval"][1]

@@ -48,6 +48,34 @@ def test_each_half_was_tried_by_itself() -> None:
     assert f"from {first} % to {share(last['begun'])} in {after} iterations (`begun`" in PAGE
 
 
+def test_its_own_surrogate_near_the_teacher() -> None:
+    found = read("tdm-r1-trial")
+    eighth, ninth, tenth = (found[key] for key in ("eighth", "ninth", "tenth"))
+    gaps = [*eighth["fake_gap"], *ninth["fake_gap"]]
+    assert f"lie {min(gaps):.3f} to {max(gaps):.3f} from the teacher's" in PAGE
+    pulls = [f"{gap:.3f}" for gap in eighth["reward_gap"]]
+    assert f"`reward_gap`, {min(pulls)} to {max(pulls)})" in PAGE
+    # the tenth loses about what the ninth does, each in eight iterations of the student
+    lost = [run["eval"][0]["strict"] - run["eval"][-1]["strict"] for run in (ninth, tenth)]
+    assert abs(lost[0] - lost[1]) < 0.02 and "fake.snr=0.1" not in eighth["command"]
+    assert "snr: 0.1" in tenth["command"] and tenth["eval"][-1]["iteration"] == 12
+    eleventh, twelfth = found["eleventh"], found["twelfth"]
+    first, last = twelfth["eval"][0], twelfth["eval"][-1]
+    assert f"went from {share(first)} % to {share(last)}** in" in PAGE
+    assert last["iteration"] - 16 == 24 and "alone: 16" in twelfth["command"]
+    still = {share(row) for row in twelfth["eval"] if row["iteration"] <= 16}
+    assert still == {share(first)} == {share(eleventh["eval"][0])}
+    assert f"`loss.least` at 0.5, to {share(eleventh['eval'][-1])}.)" in PAGE
+    ten, four = "teacher, 10 steps", "teacher, 4 steps at (1.0, 0.85, 0.65, 0.35, 0.0)"
+    before, after = (
+        {name: f"{100 * row['right']:.1f}" for name, row in twelfth["surrogate"][key].items()}
+        for key in ("16", "40")
+    )
+    assert f"ten steps its surrogate has {before[ten]} %" in PAGE
+    assert f"and {after[ten]} at the end; in four" in PAGE
+    assert f"best for the teacher, {after[four]}: about" in PAGE
+
+
 def test_a_surrogate_that_awm_trained() -> None:
     result = read("compare-tdm-r1")
     (entry,) = result["configs"]

@@ -31,6 +31,7 @@ BESIDE = {
     "rwr": "rwr",
     "spo-latent": "spo-latent",
     "slas": "slas",
+    "uni-grpo": "uni-grpo",
     "combinations": "combinations",
     **dict.fromkeys(
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"

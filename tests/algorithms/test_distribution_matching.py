@@ -80,11 +80,13 @@ def test_tdm_r1_is_tdm_and_the_surrogates_pull() -> None:
     expected = plain + 0.7 * pull(X, FAKE - REAL, FAKE, "squared", 1e-3)
     assert float(tdm_r1(data, reward=0.7)[0]) == pytest.approx(float(expected))
     # below `least` there is no pull of the surrogate's
-    for level, value in ((0.49, plain), (0.5, expected)):
-        there = data._replace(batch=batch._replace(query=none + level))
-        assert float(tdm_r1(there, reward=0.7, least=0.5)[0]) == pytest.approx(float(value))
-    with pytest.raises(ConfigError, match="0 <= least < 1"):
-        tdm_r1(data, least=1.0)
+    levels = torch.tensor([0.49, 0.5], dtype=torch.float64)
+    two = data._replace(batch=batch._replace(query=levels))
+    found, _ = tdm_r1(two, reward=0.7, least=0.5)
+    torch.testing.assert_close(found, torch.cat([plain, expected]))
+    for least in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match="0 <= least < 1"):
+            tdm_r1(data, least=least)
     with pytest.raises(ConfigError, match="likelihood generated"):
         tdm(data._replace(batch=data.batch._replace(query=None)))
 

@@ -18,7 +18,7 @@ from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
 # a method with models that learn along, so that there are three optimizers
-SETTING = (*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current")
+SETTING = (*axes("shapes/tdm_r1"), "surrogate.alone=0", "train.ema=0", "eval.weights=current")
 WRONG: tuple[Any, ...] = (
     None,
     "x",

@@ -12,7 +12,7 @@ from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
-SETTING = [*axes("shapes/tdm_r1"), "train.ema=0", "eval.weights=current"]
+SETTING = [*axes("shapes/tdm_r1"), "surrogate.alone=0", "train.ema=0", "eval.weights=current"]
 # every step of an image, and one update of each model
 WHOLE = ["select=null", "train.updates=1", "fake={fn: score}", "surrogate={fn: preference}"]
 # one step of each image, the finished ones for the surrogate, two updates

@@ -57,7 +57,11 @@ TORN: dict[str, tuple[str, list[str], str]] = {
         [NOISY, DRAWS, "loss={fn: group_regression}", "select={fn: fraction, share: 0.5}"],
         "torn: 16 of its 40 images",
     ),
-    "a surrogate": ("tdm_r1", ["segment={fn: siblings}"], "joins draws.* generated trains steps"),
+    "a surrogate": (
+        "tdm_r1",
+        ["surrogate.alone=0", "segment={fn: siblings}"],
+        "joins draws.* generated trains steps",
+    ),
     "a pair": ("diffusion_dpo", ["segment={fn: siblings}"], JOINS_DRAWS),
     "a pair's noise": ("diffusion_dpo", ["likelihood.shared=false"], "same time and noise"),
 }

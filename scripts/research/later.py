@@ -32,6 +32,7 @@ LATER = (
     Later("slas", "compare-slas.json", "on the test prompts, at its own rate"),
     Later("uni grpo", "compare-uni-grpo.json", "on the test prompts, at its own rate"),
     Later("tdm r1", "compare-tdm-r1.json", STUDENT),
+    Later("tdm r1 own", "compare-tdm-r1-own.json", STUDENT),
     Later("draft lv", "compare-draft-lv.json", BETTER),
     Later("stepwise five", "compare-stepwise-five.json", BETTER),
     Later("longer", "compare-longer.json", "on the test prompts, at its own rate"),

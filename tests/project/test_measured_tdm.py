@@ -124,3 +124,44 @@ def test_what_stands_beside_the_student() -> None:
     assert abs(anew - end["mean"]) < 0.01
     minutes = result["configs"][0]["summary"]["nfe"]["seconds"] / 60
     assert 8.5 < minutes < 9.5 and "the 24 iterations took nine" in COMPARE
+
+
+def test_its_own_surrogate_on_test_prompts() -> None:
+    result = read("compare-tdm-r1-own")
+    (entry,) = result["configs"]
+    end, base = entry["summary"]["nfe"], result["base"]
+    mean, low, high = (f"{100 * part:.1f}" for part in end["gain"])
+    assert end["beats_base"] and len(entry["seeds"]) == 3
+    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"]]
+    assert (
+        f"**It gains** {mean} points ({low} to {high}), its seeds at {scores[0]}, {scores[1]} and "
+        f"{scores[2]} %."
+    ) in COMPARE
+    assert f"it gains {mean} points ({low} to {high}, three seeds; [what stands beside it]" in PAGE
+    fallen = [name for name, seen in base["tasks"].items() if end["tasks"][name]["mean"] < seen]
+    assert fallen == ["single_object"]
+    after = end["tasks"]["single_object"]["mean"]
+    assert f"fall, 100.0 to {100 * after:.1f} %." in COMPARE
+    # the same student and noise as with AWM's surrogate, which has as much
+    other = read("compare-tdm-r1")
+    assert base["outcomes"] == other["base"]["outcomes"]
+    assert abs(end["mean"] - other["configs"][0]["summary"]["nfe"]["mean"]) < 0.015
+    header = (ROOT / "configs/shapes/tdm_r1.yaml").read_text(encoding="utf-8")
+    both = f"{100 * base['score']:.0f} -> {100 * end['mean']:.0f} %"
+    after = entry["seeds"][0]["iterations"]
+    assert f"test prompts {both} in four steps, in {after} iterations, three seeds" in header
+    found, student = (read(f"tdm-r1-{name}")["strict"] for name in ("own-distilled", "student"))
+    grid = "teacher, 4 steps at (1.0, 0.85, 0.65, 0.35, 0.0)"
+    rows = {
+        "student": (student["student, 4 steps"], 4),
+        "distilled anew, of the surrogate of seed 0": (found["student, 4 steps"], 4),
+        "that surrogate, at the four sigmas best for its teacher": (found[grid], 4),
+        "that surrogate": (found["teacher, 10 steps"], 10),
+        "the model before, the surrogate's teacher": (student["teacher, 10 steps"], 10),
+    }
+    for name, (seen, steps) in rows.items():
+        low, high = (f"{100 * part:.1f}" for part in seen["interval"])
+        assert f"| {name} | {100 * seen['right']:.1f} % | {low} to {high} | {steps} |" in COMPARE
+    anew = found["student, 4 steps"]["right"]
+    assert f"as the teacher have {100 * anew:.1f} %." in COMPARE and end["mean"] - anew < 0.02
+    assert f"itself has {100 * found[grid]['right']:.1f} in four steps." in COMPARE

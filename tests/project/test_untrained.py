@@ -37,6 +37,7 @@ BESIDE = {
         ("stepwise-five", "longer", "gaussian", "dpo-offline", "dina", "crd"), "stepwise-five"
     ),
 }
+OTHERS = ("paco-rl", "tdm-r1", "tdm-r1-own")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -58,9 +59,9 @@ def test_every_comparison_of_the_present_base_model_is_listed() -> None:
     later = script_module("measured").LATER
     files = sorted(one.file for one in later)
     # edits and the four-step student have files of their own kind beside them
-    assert sorted(f"compare-{name}.json" for name in (*BESIDE, "paco-rl", "tdm-r1")) == files
+    assert sorted(f"compare-{name}.json" for name in (*BESIDE, *OTHERS)) == files
     # the noisy-captions control was judged otherwise, and has no such files
-    for name in ("paco-rl", "tdm-r1", "shapes"):
+    for name in (*OTHERS, "shapes"):
         assert script_module("untrained").beside(read(name)) == ""
 
 
@@ -109,5 +110,5 @@ def test_what_the_demonstration_measured_is_on_its_page() -> None:
     words = f"{100 * gain:+.1f} points over 5 seeds (95 % {100 * low:+.1f} to {100 * high:+.1f})"
     page = " ".join(PAGES["docs/methods/awm.md"].split())
     assert words in said["awm"] and said["awm"] in page and "not compared yet" not in page
-    assert "not compared yet" in " ".join(PAGES["docs/methods/tdm_r1.md"].split())
+    assert "not compared yet" in " ".join(PAGES["docs/methods/baselines.md"].split())
     assert script_module("untrained").demonstrated(RESULTS / "nowhere.json") == {}

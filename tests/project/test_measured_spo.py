@@ -46,9 +46,10 @@ def test_it_gains_if_it_is_stopped_in_time() -> None:
     for mark, budget in enumerate(("80,000", "160,000", "240,000")):
         points = [seed["points"][mark] for seed in found["seeds"] if len(seed["points"]) > mark]
         shares = np.concatenate([module._shares(point["outcomes"]) for point in points])
-        error = crossed(shares - base, tags)
-        low, high = (f"{100 * end:.1f}" for end in error["interval"])
-        gains.append((f"{100 * error['mean']:.1f} points ({low} to {high})", error["interval"][0]))
+        seen = crossed(shares - base, tags)
+        low, high = (f"{100 * end:.1f}" for end in seen["interval"])
+        said = f"{100 * seen['mean']:.1f} points ({low} to {high})"
+        gains.append((said, seen["interval"][0]))
         means.append(sum(point["strict"] for point in points) / len(points))
         cells = [f"{100 * point['strict']:.1f}" for point in points]
         cells += ["–"] * (3 - len(points))

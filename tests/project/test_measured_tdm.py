@@ -66,15 +66,18 @@ def test_its_own_surrogate_near_the_teacher() -> None:
     still = {share(row) for row in twelfth["eval"] if row["iteration"] <= 16}
     assert still == {share(first)} == {share(eleventh["eval"][0])}
     assert f"`loss.least` at 0.5, to {share(eleventh['eval'][-1])}.)" in PAGE
+    colour = twelfth["saturation"]
+    before, after = sum(colour[:16]) / 16, sum(colour[-8:]) / 8
+    assert f"saturation fell from {before:.3f} to {after:.3f}, and" in PAGE
     ten, four = "teacher, 10 steps", "teacher, 4 steps at (1.0, 0.85, 0.65, 0.35, 0.0)"
-    before, after = (
+    first_surrogate, last_surrogate = (
         {name: f"{100 * row['right']:.1f}" for name, row in twelfth["surrogate"][key].items()}
         for key in ("16", "40")
     )
-    assert f"ten steps its surrogate has {before[ten]} %" in PAGE
+    assert f"ten steps its surrogate has {first_surrogate[ten]} %" in PAGE
     teacher = share(found["begun"]["surrogate"]["eval"][0])
-    assert f"and {after[ten]} at the end, where the teacher has {teacher}; in four" in PAGE
-    assert f"best for the teacher, {after[four]}: about" in PAGE
+    assert f"and {last_surrogate[ten]} at the end, where the teacher has {teacher}; in four" in PAGE
+    assert f"best for the teacher, {last_surrogate[four]}: about" in PAGE
 
 
 def test_a_surrogate_that_awm_trained() -> None:

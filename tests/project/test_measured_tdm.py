@@ -22,6 +22,13 @@ def share(row: dict[str, Any]) -> str:
     return f"{100 * row['strict']:.1f}"
 
 
+def check_rows(rows: dict[str, tuple[dict[str, Any], int]]) -> None:
+    """Look for rows of a table: name, what was measured, and steps."""
+    for name, (seen, steps) in rows.items():
+        low, high = (f"{100 * end:.1f}" for end in seen["interval"])
+        assert f"| {name} | {100 * seen['right']:.1f} % | {low} to {high} | {steps} |" in COMPARE
+
+
 def test_each_half_was_tried_by_itself() -> None:
     found = read("tdm-r1-trial")
     runs = {key: found[key]["eval"] for key in ("sixth", "seventh", "eighth", "ninth", "begun")}
@@ -113,9 +120,7 @@ def test_what_stands_beside_the_student() -> None:
         "that model": (distilled["teacher, 10 steps"], 10),
         "the model before, its teacher": (own["teacher, 10 steps"], 10),
     }
-    for name, (seen, steps) in rows.items():
-        low, high = (f"{100 * end:.1f}" for end in seen["interval"])
-        assert f"| {name} | {100 * seen['right']:.1f} % | {low} to {high} | {steps} |" in COMPARE
+    check_rows(rows)
     # the comparison began with that student
     assert own["student, 4 steps"]["right"] == pytest.approx(result["base"]["score"], abs=1e-9)
     end = result["configs"][0]["summary"]["nfe"]
@@ -162,9 +167,7 @@ def test_its_own_surrogate_on_test_prompts() -> None:
         "that surrogate": (found["teacher, 10 steps"], 10),
         "the model before, the surrogate's teacher": (student["teacher, 10 steps"], 10),
     }
-    for name, (seen, steps) in rows.items():
-        low, high = (f"{100 * part:.1f}" for part in seen["interval"])
-        assert f"| {name} | {100 * seen['right']:.1f} % | {low} to {high} | {steps} |" in COMPARE
+    check_rows(rows)
     anew = found["student, 4 steps"]["right"]
     assert f"as the teacher have {100 * anew:.1f} %." in COMPARE and end["mean"] - anew < 0.02
     assert f"itself has {100 * found[grid]['right']:.1f} in four steps." in COMPARE

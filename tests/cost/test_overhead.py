@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import toykit
+from storedkit import PAIRS, write_pairs
 from torch import Tensor
 from toykit import toy
 
+from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Cond, RewardBatch
 from flowrl.cost import overhead
@@ -63,12 +65,12 @@ def test_bench_reports_what_was_done(
 
 class Clock:
     """A clock that only the work moves: 5 for a row of the network, 3 for its gradient, 7 for an
-    image of the VAE, 2 for a prompt's embedding, 11 for each reward."""
+    image of the VAE, 13 for one that it encodes, 2 for a prompt's embedding, 11 for each reward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time, self.rows, self.graded = 0.0, 0, 0
         velocity, decode, encode = LinearFlow.velocity, LinearFlow.decode, LinearFlow.encode
-        clock = self
+        latents, clock = LinearFlow.latents, self
 
         class Slow(torch.autograd.Function):
             @staticmethod
@@ -91,6 +93,10 @@ class Clock:
             clock.time += 7 * len(x0)
             return decode(self, x0)
 
+        def slow_latents(self: LinearFlow, images: Tensor) -> Tensor:
+            clock.time += 13 * len(images)
+            return latents(self, images)
+
         def slow_encode(self: LinearFlow, prompts: list[str]) -> Cond:
             clock.time += 2 * len(prompts)
             return encode(self, prompts)
@@ -102,6 +108,7 @@ class Clock:
 
         monkeypatch.setattr(LinearFlow, "velocity", slow_velocity)
         monkeypatch.setattr(LinearFlow, "decode", slow_decode)
+        monkeypatch.setattr(LinearFlow, "latents", slow_latents)
         monkeypatch.setattr(LinearFlow, "encode", slow_encode)
         monkeypatch.setattr(toykit, "warmth", slow_reward)
         monkeypatch.setattr(overhead, "now", lambda: clock.time)
@@ -129,6 +136,23 @@ def test_every_second_is_counted_where_it_was_spent(
     assert result["shares"]["rewards"] == pytest.approx(11 / total)
     assert sum(result["shares"].values()) == pytest.approx(1)
     assert result["shares"]["around training"] == pytest.approx(0)
+
+
+def test_stored_images_are_encoded_on_the_vae_s_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight images of four pairs, two noisy states of each; nothing is sampled. By hand."""
+    clock = Clock(monkeypatch)
+    config = load_config(write_pairs(tmp_path), PAIRS, ("toykit",))
+    result = measure_overhead(config, iterations=1)
+    learnt = (5 + 3) * 16 + 5 * 16  # the policy's calls and gradients, the reference's calls
+    assert clock.graded == 2 * 16
+    assert result["bare"] == {"rollout": 0, "decode": 13 * 8, "train": learnt}
+    shares, total = result["shares"], result["seconds"]["all"]
+    assert total == 13 * 8 + learnt + 4 * 2
+    assert shares["VAE"] == pytest.approx(13 * 8 / total)
+    assert shares["around sampling"] == shares["around decoding"] == 0
+    assert result["overhead_ratio"] == pytest.approx(total / (total - 8))
 
 
 def test_overlap_is_timed_against_scoring_in_turn(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from toykit import write_toy
+from storedkit import GREEN, PAIRS, RED, paint, write_pairs
 
 from flowrl.algorithms.likelihoods._weights import weighted
 from flowrl.algorithms.nodes import clean_latents
@@ -26,43 +26,6 @@ from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs
 from flowrl.models.toy import LinearFlow
 from flowrl.training.collect import collect
 from flowrl.training.trainer import Trainer
-
-PAIRS = (
-    "model={fn: toykit.linear, channels: 2}",
-    "image={height: 8, width: 8}",
-    "train={iterations: 99, prompts: 4, group: 2, updates: 1, micro_batch: 64, threads: 1}",
-    "plan={fn: pairs}",
-    "likelihood={fn: forward, draws: 2, shared: true}",
-    "credit={fn: best_worst}",
-    "segment={fn: prompt}",
-    "select={fn: nonzero}",
-    "loss={fn: diffusion_dpo, beta: 1.0}",
-    "optimizer.lr=0.02",
-)
-RED, GREEN = (200, 40, 90), (40, 200, 90)
-
-
-def paint(file: Path, colour: tuple[int, int, int], size: int = 8) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size), colour).save(file)
-    return file
-
-
-def write_pairs(folder: Path, change: Callable[[list[dict[str, Any]]], None] | None = None) -> str:
-    """Write the toy, and a list in which red is preferred to green, first or second in turn."""
-    config = write_toy(folder)
-    paint(folder / "red.png", RED)
-    paint(folder / "green.png", GREEN)
-    names = ["red.png", "green.png"]
-    rows: list[dict[str, Any]] = []
-    for number, word in enumerate(("red", "green", "blue", "grey")):
-        first, second = names if number % 2 else names[::-1]
-        label = {"image_0": first, "image_1": second, "label_0": number % 2}
-        rows.append({"prompt": f"a {word} dot", **label})
-    if change is not None:
-        change(rows)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(config)
 
 
 def trainer_of(config: str, *overrides: str, model: Any = None) -> Trainer:

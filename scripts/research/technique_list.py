@@ -129,6 +129,12 @@ TECHNIQUES = {
     # which images are trained, and how they are averaged
     "cppo": Technique("CPPO", ("select={fn: largest, share: 0.5}",)),
     "d3s": Technique("D3S", ("select={fn: spread, keep: 4}",)),
+    # the three that train fewer images of a prompt, where no clip range holds the run back
+    "mc_grpo_wide": Technique(
+        "MC-GRPO, clip range 0.2", ("credit={fn: median_norm}", "select={fn: nonzero}"), "wide"
+    ),
+    "cppo_wide": Technique("CPPO, clip range 0.2", ("select={fn: largest, share: 0.5}",), "wide"),
+    "d3s_wide": Technique("D3S, clip range 0.2", ("select={fn: spread, keep: 4}",), "wide"),
     "balanced": Technique(
         "Balanced Aggregation",
         ("select=[{fn: largest, share: 0.5}, {fn: sign_balance}]",),

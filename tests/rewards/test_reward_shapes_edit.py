@@ -160,3 +160,19 @@ def test_what_it_refuses(edits: Edits) -> None:
         none = blank._replace(number=np.zeros(4, np.int64))
         some = Edits(none, none, edits.records[:4])
         judged(some, none, "strict")
+
+
+def test_a_right_edit_with_a_flaw_is_wrong(edits: Edits) -> None:
+    """Four dark specks in the corners, or paint on each object, on edits that are right without:
+    `tests/evaluation/test_checker_flaws.py` has what else is looked for."""
+    right = render(edits.after)
+    specks, painted = right.clone(), right.clone()
+    for y, x in ((1, 1), (1, 62), (62, 1), (62, 62)):
+        specks[:, :, y, x] = 0.0
+    # every third column of what is not background
+    contrast = (right - right[:, :, :1, :1]).abs().amax(1, keepdim=True)
+    inside = (contrast > 0.45) & (torch.arange(SIZE) % 3 == 0)
+    painted = torch.where(inside, (painted + 0.22).clamp(0, 1), painted)
+    for wrong in (specks, painted):
+        assert judged(edits, wrong, "strict").max() == 0
+        assert 0 < judged(edits, wrong, "graded").max() < 0.96

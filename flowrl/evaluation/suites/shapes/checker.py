@@ -63,10 +63,8 @@ def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
 def judge_detections(found: Detections, records: Sequence[dict[str, Any]]) -> Verdict:
     """Judge detections by valid records: N of each -> Verdict; DataError if flaws were not looked
     for."""
-    if found.flawed is None:
-        raise DataError("the strict verdict needs detect(images, find_flaws=True).")
     # each image by its own record
-    clean = cleanliness(found) & ~found.flawed & (found.clutter <= MAX_SPECKS)
+    clean = spotless(found)
     flags, soft = np.ones((len(records), 4), bool), np.zeros((2, len(records)), np.float32)
     for i, record in enumerate(records):
         k = int(found.number[i])
@@ -90,6 +88,14 @@ def judge_detections(found: Detections, records: Sequence[dict[str, Any]]) -> Ve
         exclude_ok=exclude_ok,
         clean=torch.from_numpy(clean),
     )
+
+
+def spotless(found: Detections) -> np.ndarray:
+    """Say which images are clean and have no flaw: -> [N] bool; DataError if flaws were not looked
+    for."""
+    if found.flawed is None:
+        raise DataError("the strict verdict needs detect(images, find_flaws=True).")
+    return cleanliness(found) & ~found.flawed & (found.clutter <= MAX_SPECKS)
 
 
 def cleanliness(found: Detections) -> np.ndarray:

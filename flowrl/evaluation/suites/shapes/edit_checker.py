@@ -2,7 +2,8 @@
 
 The source is read as images are (`detect`), so its own objects say what has to stay. Strict: the
 asked change is there; every other object is where it was, of its shape and colour; nothing was
-added or lost; the background has its grey; nothing is unreadable.
+added or lost; the background has its grey; nothing is unreadable, and there is no flaw, such as
+corners on a circle, paint on a shape or specks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import DataError
-from flowrl.evaluation.suites.shapes.checker import cleanliness
+from flowrl.evaluation.suites.shapes.checker import spotless
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.edits import DIRECTIONS, KINDS
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS
@@ -42,8 +43,8 @@ class EditVerdict(NamedTuple):
 def check_edits(images: Tensor, sources: Tensor, records: Sequence[Record]) -> EditVerdict:
     """Judge edits [N, 3, 64, 64] of sources [N, 3, 64, 64] by their records. Raises DataError for a
     source in which the object of the edit is not there exactly once."""
-    after, before = detect(images), detect(sources)
-    clean = cleanliness(after)
+    after, before = detect(images, find_flaws=True), detect(sources)
+    clean = spotless(after)
     rows = [_judge(after, before, i, record["edit"]) for i, record in enumerate(records)]
     done, kept, right = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     same = np.abs(after.background - before.background).max(1) <= GREY

@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.algorithms.losses._common import check_transition
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
-from flowrl.core.noise_path import per_sample, wide
+from flowrl.core.noise_path import length_ratio, per_sample, wide
 from flowrl.core.types import LossInput
 
 
@@ -138,8 +138,7 @@ def norm_guard(data: LossInput) -> Tensor:
     now, ref = data.now.v, data.under["ref"].v
     if now is None or ref is None:
         raise ConfigError("norm_guard: the likelihood has no velocity; take forward or reverse")
-    length, before = (wide(v).flatten(1).norm(dim=1) for v in (now, ref.detach()))
-    return (length / before - 1).relu().square()
+    return (length_ratio(now, ref.detach()) - 1).relu().square()
 
 
 @needs("zero_advantage")

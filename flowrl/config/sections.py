@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt, Interval
+from pydantic import Field
 
 from flowrl.config.monitors import MonitorsConfig
 from flowrl.config.section import Count, Positive, Section, Seed, Share, Steps
 
+Listed = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, min_length=1)
+]
 Drawn = Annotated[int, Interval(ge=1, le=10_000)]  # images of one prompt
 
 
@@ -97,10 +101,11 @@ class TrainConfig(Section):
     overlap: bool = True
     """with several parts: score one in a thread while the next is sampled; false gives the same
     numbers later"""
-    start: str = ""
+    start: str | Listed = ""
     """trained weights to begin with, of the same model and layers: a checkpoint, its .safetensors
-    file or a run; penalties still measure from the model without them. A LoRA file of diffusers or
-    kohya has other names and is refused: merge it into the base model first"""
+    file or a run; of a list the mean, with LoRA that of what the adapters add, at this run's rank;
+    penalties still measure from the model without them. A LoRA file of diffusers or kohya has other
+    names and is refused: merge it into the base model first"""
     guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the images that are trained on, while the model is trained and evaluated with its
     own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images; it stands

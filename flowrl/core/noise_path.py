@@ -15,6 +15,12 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def length_ratio(v: Tensor, ref: Tensor) -> Tensor:
+    """Return the L2 length of each of v [B, *] over that of ref [B, *] -> [B], at least float32."""
+    length, before = (wide(rows).flatten(1).norm(dim=1) for rows in (v, ref))
+    return length / before.clamp_min(torch.finfo(before.dtype).tiny)
+
+
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
     """Reshape values [B] to [B, 1, ...] so that they broadcast over the latents `like` [B, *], in
     its dtype."""

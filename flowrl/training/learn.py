@@ -32,6 +32,7 @@ from flowrl.training.reward_gradient import summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
 from flowrl.training.teachers import Taught
+from flowrl.training.velocity_length import velocity_length
 
 
 class LocalData(NamedTuple):
@@ -147,7 +148,7 @@ def backward(
     if watched is not None:
         watched.retain_grad()  # type: ignore[no-untyped-call]
     (loss.sum() * part).backward()
-    metrics = {**metrics, "loss": loss.detach()}
+    metrics = {**metrics, "loss": loss.detach(), **velocity_length(now, data.under)}
     if watched is not None and watched.grad is not None:
         metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
     calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)

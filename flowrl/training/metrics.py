@@ -29,11 +29,18 @@ RESERVED = frozenset(
             "kl_weight",
             KL_TERM,
         ),
-        *("velocity_grad", "ratio_std", "on_policy_gap", "grad_norm", "grad_outliers"),
+        *(
+            "velocity_grad",
+            "velocity_length",
+            "ratio_std",
+            "on_policy_gap",
+            "grad_norm",
+            "grad_outliers",
+        ),
         *("trained", "step", "update", "lr", "nfe", "backwards"),
     )
 )
-BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad")
+BY_STEP = ("ratio", "clip_frac", "approx_kl", "kl", "velocity_grad", "velocity_length")
 
 
 class Trained(NamedTuple):

@@ -15,7 +15,7 @@ from flowrl.core.users_code import FAILURES, describe_error
 from flowrl.evaluation.reward_answer import call_reward, hint
 from flowrl.evaluation.reward_call import own_batch
 
-SHIPPED = "soft_shapes"
+SHIPPED = "soft_shapes, and aesthetic with gradient: true"
 """Rewards of flowrl that can be differentiated, for messages."""
 
 

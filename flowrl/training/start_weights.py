@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint
+from flowrl.training.checkpoint_files import CheckpointTensors
+from flowrl.training.mean_weights import mean_weights
 from flowrl.training.weights import put_saved, put_weights
 
 
-def check_start(start: str, key: str = "train.start") -> None:
+def check_start(start: str | Sequence[str], key: str = "train.start") -> None:
     """Raise ConfigError unless a key such as `train.start` is empty, or names weights that are
-    there."""
-    if start:
-        _file_of(start, key)
+    there; of a list all of them."""
+    for one in names_of(start):
+        _file_of(one, key)
 
 
-def start_from(start: str, params: dict[str, nn.Parameter], key: str = "train.start") -> None:
+def names_of(start: str | Sequence[str]) -> list[str]:
+    """List the weights that a key such as `train.start` names: one text, several, or none."""
+    return [*filter(None, [start])] if isinstance(start, str) else [*start]
+
+
+def start_from(
+    start: str | Sequence[str], params: dict[str, nn.Parameter], key: str = "train.start"
+) -> None:
     """Put the weights that a key such as `train.start` names into the parameters: a safetensors
     file of them, a checkpoint, or a run's newest one, of which the averaged weights are taken if
-    there are any.
+    there are any. Of several the mean, as `mean_weights` says.
 
-    Raises: ConfigError if there is none, CheckpointError if they do not fit the model or are
-    another program's LoRA.
+    Raises: ConfigError if there is none, CheckpointError if they do not fit the model, are another
+    program's LoRA, or differ in their tensors.
     """
-    path = _file_of(start, key)
+    paths = [_file_of(one, key) for one in names_of(start)]
+    if len(paths) > 1:
+        runs = ((str(path), _tensors(path, params, key)) for path in paths)
+        put_weights(params, _of_kinds(mean_weights(runs), params), paths[0])
+        return
+    path = paths[0]
     if path.is_dir():
         files, _ = checkpoint.open_checkpoint(path)
-        put_saved(params, files, "ema" if "ema" in files else "current")
+        put_saved(params, files, _averaged(files))
         return
+    put_weights(params, _of_kinds(_tensors(path, params, key), params), path)
+
+
+def _tensors(path: Path, params: Mapping[str, nn.Parameter], key: str) -> dict[str, Tensor]:
+    """Read a safetensors file, or a checkpoint's weights, whole -> {name: tensor}."""
+    if path.is_dir():
+        files, _ = checkpoint.open_checkpoint(path)
+        return files[_averaged(files)]
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -44,7 +67,20 @@ def start_from(start: str, params: dict[str, nn.Parameter], key: str = "train.st
             f"{min(tensors)}; expected weights that a run of flowrl saved. Let diffusers merge it "
             "into the base model first: docs/models.md, Begin with a LoRA"
         )
-    put_weights(params, {name: rows.to(params[name]) for name, rows in tensors.items()}, path)
+    return tensors
+
+
+def _averaged(files: CheckpointTensors) -> str:
+    return "ema" if "ema" in files else "current"
+
+
+def _of_kinds(
+    tensors: Mapping[str, Tensor], params: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Return tensors in the kinds of the parameters of their names; others as they are."""
+    return {
+        name: rows.to(params[name]) if name in params else rows for name, rows in tensors.items()
+    }
 
 
 def _file_of(start: str, key: str) -> Path:

@@ -240,11 +240,13 @@ def test_which_images_are_trained(
 
 def test_d3s_loosens_over_training() -> None:
     """(1 - t) 3 + t 8 of 8 images, rounded down, over 10 iterations: 3, 3.5, 4 ... 7.5, 8, then 8;
-    at 4 the reference's set."""
+    at 4 the reference's set, of its variance."""
     options = {"keep": 3, "keep_last": 8, "over": 10}
     found = [kept(leaves.spread, SCORES, iteration=k, **options) for k in range(12)]
     assert [len(images) for images in found] == [3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
     assert found[2] == [0, 2, 4, 7]
+    variance = torch.tensor([SCORES[image] for image in found[2]]).var(correction=0)
+    assert float(variance) == pytest.approx(1.420469, abs=1e-6)
     # downwards as well, and at once
     assert len(kept(leaves.spread, SCORES, iteration=1, keep=8, keep_last=2, over=1)) == 2
 

@@ -155,6 +155,21 @@ def test_the_baseline_learns_what_each_state_is_worth() -> None:
     assert torch.equal(other(*data, state=state), found)
 
 
+def test_the_baseline_s_network_has_as_many_layers_as_it_is_told() -> None:
+    """FIND's has three hidden layers of 256. Of 2 inputs: 2 * 256 + 256, then 256 * 256 + 256 for
+    each further one, then 256 + 1. Saved and loaded, it says the same."""
+    data, state = flat([1.0, 0.0], [0, 1]), torch.eye(2)
+    for layers in (2, 3):
+        credit = value_baseline(layers=layers)
+        credit.update(*data, prompts=[], state=state)
+        assert credit.network is not None
+        count = sum(p.numel() for p in credit.network.parameters())
+        assert count == 768 + (layers - 1) * 65792 + 257
+        other = value_baseline(layers=layers, seed=1)
+        other.load_state_dict(credit.state_dict())
+        assert torch.equal(other(*data, state=state), credit(*data, state=state))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -162,6 +177,7 @@ def test_the_baseline_learns_what_each_state_is_worth() -> None:
         (lambda: prior(own=True, reads="text"), "without `reads`"),
         (lambda: prior(start="noise"), "needs it"),
         (lambda: value_baseline(rounds=0), "rounds"),
+        (lambda: value_baseline(layers=0), "layers"),
         (lambda: rank_edges(*flat([0.0], [0]), best=-1), "best"),
     ],
 )

@@ -125,6 +125,16 @@ def test_the_first_order_of_the_papers_is_eulers_step() -> None:
     assert half.dtype == torch.float32 and torch.equal(half, euler(x.half(), v.half(), *ends))
 
 
+def test_the_second_order_reference_fixture() -> None:
+    """sigma .8, .6, .4, x = .5, D = .2 so that v = (x - D) / .6 = .5, D_past = .1: the reference's
+    float64 values, .4 without the past."""
+    x, v, past = (torch.tensor([[n]], dtype=torch.float64) for n in (0.5, 0.5, 0.1))
+    before, here, after = (torch.tensor([n], dtype=torch.float64) for n in (0.8, 0.6, 0.4))
+    assert float(dpmpp_2m(x, v, here, after)) == pytest.approx(0.4, abs=1e-12)
+    got = float(dpmpp_2m(x, v, here, after, past, before))
+    assert got == pytest.approx(0.4137796702, abs=1e-10)
+
+
 def test_the_second_order_term_as_written_in_the_papers() -> None:
     """Rows of one batch at different levels; ``D + (D - D_past) / (2 r)``, ``r = h_past / h``, in
     float64."""

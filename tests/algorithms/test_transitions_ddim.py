@@ -10,7 +10,7 @@ from diffusers import DDIMScheduler
 from torch import Tensor
 
 from flowrl.algorithms.transitions import ddim, gaussian_log_prob
-from flowrl.core.noise_path import flow_from_vp, velocity_from_eps
+from flowrl.core.noise_path import flow_from_vp, velocity_from_eps, x0_from
 from flowrl.core.types import Gaussian
 
 
@@ -33,6 +33,10 @@ def test_ddim_reference_fixture() -> None:
     log_prob = float(gaussian_log_prob(one(0.5)[None], *got))
     found = (float(got.mean), float(got.std), log_prob)
     assert found == pytest.approx((0.1637282095, 0.4140393356, -0.3669571619), abs=1e-10)
+    # its estimate of the clean latent, (x - sqrt(1 - a_t) eps) / sqrt(a_t), on the flow path
+    x_flow, sigma = flow_from_vp(one(0.3)[None], one(0.5).sqrt(), one(0.5).sqrt())
+    x0 = x0_from(x_flow, velocity_from_eps(x_flow, one(0.4)[None], sigma), sigma)
+    assert float(x0) == pytest.approx(0.0242640687, abs=1e-10)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])

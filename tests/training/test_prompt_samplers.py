@@ -15,7 +15,11 @@ from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.prompt_samplers import budget
 from flowrl.algorithms.prompt_samplers.bandit import difficulty_bandit
 from flowrl.algorithms.prompt_samplers.budget import knapsack, shared_out
-from flowrl.algorithms.prompt_samplers.curriculum import gaussian_curriculum, variance_weighted
+from flowrl.algorithms.prompt_samplers.curriculum import (
+    gaussian_curriculum,
+    success_spread,
+    variance_weighted,
+)
 from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
 from flowrl.core.errors import CheckpointError, ConfigError
@@ -131,6 +135,8 @@ def test_a_knapsack_is_filled_best() -> None:
     [
         (lambda: variance_weighted(share=1.5), "share from 0 to 1"),
         (lambda: gaussian_curriculum(width=0.0), "width > 0"),
+        (lambda: success_spread(keep=1.0), "0 < keep < 1"),
+        (lambda: started(success_spread()).update(draw(), seen(1.5)), "rewards from 0 to 1"),
         (lambda: difficulty_bandit(keep=2.0), "keep and keep_visited"),
         (lambda: prompt_replay(low=0.6, high=0.4), "low < high"),
         (lambda: knapsack(mean=5), "least <= mean <= most"),
@@ -149,6 +155,7 @@ BINARY = ("rewards.red={fn: toykit.reddish}", "train.prompts=4")
 SAMPLERS = {
     "variance_weighted": (),
     "gaussian_curriculum": ("sampler.width=0.2",),
+    "success_spread": (),
     "difficulty_bandit": (),
     "prompt_replay": ("sampler.cooldown=0",),
     "knapsack": (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit._groups import check_unit, sample_std
@@ -37,6 +38,8 @@ class single_stream(PromptMemory):
             images of the model that training starts from; "": none, n = 0, so that every prompt is
             worth 1/2 at first.
 
+    Its other half, which prompts are drawn, is the sampler `success_spread`.
+
     **Differs:** without `half` the number `keep` stands for it; D is of one image, and the code has
     its answer's words. NaN = not scored: advantage 0.
 
@@ -68,18 +71,9 @@ class single_stream(PromptMemory):
     def start(self, prompts: list[str]) -> None:
         """Know of each prompt what `scores` says."""
         super().start(prompts)
-        known = scores_of(self.scores) if self.scores else {}
-        strange = next((text for text in self._row if known and text not in known), None)
-        if strange is not None:
-            raise ConfigError(
-                f"credit single_stream: {self.scores} has no scores of {strange!r}, which is in "
-                "prompts.train; score images of every prompt, or leave credit.scores out"
-            )
-        for text, row in self._row.items():
-            seen = known.get(text, [])
-            share = 1 / (1 - (self.keep if self.half is None else self.least)) / (len(seen) + 1)
-            self.kept["alpha"][row, 0] = share * (sum(seen) + 0.5)
-            self.kept["beta"][row, 0] = share * (len(seen) - sum(seen) + 0.5)
+        keep = self.keep if self.half is None else self.least
+        begun = first_beliefs(list(self._row), self.scores, keep, "credit single_stream")
+        self.kept["alpha"][:, 0], self.kept["beta"][:, 0] = begun
 
     def __call__(
         self, reward: Tensor, leaf: Tensor, tree: Tree, *, prompts: Sequence[str] = ()
@@ -116,6 +110,25 @@ class single_stream(PromptMemory):
 def forgetting(moved: float, half: float, least: float, most: float) -> float:
     """Return ``2^(-moved / half)`` within `least` and `most`; `least` for NaN."""
     return least if moved != moved else min(max(2 ** (-moved / half), least), most)
+
+
+def first_beliefs(texts: list[str], scores: str, keep: float, who: str) -> tuple[Tensor, Tensor]:
+    """Return alpha and beta [N] float64 of N prompts before a visit, as `single_stream` says.
+
+    Raises: ConfigError for a prompt that the file `scores` does not have; DataError as `scores_of`.
+    """
+    known = scores_of(scores) if scores else {}
+    strange = next((text for text in texts if known and text not in known), None)
+    if strange is not None:
+        raise ConfigError(
+            f"{who}: {scores} has no scores of {strange!r}, which is in prompts.train; score "
+            "images of every prompt, or leave `scores` out"
+        )
+    seen = [known.get(text, []) for text in texts]
+    count = torch.tensor([len(rewards) for rewards in seen], dtype=torch.float64)
+    right = torch.tensor([sum(rewards) for rewards in seen], dtype=torch.float64)
+    share = 1 / (1 - keep) / (count + 1)
+    return share * (right + 0.5), share * (count - right + 0.5)
 
 
 def scores_of(path: str) -> dict[str, list[float]]:

@@ -21,15 +21,15 @@ class value_baseline:
     node [V] float32.
 
     FIND's dynamic reward calibration (2407.19453): the network reads mean and std of the initial
-    noise and the prompt's vector (likelihood `prior` describes them), has two hidden layers of 256
-    and learns the mean reward of each prompt and iteration by squared error, `rounds` Adam steps of
-    rate `lr` an iteration on up to 256 entries of the last `buffer`. So `train.group` may be 1.
-    NaN = not scored: advantage 0.
+    noise and the prompt's vector (likelihood `prior` describes them), has `layers` hidden layers of
+    256 and learns the mean reward of each prompt and iteration by squared error, `rounds` Adam
+    steps of rate `lr` an iteration on up to 256 entries of the last `buffer`. So `train.group` may
+    be 1. NaN = not scored: advantage 0.
 
-    **Differs:** the published network has three hidden layers, its last one starts by Xavier's
-    rule, and AdamW trains it; here PyTorch's own start, and no weight decay. The published code
-    pairs the oldest reward of its buffer with the newest noise, and trains its network on copies of
-    one entry; here entries are whole, drawn at random.
+    **Differs:** the published network has three hidden layers, where 2 is the default here; its
+    last one starts by Xavier's rule, and AdamW trains it; here PyTorch's own start, and Adam
+    without weight decay. The published code pairs the oldest reward of its buffer with the newest
+    noise, and trains its network on copies of one entry; here entries are whole, drawn at random.
 
     Raises: ConfigError for a number that is not above 0.
     """
@@ -37,13 +37,20 @@ class value_baseline:
     needs = frozenset({"state"})
 
     def __init__(
-        self, *, buffer: int = 1000, rounds: int = 5, lr: float = 1e-4, seed: int = 0
+        self,
+        *,
+        buffer: int = 1000,
+        rounds: int = 5,
+        lr: float = 1e-4,
+        layers: int = 2,
+        seed: int = 0,
     ) -> None:
-        if min(buffer, rounds) < 1 or not lr > 0:
+        if min(buffer, rounds, layers) < 1 or not lr > 0:
             raise ConfigError(
-                "value_baseline: expected buffer, rounds and lr above 0, got "
-                f"{buffer=}, {rounds=}, {lr=}"
+                "value_baseline: expected buffer, rounds, layers and lr above 0, got "
+                f"{buffer=}, {rounds=}, {layers=}, {lr=}"
             )
+        self.layers = layers
         self.buffer, self.rounds, self.lr, self.seed = buffer, rounds, lr, seed
         self.seen: Tensor = torch.zeros(0, 0)  # [n, D]  oldest first
         self.worth: Tensor = torch.zeros(0)  # [n]
@@ -125,8 +132,10 @@ class value_baseline:
         if self.network is None:
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(generator(self.seed, "value").get_state())
-                layers = [nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-                self.network = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+                hidden: list[nn.Module] = []
+                for number in range(self.layers):
+                    hidden += [nn.Linear(WIDTH if number else width, WIDTH), nn.ReLU()]
+                self.network = nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
             self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr)
         return self.network
 

@@ -58,7 +58,8 @@ class forward:
     **Differs:** AWM's code draws one set of times per micro-batch, flowrl one per image (per prompt
     with `shared` or `shared_times`), so that a gradient does not hang on a few times. Its times
     come from the scheduler's own steps, 1 at step 0, also where its sampler edits the grid;
-    flowrl's are those of the grid that was sampled on.
+    flowrl's are those of the grid that was sampled on. EPG's code divides size by the guidance that
+    is trained with and one by its square, which is 1 in its recipe; here neither is divided.
 
     Raises: ConfigError for numbers outside their ranges, or more draws than steps to draw from.
     """

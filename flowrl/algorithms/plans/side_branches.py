@@ -70,7 +70,7 @@ def comb(
     iteration: int,
     *,
     steps: int,
-    noise_scale: float,
+    noise_scale: float | Sequence[float],
     size: int,
     preview: Literal["full", "x0"] = "full",
     baseline: bool = False,
@@ -87,18 +87,31 @@ def comb(
     many steps, spread evenly over those that are left (Stepwise-Flow-GRPO, 2603.28718: 5), and the
     baseline too: finished better than the first preview, it would hide what the first draw adds.
 
+    `noise_scale` is one for all of them, or a list with one for each of the `size` steps that have
+    noise, noisiest first: DenseGRPO (2601.20218) calibrates each step's. **Differs:** its numbers
+    stand for the whole rate; here the transition says what a scale means, as for any plan.
+
     Images per initial noise: `size`, and 1 with a baseline.
 
-    Raises: ConfigError unless 1 <= size <= steps - first and noise_scale > 0.
+    Raises: ConfigError unless 1 <= size <= steps - first, and noise_scale is above 0, of a list
+    each of its `size` numbers.
     """
-    check_steps_and_noise(steps, noise_scale)
-    if first < 0 or not 1 <= size <= steps - first or noise_scale == 0:
+    scales = [*noise_scale] if isinstance(noise_scale, Sequence) else [noise_scale] * size
+    for scale in scales:
+        check_steps_and_noise(steps, scale)
+    if first < 0 or not 1 <= size <= steps - first or min(scales, default=0) == 0:
         raise ConfigError(
             f"plan comb: needs 1 <= size <= steps={steps} - first={first} and noise_scale > 0, got "
             f"size={size}, noise_scale={noise_scale}"
         )
+    if len(scales) != size:
+        raise ConfigError(
+            f"plan comb: a list of noise scales needs one for each of the size={size} steps with "
+            f"noise, got noise_scale={scales}"
+        )
     last = first + size - 1
-    plan = chain(steps, noise_scale, range(first, last + 1))
+    plan = chain(steps, 0.0, range(first, last + 1))
+    plan.noise[first : last + 1] = torch.tensor(scales)
     if preview_steps < 0 or (preview_steps and preview == "x0"):
         raise ConfigError(
             f"plan comb: preview_steps={preview_steps} belongs to preview full, and is at least 0"

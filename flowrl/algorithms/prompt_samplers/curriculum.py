@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.credit.single_stream import first_beliefs
 from flowrl.algorithms.prompt_samplers._table import PromptTable, check_share, drawn_by
 from flowrl.core.errors import ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
@@ -101,3 +102,69 @@ class gaussian_curriculum(_weighted):
         """Remember the mean reward of each prompt."""
         for visit in self.rates(visits):
             self.column("rate")[visit.row] = visit.mean
+
+
+class success_spread(_weighted):
+    """Draw prompts with odds ``sqrt(v (1 - v)) / n^gamma + floor``, the spread of a success that is
+    worth v by what was seen of the prompt so far.
+
+    Single-stream policy optimisation (2509.13232), its prompt sampler, and its code (verl-recipe at
+    48ea0a7, `spo`): ``v = alpha / (alpha + beta)`` and ``n = alpha + beta`` of the belief that
+    credit `single_stream` keeps, with the same update and start; floor 0.05.
+
+    Args:
+        keep: how much of what was known stays at a visit.
+        gamma: how much less a prompt weighs that much is known of. 0, the code's, leaves n out;
+            the paper divides by n^gamma, whose gamma was not found.
+        floor: what is added to each weight: a prompt that always succeeds comes again at times.
+        scores: rewards that were made beforehand, as for credit `single_stream`.
+        share: of the places that are drawn by weight; the others come in shuffled epochs.
+
+    **Differs:** a sampler sees rewards alone, so the belief forgets by `keep`, not by how far the
+    policy has moved; take the credit's `keep` for both, or what its `half` comes to. Equal texts in
+    the list are rows of their own. Drawn with replacement.
+
+    Raises: ConfigError for `keep` outside (0, 1), `gamma` or `floor` below 0, share outside [0, 1],
+    or a prompt that `scores` does not have; in a run for mean rewards outside [0, 1]. DataError for
+    scores that are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: float = 0.9,
+        gamma: float = 0.0,
+        floor: float = 0.05,
+        scores: str = "",
+        share: float = 1.0,
+    ) -> None:
+        super().__init__("alpha", "beta", share=share)
+        if not (0 < keep < 1 and gamma >= 0 and floor >= 0):
+            raise ConfigError(
+                "success_spread: expected 0 < keep < 1, gamma >= 0 and floor >= 0, got "
+                f"{keep=}, {gamma=}, {floor=}"
+            )
+        self.keep, self.gamma, self.floor, self.scores = keep, gamma, floor, scores
+
+    def start(self, prompts: list[str]) -> None:
+        """Know of each prompt what `scores` says."""
+        super().start(prompts)
+        begun = first_beliefs(prompts, self.scores, self.keep, "sampler success_spread")
+        self.kept["alpha"][:, 0], self.kept["beta"][:, 0] = begun
+
+    def weights(self) -> Tensor:
+        """Return the odds of each prompt [N]."""
+        alpha, beta = self.column("alpha"), self.column("beta")
+        known = alpha + beta
+        return (alpha * beta).sqrt() / known / known**self.gamma + self.floor
+
+    def update(self, draw: PromptDraw, visits: Sequence[Visit]) -> None:
+        """Forget a part of each visited prompt once, and add its rewards."""
+        known = self.rates(visits)
+        for row in {visit.row for visit in known}:
+            for name in ("alpha", "beta"):
+                self.column(name)[row] *= self.keep
+        for visit in known:
+            right = visit.images * min(max(visit.mean, 0.0), 1.0)
+            self.column("alpha")[visit.row] += right
+            self.column("beta")[visit.row] += visit.images - right

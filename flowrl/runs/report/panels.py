@@ -21,6 +21,7 @@ METRICS = {
     "kl": "KL to the reference",
     "kl_share": "KL's share of the loss",
     "kl_weight": "Weight of the KL",
+    "velocity_length": "Length of the velocity over the reference's",
     "ratio": "Mean likelihood ratio",
     "ratio_std": "Spread of the likelihood ratio",
     "clip_frac": "Share of clipped decisions",
@@ -41,6 +42,7 @@ STEPS = {
     "kl": "KL to the reference",
     "clip_frac": "Clipped share",
     "velocity_grad": "Gradient norm at the velocity",
+    "velocity_length": "Length of the velocity over the reference's",
 }
 
 

@@ -15,8 +15,9 @@ from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import OpenClip, positive
-from ._common.pixels import shortest
+from ._common.pixels import shortest, shortest_tensors
 from ._common.scorer import (
+    check_images,
     find_file,
     in_batches,
     load_strict,
@@ -130,9 +131,13 @@ class aesthetic:
     christophschuhmann/improved-aesthetic-predictor (sac+logos+ava1-l14-linearMSE), as DDPO uses it.
     `path` holds the MLP, `clip` OpenAI's weights in open_clip's naming; both may be a file, a
     folder or a hub repository. Prompts are not looked at. **Differs:** the MLP is collapsed in
-    float64 to one affine map. AlignProp resizes tensors; here 8-bit images go through PIL, as in
-    DDPO. Raises ConfigError, ModelError (also for another MLP than the published one, unless
-    `verify` is false), DataError.
+    float64 to one affine map. 8-bit images go through PIL, as in DDPO.
+
+    With `gradient` tensors are resized, as in AlignProp and ReFL, and nothing is rounded, so that
+    the score can be differentiated with respect to the images. **Differs:** AlignProp resizes
+    bilinearly; here it is bicubic, which is nearer to PIL's. Raises
+    ConfigError, ModelError (also for another MLP than the published one, unless `verify` is
+    false), DataError.
     """
 
     judges_singly = True
@@ -144,12 +149,14 @@ class aesthetic:
         clip: str = "timm/vit_large_patch14_clip_224.openai",
         architecture: str = "ViT-L-14-quickgelu",
         verify: bool = True,
+        gradient: bool = False,
         device: str = "auto",
         dtype: str = "float32",
         batch: int = 32,
     ) -> None:
         # the predictor
         self.batch = int(positive(batch, "batch", WHO))
+        self.differentiable = gradient
         where, kind = pick_device(device, WHO), pick_dtype(dtype, WHO)
         file = find_file(path, FILE, WHO)
         state = read_weights(file, WHO)
@@ -168,7 +175,17 @@ class aesthetic:
             )
 
     def __call__(self, batch: RewardBatch) -> Tensor:
-        """Score each image."""
+        """Score each image; with `gradient` the scores carry one."""
+        if self.differentiable:
+            check_images(batch.images)
+            parts = [self.follow(part) for part in batch.images.split(self.batch)]
+            return torch.cat(parts).to(batch.images.device, torch.float32)
         seen = in_batches(self.towers.see, to_pil(batch.images), size=self.batch).reshape(-1, WIDTH)
         unit = functional.normalize(seen.double(), dim=-1)
         return (unit @ self.w + self.b).to(batch.images.device, torch.float32)
+
+    def follow(self, images: Tensor) -> Tensor:
+        """Score images [N, 3, H, W] in [0, 1] without leaving torch -> [N], at least float32."""
+        seen = self.towers.embed(shortest_tensors(images, self.towers.size))
+        wide = seen.to(torch.promote_types(seen.dtype, torch.float32))
+        return functional.normalize(wide, dim=-1) @ self.w.to(wide) + self.b

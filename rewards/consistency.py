@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 
+from ._common.cells import SUB_PROMPT
 from ._common.scorer import to_pil
 from ._judge.answer import Answer
 from ._judge.ask import Job, Judge
@@ -25,7 +25,6 @@ from ._judge.sources import first_source, needs_source
 from ._judge.wordings import fill, wordings
 
 WHO = "rewards.consistency"
-SUB_PROMPT = re.compile(r'[."]\s+[A-Z0-9\-\[\]]+:')  # where the text of one cell begins
 WORDS = {
     "pair": 'Both images belong to one set, made from this theme: "{prompt}" Are they consistent '
     'with each other in style, logic and identity? Begin the answer with "Yes" or "No".',

@@ -130,5 +130,6 @@ def _empty(folder: str) -> StepClip:
     except Exception as error:  # no such folder, offline, another kind of model
         raise ModelError(
             f"{WHO}: {folder}: expected a folder or hub repository with the config.json of a "
-            f"CLIPModel: {first_line(error)}; scripts/shapes_step_aware.py makes one for shapes"
+            "CLIPModel; scripts/shapes_step_aware.py makes one for shapes. Reading it as one "
+            f"failed: {first_line(error)}"
         ) from error

@@ -101,6 +101,10 @@ def _count(call: Call) -> int | None:
     # other detectors have other sizes
     if call.fn == "geneval" and call.kwargs["detector"] != "mask2former":
         return None
+    # clip and aesthetic are ViT-L/14 where no architecture is named
+    named = call.kwargs.get("architecture") if call.fn == "clip" else None
+    if named and not named.startswith("ViT-L-14"):
+        return _VIT_H if named.startswith("ViT-H-14") else None
     return PARAMETERS.get(call.fn)
 
 

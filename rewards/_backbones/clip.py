@@ -93,9 +93,13 @@ class OpenClip:
     def see(self, images: Sequence[Image.Image]) -> Tensor:
         """Embed images -> [N, D]."""
         raw = torch.stack([self.prepare(image, self.size) for image in images])
-        pixels = normalise(raw, self.mean, self.std)
+        return self.embed(raw)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Embed squares of pixels [N, 3, size, size] in [0, 1] -> [N, D]; a gradient passes."""
+        wanted = normalise(pixels, self.mean, self.std)
         embedding: Tensor = self.model.encode_image(
-            pixels.to(self.device, self.model.visual.conv1.weight.dtype)
+            wanted.to(self.device, self.model.visual.conv1.weight.dtype)
         )
         return embedding
 
@@ -246,12 +250,20 @@ def cosines(towers: Towers, batch: RewardBatch, *, size: int, who: str) -> Tenso
             f"{who}: expected one prompt per image, got {len(batch.prompts)} for "
             f"{len(batch.images)}"
         )
-    if not batch.prompts:
+    return pair_cosines(towers, to_pil(batch.images), batch.prompts, size=size)
+
+
+def pair_cosines(
+    towers: Towers, images: Sequence[Image.Image], texts: Sequence[str], *, size: int
+) -> Tensor:
+    """Return the cosine of each image with the text in its place -> [N] float32 on the CPU, in
+    [-1, 1]. Images may differ in size; each different text is read once."""
+    if not texts:
         return torch.zeros(0)
-    place = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
-    seen = functional.normalize(in_batches(towers.see, to_pil(batch.images), size=size), dim=-1)
+    place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    seen = functional.normalize(in_batches(towers.see, images, size=size), dim=-1)
     read = functional.normalize(in_batches(towers.read, list(place), size=size), dim=-1)
-    return (seen * read[[place[prompt] for prompt in batch.prompts]]).sum(dim=-1)
+    return (seen * read[[place[text] for text in texts]]).sum(dim=-1)
 
 
 def positive(value: float, name: str, who: str) -> float:

@@ -44,8 +44,8 @@ def grid_size(prompt: str, where: str, who: str = "rewards.vlm") -> tuple[int, i
     rows, columns = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 2 <= rows * columns <= MOST_CELLS:
         raise DataError(
-            f"{where}: {who}: consistency needs a grid of 2 to {MOST_CELLS} cells in the prompt, "
-            f'such as "2x2"; got {prompt[:120]!r}'
+            f"{where}: {who}: expected a grid of 2 to {MOST_CELLS} cells in the prompt, such as "
+            f'"2x2", got {prompt[:120]!r}'
         )
     return rows, columns
 

@@ -90,6 +90,18 @@ def test_public_sizes() -> None:
     assert counted == PARAMETERS
 
 
+def test_clip_has_the_size_of_its_architecture() -> None:
+    """PaCo-RL's and Pref-GRPO's CLIP is a ViT-H/14, whose size the test above counts; of others
+    nothing is known."""
+    open_clips = {"a": "ViT-H-14", "b": "ViT-H-14-quickgelu", "c": "ViT-L-14", "d": "ViT-B-32"}
+    rewards = {}
+    for name, kind in open_clips.items():
+        rewards[name] = {"fn": "clip", "backend": "open_clip", "architecture": kind}
+    networks, unknown = reward_networks(rewarded(load_config("sd3/flow_grpo"), **rewards))
+    huge, large = 4 * PARAMETERS["pickscore"], 4 * PARAMETERS["clip"]  # float32
+    assert [one.bytes for one in networks] == [huge, huge, large] and unknown == ["d"]
+
+
 def rewarded(config: Config, **rewards: dict[str, Any]) -> Config:
     """Give a config other rewards."""
     calls = {name: Call.bind(f"rewards.{name}", raw) for name, raw in rewards.items()}

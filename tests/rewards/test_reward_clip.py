@@ -221,3 +221,47 @@ def test_a_reference_is_compared_by_the_models_own_features(
     assert cosines[1, 0] == pytest.approx(1, abs=1e-6)
     with pytest.raises(DataError, match="references"):
         clip_reference(**given).check_record({"prompt": "p"}, "line 3")
+
+
+def test_each_cell_is_scored_by_its_own_text(weights: Weights) -> None:
+    """Expected: open_clip's logits of cells that are cut by slicing, on texts written out by hand;
+    the mean of two and of four. Of 61 rows and 47 columns the odd last ones belong to no cell."""
+    images = random_images(2, 61, 47, seed=4)
+    prompts = [
+        "A 1x2 set of cats. [TOP]-[LEFT]: one cat RIGHT: no label, as no full stop is before it. "
+        "[RIGHT]:two cats",
+        'A sheet of 2 x 2 signs. A1: a sign "go" A2: stop. B1:  "wait" B2: run.',
+    ]
+    pieces = [images[0, :, :, :23], images[0, :, :, 23:46]]
+    pieces += [images[1, :, :30, :23], images[1, :, :30, 23:46]]
+    pieces += [images[1, :, 30:60, :23], images[1, :, 30:60, 23:46]]
+    texts = ["one cat RIGHT: no label, as no full stop is before it.", "two cats."]
+    texts += ['a sign "go.', "stop.", '"wait.', "run."]
+    kit = weights.clip
+    transform = open_clip.image_transform(224, is_train=False)
+    tokenizer, logits = open_clip.get_tokenizer(kit.architecture), []
+    with torch.no_grad():
+        for piece, text in zip(pieces, texts, strict=True):
+            one = kit.model.get_logits(transform(pil(piece))[None], tokenizer([text]))
+            logits.append(one[0].flatten())
+    own = torch.cat(logits)
+    expected = torch.stack([own[:2].mean(), own[2:].mean()])
+    reward = clip(**kit.open_clip, scale=None, cells=True, batch=4)
+    found = reward(batch_of(images, prompts))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-6)
+    # the whole grid by its whole prompt is another score, and so are cells by each other's texts
+    whole = clip(**kit.open_clip, scale=None)
+    assert (whole(batch_of(images, prompts)) - expected).abs().min() > 0.1
+    assert reward(batch_of(images[:0], [])).shape == (0,)
+    # prompts that cannot be read are refused before an image is made, and only where cells count
+    reward.check_record({"prompt": prompts[0]}, "line 1")
+    for prompt, message in (
+        ("a cat", "line 3: rewards.clip: expected a grid of 2 to 16 cells"),
+        ("a 1024x1024 photo. A: b. B: c", "expected a grid"),
+        ("a 1x2 set. LEFT: one cat", "a text for each of 2 cells, .* got 1 of which 0 are empty"),
+        ("a 1x2 set. LEFT: . RIGHT: cat", "got 2 of which 1 are empty"),
+        ("a 1x2 set. Left: one. Right: two", "got 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            reward.check_record({"prompt": prompt}, "line 3")
+        whole.check_record({"prompt": prompt}, "line 3")

@@ -109,3 +109,8 @@ def test_a_file_that_is_no_such_model(weights: Weights, tmp_path: Path) -> None:
         step_aware(path=folder, weights=str(tmp_path / "a.bin"), device="cpu")
     with pytest.raises(ModelError, match=r"no\.bin"):
         step_aware(path=folder, weights=str(tmp_path / "no.bin"), device="cpu")
+    # what to do stands before what the library says of a folder that is none
+    with pytest.raises(
+        ModelError, match=r"step_aware\.py makes one for shapes\. Reading .*failed: "
+    ):
+        step_aware(path="data/nowhere", device="cpu")

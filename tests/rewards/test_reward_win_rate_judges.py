@@ -105,7 +105,7 @@ def test_a_judge_of_pairs_checks_records_too() -> None:
     """PaCo-RL's question needs a grid in the prompt; without one no image is made."""
     grids = win_rate(judge={"fn": "vlm", "template": "consistency"})
     grids.check_record({"prompt": "a 2x2 grid of cats"}, "line 3")
-    with pytest.raises(DataError, match="line 3: .* needs a grid of 2 to 16 cells"):
+    with pytest.raises(DataError, match="line 3: .* expected a grid of 2 to 16 cells"):
         grids.check_record({"prompt": "a cat"}, "line 3")
 
     class Own(Judge):

@@ -11,6 +11,7 @@ class Later(NamedTuple):
     name: str  # of its marks in docs/compare.md
     file: str
     where: str  # as a method page says it
+    rivals: bool = True  # its configs are to be ranked; else each has a control of its own
 
 
 BETTER = "on the test prompts, at the better of two rates"
@@ -29,7 +30,10 @@ LATER = (
     Later("dense", "compare-dense.json", BETTER),
     Later("spo finished", "compare-spo-finished.json", "on the test prompts, at its own rate"),
     Later("spo latent", "compare-spo-latent.json", "on the test prompts, at its own rate"),
-    Later("slas", "compare-slas.json", "on the test prompts, at its own rate"),
+    Later(
+        "spo latent fixed", "compare-spo-latent-fixed.json", "on the test prompts, at its own rate"
+    ),
+    Later("slas", "compare-slas.json", "on the test prompts, at its own rate", rivals=False),
     Later("uni grpo", "compare-uni-grpo.json", "on the test prompts, at its own rate"),
     Later("tdm r1", "compare-tdm-r1.json", STUDENT),
     Later("tdm r1 own", "compare-tdm-r1-own.json", STUDENT),

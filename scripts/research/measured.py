@@ -46,7 +46,7 @@ A, B = "nfe", "seconds"
 CLAIMS = (
     Claim(
         "Flow-GRPO-Fast, one or two trained steps, does about as well as all of them",
-        "holds; it came first",
+        "not contradicted; the difference may be chance",
         (("Fast less full ", "flow-grpo-fast", "flow-grpo-full", A),),
     ),
     Claim(
@@ -163,7 +163,8 @@ def sentence(result: Result | None, name: str, where: str = NOISY) -> str:
     a, b = config["summary"][A], config["summary"].get(B)
     base, budget = result["base"], result["budgets"]
     names = [one["name"] for one in result["configs"]]
-    place = f", place {names.index(config['name']) + 1} of {len(names)}" if len(names) > 1 else ""
+    ranked = len(names) > 1 and result.get("rivals", True)
+    place = f", place {names.index(config['name']) + 1} of {len(names)}" if ranked else ""
     clock = "" if budget.get("clock", "wall") == "wall" else "processor "
     seeds = f"{a['seeds']} seed{'s' * (a['seeds'] > 1)}"
     later = ""
@@ -252,7 +253,7 @@ def claims(result: Result) -> str:
         here = claim.here
         if unfair:
             names = " and ".join(dict.fromkeys(unfair))
-            here = f"~~{here}~~ no verdict: {names} ran at half its learning rate"
+            here = f"no verdict: {names} ran at half its learning rate"
         cells = (claim.published, here, "; ".join(differences), "; ".join(chances))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -276,7 +277,11 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """List all files that say what was measured, each with what fills it."""
     result = load()
     read = {one: load(RESULTS / one.file) for one in LATER}
-    later = [(one.where, data) for one, data in read.items() if data is not None]
+    later = [
+        (one.where, {**data, "rivals": one.rivals})
+        for one, data in read.items()
+        if data is not None
+    ]
     shown = untrained.demonstrated()
     named = {one.name: data for one, data in read.items() if data is not None}
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))

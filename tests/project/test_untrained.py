@@ -30,6 +30,7 @@ BESIDE = {
     "imitation": "imitation",
     "rwr": "rwr",
     "spo-latent": "spo-latent",
+    "spo-latent-fixed": "spo-latent-fixed",
     "slas": "slas",
     "uni-grpo": "uni-grpo",
     "combinations": "combinations",

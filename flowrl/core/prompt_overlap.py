@@ -90,6 +90,12 @@ def undeclared(found: Overlap, held_out: PromptSet) -> Overlap:
     return Overlap(found.same, mirrored, paraphrased)
 
 
+def scenes_of(prompts: PromptSet) -> list[Meaning]:
+    """Return what each prompt asks for, equal for all wordings of one scene and for a relation that
+    is said the other way round."""
+    return [_meaning(record, turn=True) for record in prompts.records]
+
+
 def _meaning(record: dict[str, Any], *, turn: bool) -> Meaning:
     """Say what a prompt asks for; with `turn` "b right of a" is "a left of b"."""
     include = record.get("include")

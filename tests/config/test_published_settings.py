@@ -75,6 +75,30 @@ def test_ddpo_and_dance_grpo_on_sd14() -> None:
     assert (dance.train.prompts, dance.train.group, dance.train.ema) == (32, 16, 0)
 
 
+def test_align_prop_on_sd15() -> None:
+    """mihirp1998/AlignProp at b22918a, aesthetic.sh: 4 GPUs * 8 images * 4 accumulated, 20 epochs;
+    config/alignprop_config.py: 42 and 5 of 50 steps, guidance, rates, the loss's factor and aim."""
+    c = load_config("sd15/align_prop")
+    assert (c.train.prompts * c.train.group, c.train.iterations, c.train.updates) == (128, 20, 1)
+    steps, law = c.plan.kwargs["steps"], c.likelihood.kwargs
+    assert (steps, law["draw"]) == (50, "gaussian")
+    assert (law["mean"] * steps, law["std"] * steps) == (42, 5)
+    assert (c.model.kwargs["guidance"], c.lr, c.train.max_grad_norm) == (5.0, 1e-3, 1.0)
+    assert c.loss.kwargs == {"scale": 0.01, "enough": 10.0}
+    assert c.optimizer.kwargs["weight_decay"] == 1e-4
+
+
+def test_pref_grpo_on_flux() -> None:
+    """CodeGoat24/Pref-GRPO at 3e787f6, ur_think_prefgrpo_flux.sh and _common_finetune.sh: 8 nodes
+    of 8 GPUs with a prompt each; 8 images, 4 accumulated, are 2 updates."""
+    c = load_config("flux/pref_grpo")
+    assert (c.plan.kwargs["steps"], c.plan.kwargs["noise_scale"], c.lr) == (25, 0.7, 1e-5)
+    assert c.reward_weights == {"wins": 0.4, "clip": 0.6} and c.train.same_noise
+    assert (c.train.prompts, c.train.group, c.train.updates, c.train.ema) == (64, 8, 2, 0)
+    assert (c.loss.fn, c.aggregate.fn, c.loss.kwargs["clip_high"]) == ("guard", "gdpo", 1e-4)
+    assert [call.kwargs["share"] for call in c.select] == [0.6]
+
+
 def test_spo_on_both_models() -> None:
     """RockeyCoss/SPO at 27a8642, configs/basic_config.py and the configs of SD1.5 and SDXL: samples
     of each step, the first that is compared, threshold, rank and rate; and a pair needs what
@@ -99,7 +123,8 @@ def test_find_on_sd15() -> None:
     assert (c.plan.kwargs["steps"], c.plan.kwargs["noise_scale"]) == (50, 1.0)
     assert c.model.kwargs["guidance"] == 7.5 and c.model.kwargs["tune"] == "none"
     assert (c.train.prompts, c.train.group, c.train.max_grad_norm) == (1, 1, float("inf"))
-    assert c.credit.kwargs == {"buffer": 1000, "rounds": 5, "lr": 1e-4, "seed": 0}
+    credit = {"buffer": 1000, "rounds": 5, "lr": 1e-4, "layers": 3, "seed": 0}
+    assert c.credit.kwargs == credit
     assert c.likelihood.kwargs["learn_spread"] and c.likelihood.kwargs["own"]
 
 

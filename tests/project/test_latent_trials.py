@@ -44,17 +44,22 @@ def test_tdm_r1_was_begun_three_times() -> None:
     found = json.loads(file.read_text(encoding="utf-8"))
     page = " ".join(PAGES["docs/methods/tdm_r1.md"].split())
     before, after = found["eval"]
-    assert f"{len(found['reward_gap'])} of 60 iterations: {100 * before['strict']:.1f} %" in page
-    assert f"{100 * after['strict']:.1f} after {after['iteration']} " in page
+    ends = f"{100 * before['strict']:.1f} → {100 * after['strict']:.1f} | {after['iteration']} |"
+    assert f"16 prompts | {ends}" in page
+    assert f"stopped after {len(found['reward_gap'])} of 60 iterations |" in page
     second = found["second"]
     right, colours = second["right_in_training"], second["saturation"]
     best = max(right)
-    assert f"from {100 * best:.1f} % of iteration {right.index(best) + 1} to" in page
-    assert f"{100 * right[-1]:.1f} % of iteration {len(right)}, the last" in page
+    ends = f"{100 * best:.1f} → {100 * right[-1]:.1f}, in training"
+    assert f"{ends} | {right.index(best) + 1} → {len(right)} | broke: two fifths of" in page
     assert set(second["clip_frac"]) == {0.0} and 0.55 < colours[-1] / colours[0] < 0.65
     third = found["third"]
     first, last = third["reward_gap"][0], third["reward_gap"][-1]
-    assert f"({first:.4f} at first, {last:.4f} after {len(third['reward_gap'])} iterations" in page
+    said = f"`reward_gap` {first:.4f} at first, {last:.4f} after {len(third['reward_gap'])} iter"
+    assert said in page
+    start, *_, end = third["eval"]
+    ends = f"{100 * start['strict']:.1f} → {100 * end['strict']:.1f} | {end['iteration']} |"
+    assert f"on which it is judged, too | {ends}" in page
     assert (
         45 < found["reward_gap"][-1] / last < 55 and "about a fiftieth of the first run's" in page
     )
@@ -69,10 +74,12 @@ def test_tdm_r1_was_begun_twice_more() -> None:
     fourth, fifth = found["fourth"], found["fifth"]
     colours = [run["saturation"][-1] / run["saturation"][0] for run in (fourth, fifth)]
     assert 0.15 < colours[0] < 0.25 and 0.65 < colours[1] < 0.75
-    assert len(fourth["saturation"]) == 8 and "four fifths of its saturation in eight" in page
+    assert len(fourth["saturation"]) == 8 and len(fourth["eval"]) == 1
+    assert "not judged again | 8 | broke: four fifths of the saturation lost" in page
     first, *_, last = [100 * row["strict"] for row in fifth["eval"]]
     after = fifth["eval"][-1]["iteration"]
-    assert f"lost three tenths of it and went from {first:.1f} % to {last:.1f} in {after}." in page
+    said = f"{first:.1f} → {last:.1f} | {after} | three tenths of the saturation lost"
+    assert f"held to the teacher's velocity | {said}" in page
 
 
 def test_ddpo_on_a_model_that_predicts_noise() -> None:

@@ -46,11 +46,11 @@ def test_what_fine_tuning_on_guided_images_gains_is_as_measured() -> None:
     # what training mends of what the base model with guidance gets wrong
     wrong = 1 - trained["base_best_guidance"]["mean"]
     share = trained["rl_minus_base_best_guidance"]["mean"] / wrong
-    assert 0.3 < share < 1 / 3 and "almost a third of what that gets wrong" in readme
+    assert 0.3 < share < 1 / 3 and "it corrects almost a third of that model's errors" in readme
     share = trained["rl_best_guidance_minus_base_best_guidance"]["mean"] / wrong
     assert (
         0.45 < share < 0.5
-        and "the aim, half of what that gets wrong, was missed narrowly" in readme
+        and "the target, half of the base model's errors, was missed narrowly" in shapes
     )
 
 

@@ -53,8 +53,9 @@ def test_the_quickstart_without_bfloat16_takes_as_long_as_measured() -> None:
     best = max(scores, key=lambda iteration: scores[iteration])
     done, whole = max(scores), load_config("shapes/awm").train.iterations
     assert done == whole
-    took = f"the {done} iterations took {found['minutes']:.1f} minutes, {each:.0f} seconds each"
-    assert took in shapes
+    took = f"the {done} iterations took {found['minutes']:.1f} minutes with evaluations, more than"
+    assert took in shapes and found["minutes"] > 15
+    assert f"the target of 15; an iteration alone takes {each:.0f} seconds (median)." in shapes
     said = f"ended at {score:.1f} %, opened at the best checkpoint, that of iteration {best}"
     assert said in shapes
     assert f"and [{found['minutes']:.0f} minutes](docs/shapes.md" in readme

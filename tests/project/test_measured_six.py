@@ -155,6 +155,22 @@ def test_the_method_pages_have_both_arms(result: dict[str, Any], name: str) -> N
         assert f"with {words} {100 * model.gain(f'{name}-{arm}')[0]:+.1f} (" in page
 
 
+def test_what_readme_and_page_say_of_tuning_that_harms(result: dict[str, Any]) -> None:
+    model = error_model(result["configs"], result["base"], "nfe")
+    (nft, _), (flow, error) = (
+        model.gain(f"{name}-tuned") for name in ("diffusion-nft", "flow-grpo")
+    )
+    readme = " ".join(PAGES["README.md"].split())
+    said = f"({100 * nft:.1f} points), and Flow-GRPO as tuned loses {-100 * flow:.1f}, which may be"
+    assert said in readme and flow + error.half() > 0
+    search = read("tune-diffusion-nft")
+    rate = search["choices"]["optimizer.lr"][-1]
+    assert f"optimizer.lr={rate}" in search["trials"][search["best"]]["changes"]
+    page = " ".join(PAGES["docs/methods/diffusion_nft.md"].split())
+    said = f"its rate, {rate}, the highest that was tried, was chosen after {search['nfe']:,.0f}"
+    assert said in page and f"up to {result['budgets']['nfe']:,.0f} it ruins" in page
+
+
 def test_which_pairs_differ(result: dict[str, Any]) -> None:
     pairs = result["pairs"]["nfe"]
     assert (pairs["significant"], pairs["tests"]) == (16, 66)

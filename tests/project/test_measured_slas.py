@@ -33,6 +33,7 @@ def test_two_gain() -> None:
         header = (ROOT / f"configs/{entry['file']}.yaml").read_text(encoding="utf-8")
         after = entry["seeds"][0]["iterations"]
         assert f"right images of test prompts {both} in {after} iterations, three seeds" in header
+    assert ", place " not in PAGE  # each has a control of its own; they are no rivals
     (range_a, a, seeds_a), (range_b, b, seeds_b) = said
     assert f"SLAS {a} points {range_a}, its seeds at {seeds_a[0]}, {seeds_a[1]} and" in COMPARE
     assert f"and {seeds_a[2]} %; NormGuard {b} {range_b}, at {seeds_b[0]}, {seeds_b[1]}" in COMPARE

@@ -12,6 +12,8 @@ COMPARE, PAGE = (
     " ".join(PAGES[f"docs/{name}.md"].split()) for name in ("compare", "methods/tdm_r1")
 )
 
+ROWS = PAGES["docs/methods/tdm_r1.md"].splitlines()
+
 
 def read(name: str) -> dict[str, Any]:
     file = ROOT / f"assets/results/{name}.json"
@@ -34,7 +36,6 @@ def test_each_half_was_tried_by_itself() -> None:
     runs = {key: found[key]["eval"] for key in ("sixth", "seventh", "eighth", "ninth", "begun")}
     first = share(runs["sixth"][0])
     assert {share(rows[0]) for rows in runs.values()} == {first}
-    assert f"a student that has {first} % of the validation prompts" in PAGE
     # until the student moves every evaluation is the first one
     still = {"sixth": 32, "seventh": 12, "eighth": 12, "ninth": 12}
     for key, until in still.items():
@@ -42,17 +43,18 @@ def test_each_half_was_tried_by_itself() -> None:
     last = {key: rows[-1] for key, rows in runs.items()}
     moved = {key: last[key]["iteration"] - until for key, until in still.items()}
     assert moved == {"sixth": 16, "seventh": 8, "eighth": 8, "ninth": 8}
-    assert f"from {first} % to {share(last['sixth'])} in 16 more" in PAGE
-    assert f"to {share(last['seventh'])} in eight." in PAGE
-    assert f"falls to {share(last['ninth'])} % in eight iterations; with it to no less" in PAGE
+    for number, key in ((6, "sixth"), (7, "seventh"), (8, "eighth"), (9, "ninth")):
+        row = next(line for line in ROWS if line.startswith(f"| {number} |"))
+        assert f"| {first} → {share(last[key])} | {moved[key]} |" in row
     later = [row for row in runs["eighth"] if row["iteration"] > 12]
-    assert f"no less than {share(min(later, key=lambda row: row['strict']))}." in PAGE
+    assert min(later, key=lambda row: row["strict"]) == last["eighth"]
     behind = {key: found[key]["fake_error"][-1] for key in ("eighth", "ninth", "begun")}
     assert behind["begun"] > 2 * max(behind["eighth"], behind["ninth"])
     trained = found["begun"]["surrogate"]["eval"][-1]
     assert trained["iteration"] == 18 and f"AWM has trained ({share(trained)} % in ten" in PAGE
     after = last["begun"]["iteration"]
     assert f"from {first} % to {share(last['begun'])} in {after} iterations (`begun`" in PAGE
+    assert f"alone for {still['sixth']} iterations, then stands still" in PAGE
 
 
 def test_its_own_surrogate_near_the_teacher() -> None:
@@ -66,13 +68,16 @@ def test_its_own_surrogate_near_the_teacher() -> None:
     lost = [run["eval"][0]["strict"] - run["eval"][-1]["strict"] for run in (ninth, tenth)]
     assert abs(lost[0] - lost[1]) < 0.02 and "alone: 4, snr: 0.1" in tenth["command"]
     assert ninth["eval"][-1]["iteration"] - 12 == tenth["eval"][-1]["iteration"] - 4 == 8
+    ends = f"{share(tenth['eval'][0])} → {share(tenth['eval'][-1])} | 8 | falls |"
+    assert f"(`fake.snr=0.1`) | {ends}" in PAGE
     eleventh, twelfth = found["eleventh"], found["twelfth"]
     first, last = twelfth["eval"][0], twelfth["eval"][-1]
-    assert f"went from {share(first)} % to {share(last)} in 24 iterations, after 16" in PAGE
+    assert f"one update | {share(first)} → {share(last)} | 24 | gains; the config" in PAGE
     assert last["iteration"] - 16 == 24 and "alone: 16" in twelfth["command"]
     still = {share(row) for row in twelfth["eval"] if row["iteration"] <= 16}
     assert still == {share(first)} == {share(eleventh["eval"][0])}
-    assert f"`loss.least` at 0.5, to {share(eleventh['eval'][-1])}.)" in PAGE
+    end = eleventh["eval"][-1]
+    assert f"`loss.least` 0.5 | {share(first)} → {share(end)} | {end['iteration']} |" in PAGE
     colour = twelfth["saturation"]
     before, after = sum(colour[:16]) / 16, sum(colour[-8:]) / 8
     assert f"saturation fell from {before:.3f} to {after:.3f}, and" in PAGE
@@ -81,7 +86,7 @@ def test_its_own_surrogate_near_the_teacher() -> None:
         {name: f"{100 * row['right']:.1f}" for name, row in twelfth["surrogate"][key].items()}
         for key in ("16", "40")
     )
-    assert f"ten steps its surrogate has {first_surrogate[ten]} %" in PAGE
+    assert f"ten steps, run 12's surrogate has {first_surrogate[ten]} %" in PAGE
     teacher = share(found["begun"]["surrogate"]["eval"][0])
     assert f"and {last_surrogate[ten]} at the end, where the teacher has {teacher}; in four" in PAGE
     assert f"best for the teacher, {last_surrogate[four]}: about" in PAGE

@@ -71,7 +71,7 @@ def test_what_helps_and_what_hurts() -> None:
     helping = {name for name, row in ROWS.items() if row["verdict"] == "helps"} - {*NONE}
     beside_wide = {"mc_grpo_wide", "cppo_wide"}
     assert helping == {"stratified", "mc_grpo", "d3s", "cppo", "balanced"} | beside_wide
-    assert "**Five techniques help** beyond their control" in PAGE
+    assert "**Five techniques help** beyond their control on this toy" in PAGE
     adds = f"MC-GRPO adds {points('mc_grpo_wide')} points there and CPPO {points('cppo_wide')};"
     assert f"{adds} of D3S's {points('d3s_wide')} the correction leaves nothing sure" in PAGE
     assert ROWS["d3s_wide"]["interval"][0] > 0 and ROWS["d3s_wide"]["p_holm"] > 0.05

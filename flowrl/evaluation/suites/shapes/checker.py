@@ -49,8 +49,7 @@ class Verdict(NamedTuple):
 
 
 def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
-    """Judge each image by its record: [N, 3, 64, 64] in [0, 1], N records -> Verdict; DataError
-    for bad input."""
+    """Judge images [N, 3, 64, 64] in [0, 1] by N records -> Verdict; DataError for bad input."""
     if len(images) != len(records):
         raise DataError(
             f"one record per image is needed; got {len(images)} images and {len(records)} records."
@@ -91,8 +90,7 @@ def judge_detections(found: Detections, records: Sequence[dict[str, Any]]) -> Ve
 
 
 def spotless(found: Detections) -> np.ndarray:
-    """Say which images are clean and have no flaw: -> [N] bool; DataError if flaws were not looked
-    for."""
+    """Say which images are clean, without a flaw -> [N] bool; DataError if none was looked for."""
     if found.flawed is None:
         raise DataError("the strict verdict needs detect(images, find_flaws=True).")
     return cleanliness(found) & ~found.flawed & (found.clutter <= MAX_SPECKS)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.output import show_or_write
+from flowrl.cli.output import show_or_write, working
 from flowrl.core.errors import ConfigError
 
 AUTO = Path("auto")
@@ -71,38 +71,48 @@ def train(
     plugin: options.Plugins,
 ) -> None:
     """Train a config in a run folder."""
-    from flowrl.runs import target
-    from flowrl.runs.train import train as run_training
-
-    # a run is resumed with what it has, so that it ends as an unbroken one
-    options.quiet_libraries()
     auto = resume == AUTO
-    if resume is not None and not auto:
-        if config or overrides or changes or seed is not None or run or dry_run or profile:
-            raise ConfigError(
-                "--resume goes on with the run's own config in its own folder: leave out the "
-                "config, overrides, --seed, --run, --profile and --dry-run. To train longer, set a "
-                f"larger train.iterations in {resume / 'config.yaml'} and resume"
-            )
-        saved = target.saved_config(resume, plugin)
-        _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
-        return
-    # else it is a new run, or only its plan
-    if not config:
+    again = resume is not None and not auto
+    if again and (config or overrides or changes or seed is not None or run or dry_run or profile):
+        raise ConfigError(
+            "--resume goes on with the run's own config in its own folder: leave out the "
+            "config, overrides, --seed, --run, --profile and --dry-run. To train longer, set a "
+            f"larger train.iterations in {resume}/config.yaml and resume"
+        )
+    if not again and not config:
         raise ConfigError(
             f"expected a config, such as {options.DEFAULT}; `flowrl configs` lists the shipped ones"
         )
     given = [*overrides, *changes, *([] if seed is None else [f"seed={seed}"])]
-    chosen = options.load_fitted(config, given, plugin, profile)
     if dry_run:
-        from flowrl.cost.dry_run import dry_run as plan_of
-
-        plan = plan_of(chosen)  # nothing is printed of a plan that cannot be trained
-        facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
-        show_or_write(f"{chosen.dump()}\n{plan}", facts, json)
+        _show_plan(str(config), given, plugin, profile, json)
         return
+    from flowrl.runs import target
+    from flowrl.runs.train import train as run_training
+
+    options.quiet_libraries()
+    # a run is resumed with what it has, so that it ends as an unbroken one
+    if resume is not None and not auto:
+        saved = target.saved_config(resume, plugin)
+        _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
+        return
+    chosen = options.load_fitted(str(config), given, plugin, profile)
     done = run_training(chosen, run, resume="auto" if auto else False, quiet=quiet, track=track)
     _write(done, json)
+
+
+def _show_plan(
+    config: str, given: list[str], plugin: list[str], profile: str | None, file: Path | None
+) -> None:
+    """Print what a config would do; nothing of a plan that cannot be trained."""
+    with working(f"working out what {config} does"):
+        from flowrl.cost.dry_run import dry_run
+
+        options.quiet_libraries()
+        chosen = options.load_fitted(config, given, plugin, profile)
+        plan = dry_run(chosen)
+    facts = {"config": chosen.to_dict(), "plan": plan.splitlines()}
+    show_or_write(f"{chosen.dump()}\n{plan}", facts, file)
 
 
 def _write(summary: dict[str, Any], file: Path | None) -> None:

@@ -3,16 +3,13 @@ memory."""
 
 from __future__ import annotations
 
-from itertools import chain
-
 from flowrl.config.load import Config
 from flowrl.core.hub_prompts import on_hub
 from flowrl.core.prompts import prompts_if_there
-from flowrl.core.shipped_files import find_resource
 from flowrl.cost.estimate import Estimate, estimate
+from flowrl.cost.missing_files import Absent, absent_files
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.sources import check_sources
-from flowrl.training.guidance import teachers_of
 from flowrl.training.setup import told_overlap
 
 
@@ -20,22 +17,27 @@ def dry_run(config: Config) -> str:
     """Check a config and return its plan in plain English.
 
     Prompt files are read where they exist, and the images that their prompts start from are looked
-    at; rewards and model are bound to their arguments, not made. Raises ConfigError for a plan that
-    cannot be, DataError for a broken prompt file or such an image that is missing, broken, not RGB
-    or of another shape, ModelError for a model folder that does not fit.
+    at; rewards and model are bound to their arguments, not made. The last lines name what is not
+    here and no run downloads. Raises ConfigError for a plan that cannot be and for start weights
+    that nothing would bring, DataError for a broken prompt file or such an image that is missing,
+    broken, not RGB or of another shape, ModelError for a model folder that does not fit.
     """
+    absent = absent_files(config)
     found, t = estimate(config), config.train
     counted = f", {found.weights.trained:,} trained numbers" if found.weights else ""
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
+    prompts, missing = _prompts(config)
+    missing += [each for each in absent if not each.downloaded]
     lines = [
         f"{t.iterations} iterations{counted}, lr {config.lr:g}, seed {config.seed}",
         *found.forecast.work.lines(),
         *_selected(found),
         *calls(found),
-        *prompt_lines(config),
+        *prompts,
         f"rewards    {rewards} (not loaded)",
-        *absent_files(config),
+        *(each.line for each in absent),
         *memory(found),
+        *(f"missing    {each.said}" for each in missing),
     ]
     return "\n".join(lines)
 
@@ -49,6 +51,11 @@ def _selected(found: Estimate) -> list[str]:
 def prompt_lines(config: Config) -> list[str]:
     """Say how many prompts there are, and which files have to be put there. Raises DataError for an
     image that a prompt starts from, as `check_sources` does."""
+    return _prompts(config)[0]
+
+
+def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
+    """Return the lines of `prompt_lines`, and the files that are not here."""
     train, test = (prompts_if_there(p) for p in (config.prompts.train, config.prompts.test))
     trained = (config.image.height, config.image.width)
     for listed, sides in ((train, trained), (test, config.eval_size)):
@@ -73,30 +80,13 @@ def prompt_lines(config: Config) -> list[str]:
         "train": None if train else config.prompts.train,
         "test": None if test else config.prompts.test,
     }
-    return lines + [_absent(path, key) for key, path in absent.items() if path]
+    found = [_absent(path, key) for key, path in absent.items() if path]
+    missing = [each for each in found if not each.downloaded]
+    return [*lines, *(each.line for each in found)], missing
 
 
-def absent_files(config: Config) -> list[str]:
-    """Say which files of a reward are nothing here: they would be asked of the hub, unless a script
-    has to make them first; and which teachers are."""
-    lines = []
-    for name, call in config.rewards.items():
-        # what a reward reads where its config names nothing
-        own = getattr(call.function, "public", {}).get(call.kwargs.get("backend"))
-        named = [call.kwargs.get("path") or own, call.kwargs.get("weights")]
-        for path in named:
-            if isinstance(path, str) and path and find_resource(path) is None:
-                lines.append(
-                    f"rewards    {name}: {path} is not here: a run would ask the hub for it; a "
-                    "folder of your own has to be made first"
-                )
-    for run in dict.fromkeys(chain.from_iterable(teachers_of(config).values())):
-        if find_resource(run.run) is None:
-            lines.append(f"teacher    {run.run} is not here: train it first")
-    return lines
-
-
-def _absent(path: str, key: str) -> str:
+def _absent(path: str, key: str) -> Absent:
     if on_hub(path):
-        return f"prompts    {path} is read from the hub when the run starts"
-    return f"prompts    {path} is not here: put your own file there, or set prompts.{key}"
+        return Absent("prompts", f"{path} is read from the hub when the run starts", True)
+    mend = f"put your own file there, or set prompts.{key}"
+    return Absent("prompts", f"{path} is not here: {mend}")

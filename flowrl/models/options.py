@@ -116,13 +116,14 @@ class PipelineOptions:
         if self.lora is not None and self.tune != "lora":
             raise ValueError(
                 f"model.lora has no effect unless model.tune is lora, got {self.tune!r}: set "
-                "model.tune to lora, or leave model.lora out"
+                "model.tune to lora, or leave model.lora out, on a command line with "
+                "model.lora=null"
             )
         if self.layers is not None and self.tune != "full":
             raise ValueError(
                 f"model.layers has no effect unless model.tune is full, got {self.tune!r}: set "
-                "model.tune to full, or leave model.layers out (LoRA's layers are "
-                "model.lora.targets)"
+                "model.tune to full, or leave model.layers out, on a command line with "
+                "model.layers=null (LoRA's layers are model.lora.targets)"
             )
         # quantised weights have no gradient
         if self.how.quantize != "none" and self.tune != "lora":

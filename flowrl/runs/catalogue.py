@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from flowrl.core.errors import ConfigError
 from flowrl.core.nearest import near
 from flowrl.core.shipped_files import CATALOGUE, config_file, list_configs, resource
-from flowrl.core.tables import text_table
 from flowrl.core.version import __version__
 
 Status = Literal["exact", "reconstruction"]
@@ -39,13 +38,6 @@ AXES = (
     "likelihood",
     "loss",
     "kl",
-)
-# in the table; the others hardly differ
-SHOWN = ("plan", "transition", "credit", "segment", "select", "loss", "kl")
-COST = (
-    "calls per image: network calls of an iteration, sampling and 3 (with a KL 4) per trained "
-    "state, over the images that are scored; of each config in turn; guidance doubles them, "
-    "which is counted only of train.guidance and train.reference_guidance"
 )
 _PLACES = ("shapes", "sd3", "flux")  # the smallest model first, then the others by name
 
@@ -121,6 +113,22 @@ def load_methods() -> tuple[PublishedMethod, ...]:
     return parse_methods(file.read_text(encoding="utf-8"), str(file))
 
 
+def find_methods(names: Sequence[str]) -> tuple[PublishedMethod, ...]:
+    """Return the methods of these names, "awm" or "AWM"; all without one. Raises ConfigError with
+    the nearest names for one that is not in the catalogue."""
+    known = load_methods()
+    by_name = {method.name.lower(): method for method in known}
+    by_name |= {method.slug: method for method in known}
+    for name in names:
+        if name.lower() not in by_name:
+            raise ConfigError(
+                f"expected the name of a method, such as {known[0].slug}, got {name!r}"
+                f"{near(name, by_name)}; `flowrl methods` lists all"
+            )
+    asked = {by_name[name.lower()].slug for name in names}
+    return tuple(method for method in known if not asked or method.slug in asked)
+
+
 def parse_methods(text: str, where: str) -> tuple[PublishedMethod, ...]:
     """Read a catalogue. Raises ConfigError that names every entry and key that is wrong."""
     try:
@@ -165,20 +173,6 @@ def describe_method(method: PublishedMethod, *, cost: bool = False) -> dict[str,
     if cost:
         configs = [{**config, **_cost(str(config["config"]))} for config in configs]
     return {**public, "meaning": MEANING[method.status], "configs": configs}
-
-
-def methods_table(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
-    """Write descriptions as a table of `width` columns: a row per method, then what the columns
-    mean."""
-    costly = any("calls" in config for row in rows for config in row["configs"])
-    head = ["method", "paper", "status", "verified", "axes", "calls per image", "configs"]
-    cells = [head, *(_cells(row) for row in rows)]
-    if not costly:
-        cells = [[*row[:5], row[6]] for row in cells]
-    notes = [f"{word}: {meaning}" for word, meaning in (*MEANING.items(), *LEVELS.items())]
-    return "\n".join(
-        [text_table(cells, left=len(head), width=width), "", *notes, *([COST] if costly else [])]
-    )
 
 
 def tried(levels: Mapping[str, Verified], mark: str = "") -> str:
@@ -236,29 +230,3 @@ def _cost(name: str) -> dict[str, Any]:
         "samples_guided": work.samples_guided,
         "guides_reference": work.guides_reference,
     }
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    configs = row["configs"]
-    axes = configs[0]["axes"] if configs else {}
-    numbers = [f"{config['calls_per_image']:.1f}" for config in configs if "calls" in config]
-    return [
-        row["name"],
-        row["paper"]["arxiv"] if row["paper"] else "combination",
-        status_words(row["status"], row["parts"]),
-        tried({config["config"]: Verified(**config["verified"]) for config in configs}),
-        ", ".join(name for axis in SHOWN for name in axes.get(axis, [])),
-        " / ".join(numbers),
-        _short([config["config"] for config in configs]),
-    ]
-
-
-def _short(names: list[str]) -> str:
-    """Write configs as a shell would expand them: {sd3,flux}/g2rpo."""
-    places: dict[str, list[str]] = {}
-    for place, _, name in (name.rpartition("/") for name in names):
-        places.setdefault(name, []).append(place)
-    parts = []
-    for name, found in places.items():
-        parts.append(f"{{{','.join(found)}}}/{name}" if len(found) > 1 else f"{found[0]}/{name}")
-    return " ".join(parts) or "none"

@@ -20,8 +20,10 @@ class FolderLock:
     """A lock that is held until `release`, or until the process is gone: the system itself lets go
     of it, also after a crash, so nothing has to be cleared away."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, made: list[Path]) -> None:
+        """made: the folders that were made for this lock, the locked one first; maybe none."""
         self._handle = handle
+        self._made = made
 
     def __enter__(self) -> FolderLock:
         return self
@@ -35,6 +37,22 @@ class FolderLock:
             os.close(self._handle)
             self._handle = -1
 
+    def leave(self, *empty: str) -> None:
+        """Let go, and remove the folder where it was made for this lock and nothing came into it
+        since but folders of the names `empty` that hold nothing; can be called twice."""
+        if self._handle >= 0 and self._made:
+            folder = self._made[0]
+            # what is not empty stays, and the rest with it
+            with contextlib.suppress(OSError):
+                there = {path.name for path in folder.iterdir()}
+                if there <= {FILE, *empty}:
+                    for name in there - {FILE}:
+                        (folder / name).rmdir()
+                    (folder / FILE).unlink(missing_ok=True)
+                    for path in self._made:
+                        path.rmdir()
+        self.release()
+
 
 def try_lock(folder: Path) -> FolderLock | None:
     """Lock a folder, which is made if it is not there -> the lock, None where somebody has it.
@@ -42,6 +60,7 @@ def try_lock(folder: Path) -> FolderLock | None:
     The file ``.lock`` in it holds the number of the process. Raises RunError if the folder cannot
     be written.
     """
+    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -54,11 +73,15 @@ def try_lock(folder: Path) -> FolderLock | None:
         if error.errno not in _NO_LOCKS:
             os.close(handle)
             return None
+    # who had it before may have removed the folder since its file was opened
+    if not os.path.exists(folder / FILE):
+        os.close(handle)
+        return try_lock(folder)
     # whose lock it is; a pipe or a device of that name cannot say it
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
-    return FolderLock(handle)
+    return FolderLock(handle, made)
 
 
 def lock(folder: Path, *, mend: str) -> FolderLock:

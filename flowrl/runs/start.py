@@ -86,7 +86,7 @@ def claimed(config: Config, run: Path | None, resume: Resume) -> Iterator[Start]
         yield start
     finally:
         for each in held:
-            each.release()
+            each.leave(SAMPLES)  # a folder in which nothing began goes again
 
 
 def _claim(config: Config, run: Path | None, resume: Resume, held: list[FolderLock]) -> Start:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrl.config.load import load_config
-from flowrl.cost.dry_run import absent_files
+from flowrl.cost.missing_files import absent_files
 from flowrl.training.rehearsal import cost_of
 
 
@@ -14,8 +14,8 @@ def test_everything_that_is_missing_is_named() -> None:
         ("sdxl/spo", ["sdxl_step-aware_preference_model.bin"]),
         ("sd3/flow_opd", ["teacher    runs/sd3-geneval", "teacher    runs/sd3-ocr"]),
     ):
-        said = "\n".join(absent_files(load_config(name)))
-        assert [text for text in absent if f"{text} is not here" not in said] == []
+        said = "\n".join(each.line for each in absent_files(load_config(name)))
+        assert [text for text in absent if f"{text} is not " not in said] == []
 
 
 def test_a_noise_that_a_prompt_s_images_share_counts_once() -> None:

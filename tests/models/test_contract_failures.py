@@ -35,7 +35,7 @@ OF_ALL: list[tuple[dict[str, Any], str]] = [
     ({"tune": "lorra"}, "tune: expected 'lora', 'full' or 'none', got 'lorra'"),
     (
         {"tune": "full", "lora": {"rank": 4}},
-        "lora has no effect unless model.tune is lora",
+        "lora has no effect unless model.tune is lora.* on a command line with model.lora=null",
     ),
     ({"lora": {"rnk": 4}}, "lora has no option 'rnk'; did you mean 'rank'"),
     ({"lora": {"rank": 0}}, "lora.rank: expected a number of at least 1, got 0"),
@@ -44,7 +44,10 @@ OF_ALL: list[tuple[dict[str, Any], str]] = [
     ({"lora": {"alpha": -1}}, "lora.alpha: expected a number above 0, got -1"),
     ({"lora": {"targets": "attn.to_q"}}, "lora.targets: expected a list, got 'attn.to_q'"),
     ({"lora": {"init": "pissa"}}, "lora.init: expected 'gaussian', got 'pissa'"),
-    ({"layers": ["proj_out"]}, "layers has no effect unless model.tune is full, got 'lora': set"),
+    (
+        {"layers": ["proj_out"]},
+        "layers has no effect unless model.tune is full, got 'lora': set.*with model.layers=null",
+    ),
     ({"tune": "full", "layers": "proj_out"}, "layers: expected a list, got 'proj_out'"),
     ({"tune": "full", "layers": []}, "layers: expected a list of at least 1"),
     ({"dtype": "float8"}, "dtype: expected 'auto', 'float32', .* got 'float8'"),

@@ -17,13 +17,12 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.runs.catalogue import (
     AXES,
-    MEANING,
     describe_method,
     load_methods,
-    methods_table,
     parse_methods,
     status_words,
 )
+from flowrl.runs.method_tables import methods_in_full, methods_table
 
 METHODS = load_methods()
 BY_SLUG = {method.slug: method for method in METHODS}
@@ -107,7 +106,7 @@ def test_status_and_papers() -> None:
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
-    known |= {"slas", "norm_guard"}
+    known |= {"slas", "norm_guard", "tdm_r1"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED
@@ -176,26 +175,59 @@ def test_the_axes_are_those_of_the_loaded_config(name: str) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """--json has what is known; the table has one line per method, columns aligned."""
+    """--json has what is known; the table has one short line per method, columns aligned."""
     assert main(["methods", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["slug"] for row in rows] == list(BY_SLUG)
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
     assert text == methods_table(rows) + "\n" and "calls" not in text
+    assert max(map(len, text.splitlines())) <= 105
     head, _, *lines = text.splitlines()
     lines = lines[: len(METHODS)]
-    found = [line[head.index("status") :].split()[0].strip(";") for line in lines]
-    assert found == [method.status for method in METHODS]
+    assert [line[head.index("status") :].split()[0] for line in lines] == [
+        method.status for method in METHODS
+    ]
     for line, method in zip(lines, METHODS, strict=True):
-        assert line.startswith(f"{method.name} ")
-    (branch,) = (line for line in lines if line.startswith("BranchGRPO "))
-    assert "2509.06040" in branch and "tree, dance_sde, depth_norm" in branch
-    places = "shapes,sd3,flux,flux2,flux2_klein,flux_kontext,qwen_edit,qwen_edit_plus,qwen_image"
-    places += ",wan,z_image"
-    assert f"{{{places}}}/branch_grpo" in branch
+        assert line.split()[0] == method.slug and f" {method.name} " in line
+    (branch,) = (line for line in lines if line.startswith("branch_grpo "))
+    assert "2509.06040" in branch and branch.endswith("3 seeds")
     narrow = re.sub(r"\x1b\[\d*m", "", methods_table(rows, width=80))
-    assert max(map(len, narrow.splitlines()[: -len(MEANING)])) <= 80
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_one_method_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """By slug or name, once: each config with its axes and how far it was tried."""
+    assert main(["methods", "branch_grpo", "BranchGRPO", "crd"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert [line for line in lines if line in ("branch_grpo: BranchGRPO", "crd: CRD")] == [
+        "branch_grpo: BranchGRPO",
+        "crd: CRD",
+    ]
+    (first,) = (line for line in lines if line.startswith("shapes/branch_grpo "))
+    assert first.split()[1:3] == ["3", "seeds"] and "tree, dance_sde, depth_norm" in first
+    for name in BY_SLUG["branch_grpo"].configs:
+        assert f"\n{name} " in text
+    assert "arXiv 2509.06040, 2025" in " ".join(text.split()) and "calls per image" not in text
+    # all of them, and none of that name
+    assert main(["methods", "--configs"]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in list_configs() if f"\n{name} " not in text] == []
+    assert main(["methods", "branchgrp"]) == 2
+    said = "expected the name of a method, such as flow_grpo, got 'branchgrp'; did you mean"
+    assert said in capsys.readouterr().err
+
+
+def test_it_says_how_far_the_costs_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal, before the first config is loaded, too."""
+    monkeypatch.setattr("flowrl.cli.output.in_terminal", lambda: True)
+    assert main(["methods", "crd", "--cost"]) == 0
+    out, error = capsys.readouterr()
+    assert error == "\r0 of 1 methods\r1 of 1 methods\n"
+    assert "calls per image: network calls" in out
 
 
 def test_what_a_config_costs() -> None:
@@ -211,5 +243,8 @@ def test_what_a_config_costs() -> None:
     assert flux["axes"]["rewards"] == ["hpsv2", "pickscore", "image_reward"]
     assert flux["axes"]["aggregate"] == ["advantage_sum"]
     assert flux["axes"]["plan"] == ["sliding_window"]
-    head, _, line, *_, note = methods_table([row]).splitlines()
-    assert "calls per image" in head and " 33.3" in line and note.startswith("calls per image: ")
+    head, _, line, *_ = methods_table([row]).splitlines()
+    numbers = [config["calls_per_image"] for config in row["configs"]]
+    assert head.endswith("calls per image")
+    assert line.endswith(f" {min(numbers):.1f} to {max(numbers):.1f}")
+    assert re.search(r"^flux/mix_grpo .* 33\.3$", methods_in_full([row]), re.MULTILINE)

@@ -82,9 +82,10 @@ def test_what_a_run_leaves_behind(home: Path) -> None:
     names = """iteration reward nfe reward/red reward/strict accuracy reward_std zero_std diversity
         ratio loss ratio_std on_policy_gap clip_frac clip_high_frac approx_kl kl grad_norm lr
         trained velocity_grad corr/red/strict backwards decoded scored saturation sharpness grid
-        prompt_entropy grad_outliers kl_share"""
+        prompt_entropy grad_outliers kl_share velocity_length"""
     keys = {*names.split()}
-    by_step = ("ratio", "ratio_std", "clip_frac", "approx_kl", "kl", "velocity_grad")
+    by_step = ["ratio", "ratio_std", "clip_frac", "approx_kl", "kl"]
+    by_step += ["velocity_grad", "velocity_length"]
     keys |= {f"{name}/step{k}" for name in by_step for k in range(3)}
     for row in rows(run / "metrics.jsonl"):
         assert row.keys() == keys and all(map(math.isfinite, row.values()))

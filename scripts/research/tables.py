@@ -23,6 +23,7 @@ PARTS = (
     "methods",
     "measured",
     "alone_docs",
+    "overview",
     "factorial_docs",
     "bench_plans",
     "side_by_side_docs",

@@ -164,6 +164,7 @@ class aesthetic:
         if verify:
             check_published(file, state, PUBLISHED)
         self.w, self.b = collapse(state)
+        self.near = self.w.to(where)  # beside the tower: a copy in every call would be waited for
         # the embedding that it reads
         self.towers = OpenClip(
             clip, architecture, prepare=shortest, device=where, dtype=kind, who=WHO
@@ -188,4 +189,4 @@ class aesthetic:
         """Score images [N, 3, H, W] in [0, 1] without leaving torch -> [N], at least float32."""
         seen = self.towers.embed(shortest_tensors(images, self.towers.size))
         wide = seen.to(torch.promote_types(seen.dtype, torch.float32))
-        return functional.normalize(wide, dim=-1) @ self.w.to(wide) + self.b
+        return functional.normalize(wide, dim=-1) @ self.near.to(wide) + self.b

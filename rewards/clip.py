@@ -35,7 +35,8 @@ class clip:
     logit. Flow-Factory, Pref-GRPO and ImageReward's code take the cosine, DiffusionNFT logits /
     100, Adv-GRPO logits / 30. `cells` cuts an image into the grid that its prompt names ("2x2"),
     scores each cell by the text that is its own (". [LEFT]: ...") and takes their mean: PaCo-RL's
-    CLIP-T per sub-figure. **Differs:** DiffusionNFT and Adv-GRPO resize unrounded tensors; here
+    CLIP-T per sub-figure. Texts belong to cells row by row in the prompt's order, and a label of
+    another place is refused. **Differs:** DiffusionNFT and Adv-GRPO resize unrounded tensors; here
     8-bit images go through PIL, as OpenAI's do. Raises ConfigError, ModelError, DataError.
     """
 
@@ -122,4 +123,4 @@ class clip:
 def _texts(prompt: str, where: str) -> tuple[tuple[int, int], list[str]]:
     """Return rows and columns of a prompt's grid, and the text of each cell. Raises DataError."""
     rows, columns = grid_size(prompt, where, WHO)
-    return (rows, columns), cell_texts(prompt, rows * columns, where, WHO)
+    return (rows, columns), cell_texts(prompt, (rows, columns), where, WHO)

@@ -12,8 +12,9 @@ Ours, since the paper does not say it: where the scales start (the config's), ho
 are (`--rounds`), how many trajectories one has (those of one iteration of the config, for which
 `train.prompts` and `train.group` can be set on the command line; 2 of many is a narrow margin, and
 `--margin` widens it), that every round has prompts and noise of its own, and that a scale stays
-between one move and the largest that the transition takes, or 1. **Differs:** the paper's number is
-the whole rate of the step; here it is the scale that the config's transition reads.
+between one move and the largest that the transition takes, or where it takes any, the larger of 1
+and the largest scale at the start. **Differs:** the paper's number is the whole rate of the step;
+here it is the scale that the config's transition reads.
 
 The file: {"noise_scale": a scale per step with noise, "rounds": for each round the scales that it
 sampled with, and how many gains were positive and negative}.
@@ -77,7 +78,7 @@ def calibrate(config: Config, *, rounds: int, margin: int = MARGIN) -> dict[str,
         )
     size, given = config.plan.kwargs["size"], config.plan.kwargs["noise_scale"]
     scales = [given] * size if isinstance(given, int | float) else list(given)
-    most = MOST_NOISE_SCALE.get(config.transition.fn, 1.0)
+    most = MOST_NOISE_SCALE.get(config.transition.fn, max(1.0, *scales))
     model, told = None, []
     for number in range(rounds):
         # a config per round, since the plan is a part of it; the model stays

@@ -18,6 +18,7 @@ from flowrl.training.method import COMPANIONS
 from flowrl.training.start_weights import check_start, names_of
 
 WRITTEN = ("assets/", "configs/", "data/", "runs/")  # where scripts and runs write: no hub's owners
+WEIGHTS = (".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors")  # no repository ends so
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")  # owner/name, its file
 
 
@@ -48,7 +49,7 @@ def _of_rewards(config: Config) -> Iterator[Absent]:
         # what a reward reads where its config names nothing
         own = getattr(call.function, "public", {}).get(call.kwargs.get("backend"))
         for path in (call.kwargs.get("path") or own, call.kwargs.get("weights")):
-            if not isinstance(path, str) or not path or find_resource(path) is not None:
+            if not isinstance(path, str) or not path or _is_here(path):
                 continue
             if not _named_on_hub(path):
                 why = "make it or put it there first"
@@ -80,11 +81,19 @@ def _start_weights(config: Config) -> Iterator[Absent]:
             yield Absent("start", f"{key}: {start} is not here: {what} it first")
 
 
+def _is_here(path: str) -> bool:
+    """Say whether a reward finds a path on this machine; `~` is the user's home to it."""
+    return find_resource(os.path.expanduser(path)) is not None
+
+
 def _named_on_hub(path: str) -> bool:
-    """Say whether a path that is not here reads as `owner/name` on the hub, or a file of that."""
+    """Say whether a path that is not here reads as `owner/name` on the hub, or a file of that.
+    `weights/dfn5b.bin` does not: it is a file of the user's."""
     first = path.partition("/")[0]
-    own = path.startswith(WRITTEN) or os.path.isdir(first)
-    return not own and _ON_HUB.fullmatch(path) is not None
+    found = _ON_HUB.fullmatch(path)
+    if path.startswith(WRITTEN) or os.path.isdir(first) or found is None:
+        return False
+    return found[2] is not None or Path(path).suffix.lower() not in WEIGHTS
 
 
 def _in_cache(path: str) -> bool:

@@ -65,6 +65,9 @@ def try_lock(folder: Path) -> FolderLock | None:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        # who had it before has just removed it
+        if error.errno == errno.ENOENT and not os.path.lexists(folder):
+            return try_lock(folder)
         reason = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror
         raise RunError(f"cannot write to the run folder {folder}: {reason or error}") from error
     try:
@@ -73,8 +76,9 @@ def try_lock(folder: Path) -> FolderLock | None:
         if error.errno not in _NO_LOCKS:
             os.close(handle)
             return None
+        made = []  # without locks somebody else may work in it
     # who had it before may have removed the folder since its file was opened
-    if not os.path.exists(folder / FILE):
+    if not _is_file(handle, folder / FILE):
         os.close(handle)
         return try_lock(folder)
     # whose lock it is; a pipe or a device of that name cannot say it
@@ -82,6 +86,14 @@ def try_lock(folder: Path) -> FolderLock | None:
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
     return FolderLock(handle, made)
+
+
+def _is_file(handle: int, path: Path) -> bool:
+    """Say whether an open file is the one of this path."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def lock(folder: Path, *, mend: str) -> FolderLock:

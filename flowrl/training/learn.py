@@ -148,7 +148,8 @@ def backward(
     if watched is not None:
         watched.retain_grad()  # type: ignore[no-untyped-call]
     (loss.sum() * part).backward()
-    metrics = {**metrics, "loss": loss.detach(), **velocity_length(now, data.under)}
+    metrics = {**metrics, "loss": loss.detach()}
+    metrics |= velocity_length(now, data.under, method.likelihood)
     if watched is not None and watched.grad is not None:
         metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
     calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint
@@ -19,9 +21,8 @@ from flowrl.training.weights import put_saved, put_weights
 
 def check_start(start: str | Sequence[str], key: str = "train.start") -> None:
     """Raise ConfigError unless a key such as `train.start` is empty, or names weights that are
-    there; of a list all of them."""
-    for one in names_of(start):
-        _file_of(one, key)
+    there; of a list all of them. Raises CheckpointError for runs of different LoRA settings."""
+    _check_alike([_file_of(one, key) for one in names_of(start)], key)
 
 
 def names_of(start: str | Sequence[str]) -> list[str]:
@@ -37,9 +38,11 @@ def start_from(
     there are any. Of several the mean, as `mean_weights` says.
 
     Raises: ConfigError if there is none, CheckpointError if they do not fit the model, are another
-    program's LoRA, or differ in their tensors.
+    program's LoRA, or differ in their tensors or LoRA's rank or alpha, or are to be averaged and
+    not finite.
     """
     paths = [_file_of(one, key) for one in names_of(start)]
+    _check_alike(paths, key)
     if len(paths) > 1:
         runs = ((str(path), _tensors(path, params, key)) for path in paths)
         put_weights(params, _of_kinds(mean_weights(runs), params), paths[0])
@@ -50,6 +53,36 @@ def start_from(
         put_saved(params, files, _averaged(files))
         return
     put_weights(params, _of_kinds(_tensors(path, params, key), params), path)
+
+
+def _check_alike(paths: Sequence[Path], key: str) -> None:
+    """Refuse runs whose configs give LoRA another rank or alpha: what an adapter adds is scaled by
+    alpha / rank. A file with no config beside it is taken to be as the others."""
+    several = paths if len(paths) > 1 else []
+    known = [(path, found) for path in several if (found := _lora_of(path))]
+    for path, (rank, alpha) in known[1:]:
+        first, (size, scale) = known[0]
+        if (rank, alpha) != (size, scale):
+            raise CheckpointError(
+                f"{key}: {path} has LoRA of rank {rank} and alpha {alpha:g}, and {first} of rank "
+                f"{size} and alpha {scale:g}; expected runs of one rank and one alpha: train them "
+                "with the same model.lora, or begin with one of them"
+            )
+
+
+def _lora_of(path: Path) -> tuple[int, float] | None:
+    """Return rank and alpha by the config that is saved in a checkpoint; None where it names none,
+    or trains no LoRA."""
+    from flowrl.models.lora import LoraOptions  # late: it loads peft
+
+    file = (path if path.is_dir() else path.parent) / checkpoint.STATE
+    try:
+        config = parse_yaml(json.loads(file.read_text(encoding="utf-8"))["config"], str(file))
+        model = config["model"]
+        lora = LoraOptions(**(model.get("lora") or {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+        return None
+    return None if model.get("tune", "lora") != "lora" else (lora.rank, lora.alpha)
 
 
 def _tensors(path: Path, params: Mapping[str, nn.Parameter], key: str) -> dict[str, Tensor]:

@@ -76,7 +76,8 @@ class OpenClip:
         file = _first_file(path, files, who)
         model = open_clip.CLIP(**config)
         load_strict(model, read_weights(file, who), f"{who}: {file} as open_clip {architecture}")
-        self.mean, self.std = _pixels_of(path, prepare, who)
+        mean, std = _pixels_of(path, prepare, who)
+        self.mean, self.std = (torch.tensor(row, device=device) for row in (mean, std))
         # what goes in and comes out
         height, width = model.visual.image_size
         if height != width:
@@ -97,10 +98,8 @@ class OpenClip:
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Embed squares of pixels [N, 3, size, size] in [0, 1] -> [N, D]; a gradient passes."""
-        wanted = normalise(pixels, self.mean, self.std)
-        embedding: Tensor = self.model.encode_image(
-            wanted.to(self.device, self.model.visual.conv1.weight.dtype)
-        )
+        wanted = normalise(pixels.to(self.device), self.mean, self.std)
+        embedding: Tensor = self.model.encode_image(wanted.to(self.model.visual.conv1.weight.dtype))
         return embedding
 
     def read(self, prompts: Sequence[str]) -> Tensor:

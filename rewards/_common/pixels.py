@@ -76,10 +76,12 @@ def _levels(image: Image.Image) -> Tensor:
 
 
 def normalise(
-    pixels: Tensor, mean: Sequence[float] = OPENAI_MEAN, std: Sequence[float] = OPENAI_STD
+    pixels: Tensor,
+    mean: Sequence[float] | Tensor = OPENAI_MEAN,
+    std: Sequence[float] | Tensor = OPENAI_STD,
 ) -> Tensor:
     """Subtract a mean and divide by a std, OpenAI's unless others are given, per channel [..., 3,
-    H, W]."""
-    middle = torch.tensor(mean, device=pixels.device)
-    spread = torch.tensor(std, device=pixels.device)
+    H, W]. Tensors [3] that are on the device of the pixels are not copied."""
+    middle = torch.as_tensor(mean, device=pixels.device)
+    spread = torch.as_tensor(std, device=pixels.device)
     return (pixels - middle[:, None, None]) / spread[:, None, None]

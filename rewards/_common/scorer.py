@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.devices import DTYPES
 from flowrl.core.devices import pick_device as pick_device
 from flowrl.core.errors import ConfigError, DataError, ModelError
@@ -33,11 +34,14 @@ def pick_dtype(name: str, who: str) -> torch.dtype:
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not [L, 3, H, W], or not finite (DataError)."""
+    """Refuse what is not [L, 3, H, W], or not finite (DataError). In training, the latter at the
+    end of an optimizer step: the host does not wait for the device here."""
     if images.dim() != 4 or images.shape[1] != 3:
         raise DataError(f"expected images of shape [L, 3, H, W], got {list(images.shape)}")
-    if not bool(images.isfinite().all()):
-        raise DataError("an image to be scored holds NaN or infinity")
+    refuse_if(
+        images.isfinite().all().logical_not(),
+        lambda: DataError("an image to be scored holds NaN or infinity"),
+    )
 
 
 def to_pil(images: Tensor) -> list[Image.Image]:

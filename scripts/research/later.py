@@ -54,3 +54,5 @@ LATER = (
     Later("combinations", "compare-combinations.json", "on the test prompts, at its own rate"),
     Later("distillation", "compare-opd.json", BETTER),
 )
+# looks at the test list that no comparison's file holds: spo-latent-longer.json has three
+FURTHER = {"spo_latent": 3}

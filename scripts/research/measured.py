@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import untrained
-from later import EDITS, LATER
+from later import EDITS, FURTHER, LATER
 
 from flowrl.core.tables import markdown_table
 from flowrl.runs.compare.summary import summarize_result
@@ -30,7 +30,7 @@ RESULTS = ROOT / "assets" / "results"
 RESULT = RESULTS / "compare-shapes.json"
 NOISY = "version 0.1, on the noisy-captions control"
 MARK = re.compile(r"<!-- measured: ([a-z0-9_]+) -->\n(?:(?!\n|<!--|#|\|).+\n)*")
-COUNTS = {2: "two", 3: "three", 4: "four"}
+COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 Result = dict[str, Any]
 
 
@@ -201,7 +201,8 @@ def page(
         count = sum(map(bool, looks))
         parts = [(shown or {}).get(name, ""), *looks]
         if count > 1:
-            number = COUNTS.get(count, str(count))
+            number, more = COUNTS.get(count, str(count)), FURTHER.get(name, 0)
+            number += f" of {COUNTS[count + more]}" if more else ""
             parts.append(
                 f"These are {number} looks at one list; no interval is corrected for that."
             )

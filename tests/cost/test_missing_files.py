@@ -26,6 +26,10 @@ def test_weights_of_a_reward_that_are_not_here(tmp_path: Path) -> None:
         ("./nobody/nowhere", f"step: ./nobody/nowhere {here}"),
         (HUB, f"step: {HUB} {hub}"),
         (f"{HUB}/a.bin", f"step: {HUB}/a.bin {hub}"),
+        # two parts and a file's ending: docs/rewards.md's own examples, no repository's name
+        ("weights/dfn5b.bin", f"step: weights/dfn5b.bin {here}"),
+        ("weights/mlp.PTH", f"step: weights/mlp.PTH {here}"),
+        ("nobody/model-2.5", f"step: nobody/model-2.5 {hub}"),
         (str(tmp_path), ""),
     ):
         text = dry_run(toy(tmp_path, reward.format(path, tmp_path)))
@@ -34,6 +38,19 @@ def test_weights_of_a_reward_that_are_not_here(tmp_path: Path) -> None:
         # a run downloads by itself; what it cannot get comes last
         assert text.endswith(f"missing    {said}") == (here in said)
         assert ("missing " in text) == (here in said)
+
+
+def test_a_path_in_the_home_folder_is_looked_for_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the rewards do, which read `~/x.pth`."""
+    reward = "rewards.step={fn: latent_preference, path: ~/x.pth, transformer: a, weight: 0}"
+    config = toy(tmp_path, reward)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = "step: ~/x.pth is not here: make it or put it there first"
+    assert [each.said for each in absent_files(config)] == [said]
+    (tmp_path / "x.pth").touch()
+    assert absent_files(config) == []
 
 
 def test_what_was_downloaded_before_is_not_named(

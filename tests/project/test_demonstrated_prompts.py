@@ -62,7 +62,7 @@ def test_yellow_squares_and_the_two_pairs() -> None:
     assert said in SHAPES
     assert sum(("yellow", "square") in pair(one) for one in prompts) == 6
     said = f"{float(rate(base)):.0f} % are right before, {float(rate(after)):.0f} % after."
-    assert f"come out red or orange: {said}" in README
+    assert f"come out red or orange here: {said}" in README
     one = shares(prompts, prompt="a photo of a yellow square and a red triangle")
     assert f"falls from {rate(one['base'])} to {rate(one['rl'])} %" in SHAPES
     right, images = shares(prompts, tag="colors")["rl"]

@@ -122,6 +122,13 @@ def test_edits() -> None:
     assert f"eight has {100 * best['strict']:.1f} % ({low} to {high})" in COMPARE
     assert f"and have {100 * steps['strict']:.1f} % here" in COMPARE
     assert best["setting"]["seed"] == steps["setting"]["seed"] == found["config"]["eval"]["seed"]
+    # what the base model has by the checker that looks for flaws
+    today = json.loads((RESULTS / "edits-10-steps.json").read_text("utf-8"))
+    base = json.loads((RESULTS / "compare-paco-rl.json").read_text("utf-8"))["base"]["score"]
+    less = f"{100 * (base - today['strict']):.1f} points less"
+    assert today["setting"] == steps["setting"] | {"steps": 10}
+    assert f"the base model has {100 * today['strict']:.1f} % from this noise" in COMPARE
+    assert f"edits-10-steps.json)), {less}" in COMPARE
 
 
 def test_the_student_of_four_steps() -> None:

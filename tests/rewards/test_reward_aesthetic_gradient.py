@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from clipkit import MEAN, PROMPTS, STD, batch_of, random_images
+from pretendkit import pretend_cuda
 from tiny import tiny_sd15
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
@@ -14,6 +15,7 @@ from torchvision.transforms import functional as vision
 from weightkit import Weights
 
 from flowrl.config.load import load_config
+from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.reward_traits import differentiable
 from flowrl.training.trainer import Trainer
@@ -87,6 +89,27 @@ def test_it_can_be_differentiated_in_that_mode_alone(weights: Weights) -> None:
     spoilt[1, 0, 3, 4] = torch.nan
     with pytest.raises(DataError, match="NaN"):
         followed(batch_of(spoilt, PROMPTS[:3]))
+
+
+def test_a_training_call_does_not_wait_for_the_device(weights: Weights) -> None:
+    """Scores and gradient of two calls on a pretended device: no wait. What is not finite is found
+    at the end, with the one wait there."""
+    images = random_images(3, 64, 64)
+    want = aesthetic(**weights.aesthetic, gradient=True, batch=2)(batch_of(images, PROMPTS[:3]))
+    with pretend_cuda() as seen:
+        reward = aesthetic(**weights.aesthetic, gradient=True, batch=2, device="cuda")
+        far = images.to("cuda").requires_grad_()
+        seen.clear()
+        with checked_later():
+            for _ in range(2):
+                scores = reward(batch_of(far, PROMPTS[:3]))
+                (gradient,) = torch.autograd.grad(scores.sum(), far)
+            assert not seen.waits
+        assert seen.waits.total() == 1
+        torch.testing.assert_close(scores.detach().cpu(), want)
+        assert gradient.isfinite().all().cpu() and gradient.abs().sum().cpu() > 0
+        with pytest.raises(DataError, match="NaN"), checked_later():
+            reward(batch_of(far * torch.nan, PROMPTS[:3]))
 
 
 @pytest.mark.parametrize("name", ["sd15/draft", "sd15/align_prop"])

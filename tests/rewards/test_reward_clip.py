@@ -261,6 +261,7 @@ def test_each_cell_is_scored_by_its_own_text(weights: Weights) -> None:
         ("a 1x2 set. LEFT: one cat", "a text for each of 2 cells, .* got 1 of which 0 are empty"),
         ("a 1x2 set. LEFT: . RIGHT: cat", "got 2 of which 1 are empty"),
         ("a 1x2 set. Left: one. Right: two", "got 0"),
+        ("a 1x2 set. RIGHT: one. LEFT: two", "got RIGHT for row 1, column 1: put them in that"),
     ):
         with pytest.raises(DataError, match=message):
             reward.check_record({"prompt": prompt}, "line 3")

@@ -22,7 +22,7 @@ from flowrl.runs.catalogue import (
     parse_methods,
     status_words,
 )
-from flowrl.runs.method_tables import methods_in_full, methods_table
+from flowrl.runs.method_tables import _PAGE, methods_in_full, methods_table
 
 METHODS = load_methods()
 BY_SLUG = {method.slug: method for method in METHODS}
@@ -182,9 +182,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
     assert text == methods_table(rows) + "\n" and "calls" not in text
-    assert max(map(len, text.splitlines())) <= 105
-    head, _, *lines = text.splitlines()
-    lines = lines[: len(METHODS)]
+    # the table is as wide as its longest cells and two spaces between them, the notes as a page
+    table, _, notes = text.partition("\n\n")
+    assert max(map(len, notes.splitlines())) <= _PAGE
+    head, rule, *lines = table.splitlines()
+    cells = []
+    for method, line in zip(METHODS, lines, strict=True):
+        paper = method.paper.arxiv if method.paper else "combination"
+        last = line[head.index("verified") :]
+        cells.append((method.slug, method.name, paper, method.status, last))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    assert len(rule) == max(map(len, lines)) == sum(widths) + 2 * 4
     assert [line[head.index("status") :].split()[0] for line in lines] == [
         method.status for method in METHODS
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
 from pathlib import Path
@@ -57,4 +58,38 @@ def test_a_lock_on_a_folder_that_has_just_gone(
     second = try_lock(tmp_path / "new")
     assert second is not None and (tmp_path / "new" / ".lock").exists()
     assert try_lock(tmp_path / "new") is None
+    second.release()
+
+
+def test_a_lock_on_a_folder_that_somebody_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first owner left and a third process has it anew: two must not have it."""
+    first, flock = try_lock(tmp_path / "new"), fcntl.flock
+    assert first is not None
+    third = []
+
+    def leaving(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.leave()
+        third.append(try_lock(tmp_path / "new"))
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", leaving)
+    assert try_lock(tmp_path / "new") is None
+    assert third[0] is not None
+    third[0].release()
+
+
+def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has none, somebody else may have begun in the folder."""
+
+    def none(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    first, second = try_lock(tmp_path / "new"), try_lock(tmp_path / "new")
+    assert first is not None and second is not None
+    first.leave()
+    assert (tmp_path / "new" / ".lock").exists()
     second.release()

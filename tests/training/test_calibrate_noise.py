@@ -108,6 +108,18 @@ def test_a_calibration_is_the_rule_round_by_round(tmp_path: Path) -> None:
         calibrate(toy(tmp_path, *MORE, "plan.baseline=false", "credit={fn: group_norm}"), rounds=1)
 
 
+def test_a_start_above_1_is_not_cut(tmp_path: Path) -> None:
+    """`dance_sde` takes any scale: one that starts at 1.4 moves by .01 as the others do, and none
+    above 1.4. `cps` takes 1 at most, and a run with more is refused."""
+    config = toy(tmp_path, *MORE, "plan.noise_scale=[1.4, 0.5]")
+    found = calibrate(config, rounds=1)
+    (told,) = found["rounds"]
+    want = moved([1.4, 0.5], told["positive"], told["negative"], most=1.4)
+    assert found["noise_scale"] == want and want[0] in (1.39, 1.4)
+    with pytest.raises(ConfigError, match="cps takes noise scales from 0 to 1, got 1.4"):
+        calibrate(toy(tmp_path, *MORE, "plan.noise_scale=1.4", "transition={fn: cps}"), rounds=1)
+
+
 def test_the_script_writes_what_a_run_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

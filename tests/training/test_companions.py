@@ -42,6 +42,8 @@ def test_only_the_companion_moves(tmp_path: Path) -> None:
     # on the first update the surrogate is the teacher: w = 1/2
     assert metrics["surrogate/weight"] == pytest.approx(0.5)
     assert metrics["fake/error"] > 0 and metrics["surrogate/gap"] == 0
+    # the teacher sees another state than the policy, so their lengths are not compared
+    assert "velocity_length" not in metrics
     # for each step of an image: 3 and three other models; 3; 3 and two others
     work = run.cost
     assert work.states == 4 * work.images

@@ -13,8 +13,9 @@ from toykit import toy
 from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.cost.missing_files import absent_files
+from flowrl.training.checkpoint import save
 from flowrl.training.mean_weights import low_rank, mean_weights
-from flowrl.training.start_weights import start_from
+from flowrl.training.start_weights import check_start, start_from
 from flowrl.training.trainer import Trainer
 
 A, B = "net.to_q.lora_A.default.weight", "net.to_q.lora_B.default.weight"
@@ -81,6 +82,61 @@ def test_adapters_that_add_nothing_can_still_learn() -> None:
     assert not bool(new_b.any()) and bool((new_a.norm(dim=1) > 0.5).all())
     wide_a, wide_b = low_rank([torch.ones(4, 2)] * 2, [torch.ones(3, 4)] * 2)  # rank above a side
     torch.testing.assert_close(wide_b @ wide_a, torch.full((3, 2), 4.0))
+
+
+def test_adapters_of_convolutions_are_averaged_in_their_shapes() -> None:
+    """A [r, in, k, k] and B [out, r, 1, 1]: the mean of the two changes of the convolution, which
+    has rank 4, made of two of rank 2 that are kept in four rows each."""
+    zero = torch.zeros(2, 3, 3, 3)
+    a = [torch.cat([drawn(2, 3, 3, 3, seed=n), zero]) for n in range(2)]
+    b = [drawn(5, 4, 1, 1, seed=7 + n) for n in range(2)]
+    runs = [(str(n), {A: a[n], B: b[n]}) for n in range(2)]
+    found = mean_weights(runs)
+    assert (found[A].shape, found[B].shape) == ((4, 3, 3, 3), (5, 4, 1, 1))
+    changes = [torch.einsum("orxy,rijk->oijk", b[n], a[n]) for n in range(2)]
+    made = torch.einsum("orxy,rijk->oijk", found[B], found[A])
+    torch.testing.assert_close(made, (changes[0] + changes[1]) / 2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [A, "w"])
+def test_weights_that_are_not_finite_are_named(name: str, value: float) -> None:
+    good = {A: torch.ones(2, 5), B: torch.ones(6, 2), "w": torch.ones(2, 2)}
+    bad = {**good, name: torch.full_like(good[name], value)}
+    with pytest.raises(CheckpointError, match=f"train.start: two: {name}: expected finite numbers"):
+        mean_weights([("one", good), ("two", bad)])
+
+
+def saved(folder: Path, lora: str) -> str:
+    """Save a checkpoint of one adapter whose config has `lora` -> the folder."""
+    tensors = {A: torch.ones(2, 5), B: torch.ones(6, 2)}
+    config = f"model: {{fn: sd3, tune: lora{lora}}}"
+    save(folder, {"current": tensors}, {"iteration": 0, "config": config})
+    return str(folder)
+
+
+def test_runs_of_another_alpha_are_not_averaged(tmp_path: Path) -> None:
+    """Alpha scales what an adapter adds, and no tensor has it: the runs' configs do. Alpha 64 at
+    rank 32 is the default; a file says nothing, one beside a checkpoint's config does."""
+    params = {A: nn.Parameter(torch.zeros(2, 5)), B: nn.Parameter(torch.zeros(6, 2))}
+    plain = saved(tmp_path / "plain", "")
+    same = saved(tmp_path / "same", ", lora: {rank: 32, alpha: 64}")
+    other = saved(tmp_path / "other", ", lora: {alpha: 32}")
+    small = saved(tmp_path / "small", ", lora: {rank: 2, alpha: 64.0}")
+    bare = str(tmp_path / "bare.safetensors")
+    save_file({name: torch.ones_like(p) for name, p in params.items()}, bare)
+    start_from([plain, same, bare], params)
+    torch.testing.assert_close(params[B] @ params[A], torch.full((6, 5), 2.0))
+    for one, said in (
+        (other, "other has LoRA of rank 32 and alpha 32, and .*plain of rank 32 and alpha 64"),
+        (f"{other}/current.safetensors", "rank 32 and alpha 32, and .*plain"),
+        (small, "small has LoRA of rank 2 and alpha 64, and .*plain of rank 32"),
+    ):
+        with pytest.raises(CheckpointError, match=f"train.start: .*{said}"):
+            start_from([plain, bare, one], params)
+        # and before a model is loaded
+        with pytest.raises(CheckpointError, match=said):
+            check_start([plain, bare, one])
 
 
 def test_a_run_begins_with_the_mean_of_two(tmp_path: Path) -> None:

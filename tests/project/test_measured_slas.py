@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 from docskit import PAGES, ROOT
+from scriptkit import script_module
+
+from flowrl.evaluation.crossed_errors import contrast_error, weights_of
 
 COMPARE, PAGE = (" ".join(PAGES[f"docs/{name}.md"].split()) for name in ("compare", "methods/slas"))
 
@@ -88,6 +91,34 @@ def test_uni_grpo_gains_with_a_small_penalty() -> None:
     assert f"test prompts {both} in {after} iterations, three seeds" in header
     guided = read("compare-uni-grpo-guided")["strict"]
     assert f"alone has {100 * guided:.0f} %" in header and guided > end["mean"] + 0.05
+
+
+def test_without_its_penalty_one_run_falls() -> None:
+    """The same budget, prompts, noise and seeds; the difference by the one error model."""
+    result, free = read("compare-uni-grpo"), read("compare-uni-grpo-free")
+    assert result["base"]["outcomes"] == free["base"]["outcomes"]
+    (with_it,), (without,) = result["configs"], free["configs"]
+    assert "kl" not in without["config"] and with_it["config"]["kl"]["beta"] == 0.001
+    rest = {key: part for key, part in with_it["config"].items() if key not in ("kl", "name")}
+    assert all(without["config"][key] == part for key, part in rest.items())
+    end = without["summary"]["nfe"]
+    mean, low, high = (f"{100 * share:.1f}" for share in end["gain"])
+    assert not end["beats_base"] and f"{mean} points ({low} to {high}), 229 to 235" in COMPARE
+    assert f"without the penalty it is {mean} points ({low} to {high})" in PAGE
+    assert {seed["iterations"] for seed in without["seeds"]} == {229, 234, 235}
+    scores = [seed["at"]["nfe"]["score"] for seed in without["seeds"]]
+    a, b, c = (f"{100 * score:.1f}" for score in scores)
+    assert f"its seeds end at {a}, {b} and {c} %. One run lost" in COMPARE
+    base = result["base"]["score"]
+    assert [score > base for score in scores] == [True, True, False]
+    assert all(seed["at"]["nfe"]["score"] > base for seed in with_it["seeds"])
+    module, tags = script_module("alone_docs"), result["base"]["tags"]
+    one, other = module.seeds_of(with_it), module.seeds_of(without)
+    gap, weights = one.mean(0) - other.mean(0), weights_of(tags)
+    half = contrast_error([one, other], gap, weights, tags, 2 / 3).half()
+    less = float(gap @ weights)
+    span = f"{100 * (less - half):.1f} to {100 * (less + half):.1f}"
+    assert f"difference of the means, {100 * less:.1f} points ({span}), may be" in COMPARE
 
 
 def quarters(values: list[float]) -> list[float]:

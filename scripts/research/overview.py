@@ -1,7 +1,7 @@
 """What each method gained on shapes, in one table: docs/results.md.
 
 `python scripts/research/tables.py` writes it. One row for each config that was compared on the
-present base model: of several comparisons the one that configs/methods.yaml names as `verified`.
+present base model: of several comparisons the one that `verified.py` names for it.
 The gain and its interval are the comparison's own; what lies between the config and guidance comes
 from the base model's evaluations beside it, as in `alone_docs.py`. The demonstration's row is from
 demonstration.json.
@@ -18,10 +18,10 @@ import numpy as np
 from alone_docs import GROUPS, by_prompt, seeds_of
 from later import LATER, Later
 from measured import between
+from verified import levels
 
 from flowrl.core.tables import markdown_table
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.catalogue import load_methods
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
@@ -65,12 +65,8 @@ def drawn(rows: list[Row], where: bool = False) -> str:
 def chosen() -> list[tuple[Later, str]]:
     """List each config with the comparison that counts for it: (comparison, config)."""
     known = {one.file: one for one in LATER}
-    found = []
-    for method in load_methods():
-        for config, verified in method.verified.items():
-            if verified.results in known:
-                found.append((known[verified.results], config))
-    return found
+    tried = ((config, found.results or "") for config, found in levels().items())
+    return [(known[file], config) for config, file in tried if file in known]
 
 
 def row_of(one: Later, config: str) -> Row:

@@ -90,7 +90,13 @@ def _as_shipped(entry: dict[str, Any], file: str) -> bool:
     if (entry["file"], file) in MENDED:
         return False
     there = entry.get("config", {}).get("rewards", {})
-    here = load_config(entry["file"]).to_dict()["rewards"] if there else {}
+    if not there:
+        return True
+    today = load_config(entry["file"]).to_dict()
+    # a run without the penalty measures what the penalty does
+    if bool(entry["config"].get("kl")) != bool(today.get("kl")):
+        return False
+    here = today["rewards"]
     return all(call.items() <= here.get(name, {}).items() for name, call in there.items())
 
 

@@ -78,4 +78,6 @@ def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:
     assert page.count("not measured |") == len(result["configs"])
     next(iter(result["configs"].values()))["measured"] = 3 * 2**30
     filled = script.put_into_page(page, result)
-    assert filled.count(" 3.0 GiB |") == 1 and script.put_into_page(filled, result) == filled
+    there = page.count(" 3.0 GiB |")  # estimates of that size
+    assert filled.count(" 3.0 GiB |") == there + 1
+    assert script.put_into_page(filled, result) == filled

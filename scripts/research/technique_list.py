@@ -31,6 +31,8 @@ TREE = "plan={fn: tree, steps: 4, noise_scale: 0.5, splits: [1, 2], ode_last: 1}
 ALIKE = "likelihood={fn: forward, draws: 2, times: grid, last: {steps}, shared: true}"
 PROMPT = "segment={fn: prompt}"
 SOFT = "rewards.soft.weight=1.0"
+# of two or three trained ones
+ONE_DRAW = "select={fn: fraction, share: 0.5}"
 # controls that are no rows of their own; their changes are complete
 CONTROLS = {
     "plain": Technique("plain", ()),
@@ -48,6 +50,11 @@ TECHNIQUES = {
     "forward": Technique("none: forward likelihood", (ALIKE,)),
     "forward_wide": Technique("none: forward, clip range 0.2", (WIDE, ALIKE)),
     "tree": Technique("none: a tree", (TREE,)),
+    # fewer trained draws per iteration pay for more iterations
+    "one_draw": Technique("none: one draw of each image, by chance", (ONE_DRAW,)),
+    "one_draw_wide": Technique(
+        "none: one draw of each image by chance, clip range 0.2", (ONE_DRAW,), "wide"
+    ),
     "best_worst": Technique(
         "none: forward, clip range 0.2, best and worst image",
         # pairs of equal images teach nothing, and an iteration of such alone is an error

@@ -15,7 +15,7 @@ FOUND: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 ROWS: dict[str, Any] = FOUND["techniques"]
 # techniques that loosen the clip range, or have none
 LOOSER = ("ce_gppo", "dcpo_bounds", "dhpo", "etr", "clip_higher", "opmd", "reg_grpo")
-NONE = ("wide", "forward", "forward_wide", "tree", "best_worst")
+NONE = ("wide", "forward", "forward_wide", "tree", "best_worst", "one_draw", "one_draw_wide")
 
 
 def mean(name: str, key: str = "score") -> float:

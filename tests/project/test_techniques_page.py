@@ -8,6 +8,7 @@ import statistics
 from typing import Any
 
 from docskit import PAGES, ROOT
+from scipy.stats import t as student
 
 PAGE = " ".join(PAGES["docs/group-techniques.md"].split())
 FILE = ROOT / "assets/results/techniques-toy.json"
@@ -34,7 +35,7 @@ def test_what_is_no_technique_stands_beside() -> None:
     forward, both = points("forward"), points("forward_wide")
     assert f"need gains {forward} points by itself, and {both} with" in PAGE
     plain = [name for name in NONE if ROWS[name]["control"] == "plain"]
-    assert {*NONE} - {*plain} == {"best_worst"}
+    assert {*NONE} - {*plain} == {"best_worst", "one_draw_wide"}
     assert ROWS["best_worst"]["control"] == "forward_wide"
     named = {name for name, row in ROWS.items() if row["name"].startswith("none: ")}
     assert named == {*NONE}
@@ -53,6 +54,7 @@ def test_every_row_has_the_control_with_what_it_brings_along() -> None:
         "mc_grpo_wide": "wide",
         "cppo_wide": "wide",
         "d3s_wide": "wide",
+        "one_draw_wide": "wide",
         "norm_guard": "forward_wide",
         "trpa": "forward_wide",
         "best_worst": "forward_wide",
@@ -83,6 +85,31 @@ def test_what_helps_and_what_hurts() -> None:
     # "At 1e-3 widening the range alone brings more than each of them does"
     narrow = ("mc_grpo", "d3s", "cppo")
     assert max(ROWS[name]["mean"] for name in narrow) < ROWS["wide"]["mean"]
+
+
+def test_what_fewer_draws_bring_by_chance() -> None:
+    """Paired over seeds, as the table's rows are, against one draw of each image."""
+
+    def beyond(name: str, other: str) -> tuple[str, float]:
+        runs = ({run["seed"]: run["score"] for run in FOUND["runs"][key]} for key in (name, other))
+        one, two = runs
+        gaps = [100 * (one[seed] - two[seed]) for seed in sorted(one)]
+        half = student.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+        middle = statistics.mean(gaps)
+        return f"{middle:.1f} ({middle - half:.1f} to {middle + half:.1f})", middle - half
+
+    found = {}
+    for name in ("mc_grpo", "cppo", "d3s"):
+        found[name] = beyond(name, "one_draw")
+        found[f"{name}_wide"] = beyond(f"{name}_wide", "one_draw_wide")
+    said = {name: words for name, (words, _) in found.items()}
+    points_of = said["cppo"].replace(" (", " points (")
+    assert f"Beyond that CPPO gains {points_of} and D3S {said['d3s']}, with the wide" in PAGE
+    assert f"range {said['cppo_wide']} and {said['d3s_wide']}: no more than the saving" in PAGE
+    assert f"MC-GRPO gains {said['mc_grpo']}, with the wide range {said['mc_grpo_wide']}" in PAGE
+    assert [name for name, (_, low) in found.items() if low > 0] == ["mc_grpo_wide"]
+    assert f"pays for {mean('one_draw', 'iterations'):.0f} iterations, too" in PAGE
+    assert ROWS["one_draw"]["verdict"] == ROWS["one_draw_wide"]["verdict"] == "no difference seen"
 
 
 def test_salt_is_the_tree_and_p3o_the_pair() -> None:

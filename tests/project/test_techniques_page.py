@@ -91,8 +91,8 @@ def test_what_fewer_draws_bring_by_chance() -> None:
     """Paired over seeds, as the table's rows are, against one draw of each image."""
 
     def beyond(name: str, other: str) -> tuple[str, float]:
-        runs = ({run["seed"]: run["score"] for run in FOUND["runs"][key]} for key in (name, other))
-        one, two = runs
+        one = {run["seed"]: run["score"] for run in FOUND["runs"][name]}
+        two = {run["seed"]: run["score"] for run in FOUND["runs"][other]}
         gaps = [100 * (one[seed] - two[seed]) for seed in sorted(one)]
         half = student.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
         middle = statistics.mean(gaps)

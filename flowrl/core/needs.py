@@ -14,7 +14,7 @@ rest is made only for functions that ask for it by name:
 ``surrogate``       a whole `Eval` under the weights of the section ``surrogate``
 ``teacher``         a whole `Eval` under the weights of each of the row's teachers
 ``best``            the best leaf below each state, and its advantage
-``reward``          the reward of the images that the likelihood makes, with its gradient
+``reward``          the rewards of the images that the likelihood makes, with their gradient
 ``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all, and which rows were scored
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed

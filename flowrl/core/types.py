@@ -158,7 +158,7 @@ class Batch(NamedTuple):
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
     unrolled: Unrolled | None = None  # of likelihoods that sample anew
-    # [B]  the noise level at which what a row generates is judged, of likelihoods that judge it
+    # [B]  the level at which what a row generates is judged; of `direct_align` its step's place
     query: Tensor | None = None
 
 
@@ -189,6 +189,7 @@ class LossInput(NamedTuple):
     scored: Tensor | None = None  # [B] bool  rows that the rewards judged; None = all
     reward_variance: Tensor | None = None  # [B]  of the rewards of the row's prompt, biased
     reward: Tensor | None = None  # [B]  of `now`'s images, with its gradient; NaN = not scored
+    rewards: dict[str, Tensor] = {}  # {name: [B]}  whose weighted sum it is
 
 
 class Likelihood(Protocol):

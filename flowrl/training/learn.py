@@ -28,7 +28,7 @@ from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.node_table import first_unit, node_table, units
 from flowrl.training.refreshes import largest_kl, limits_of
 from flowrl.training.reward_batch import prompted
-from flowrl.training.reward_gradient import summed
+from flowrl.training.reward_gradient import scored, summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
 from flowrl.training.teachers import Taught
@@ -190,7 +190,8 @@ def _loss_input(
         scored = None if table.scored is None else table.scored[batch.node]
         data = data._replace(siblings=table.siblings[batch.node], scored=scored)
     if "reward" in needs and now.images is not None:
-        data = data._replace(reward=_reward(run, local, batch, now.images))
+        values = _rewards(run, local, batch, now.images)
+        data = data._replace(reward=summed(values, run.config.reward_weights), rewards=values)
     if table.variance is not None:
         data = data._replace(reward_variance=table.variance[batch.node])
     if table.segment is not None:
@@ -202,13 +203,12 @@ def _loss_input(
     return data, taught.asked
 
 
-def _reward(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> Tensor:
-    """Ask the rewards about images [B, 3, H, W] of the batch's rows -> their sum [B], with the
+def _rewards(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> dict[str, Tensor]:
+    """Ask the rewards about images [B, 3, H, W] of the batch's rows -> {name: [B]}, with the
     gradient."""
-    group = local.rollout.tree.group[batch.node]
-    places = local.streams.group[on_host(batch.node)].tolist()
-    seen = prompted(run, images, group, [local.rows[g] for g in places])
-    return summed(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
+    group = local.streams.group[on_host(batch.node)]
+    seen = prompted(run, images, group, [local.rows[g] for g in group.tolist()])
+    return scored(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
 
 
 def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:

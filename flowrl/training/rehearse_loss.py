@@ -85,7 +85,9 @@ def rehearse_loss(
     if "reward_variance" in method.needs:
         data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if now.images is not None:
-        data = data._replace(reward=now.images.flatten(1).mean(1))
+        value = now.images.flatten(1).mean(1)
+        counting = [name for name, weight in config.reward_weights.items() if weight]
+        data = data._replace(reward=value, rewards=dict.fromkeys(counting, value))
     loss, metrics = method.loss(data)
     check_names(metrics)
     _check_depends(config, loss, now)

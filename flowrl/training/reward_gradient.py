@@ -15,7 +15,7 @@ from flowrl.core.users_code import FAILURES, describe_error
 from flowrl.evaluation.reward_answer import call_reward, hint
 from flowrl.evaluation.reward_call import own_batch
 
-SHIPPED = "soft_shapes, and aesthetic with gradient: true"
+SHIPPED = "soft_shapes; aesthetic and hpsv2 with gradient: true"
 """Rewards of flowrl that can be differentiated, for messages."""
 
 
@@ -46,12 +46,12 @@ def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:
         )
 
 
-def summed(
+def scored(
     rewards: dict[str, Any], weights: dict[str, float], batch: RewardBatch, where: str
-) -> Tensor:
-    """Add the rewards of images [B, 3, H, W] by weight, with the gradient -> [B]. Each
+) -> dict[str, Tensor]:
+    """Ask the rewards that count about images [B, 3, H, W] -> {name: [B]}, with the gradient. Each
     gets a batch of its own. Raises RewardError that names one which fails or has no gradient."""
-    parts = []
+    found = {}
     for name, weight in weights.items():
         if not weight:
             continue
@@ -62,8 +62,13 @@ def summed(
             raise RewardError(f"{said}: {error}") from error
         except FAILURES as error:
             raise RewardError(f"{said} failed with {describe_error(error)}{hint(error)}") from error
-        parts.append(weight * _with_gradient(values, batch.images, said))
-    return torch.stack(parts).sum(0)
+        found[name] = _with_gradient(values, batch.images, said)
+    return found
+
+
+def summed(values: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
+    """Add what rewards said, {name: [B]}, by weight -> [B]."""
+    return torch.stack([weights[name] * value for name, value in values.items()]).sum(0)
 
 
 def _with_gradient(values: Any, images: Tensor, said: str) -> Tensor:

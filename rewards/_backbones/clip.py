@@ -16,12 +16,14 @@ from torch.nn import functional
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.nearest import near
+from flowrl.core.noise_path import wide
 from flowrl.core.types import RewardBatch
 
 from .._common.pixels import normalise
 from .._common.scorer import (
     OPENAI_MEAN,
     OPENAI_STD,
+    check_images,
     find_file,
     first_line,
     in_batches,
@@ -104,7 +106,8 @@ class OpenClip:
 
     def read(self, prompts: Sequence[str]) -> Tensor:
         """Embed prompts, cut to 77 tokens -> [N, D]."""
-        embedding: Tensor = self.model.encode_text(self.tokens(list(prompts)).to(self.device))
+        ids = self.tokens(list(prompts)).to(self.device, non_blocking=True)
+        embedding: Tensor = self.model.encode_text(ids)
         return embedding
 
 
@@ -206,13 +209,8 @@ def tokens_of(
     tokenizer: Any, prompts: Sequence[str], length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return ids and attention mask [N, length] of prompts, padded and cut to so many tokens."""
-    tokens = tokenizer(
-        list(prompts),
-        padding="max_length",
-        truncation=True,
-        max_length=length,
-        return_tensors="pt",
-    )
+    cut = {"padding": "max_length", "truncation": True, "max_length": length}
+    tokens = tokenizer(list(prompts), return_tensors="pt", **cut)
     return tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
 
 
@@ -244,12 +242,17 @@ def cosines(towers: Towers, batch: RewardBatch, *, size: int, who: str) -> Tenso
 
     Images are rounded to 8 bits first. Each different prompt is read once. Raises DataError.
     """
+    check_prompts(batch, who)
+    return pair_cosines(towers, to_pil(batch.images), batch.prompts, size=size)
+
+
+def check_prompts(batch: RewardBatch, who: str) -> None:
+    """Raise DataError unless each image has a prompt."""
     if len(batch.prompts) != len(batch.images):
         raise DataError(
             f"{who}: expected one prompt per image, got {len(batch.prompts)} for "
             f"{len(batch.images)}"
         )
-    return pair_cosines(towers, to_pil(batch.images), batch.prompts, size=size)
 
 
 def pair_cosines(
@@ -263,6 +266,28 @@ def pair_cosines(
     seen = functional.normalize(in_batches(towers.see, images, size=size), dim=-1)
     read = functional.normalize(in_batches(towers.read, list(place), size=size), dim=-1)
     return (seen * read[[place[text] for text in texts]]).sum(dim=-1)
+
+
+def followed_cosines(
+    towers: OpenClip,
+    images: Tensor,
+    texts: Sequence[str],
+    *,
+    resize: Callable[[Tensor, int], Tensor],
+    size: int,
+) -> Tensor:
+    """Return the cosine of each image [N, 3, H, W] in [0, 1] with the text in its place -> [N], at
+    least float32, where the images are; a gradient passes. Each different text is read once."""
+    check_images(images)
+    place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    with torch.no_grad():
+        read = functional.normalize(wide(towers.read(list(place))), dim=-1)
+    rows = torch.tensor([place[text] for text in texts]).to(read.device, non_blocking=True)
+    parts = []
+    for some, mine in zip(images.split(size), rows.split(size), strict=True):
+        seen = functional.normalize(wide(towers.embed(resize(some, towers.size))), dim=-1)
+        parts.append((seen * read[mine]).sum(-1))
+    return torch.cat(parts).to(images.device)
 
 
 def positive(value: float, name: str, who: str) -> float:

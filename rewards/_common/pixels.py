@@ -60,15 +60,20 @@ def letterbox(image: Image.Image, size: int, *, antialias: bool = True) -> Tenso
     bits, and bicubic overshoot stays. **Differs:** HPSv2 leaves an image unpadded whose long side
     already is `size`; here it is padded.
     """
-    pixels = _levels(image)
-    scale = size / max(image.size)
-    height, width = (max(1, round(side * scale)) for side in pixels.shape[1:])
-    if (height, width) != pixels.shape[1:]:
-        pixels = functional.interpolate(
-            pixels[None], (height, width), mode="bicubic", antialias=antialias
-        )[0]
+    return letterbox_tensors(_levels(image)[None], size, antialias=antialias)[0]
+
+
+def letterbox_tensors(images: Tensor, size: int, *, antialias: bool = True) -> Tensor:
+    """Do what `letterbox` does to images [N, 3, H, W] in [0, 1], without rounding, so that a
+    gradient passes -> [N, 3, size, size]."""
+    scale = size / max(images.shape[-2:])
+    height, width = (max(1, round(side * scale)) for side in images.shape[-2:])
+    if (height, width) != images.shape[-2:]:
+        images = functional.interpolate(
+            images, (height, width), mode="bicubic", antialias=antialias
+        )
     left, top = (size - width) // 2, (size - height) // 2
-    return functional.pad(pixels, (left, size - width - left, top, size - height - top))
+    return functional.pad(images, (left, size - width - left, top, size - height - top))
 
 
 def _levels(image: Image.Image) -> Tensor:

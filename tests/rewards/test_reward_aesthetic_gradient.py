@@ -127,7 +127,7 @@ def test_a_public_config_trains_along_it(weights: Weights, tmp_path: Path, name:
         "train.prompts=2",
         *(f"rewards.aesthetic.{key}={value}" for key, value in weights.aesthetic.items()),
     ]
-    with pytest.raises(ConfigError, match="aesthetic with gradient: true"):
+    with pytest.raises(ConfigError, match="aesthetic and hpsv2 with gradient: true"):
         Trainer(load_config(name, [*small, "rewards.aesthetic.gradient=false"]))
     trainer = Trainer(load_config(name, small))
     before = [weight.detach().clone() for weight in trainer.params.values()]

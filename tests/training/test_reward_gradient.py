@@ -15,7 +15,7 @@ from flowrl.core.processes import world
 from flowrl.core.types import RewardBatch
 from flowrl.training.process_checks import check_processes
 from flowrl.training.rehearsal import check_plan
-from flowrl.training.reward_gradient import summed
+from flowrl.training.reward_gradient import scored, summed
 from flowrl.training.trainer import Trainer
 
 SMALL = (
@@ -39,6 +39,8 @@ def trainer_of(folder: Path, *overrides: str) -> Trainer:
         ("{fn: draft, last: 0}", 4 * 4),
         ("{fn: draft_lv, draws: 3}", 3 * 4),
         ("{fn: refl, first: 2, last: 2}", 2 + 4),
+        ("{fn: direct_align}", 4),
+        ("{fn: direct_align, sides: both, checkpoint: false}", 2 * 3),
     ],
 )
 def test_network_calls_are_counted(tmp_path: Path, likelihood: str, calls: int) -> None:
@@ -49,11 +51,14 @@ def test_network_calls_are_counted(tmp_path: Path, likelihood: str, calls: int) 
     assert check_plan(trainer.config).calls == 8 * (4 + calls)
     metrics = trainer.step()
     assert metrics["nfe"] == 8 * (4 + calls)
-    if "lv" not in likelihood:
+    if "lv" not in likelihood and "align" not in likelihood:
         assert metrics["image_reward"] == pytest.approx(metrics["reward/red"], abs=0.02)
 
 
-@pytest.mark.parametrize("likelihood", ["draft, last: 2", "align_prop_each", "refl", "draft_lv"])
+CALLED = ["draft, last: 2", "align_prop_each", "refl", "draft_lv", "direct_align, sides: both"]
+
+
+@pytest.mark.parametrize("likelihood", CALLED)
 def test_calls_do_not_change_a_step(tmp_path: Path, likelihood: str) -> None:
     """What is drawn belongs to an image and not to the network call it is in."""
     made = []
@@ -113,7 +118,7 @@ def test_one_reward_cannot_change_what_the_next_sees() -> None:
     leaf = torch.full((2, 3, 1, 1), 0.25, requires_grad=True)
     batch = RewardBatch(leaf * 1, ["a", "b"], torch.arange(2), [{}, {}], torch.zeros(2))
     rewards, weights = {"doubling": doubling, "plain": plain}, {"doubling": 1.0, "plain": 10.0}
-    values = summed(rewards, weights, batch, "here")
+    values = summed(scored(rewards, weights, batch, "here"), weights)
     assert values.tolist() == [12 * 3 * 0.25] * 2
     values.sum().backward()
     assert leaf.grad is not None and torch.equal(leaf.grad, torch.full_like(leaf, 12))

@@ -53,6 +53,17 @@ class PhaseClock:
     def __exit__(self, *_: object) -> None:
         self.seconds[self.name] += now() - self._began
 
+    @contextmanager
+    def booked(self, name: str) -> Iterator[None]:
+        """Count the time inside for phase `name`, in whatever phase it passes: previews are decoded
+        and scored, and stored images encoded, while images are sampled."""
+        began, around = now(), self.name
+        yield
+        if around != name:
+            passed = now() - began
+            self.seconds[name] += passed
+            self.seconds[around] -= passed
+
 
 class CallTimer:
     """Stand in for a model and time its calls: the network forward and backward, the VAE, the text
@@ -75,18 +86,13 @@ class CallTimer:
 
     def decode(self, x0: Tensor) -> Tensor:
         """Return the model's images [B, 3, H, W]."""
-        with self._timed("decode"):
+        with self._timed("decode"), self.clock.booked("decode"):
             return self.model.decode(x0)
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return the model's latents [B, *] of images [B, 3, H, W]: the VAE's seconds, in whatever
-        phase they pass."""
-        began = now()
-        found: Tensor = self.model.latents(images)  # type: ignore[attr-defined]
-        passed = now() - began
-        self.seconds["decode"] += passed
-        self.clock.seconds["decode"] += passed
-        self.clock.seconds[self.clock.name] -= passed
+        """Return the model's latents [B, *] of images [B, 3, H, W]."""
+        with self._timed("decode"), self.clock.booked("decode"):
+            found: Tensor = self.model.latents(images)  # type: ignore[attr-defined]
         return found
 
     def encode(self, prompts: list[str]) -> Cond:
@@ -155,8 +161,11 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
     timer = CallTimer(trainer.model, clock)
     trainer.log, trainer.model = clock, timer  # type: ignore[assignment]
     wall, began = time.perf_counter(), now()
+    score = trainer.reward_set.score
+    trainer.reward_set.score = clock.booked("reward")(score)  # type: ignore[method-assign]
     with without_overlap(trainer):
         trainer.step()
+    trainer.reward_set.score = score  # type: ignore[method-assign]
     total, wall = now() - began, time.perf_counter() - wall
     trainer.log, trainer.model = None, timer.model
     row = {"total": total, "wall": wall, **clock.seconds}

@@ -31,14 +31,18 @@ def calls(found: Estimate) -> list[str]:
     forecast = found.forecast
     work, total = forecast.work, forecast.calls
     # what multiplies a call: other weights, and guidance
-    others = method_of(found.config).others(0, [])  # weights that it is evaluated under, too
+    method = method_of(found.config)
+    others = method.others(0, [])  # weights that it is evaluated under, too
+    each: float = TRAINED_CALLS
+    if "reward" in method.needs:  # through the sampler, partly without a gradient, partly anew
+        each = (total - work.nfe) / forecast.states
     also = f", and 1 under each of {', '.join(others)}" if others else ""
     double = ", each with and without the prompt" if work.guided else ""
     # how many calls, and below them their work where it was counted
     lines = [
         f"calls      {total:,} of the network per iteration, counted per latent: "
         f"{work.nfe:,} while sampling, "
-        f"{total - work.nfe:,} while training ({TRAINED_CALLS} per "
+        f"{total - work.nfe:,} while training ({each:.3g} per "
         f"state{also}){double}; "
         f"{total / work.images:.1f} per image"
     ]

@@ -155,6 +155,23 @@ def test_stored_images_are_encoded_on_the_vae_s_account(
     assert result["overhead_ratio"] == pytest.approx(total / (total - 8))
 
 
+def test_previews_are_no_part_of_what_sampling_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 previews of 2 steps for each of 2 prompts, of which 4 are sampled in 4 steps: 48 + 32 rows
+    of the network, 24 + 8 images, and the reward twice. By hand; around the calls is nothing."""
+    Clock(monkeypatch)
+    plan = ("plan={fn: ode, steps: 4}", "likelihood={fn: forward}", "loss={fn: awm}")
+    scout = ("scout={images: 12, steps: 2}", "train.updates=1")
+    config = toy(tmp_path, *plan, *scout, "rewards={warm: {fn: toykit.warmth}}")
+    result = measure_overhead(config, iterations=1)
+    assert result["bare"]["rollout"] == 5 * (48 + 32) and result["bare"]["decode"] == 7 * (24 + 8)
+    assert result["seconds"]["decode"] == 7 * (24 + 8) and result["seconds"]["reward"] == 2 * 11
+    assert result["rollout_ratio"] == pytest.approx(1 + 2 * 4 / (5 * 80))  # both read two prompts
+    assert result["shares"]["around sampling"] == pytest.approx(0)
+    assert result["shares"]["around decoding"] == pytest.approx(0)
+
+
 def test_overlap_is_timed_against_scoring_in_turn(tmp_path: Path) -> None:
     """A reward that takes .1 s per part: in turn, two parts take .2 s at least."""
     slow = ("rewards.red={fn: toykit.slow, seconds: 0.1}", "rewards.strict=null")

@@ -29,7 +29,6 @@ RESULT, PAGE = ROOT / "assets" / "results" / "bench-shapes-plans.json", ROOT / "
 AROUND = ("rewards", "around sampling", "around decoding", "around training")
 MARK = re.compile(r"<!-- bench: plans -->\n(?:\|.*\n)*")
 FORWARD_MARK = re.compile(r"<!-- bench: forward -->\n(?:\|.*\n)*")
-FORWARD = ("ode", "sa_solver")  # plans of methods that noise finished images anew
 
 
 def measure(name: str, iterations: int, here: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +80,8 @@ def forward_table(results: dict[str, dict[str, Any]]) -> str:
     decoding and rewards count as overhead, and stand beside it as shares of the network's time."""
     head = ("config", "over network calls", "VAE", "rewards", "around calls")
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    rows = [(name, row) for name, row in results.items() if row["plan"] in FORWARD]
-    for name, row in sorted(rows, key=lambda item: over_network(item[1])):
+    rows = forward_rows(results)
+    for name, row in sorted(rows.items(), key=lambda item: over_network(item[1])):
         shares = row["shares"]
         network = shares["network, sampling"] + shares["network, training"]
         around = sum(shares[key] for key in AROUND[1:])
@@ -90,6 +89,11 @@ def forward_table(results: dict[str, dict[str, Any]]) -> str:
         percent = " | ".join(f"{fixed_digits(100 * part / network, 1)} %" for part in parts)
         lines.append(f"| `{name}` | {over_network(row):.3f} | {percent} |")
     return "\n".join(lines) + "\n"
+
+
+def forward_rows(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the rows of methods that noise finished images anew."""
+    return {n: row for n, row in results.items() if load_config(n).likelihood.fn == "forward"}
 
 
 def over_network(row: dict[str, Any]) -> float:

@@ -1,4 +1,5 @@
-"""Train a step-aware preference model of candidates on shapes, for shapes/spo_latent.
+"""Train a step-aware preference model of candidates on shapes, for shapes/spo_latent and
+shapes/drm.
 
     python scripts/shapes_latent_preference.py --out data/shapes_latent
     python scripts/shapes_candidate_preference.py --start data/shapes_latent
@@ -8,7 +9,12 @@ state, as SPO (2406.04314) compares them: by their x0 estimates. The embedded ba
 candidates of training prompts and samples each to its end without noise, where the rewards of
 shapes say how it ended. Of two candidates of one state the model has to prefer the one that ends
 better; where both end alike its share should be one half, so that it is sure only where there is
-something to see. Afterwards
+something to see. With
+
+    python scripts/shapes_candidate_preference.py --states --out data/shapes_states
+
+it is shown the candidates themselves, at their own noise levels, and not their estimates: as DRM
+(2605.25661) and LPO (2502.01051) judge them. Afterwards
 
     python scripts/shapes_candidate_preference.py --measure assets/results/candidate-judge.json
 
@@ -57,17 +63,20 @@ FOUND = ("states", "better", "worse", "alike")
 class Seen(NamedTuple):
     """Candidates of one iteration."""
 
-    estimate: Tensor  # [N, *]  x0 estimate of the candidate
+    estimate: Tensor  # [N, *]  x0 estimate of the candidate, or with `level` the candidate itself
     cond: Cond  # {name: [N, ...]}
     state: Tensor  # [N] int64  the state that it was drawn from
     step: Tensor  # [N] int64  that was taken
     end: Tensor  # [N] float64  graded plus strict of the image that it ends in
+    level: Tensor | None = None  # [N]  sigma of the candidates, where they are shown themselves
 
 
 class Candidates:
-    """Candidates of the base model, each sampled to its end."""
+    """Candidates of the base model, each sampled to its end; `states`: they are shown themselves,
+    and not their estimates."""
 
-    def __init__(self, name: str, prompts: int, *, seed: int) -> None:
+    def __init__(self, name: str, prompts: int, *, seed: int, states: bool = False) -> None:
+        self.states = states
         other = {"train": "validation", "validation": "train"}[name]
         options = [f"prompts.train=assets/shapes/{name}.jsonl", f"train.prompts={prompts}"]
         options += [f"prompts.test=assets/shapes/{other}.jsonl", f"seed={seed}"]
@@ -92,8 +101,11 @@ class Candidates:
         judged = RewardBatch(images, words, group, records, torch.zeros(len(words)))
         ends = [run.rewards[name](judged).double() for name in ("shapes", "strict")]
         x, cond = made.x[above].float(), run.model.encode(words)
+        state, step, end = tree.parent[above], tree.step[above], ends[0] + ends[1]
+        if self.states:
+            return Seen(x, cond, state, step, end, sigma)
         estimate = x0_from(x, run.model.velocity(x, sigma, cond), sigma)
-        return Seen(estimate, cond, tree.parent[above], tree.step[above], ends[0] + ends[1])
+        return Seen(estimate, cond, state, step, end)
 
 
 class Pairs(NamedTuple):
@@ -136,15 +148,27 @@ def collect(source: Candidates, rounds: int) -> tuple[Seen, Pairs]:
     cond = {}
     for name in parts[0].cond:
         cond[name] = torch.cat([part.cond[name] for part in parts])
+    levels = [part.level for part in parts if part.level is not None]
     seen = Seen(
         torch.cat([part.estimate for part in parts]),
         cond,
         torch.cat([part.state for part in parts]),
         torch.cat([part.step for part in parts]),
         torch.cat([part.end for part in parts]),
+        torch.cat(levels) if levels else None,
     )
     unlike, alike = (torch.cat(rows) for rows in zip(*pairs, strict=True))
     return seen, Pairs(unlike, alike)
+
+
+def seen_by_judge(seen: Seen, places: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the judge sees of candidates [B], and its noise level [B]: estimates are noised
+    by `noise` [B, *], candidates themselves are noisy already."""
+    x = seen.estimate[places]
+    if seen.level is not None:
+        return x, seen.level[places]
+    sigma = torch.full((len(x),), SIGMA)
+    return interpolate(x, noise, sigma), sigma
 
 
 def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) -> None:
@@ -158,11 +182,9 @@ def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) 
         both, wanted = pairs.batch(batch, rng)
         # both estimates of a pair get the same noise
         noise = torch.randn(seen.estimate[both[:, 0]].shape, generator=rng)
-        sigma = torch.full((batch,), SIGMA)
         one, other = (
             judge(
-                interpolate(seen.estimate[places], noise, sigma),
-                sigma,
+                *seen_by_judge(seen, places, noise),
                 embeds=seen.cond["embeds"][places].float(),
                 pooled=seen.cond["pooled"][places].float(),
             )
@@ -186,14 +208,16 @@ def measure(folder: Path, file: Path, source: Candidates, rounds: int, least: fl
         path=str(folder),
         transformer=str(resource("assets/shapes-sd3")),
         sigma=SIGMA,
-        estimates=True,
+        estimates=not source.states,
+        states=source.states,
     )
     counts: dict[int, dict[str, int]] = {}
     for k in range(rounds):
         seen = source.draw(k)
         size = len(seen.end)
         blank, zero = torch.zeros(size, 3, 1, 1), torch.zeros(size)
-        batch = RewardBatch(blank, [""] * size, zero.long(), [{}] * size, zero)
+        level = zero if seen.level is None else seen.level
+        batch = RewardBatch(blank, [""] * size, zero.long(), [{}] * size, level)
         score = reward(batch._replace(latents=Latents(seen.estimate, seen.cond)))
         for state in seen.state.unique():
             mine = (seen.state == state).nonzero().flatten()
@@ -220,22 +244,25 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=96, help="of a round")
     parser.add_argument("--steps", type=int, default=500, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=48, help="pairs of a step")
+    parser.add_argument("--states", action="store_true", help="judge candidates, not estimates")
     parser.add_argument("--measure", type=Path, help="count for the model that is there, as JSON")
     parser.add_argument("--least", type=float, default=0.6, help="how sure, in --measure")
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.measure:
-        source = Candidates("validation", 32, seed=1)
+        source = Candidates("validation", 32, seed=1, states=given.states)
         measure(given.out, given.measure, source, 6, given.least)
         return
     shape: dict[str, Any] = json.loads((given.start / SHAPE).read_text(encoding="utf-8"))
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)
     judge.load_state_dict(load_file(given.start / WEIGHTS))
-    source = Candidates("train", given.prompts, seed=7)
+    source = Candidates("train", given.prompts, seed=7, states=given.states)
     seen, pairs = collect(source, given.rounds)
     train(judge, seen, pairs, given.steps, given.batch)
     save_judge(judge, shape, given.out)
-    print(f"{given.out}; now flowrl train shapes/spo_latent")
+    drm = f"shapes/drm rewards.latent.path={given.out} rewards.latent.estimates=false"
+    drm += " rewards.latent.states=true"
+    print(f"{given.out}; now flowrl train {drm if given.states else 'shapes/spo_latent'}")
 
 
 if __name__ == "__main__":

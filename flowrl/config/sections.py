@@ -108,9 +108,9 @@ class TrainConfig(Section):
     diffusers or kohya has other names and is refused: merge it into the base model first"""
     guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the images that are trained on, while the model is trained and evaluated with its
-    own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images; it stands
-    for the option that samples with and without the prompt, of FLUX `true_cfg_scale`; FLUX.2-dev
-    has none"""
+    own, as RAM's code does; 0 = sample with its own; for likelihoods of finished images and
+    `reverse_unguided`; it stands for the option that samples with and without the prompt, of FLUX
+    `true_cfg_scale`; FLUX.2-dev has none"""
     reference_guidance: Annotated[float, Interval(ge=0)] = 0.0
     """guidance of the base model that losses and penalties measure from, while the model is trained
     with its own, as CRD's and DGPO's code does; 0 = that of the model"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -40,11 +40,9 @@ class Rollout(NamedTuple):
     """Everything that one sampling pass leaves behind: a forest, its latents and its log-probs."""
 
     tree: Tree
-    # [V, *]  latents in the storage dtype; [V - L, *] without those of the leaves, which come last,
-    # once these are decoded and nothing trains on them
+    # [V, *]  stored latents; [V - L, *] once leaves, which come last, are decoded and not trained
     x: Tensor
-    # [V] float64  log-prob of the draw under the sampling policy; 0 where std == 0, but for roots
-    # whose noise is learned
+    # [V] float64  of the draw under the sampling policy; 0 where std == 0, but for learned roots
     log_prob: Tensor
     # [V] float32  noise scale handed to the transition that made the node; 0 where std == 0
     noise_scale: Tensor
@@ -243,6 +241,7 @@ class Scores(NamedTuple):
     weights: dict[str, float]  # {name: mixing weight}; 0 = watched only
     leaf: Tensor  # [L] int64
     tree: Tree
+    meta: Sequence[dict[str, Any]] = ()  # [L]  the prompt's own record of each leaf
 
 
 class Mixed(NamedTuple):
@@ -265,6 +264,7 @@ class SelectInput(NamedTuple):
     generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
     transition: Transition | None = None  # the run's, as it sampled
     factor: Tensor | None = None  # [V] float32  of the functions before it in the list; None = 1
+    reward: Tensor | None = None  # [L]  weighted sum; NaN = not scored; None in a rehearsal
 
 
 Credit = Callable[[Tensor], Tensor]

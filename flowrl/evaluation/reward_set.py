@@ -43,6 +43,13 @@ class StatefulAggregator(Protocol):
 
 
 @runtime_checkable
+class ReadsRecords(Protocol):
+    """An aggregator that looks at the prompts' records, and says before training what they lack."""
+
+    def check_records(self, records: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+@runtime_checkable
 class RememberingCredit(Protocol):
     """A credit that compares images with those of earlier iterations; calling it changes
     nothing."""
@@ -84,8 +91,9 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
-        # [V]  of the last advantages: factor of the penalty, variance of a prompt's rewards, and
-        # which nodes were judged
+        # of the last advantages: weighted sum of the rewards [L]; factor of the penalty, variance of
+        # a prompt's rewards, and which nodes were judged [V]
+        self.total: Tensor | None = None
         self.gate: Tensor | None = None
         self.variance: Tensor | None = None
         self.scored: Tensor | None = None
@@ -94,6 +102,8 @@ class RewardSet:
             texts = [record["prompt"] for record in records]
             self.credit.start(prompt_keys(texts, records))
         # a rehearsal
+        if isinstance(self.aggregate, ReadsRecords):
+            self.aggregate.check_records(records)
         self._rehearse(records)
 
     def probe(self) -> None:
@@ -147,7 +157,7 @@ class RewardSet:
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         self.gate = mixed.gate
         total = total_reward(scores.values, self.weights)
-        self.variance = spread_of(total, leaf, tree)
+        self.total, self.variance = total, spread_of(total, leaf, tree)
         # a credit may have judged by something else, such as labels
         self.scored = ~subtree_mean(total, leaf, tree).isnan() | (mixed.advantage != 0)
         # figures of the raw rewards, and the aggregator's own
@@ -252,9 +262,8 @@ class RewardSet:
         missing = torch.stack([done[name].isnan() for name in done if self.weights[name]]).any(0)
         if bool(missing.any()):
             done = {name: torch.where(missing, torch.nan, row) for name, row in done.items()}
-        return Scores(
-            {name: row.to(leaf.device) for name, row in done.items()}, self.weights, leaf, tree
-        )
+        rows = {name: row.to(leaf.device) for name, row in done.items()}
+        return Scores(rows, self.weights, leaf, tree, batch.meta)
 
     def _rehearse(self, records: list[dict[str, Any]]) -> None:
         """Run transforms and aggregator on two made-up images of each tag, so that a wrong name

@@ -139,11 +139,12 @@ def _unsampled(config: Config, method: Method, plan: Plan) -> str:
     """Say why a guidance of sampling alone plays no part or does harm; empty: it may be."""
     if plan.stored is not None:
         return f"plan {config.plan.fn} samples nothing"
-    if method.likelihood.trains != "leaves":
+    rescores = getattr(method.likelihood, "rescores", False)
+    if method.likelihood.trains != "leaves" and not rescores:
         return (
             f"likelihood {config.likelihood.fn} trains what the sampler drew, by the model's own "
-            "guidance; take model.guidance, which is that of both, or a likelihood of finished "
-            "images, such as forward"
+            "guidance; take model.guidance, which is that of both, likelihood reverse_unguided, or "
+            "a likelihood of finished images, such as forward"
         )
     return ""
 

@@ -23,6 +23,7 @@ def node_table(run: Setup, ro: Rollout, advantage: Tensor) -> NodeTable:
     factor = torch.ones_like(advantage)
     rng = generator(run.config.seed, "select", run.iteration)
     data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
+    data = data._replace(reward=run.reward_set.total)
     for select in method.select:
         factor = factor * select(data._replace(factor=factor)).to(factor)
     nodes = trained_nodes(ro, method.likelihood.trains)

@@ -15,6 +15,12 @@ TOY_SCALE["shapes/dina_lrm"] = TOY_SCALE["shapes/awm"]  # the same axes
 TOY_SCALE["shapes/awm_tree"] = ["optimizer.lr=0.06"]
 TOY_SCALE["shapes/dpo_siblings"] = ["loss.beta=1.0"]
 TOY_SCALE["shapes/spo_finished"] = ["credit.least=0.001", "optimizer.lr=0.05"]
+# no judge of states there: candidates are finished
+TOY_SCALE["shapes/drm"] = ["plan.finish=true", "credit.eps=0.0001", "optimizer.lr=0.05"]
+# other tags and rewards, of which one is watched; ranges there are small
+BY_TAG = "aggregate={fn: by_field, weights: {even: {red: 0.8}, odd: {red: 1.2}}}"
+TOY_SCALE["shapes/qwen_recipe"] = [BY_TAG, "optimizer.lr=0.03"]
+TOY_SCALE["shapes/qwen_recipe"] += ["select={fn: reward_range, low: 0.001, high: 1.0}"]
 TOY_SCALE["shapes/zo_rank_sgd"] = ["optimizer.lr=0.05"]
 TOY_SCALE["shapes/tdm_r1"] = ["fake.lr=0.01", "surrogate.lr=0.01", "surrogate.beta=1.0"]
 TOY_SCALE["shapes/tdm_r1"] += ["surrogate.clip=0.2", "surrogate.far=5.0"]

@@ -83,3 +83,31 @@ def test_candidates_are_judged_by_how_they_end() -> None:
         mine = seen.state == state
         assert int(mine.sum()) == 4 and len(seen.step[mine].unique()) == 1
     assert bool(((seen.end == 2) | (seen.end < 1)).all())
+
+
+def test_candidates_themselves_are_shown_at_their_own_noise_level() -> None:
+    """An estimate is noised to the script's sigma, by hand .6 x + .4 noise; a candidate is shown as
+    it is, with its own sigma."""
+    module = script_module("shapes_candidate_preference")
+    seen = seen_of(module, torch.arange(3.0)[:, None], [7, 7, 7], [2, 0.2, 1])
+    places, noise = torch.tensor([2, 1]), torch.tensor([[1.0], [-1.0]])
+    x, sigma = module.seen_by_judge(seen, places, noise)
+    torch.testing.assert_close(x, torch.tensor([[1.6], [0.2]]))
+    assert sigma.tolist() == pytest.approx([0.4, 0.4])
+    own = seen._replace(level=torch.tensor([0.9, 0.7, 0.5]))
+    x, sigma = module.seen_by_judge(own, places, noise)
+    assert x.tolist() == [[2.0], [1.0]] and sigma.tolist() == pytest.approx([0.5, 0.7])
+
+
+@pytest.mark.integration
+def test_both_forms_draw_the_same_candidates() -> None:
+    """The estimates of the one form are x - sigma v of the states of the other."""
+    module = script_module("shapes_candidate_preference")
+    source = module.Candidates("train", 2, seed=3, states=True)
+    states, estimates = source.draw(0), module.Candidates("train", 2, seed=3).draw(0)
+    assert torch.equal(states.end, estimates.end) and estimates.level is None
+    assert len(states.level.unique()) == 3
+    with torch.no_grad():
+        v = source.run.model.velocity(states.estimate, states.level, states.cond)
+    known = states.estimate - states.level.view(-1, 1, 1, 1) * v
+    torch.testing.assert_close(estimates.estimate, known, atol=1e-5, rtol=1e-5)

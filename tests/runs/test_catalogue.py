@@ -45,6 +45,8 @@ COMBINED |= {"nft_win_rate", "awm_tree", "dpo_siblings", "prior_grpo"}
 # no published setting of a public model, or none that shipped rewards can run
 WITHOUT_PUBLIC = {
     "spo_latent",
+    "drm",
+    "qwen_recipe",
     "stepwise_flow_grpo",
     "flash_grpo",
     "diverse_grpo",
@@ -108,7 +110,7 @@ def test_status_and_papers() -> None:
     unsure = {m.slug for m in METHODS if m.status == "reconstruction" and m.paper}
     known = {"vgpo", "dynamic_treerpo", "dense_grpo", "stepwise_flow_grpo"}
     known |= {"diverse_grpo", "dina_lrm", "spo_finished", "spo_latent", "find_narrow"}
-    known |= {"slas", "norm_guard", "tdm_r1"}
+    known |= {"slas", "norm_guard", "tdm_r1", "drm", "qwen_recipe"}
     assert unsure == {*known, *BASELINES}
     assert "LayerTuning-RL" in BY_SLUG["dynamic_treerpo"].name
     assert {m.slug for m in METHODS if m.paper is None} == COMBINED

@@ -12,8 +12,12 @@ from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
 from toykit import toy
 
+from flowrl.algorithms.nodes import trained_nodes
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
+from flowrl.core.needs import needs, needs_of
+from flowrl.core.seeds import NodeStreams
+from flowrl.core.types import LossInput
 from flowrl.cost.estimate import estimate
 from flowrl.cost.random_model import random_model
 from flowrl.models.flux import flux
@@ -178,3 +182,57 @@ def test_a_scale_that_guides_nothing_and_a_model_that_cannot(tmp_path: Path) -> 
         check_plan(load_config("shapes/awm", ["train.guidance=0.5"]))
     with pytest.raises(ConfigError, match="model toykit.linear has no `guiding`"):
         Trainer(toy(tmp_path, *FORWARD, f"train.guidance={SCALE}"))
+
+
+DRAWS = (
+    "plan={fn: full, steps: 4, noise_scale: 0.5, ode_last: 1}",
+    "transition={fn: dance_sde}",
+    "loss={fn: ppo_clip, clip_low: 0.2, clip_high: 0.2}",
+    "kl=null",
+    "slow=null",
+)
+HYBRID = "likelihood={fn: reverse_unguided}"
+
+
+@pytest.mark.integration
+def test_guided_rollouts_and_unguided_updates_begin_with_a_ratio_of_one(tmp_path: Path) -> None:
+    """Draws are those of a model that is guided throughout. Of the first update the ratio is 1 to
+    the bit; the sampler's own log-probs are of another mean. Of the second it is that of the
+    unguided network before and after the first, computed here, and no longer 1."""
+    config = config_of(tmp_path, *DRAWS, HYBRID, f"train.guidance={SCALE}", "train.updates=2")
+    run = Trainer(config)
+    throughout = Trainer(config_of(tmp_path, *DRAWS, "likelihood={fn: reverse}", guidance=SCALE))
+    rows = run.rows()
+    made = run.sample(rows)
+    assert torch.equal(made.x, throughout.sample(rows).x)
+    nodes = trained_nodes(made, "draws")
+    batch = run.method.likelihood.batch(
+        made, torch.ones(len(made.x)), nodes, NodeStreams(made.tree.group, "test")
+    )
+    with torch.no_grad():
+        now = run.method.likelihood.evaluate(run.model, batch, run.method.transition)
+    assert float(batch.old_log_prob.abs().sum()) == 0
+    assert float((now.log_prob - made.log_prob[nodes]).abs().max()) > 1e-4
+    # the losses of an iteration: what each update is told, by the number of the update
+    told = list[tuple[torch.Tensor, torch.Tensor]]()
+    loss = run.method.loss
+
+    @needs(*needs_of(loss))
+    def noted(data: LossInput) -> Any:
+        told.append((data.now.log_prob.detach(), data.old_log_prob))
+        return loss(data)
+
+    run.method = run.method._replace(loss=noted)
+    metrics = run.step()
+    gaps = [float((new - old).abs().max()) for new, old in told]
+    first = gaps[: len(gaps) // 2]
+    assert first == [0.0] * len(first) and max(gaps[len(gaps) // 2 :]) > 0
+    assert metrics["on_policy_gap"] == 0.0
+
+
+def test_draws_with_another_guidance_need_the_unguided_likelihood() -> None:
+    """The message of the other names it; it is taken with a guidance and without."""
+    with pytest.raises(ConfigError, match="likelihood reverse_unguided"):
+        check_plan(load_config("shapes/flow_grpo", [f"train.guidance={SCALE}"]))
+    for changes in ([f"train.guidance={SCALE}"], []):
+        check_plan(load_config("shapes/flow_grpo", [*changes, HYBRID]))

@@ -26,6 +26,7 @@ APART = (
     "shapes/adv_grpo_gated",
     "shapes/dina_lrm",
     "shapes/diffusion_dpo_offline",
+    "shapes/drm",
     "shapes/flow_opd",
     "shapes/paco_rl",
     "shapes/spo",

@@ -1,11 +1,12 @@
-"""Credit for comparisons: who is preferred to whom."""
+"""Credit for comparisons: who is preferred to whom, among a prompt's images or the next states of
+one state."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.forest import normalize_by, subtree_mean
 from flowrl.algorithms.nodes import first_below_draw
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
@@ -55,16 +56,8 @@ def candidate_pairs(
         raise ConfigError(
             f"candidate_pairs: expected 0 <= least <= noisiest < 1, got {least=}, {noisiest=}"
         )
-    # the first leaf below each draw is its estimate; the states that they were drawn from
-    size, above = len(tree.parent), tree.parent[leaf].clamp_min(0)
-    judged = first_below_draw(tree, leaf)
-    child, score = above[judged], reward[judged].double()
-    state = tree.parent[child]
-    if len(state) == len(state.unique()):
-        raise ConfigError(
-            "candidate_pairs: no state has several next ones with an estimate each; take plan "
-            "candidates"
-        )
+    child, score = _judged("candidate_pairs", reward, leaf, tree)
+    state, size = tree.parent[child], len(tree.parent)
     sign = torch.zeros(size, device=leaf.device)
     wanted = _least_gap(tree.std[child].double(), least, most)
     for one in state.unique():
@@ -75,6 +68,42 @@ def candidate_pairs(
         if score[best] - score[worst] > wanted[best]:
             sign[child[best]], sign[child[worst]] = 1.0, -1.0
     return sign
+
+
+@needs("sigma_rewards")
+def candidate_norm(
+    reward: Tensor, leaf: Tensor, tree: Tree, *, eps: float = 1e-4, ddof: int = 0
+) -> Tensor:
+    """Normalise the scores of the states that were drawn from one, each by its own estimate alone,
+    from rewards [L] -> [V] float32; all else 0. For plan candidates.
+
+    DRM's Step-GRPO (2605.25661): a judge scores the k children of a state, and their advantages are
+    ``(score - mean) / (std + eps)`` of these k. The one that goes on is compared like the others:
+    what is drawn from it later, and the finished image, count for nothing, where `sibling_norm`
+    would take their mean. An only child has no advantage. NaN = not scored: in no mean.
+
+    Reconstruction: `eps` and `ddof` were not found; they are Flow-GRPO's.
+
+    Raises: ConfigError for a negative eps or ddof, or a plan that draws no candidates.
+    """
+    child, score = _judged("candidate_norm", reward, leaf, tree)
+    advantage = torch.zeros(len(tree.parent), device=leaf.device)
+    among = normalize_by(score, tree.parent[child], eps=eps, ddof=ddof)
+    advantage[child] = among.nan_to_num().float()
+    return advantage
+
+
+def _judged(who: str, reward: Tensor, leaf: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
+    """Return the candidates [N] and the score [N] of each one's own estimate, the first leaf below
+    it."""
+    judged = first_below_draw(tree, leaf)
+    child, score = tree.parent[leaf[judged]], reward[judged].double()
+    state = tree.parent[child]
+    if len(state) == len(state.unique()):
+        raise ConfigError(
+            f"{who}: no state has several next ones with an estimate each; take plan candidates"
+        )
+    return child, score
 
 
 def _least_gap(std: Tensor, least: float, most: float) -> Tensor:

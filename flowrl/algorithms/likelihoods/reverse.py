@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of, state_rows, states_of
@@ -19,7 +20,7 @@ class reverse:
 
     trains: Literal["draws"] = "draws"
     rows_per_state = 1
-    keeps = frozenset({"old_log_prob", "old_mean"})
+    keeps: frozenset[str] = frozenset({"old_log_prob", "old_mean"})
 
     def batch(
         self,
@@ -59,6 +60,35 @@ class reverse:
         v = _velocity(model, batch)
         mean, std = transition(x, v, batch.sigma, batch.sigma_next, batch.noise_scale)
         return Eval(gaussian_log_prob(batch.target, mean, std), mean, std, v)
+
+
+class reverse_unguided(reverse):
+    """Train draws as `reverse` does, where sampling alone is guided (`train.guidance`): the old
+    log-prob is that of the network as it is trained, asked at the stored states, not the sampler's
+    own. With the model's own guidance above 1 that is guided, too.
+
+    The hybrid guidance of Qwen-Image-2.0-RL (2606.27608): rollouts are guided, the policy is
+    updated on the conditional branch. The sampler's log-prob belongs to the guided mean; against it
+    the first ratio would be far from 1. Here it is 1 to the bit, because both log-probs of the
+    first update are one; later updates of a rollout ask the weights that sampled once more.
+
+    Reconstruction: how the old log-prob is made was not found.
+    """
+
+    keeps: frozenset[str] = frozenset()
+    rescores = True  # so that sampling may have another guidance
+
+    def batch(
+        self,
+        rollout: Rollout,
+        advantage: Tensor,
+        nodes: Tensor,
+        streams: NodeStreams | None = None,
+    ) -> Batch:
+        """Collect the draws that made the nodes [B], without the sampler's log-prob -> Batch of
+        B."""
+        found = super().batch(rollout, advantage, nodes, streams)
+        return found._replace(old_log_prob=torch.zeros_like(found.old_log_prob))
 
 
 def _velocity(model: FlowModel, batch: Batch) -> Tensor:

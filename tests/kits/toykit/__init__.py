@@ -71,6 +71,15 @@ def of_latents(batch: RewardBatch) -> Tensor:
 of_latents.sees_latents = True  # type: ignore[attr-defined]
 
 
+def of_states(batch: RewardBatch) -> Tensor:
+    """Score by the mean of the noisy state that an image is the estimate of."""
+    assert batch.latents is not None and batch.latents.states is not None
+    return batch.latents.states.flatten(1).mean(1)
+
+
+of_states.sees_latents = of_states.sees_sigma = True  # type: ignore[attr-defined]
+
+
 def reddish(batch: RewardBatch) -> Tensor:
     """Say 1 where an image is more red than green, else 0."""
     return (redness(batch) > 0).float()

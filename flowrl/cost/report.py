@@ -33,6 +33,7 @@ def calls(found: Estimate) -> list[str]:
     # what multiplies a call: other weights, and guidance
     others = method_of(found.config).others(0, [])  # weights that it is evaluated under, too
     also = f", and 1 under each of {', '.join(others)}" if others else ""
+    also += f", and {TRAINED_CALLS} on a real image" * (method_of(found.config).graphs > 1)
     double = ", each with and without the prompt" if work.guided else ""
     # how many calls, and below them their work where it was counted
     lines = [

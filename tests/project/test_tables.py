@@ -237,7 +237,7 @@ UNTIMED = """norm_guard best_of_n refl diffusion_dpo_offline flow_dppo draft adv
 ddpo_sdxl dense_grpo stepwise_flow_grpo flash_grpo gardo diverse_grpo flash_grpo_prompts flow_opd
 find adv_awm find_own find_narrow zo_rank_sgd spo spo_finished tdm_r1 ram sol_rl paco_rl spo_latent
 dina_lrm adv_grpo_gated pref_grpo nft_win_rate awm_tree align_prop align_prop_each dpo_siblings
-prior_grpo rwr_guided best_of_n_guided tdm_r1_awm slas uni_grpo"""
+prior_grpo rwr_guided best_of_n_guided tdm_r1_awm slas uni_grpo ddrl"""
 
 
 def test_the_engine_s_table_has_every_shapes_config() -> None:

@@ -64,6 +64,7 @@ WITHOUT_PUBLIC = {
     "slas",
     "uni_grpo",
     "norm_guard",
+    "ddrl",
     *BASELINES,
 }
 ENTRY = """

@@ -14,6 +14,7 @@ rest is made only for functions that ask for it by name:
 ``surrogate``       a whole `Eval` under the weights of the section ``surrogate``
 ``teacher``         a whole `Eval` under the weights of each of the row's teachers
 ``best``            the best leaf below each state, and its advantage
+``data``            the velocity on noised real images of the rows' prompts, which records name
 ``reward``          the rewards of the images that the likelihood makes, with their gradient
 ``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all, and which rows were scored
@@ -41,6 +42,7 @@ KNOWN = frozenset(
         *("old_log_prob", "old_mean", "old", "ref", "ema", "slow", "fake", "surrogate"),
         *(
             "best",
+            "data",
             "reward",
             "siblings",
             "reward_variance",

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams
 
 Source = tuple[Tensor, ...]
@@ -31,8 +32,7 @@ class Tree(NamedTuple):
     parent: Tensor  # [V] int64  -1 at a root; parent[v] < v (topological order)
     # [V] int64  denoising steps taken: 0 noise ... S clean; a deterministic run is one long edge
     step: Tensor
-    # [V] float32  std of the draw into this node; 0 = deterministic edge, which is never trained
-    std: Tensor
+    std: Tensor  # [V] float32  std of the draw into it; 0 = deterministic edge, never trained
     group: Tensor  # [V] int64  prompt index, unique across ranks
 
 
@@ -94,8 +94,7 @@ class Plan(NamedTuple):
 
     noise: Tensor  # float32  noise scale handed to the transition; 0 = ODE step
     branch: Tensor  # int64  children drawn per live node at this step
-    # int64  how many of them go on, the rest are dead ends; 0: the trunk goes on without noise
-    keep: Tensor
+    keep: Tensor  # int64  how many of them go on; 0: the trunk goes on without noise
     # int64  ODE steps of a preview leaf under each child; 0 none, 1 = x0 estimate, S = to the end
     tail: Tensor
     # tails to the end: a leaf for each stride, which takes every stride-th step of the grid
@@ -188,6 +187,7 @@ class LossInput(NamedTuple):
     reward_variance: Tensor | None = None  # [B]  of the rewards of the row's prompt, biased
     reward: Tensor | None = None  # [B]  of `now`'s images, with its gradient; NaN = not scored
     rewards: dict[str, Tensor] = {}  # {name: [B]}  whose weighted sum it is
+    data: RealRows | None = None  # real images of the rows' prompts, noised
 
 
 class Likelihood(Protocol):

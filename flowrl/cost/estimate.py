@@ -182,11 +182,8 @@ def _training(
     config: Config, forecast: RehearsedIteration, made: MetaRun, parts: list[MemoryPart]
 ) -> Extra:
     size = _micro_batch(config, forecast)
-    how = (
-        "computed anew block by block"
-        if made.workload.tuning.runtime.checkpointing
-        else "with its activations"
-    )
+    anew = made.workload.tuning.runtime.checkpointing
+    how = "computed anew block by block" if anew else "with its activations"
     return made.training(size).peak, size, f"a micro-batch of {_latents(made, size)}, {how}"
 
 
@@ -282,18 +279,21 @@ def _bytes(parts: list[MemoryPart], *names: str) -> int:
 
 
 def _micro_batch(config: Config, forecast: RehearsedIteration) -> int:
-    return min(config.train.micro_batch, -(-forecast.states // config.train.updates))
+    # with a real image beside each state both wait for the backward pass
+    states = min(config.train.micro_batch, -(-forecast.states // config.train.updates))
+    return states * method_of(config).graphs
 
 
 def _flops(config: Config, forecast: RehearsedIteration, made: MetaRun) -> dict[str, int]:
     """Count the work of an iteration; that of a call is in proportion to its latents."""
     work, height, width = forecast.work, config.image.height, config.image.width
     batch, count = int(config.model.kwargs["decode_batch"]), images_of_part(config, work)
-    sampled, states = min(config.train.rollout_batch, count), _micro_batch(config, forecast)
+    sampled, rows = min(config.train.rollout_batch, count), _micro_batch(config, forecast)
+    trained = forecast.states * method_of(config).graphs
     return {
         "sampling": made.velocity(sampled).flops * work.nfe // sampled,
         "decode": made.decoding(count, batch=batch, height=height, width=width).flops
         * work.images
         // count,
-        "training": made.training(states).flops * forecast.states // states,
+        "training": made.training(rows).flops * trained // rows,
     }

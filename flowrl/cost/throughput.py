@@ -29,6 +29,7 @@ from flowrl.cost.overhead import PHASES, on_gpu, wait
 from flowrl.cost.random_model import random_model
 from flowrl.cost.sync_check import check_sync
 from flowrl.evaluation.frame_rewards import frames_of
+from flowrl.training.method import method_of
 from flowrl.training.trainer import Trainer
 
 _ESTIMATED = {"rollout": "sampling", "decode": "decode", "train": "training"}
@@ -110,7 +111,13 @@ def measure_throughput(
 
 
 def stand_in(config: Config) -> Config:
-    """Return the config with made-up prompts, and one reward by chance, which needs no weights."""
+    """Return the config with made-up prompts, and one reward by chance, which needs no weights.
+    Raises ConfigError for one that trains on real images, which such prompts have not."""
+    if method_of(config).graphs > 1:
+        raise ConfigError(
+            "performance: kl trains on real images of the prompts, and made-up prompts have none; "
+            "set kl=null, and count as many states again"
+        )
     where, frames = "flowrl.cost.throughput.chance", "first" if frames_of(config) > 1 else ""
     reward = Call("rewards.chance", "chance", where, {}, function=chance, frames=frames)
     prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")

@@ -13,9 +13,10 @@ from flowrl.core.abilities import Guides, discrete_levels
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Plan, Rollout
-from flowrl.training.guidance import KEYS, teachers_of
+from flowrl.training.guidance import KEYS, is_guided, teachers_of
 from flowrl.training.method import Method
 from flowrl.training.metrics import Trained
+from flowrl.training.real_images import fresh_of
 
 
 def broken_rows(rows: Tensor) -> list[int]:
@@ -165,6 +166,28 @@ def _check_grid(config: Config, plan: Plan, model: FlowModel) -> None:
             f"plan {config.plan.fn}: samples at noise levels between those of the model's grid, "
             f"and model {config.model.fn} knows those of its training timesteps alone; take a plan "
             "on the model's own grid, such as full or ode"
+        )
+
+
+def check_data_model(config: Config, method: Method, model: FlowModel, frames: int) -> None:
+    """Raise ConfigError if a model's velocity cannot be compared with real images: it makes videos,
+    is to be asked about noise levels that it does not know, or cannot leave its guidance out."""
+    if "data" not in method.needs:
+        return
+    if frames > 1:
+        raise ConfigError(
+            f"kl: trains on real images, and model {config.model.fn} makes videos of {frames} "
+            "frames; leave the section out"
+        )
+    if fresh_of(config) == "all" and discrete_levels(model):
+        raise ConfigError(
+            f"kl.fresh=all: draws noise levels for real images, and model {config.model.fn} knows "
+            "those of its training timesteps alone; set it to none or noise, which take the rows'"
+        )
+    if is_guided(config) and not isinstance(model, Guides):
+        raise ConfigError(
+            f"kl: real images are fitted without guidance, and model {config.model.fn} cannot "
+            "leave its own out; set model.guidance=1"
         )
 
 

@@ -11,8 +11,11 @@ from flowrl.core.types import Plan, Rollout
 from flowrl.training.guidance import KEYS, is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method
+from flowrl.training.real_images import fresh_of
+from flowrl.training.refreshes import limits_of
 from flowrl.training.stored_images import check_stored
 
+ALONE = "flowrl.algorithms.losses.policy.penalty_alone"
 NONZERO = "flowrl.algorithms.selection.select.nonzero"
 
 
@@ -44,9 +47,42 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
             "credit, such as group_norm"
         )
     _check_whole_prompts(config, method)
+    _check_data(config, method, plan)
     check_stored(plan, group=config.train.group, trains=trains)
     _check_empty_prompts(config, trains)
     _check_alone(config, method)
+
+
+def _check_data(config: Config, method: Method, plan: Plan) -> None:
+    """Raise ConfigError for a penalty on real images that has no rows, or no noise, to go by, or is
+    taken for a distance to the base model; for a loss that leaves everything to a penalty without
+    one."""
+    if config.loss.path == ALONE and method.kl is None:
+        raise ConfigError(
+            f"loss {config.loss.fn}: learns from the section kl alone, and there is none with a "
+            "beta above 0; add one, such as kl: {fn: data_velocity, beta: 1.0}"
+        )
+    if "data" not in method.needs:
+        return
+    if method.likelihood.trains not in ("draws", "leaves"):
+        raise ConfigError(
+            f"kl: real images are noised to the levels of what is trained, and likelihood "
+            f"{config.likelihood.fn} trains {method.likelihood.trains}; take reverse or forward, "
+            "or leave the section out"
+        )
+    if plan.stored is not None and fresh_of(config) == "none":
+        raise ConfigError(
+            f"kl.fresh=none: plan {config.plan.fn} samples nothing, so its images have no initial "
+            "noise for the real ones; set it to noise or all"
+        )
+    # its value is an error, which has a floor that is no distance
+    wants = [f"{name}.above" for name in limits_of(config)]
+    wants += ["monitors.adaptive_kl"] if config.monitors.adaptive_kl else []
+    if config.kl is not None and "data" in needs_of(config.kl.function) and wants:
+        raise ConfigError(
+            f"{wants[0]}: follows a distance to the base model, and kl {config.kl.fn} is an error "
+            "on real images, which never comes near 0; leave the one or the other out"
+        )
 
 
 def check_alike(config: Config, made: Rollout) -> None:

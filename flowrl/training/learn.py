@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,32 +14,20 @@ from flowrl.core.errors import RunError
 from flowrl.core.host_copies import on_host
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Eval, LossInput, Rollout
+from flowrl.core.types import Rollout
 from flowrl.training import monitor_controls
 from flowrl.training.checks import what_broke, what_gradient
-from flowrl.training.guidance import reference_guidance
 from flowrl.training.learn_companions import learn_along, sum_gradients
 from flowrl.training.learning_rate import lr_share
+from flowrl.training.loss_input import LocalData, loss_input
 from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
+from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
 from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
 from flowrl.training.node_table import first_unit, node_table, units
 from flowrl.training.refreshes import largest_kl, limits_of
-from flowrl.training.reward_batch import prompted
-from flowrl.training.reward_gradient import scored, summed
 from flowrl.training.setup import Setup
 from flowrl.training.shared_forest import NodeTable, SharedForest
-from flowrl.training.teachers import Taught
 from flowrl.training.velocity_length import velocity_length
-
-
-class LocalData(NamedTuple):
-    """What one process trains on in an iteration."""
-
-    rollout: Rollout
-    table: NodeTable
-    streams: NodeStreams  # for what a likelihood draws anew
-    rows: tuple[int, ...] = ()  # training prompt of each group
 
 
 class _Progress:
@@ -78,6 +64,8 @@ def learn(
     for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
         on_host(rows_of_all)  # what likelihoods read there, before the first network call
     local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
+    if run.real_images is not None:
+        run.real_images.prepare(run, on_host(ro.group_ids).tolist(), rows)
     # the models that are trained along
     along = learn_along(run, ro, table, local.table, forest)
     # one optimizer step per part
@@ -129,7 +117,7 @@ def backward(
     if method.likelihood.trains == "draws":
         batch = batch._replace(rows=call.rows)
     now = method.likelihood.evaluate(run.model, batch, method.transition)
-    data, asked = _loss_input(run, local, batch, now, update)
+    data, asked = loss_input(run, local, batch, now, update)
     # one value per row
     loss, metrics = method.loss(data)
     check_names(metrics)
@@ -156,68 +144,14 @@ def backward(
     return Trained(metrics, batch.node, batch.step, batch.parent, update, calls, asked)
 
 
-def _loss_input(
-    run: Setup, local: LocalData, batch: Batch, now: Eval, update: int
-) -> tuple[LossInput, Asked]:
-    """Make what loss and penalty have asked for -> it, and what teachers were asked about."""
-    likelihood, needs, table = run.method.likelihood, run.method.needs, local.table
-    # the same rows under other weights
-    v = None if now.v is None else now.v.detach()
-    same = Eval(now.log_prob.detach(), now.mean.detach(), now.std.detach(), v)
-    under = dict.fromkeys(run.method.snapshots, same)
-    judge = getattr(likelihood, "judge", None)
-    for name in run.method.others(update, run.steps_before):
-        guided = reference_guidance(run.config, run.model) if name == "ref" else nullcontext()
-        with guided, torch.no_grad(), run.policy(name):
-            if judge is None:
-                under[name] = likelihood.evaluate(run.model, batch, run.method.transition)
-            else:
-                under[name] = judge(run.model, batch, now)
-    taught = Taught((), ())
-    if run.teachers is not None:
-        group = local.rollout.tree.group[batch.node]
-        taught = run.teachers.evaluate(run, batch, local.rows, group)
-    # the policy that sampled: from the rollout, if that has it
-    old_log_prob, old_mean = batch.old_log_prob, None
-    if "old_log_prob" in needs - likelihood.keeps:
-        old_log_prob = under["old"].log_prob
-    if "old_mean" in needs:
-        kept = local.rollout.mean
-        old_mean = under["old"].mean if kept is None else kept[batch.node]
-    # what the node table says of the rows
-    data = LossInput(batch, now, old_log_prob, old_mean, under, taught.layers)
-    if table.siblings is not None:
-        scored = None if table.scored is None else table.scored[batch.node]
-        data = data._replace(siblings=table.siblings[batch.node], scored=scored)
-    if "reward" in needs and now.images is not None:
-        values = _rewards(run, local, batch, now.images)
-        data = data._replace(reward=summed(values, run.config.reward_weights), rewards=values)
-    if table.variance is not None:
-        data = data._replace(reward_variance=table.variance[batch.node])
-    if table.segment is not None:
-        data = data._replace(segment=table.segment[batch.node])
-    if table.best is not None:
-        draws = likelihood.trains == "draws"
-        best = table.best[local.rollout.tree.parent[batch.node] if draws else batch.node]
-        data = data._replace(best_x0=local.rollout.x[best], best_advantage=table.advantage[best])
-    return data, taught.asked
-
-
-def _rewards(run: Setup, local: LocalData, batch: Batch, images: Tensor) -> dict[str, Tensor]:
-    """Ask the rewards about images [B, 3, H, W] of the batch's rows -> {name: [B]}, with the
-    gradient."""
-    group = local.streams.group[on_host(batch.node)]
-    seen = prompted(run, images, group, [local.rows[g] for g in group.tolist()])
-    return scored(run.rewards, run.config.reward_weights, seen, f"iteration {run.iteration}")
-
-
 def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:
     """Return the network calls that a part counts as, and its rows that went backward."""
     if part.calls is not None:
         return part.calls
     calls = run.method.trained_calls(part.update, run.steps_before, taught=False)
     rows = part.network_rows()
-    return rows * calls + part.teachers_calls(), rows if calls else 0
+    backwards = rows * run.method.graphs if calls else 0
+    return rows * calls + part.teachers_calls(), backwards
 
 
 def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:

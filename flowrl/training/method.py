@@ -67,6 +67,12 @@ class Method(NamedTuple):
         """Return the rows of a batch per trained state."""
         return max(1, self.likelihood.rows_per_state)
 
+    @property
+    def graphs(self) -> int:
+        """Return how many rows of the network go backward for a trained state: its own, and one of
+        a real image where loss or penalty look at data."""
+        return 2 if "data" in self.needs else 1
+
     def others(self, update: int, steps: list[int]) -> tuple[str, ...]:
         """Name the `snapshots` that need a network call of their own at optimizer step `update` of
         an iteration. "old" needs none while it has the very weights that are trained.
@@ -79,13 +85,14 @@ class Method(NamedTuple):
 
     def trained_calls(self, update: int, steps: list[int], *, taught: bool = True) -> int:
         """Return the network calls that training one row counts as: forward, backward, and a
-        forward pass for each of the `others`, two for a guided reference; `taught`: and those of
-        its teachers."""
+        forward pass for each of the `others`, two for a guided reference; forward and backward
+        again for a real image; `taught`: and those of its teachers."""
         if not self.likelihood.rows_per_state:
             return 0
         others = self.others(update, steps)
         twice = self.guides_reference and "ref" in others
-        return TRAINED_CALLS + len(others) + twice + self.teacher_calls * taught
+        own = TRAINED_CALLS * self.graphs
+        return own + len(others) + twice + self.teacher_calls * taught
 
 
 def unrolled_calls(path: Unrolled) -> tuple[int, int]:

@@ -60,6 +60,7 @@ def check_context(method: Method, world: World, *, sharded: bool) -> None:
     also = [
         *["FSDP"] * sharded,
         *["a loss that follows the reward's gradient"] * ("reward" in method.needs),
+        *["training on real images"] * ("data" in method.needs),
         *["models that are trained along"] * bool(method.companions),
         *["a likelihood with parameters of its own"] * isinstance(method.likelihood, ExtendsModel),
     ]

@@ -12,6 +12,7 @@ from flowrl.algorithms.nodes import best_below, count_trained, trained_nodes
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
+from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Rollout
 from flowrl.training.method import Method
@@ -84,6 +85,9 @@ def rehearse_loss(
         data = data._replace(siblings=count_trained(made, likelihood.trains, batch.node))
     if "reward_variance" in method.needs:
         data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
+    if "data" in method.needs and now.v is not None:
+        seen = model.velocity(batch.x, batch.sigma, batch.cond)
+        data = data._replace(data=RealRows(seen, torch.zeros_like(seen), batch.sigma))
     if now.images is not None:
         value = now.images.flatten(1).mean(1)
         counting = [name for name, weight in config.reward_weights.items() if weight]

@@ -24,6 +24,7 @@ from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import (
+    check_data_model,
     check_guides,
     check_headline,
     check_levels,
@@ -44,6 +45,7 @@ from flowrl.training.process_checks import (
     context_of,
 )
 from flowrl.training.prompt_choice import ahead, check_refill, sampler_of, training_rows
+from flowrl.training.real_images import RealImages
 from flowrl.training.rehearsal import check_plan, cost_of
 from flowrl.training.reward_gradient import check_differentiable
 from flowrl.training.start_weights import check_start, start_from
@@ -116,7 +118,11 @@ class Setup:
         if plan.stored is not None:
             check_pairs(self.train_set)
         check_refill(config, sharded=self.sharded, stored=plan.stored is not None)
-        # teachers of a distillation, where the loss asks for them
+        # real images, where loss or penalty ask for them
+        self.real_images: RealImages | None = None
+        if "data" in self.method.needs:
+            self.real_images = RealImages(self.train_set, self.size)
+        # teachers of a distillation, likewise
         self.teachers: Teachers | None = None
         if "teacher" in self.method.needs:
             self.teachers = Teachers(config, self.train_set)
@@ -139,7 +145,8 @@ class Setup:
     def _take_model(self, bare: FlowModel, frames: int) -> None:
         """Add to the model what the method trains beside it, and check that it can do the work."""
         self.model = extended(bare, self.method, self.config)
-        check_encodes(self.model, self.method.plan(0))
+        check_encodes(self.model, self.method.plan(0), data="data" in self.method.needs)
+        check_data_model(self.config, self.method, self.model, frames)
         check_guides(self.config, self.model)
         check_levels(self.config, self.method, self.model)
         check_model_frames(bare, frames)

@@ -42,12 +42,14 @@ def check_stored(plan: Plan, *, group: int, trains: str) -> None:
         )
 
 
-def check_encodes(model: FlowModel, plan: Plan) -> None:
-    """Raise ConfigError where images have to become latents and the model cannot do that."""
-    if plan.stored is not None and not isinstance(model, EncodesImages):
+def check_encodes(model: FlowModel, plan: Plan, *, data: bool = False) -> None:
+    """Raise ConfigError where images have to become latents and the model cannot do that: those of
+    plan `pairs`, or real ones (`data`)."""
+    who = "plan pairs" if plan.stored is not None else "training on real images (data_velocity)"
+    if (plan.stored is not None or data) and not isinstance(model, EncodesImages):
         raise ConfigError(
-            f"model: plan pairs needs a model that encodes images, and {type(model).__name__} has "
-            "no `latents(images)`"
+            f"model: {who} needs a model that encodes images, and {type(model).__name__} has no "
+            "`latents(images)`"
         )
 
 

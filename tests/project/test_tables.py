@@ -235,8 +235,8 @@ def differing(old: dict[str, Any], new: dict[str, Any], free: tuple[str, ...]) -
 
 UNTIMED = """refl flow_dppo draft adv_grpo draft_lv ddpo ddpo_sdxl dense_grpo stepwise_flow_grpo
 flash_grpo gardo diverse_grpo flash_grpo_prompts flow_opd find find_own find_narrow zo_rank_sgd spo
-spo_finished tdm_r1 paco_rl spo_latent adv_grpo_gated pref_grpo align_prop align_prop_each prior_grpo
-tdm_r1_awm uni_grpo direct_align drm qwen_recipe"""
+spo_finished tdm_r1 paco_rl spo_latent adv_grpo_gated pref_grpo align_prop align_prop_each
+prior_grpo tdm_r1_awm uni_grpo direct_align drm qwen_recipe ddrl"""
 MISSES = "rwr awm_tree diffusion_dpo best_of_n dpo_siblings sol_rl adv_awm dina_lrm"
 
 

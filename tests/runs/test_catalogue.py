@@ -66,6 +66,7 @@ WITHOUT_PUBLIC = {
     "slas",
     "uni_grpo",
     "norm_guard",
+    "ddrl",
     *BASELINES,
 }
 ENTRY = """

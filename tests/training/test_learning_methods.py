@@ -16,13 +16,14 @@ from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.learning
 ITERATIONS, SEEDS = 30, 4
-# those have tests of their own: they need a reward that learns, stored images, or other runs; the
-# guided ones have the axes of `rwr` and `best_of_n`, and draw with weights that stand still
+# those have tests of their own: they need a reward that learns, images from files, or other runs;
+# the guided ones have the axes of `rwr` and `best_of_n`, and draw with weights that stand still
 APART = (
     "shapes/adv_awm",
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
     "shapes/best_of_n_guided",
+    "shapes/ddrl",
     "shapes/diffusion_dpo_offline",
     "shapes/flow_opd",
     "shapes/rwr_guided",

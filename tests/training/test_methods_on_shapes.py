@@ -18,12 +18,13 @@ from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 
 pytestmark = pytest.mark.integration
-# those have tests of their own: they need a reward or a model that learns, stored images, other
-# runs, or the editing model
+# those have tests of their own: they need a reward or a model that learns, images from files,
+# other runs, or the editing model
 APART = (
     "shapes/adv_awm",
     "shapes/adv_grpo",
     "shapes/adv_grpo_gated",
+    "shapes/ddrl",
     "shapes/dina_lrm",
     "shapes/diffusion_dpo_offline",
     "shapes/drm",

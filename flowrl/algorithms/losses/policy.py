@@ -42,3 +42,14 @@ def ppo_clip(
     a = data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
     loss, stopped = surrogate(log_ratio, a, clip_low, clip_high)
     return loss * share, ratio_metrics(log_ratio.detach(), stopped)
+
+
+@needs("zero_advantage")
+def penalty_alone(data: LossInput) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return 0 [B] whatever the advantages, and no metrics: the policy learns from the section `kl`
+    alone.
+
+    With penalty `data_velocity` that is supervised fine-tuning on real images, at the states and
+    the cost of the method beside which it stands. Rewards are watched.
+    """
+    return 0 * data.now.log_prob, {}

@@ -1,0 +1,194 @@
+"""Real images of the training prompts, which a penalty trains the velocity on beside the reward: a
+record names them under ``image``, one path or a list of them, as seen from its prompt list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import state_rows
+from flowrl.config.load import Config
+from flowrl.core.errors import DataError
+from flowrl.core.host_copies import on_host
+from flowrl.core.needs import needs_of
+from flowrl.core.noise_path import interpolate, vp_from_flow, wide
+from flowrl.core.pixels import from_bytes
+from flowrl.core.prompts import PromptSet
+from flowrl.core.real_rows import RealRows
+from flowrl.core.seeds import NodeStreams, generator
+from flowrl.core.types import Batch, Rollout, Tree
+from flowrl.evaluation.image_files import find_images, read_image
+from flowrl.evaluation.preference_pairs import read_fitted
+from flowrl.training.guidance import is_guided, teacher_guidance
+
+IMAGE = "image"
+DECODED = 2**28  # pixels of a list that are decoded to see whether they are whole; then headers
+KEPT = 2**30  # bytes of latents that are kept on the host for later iterations
+LEVELS = (math.log(4), 1.2)  # mean and std of the logit of noise levels that are drawn anew
+
+
+def fresh_of(config: Config) -> str:
+    """Return what is drawn anew for each noised image, by the function that asks for them: none,
+    noise, or all."""
+    call = config.kl if config.kl and "data" in needs_of(config.kl.function) else config.loss
+    return str(call.kwargs.get("fresh", "none"))
+
+
+class RealImages:
+    """The real images of a prompt list, and the latents of those that were used last."""
+
+    def __init__(self, prompts: PromptSet, size: tuple[int, int]) -> None:
+        """size: height and width in pixels. Raises DataError, with file and line, for a record
+        without an image, and an image that is missing, or none."""
+        self.size, self._kept = size, dict[Path, Tensor]()
+        self._paths = [_paths(prompts, row) for row in range(len(prompts))]
+        _check_files(self._paths, prompts)
+
+    def latents(self, run: Any, places: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """Return the latents of a real image of each prompt [N, *], on the host.
+
+        places [N]: the prompts' in the iteration; rows: the training prompt of each place of the
+        iteration. Of several images chance takes one, by the run's seed, iteration and place.
+        Raises DataError naming the file.
+        """
+        taken = [self._draw(run, place, rows[place]) for place in places]
+        self._encode(run, [path for path in dict.fromkeys(taken) if path not in self._kept])
+        return torch.stack([self._kept[path] for path in taken])
+
+    def prepare(self, run: Any, places: Sequence[int], rows: Sequence[int]) -> None:
+        """Encode the images of an iteration ahead of its network calls, and let go of those that
+        were used longest ago, but of none that this iteration uses. As `latents`."""
+        if not places:
+            return
+        self.latents(run, places, rows)
+        used = dict.fromkeys(self._draw(run, place, rows[place]) for place in places)
+        for path in used:
+            self._kept[path] = self._kept.pop(path)
+        most = max(len(used), KEPT // max(1, self._kept[path].nbytes))
+        for path in [*self._kept][: max(0, len(self._kept) - most)]:
+            del self._kept[path]
+
+    def _draw(self, run: Any, place: int, row: int) -> Path:
+        paths = self._paths[row]
+        if len(paths) == 1:
+            return paths[0]
+        stream = generator(run.config.seed, IMAGE, run.iteration, place)
+        return paths[int(torch.randint(len(paths), (), generator=stream))]
+
+    @torch.no_grad()
+    def _encode(self, run: Any, paths: list[Path]) -> None:
+        """Read images and keep their latents, a few at a time."""
+        some = run.config.train.rollout_batch
+        for first in range(0, len(paths), some):
+            part = paths[first : first + some]
+            levels = torch.stack([read_fitted(path, *self.size) for path in part])
+            made = run.model.latents(from_bytes(levels)).cpu()
+            self._kept |= dict(zip(part, made, strict=True))
+
+
+def real_rows(run: Any, rollout: Rollout, batch: Batch, rows: Sequence[int]) -> RealRows:
+    """Noise a real image of the prompt of each row of a batch, and evaluate the velocity there.
+
+    rows: training prompt of each place in the iteration. Rows that share a state share the image's
+    row in the network, too. Raises DataError naming a file that cannot be read any more.
+    """
+    # of each row: the clean image, its noise, its noise level
+    host = on_host(batch.node)
+    places, place = torch.unique(on_host(rollout.tree.group)[host], return_inverse=True)
+    clean = run.real_images.latents(run, places.tolist(), rows).to(batch.x.device)
+    x0 = wide(clean)[place.to(clean.device)]
+    fresh = fresh_of(run.config)
+    sigma = batch.sigma
+    if fresh == "none":
+        eps = _initial_noise(rollout, batch.node)
+    else:
+        eps, levels = _drawn(run, rollout, host, tuple(x0.shape[1:]))
+        eps = eps.to(x0, non_blocking=True)
+        sigma = levels.to(sigma, non_blocking=True) if fresh == "all" else sigma
+    x, target = interpolate(x0, eps, sigma), eps - x0
+    # one network row for each state
+    first = state = torch.arange(len(x), device=x.device)
+    if run.method.likelihood.trains == "draws":
+        first, state = state_rows(batch.parent) if batch.rows is None else batch.rows
+    cond = {name: value[first] for name, value in batch.cond.items()}
+    # data shows what follows the prompt, not what guidance makes of it
+    plain = teacher_guidance(run.model, 1.0) if is_guided(run.config) else nullcontext()
+    with plain:
+        v = run.model.velocity(x[first], sigma[first], cond)
+    return RealRows(v[state], target, sigma)
+
+
+def _initial_noise(rollout: Rollout, nodes: Tensor) -> Tensor:
+    """Return the noise of std 1 from which the images of nodes [B] were sampled -> [B, *]."""
+    x = wide(rollout.x[root_of(rollout.tree, nodes, len(rollout.sigmas))])
+    return vp_from_flow(x, rollout.sigmas[:1])
+
+
+def root_of(tree: Tree, nodes: Tensor, depth: int) -> Tensor:
+    """Return the root above each node [B] -> [B] int64; depth: of the forest, at most. The host
+    waits for nothing."""
+    for _ in range(depth):
+        up = tree.parent[nodes]
+        nodes = torch.where(up < 0, nodes, up)
+    return nodes
+
+
+def _drawn(
+    run: Any, rollout: Rollout, nodes: Tensor, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Draw noise [B, *] and a noise level [B] for the image of each row, whose nodes [B] are on the
+    host; rows of one state have the same."""
+    tree, likelihood = rollout.tree, run.method.likelihood
+    if likelihood.trains == "draws":
+        state = on_host(tree.parent)[nodes]
+        state = state if rollout.twin is None else on_host(rollout.twin)[state]
+        nodes, row = torch.unique(state, return_inverse=True)
+        each = 1
+    else:  # several rows of one image, one after the other
+        row, each = torch.arange(len(nodes)), run.method.rows
+        nodes = nodes[::each]
+    noises, levels = [], []
+    mean, std = LEVELS
+    for stream in NodeStreams(tree.group, run.config.seed, "data", run.iteration).of(nodes):
+        levels.append(torch.sigmoid(mean + std * torch.randn(each, generator=stream)))
+        noises.append(torch.randn(each, *shape, generator=stream))
+    return torch.cat(noises)[row], torch.cat(levels)[row]
+
+
+def _paths(prompts: PromptSet, row: int) -> list[Path]:
+    """Return the files that a record names. Raises DataError, with file and line, for none."""
+    value = prompts.records[row].get(IMAGE)
+    names = [value] if isinstance(value, str) else value
+    good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    if not good or not names:
+        raise DataError(
+            f"{prompts.places[row]}: expected the file of a real image of the prompt, or a list of "
+            f"them, as {IMAGE!r}, which the config trains on, got {value!r}"
+        )
+    return [Path(prompts.path).parent / name for name in names]
+
+
+def _check_files(paths: list[list[Path]], prompts: PromptSet) -> None:
+    """Look at every image. Raises DataError, with file and line."""
+    decoded, seen = 0, set[Path]()
+    for row, some in enumerate(paths):
+        for path in some:
+            if path in seen:
+                continue
+            seen.add(path)
+            try:
+                if not path.is_file():
+                    raise DataError(f"{path}: no such file; it is looked for beside the list")
+                file = find_images([path])[0]
+                # headers are cheap; pixels only up to a limit, or a long list would take minutes
+                if decoded < DECODED:
+                    decoded += file.size[0] * file.size[1]
+                    read_image(file)
+            except DataError as error:
+                raise DataError(f"{prompts.places[row]}, {IMAGE}: {error}") from error

@@ -61,11 +61,8 @@ def learn(
     # what is trained, in the whole forest and here
     table = node_table(run, forest.whole, advantage)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
-    for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
-        on_host(rows_of_all)  # what likelihoods read there, before the first network call
     local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
-    if run.real_images is not None:
-        run.real_images.prepare(run, on_host(ro.group_ids).tolist(), rows)
+    _read_ahead(run, ro, rows)
     # the models that are trained along
     along = learn_along(run, ro, table, local.table, forest)
     # one optimizer step per part
@@ -102,6 +99,15 @@ def learn(
     if "kl_factor" in run.memory:
         metrics["kl_weight"] = run.method.kl_beta * monitor_controls.kl_factor(run.memory)
     return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
+
+
+def _read_ahead(run: Setup, ro: Rollout, rows: list[int]) -> None:
+    """Bring to the host what likelihoods read there, and encode real images, before the first
+    network call."""
+    for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
+        on_host(rows_of_all)
+    if run.real_images is not None:
+        run.real_images.prepare(run, on_host(ro.group_ids).tolist(), rows)
 
 
 def backward(

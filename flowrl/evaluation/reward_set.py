@@ -91,8 +91,8 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
-        # of the last advantages: weighted sum of the rewards [L]; factor of the penalty, variance of
-        # a prompt's rewards, and which nodes were judged [V]
+        # of the last advantages: weighted sum of the rewards [L]; factor of the penalty, variance
+        # of a prompt's rewards, and which nodes were judged [V]
         self.total: Tensor | None = None
         self.gate: Tensor | None = None
         self.variance: Tensor | None = None

@@ -122,13 +122,11 @@ def test_edits() -> None:
     assert f"eight has {100 * best['strict']:.1f} % ({low} to {high})" in COMPARE
     assert f"and have {100 * steps['strict']:.1f} % here" in COMPARE
     assert best["setting"]["seed"] == steps["setting"]["seed"] == found["config"]["eval"]["seed"]
-    # what the base model has by the checker that looks for flaws
-    today = json.loads((RESULTS / "edits-10-steps.json").read_text("utf-8"))
-    base = json.loads((RESULTS / "compare-paco-rl.json").read_text("utf-8"))["base"]["score"]
-    less = f"{100 * (base - today['strict']):.1f} points less"
-    assert today["setting"] == steps["setting"] | {"steps": 10}
-    assert f"the base model has {100 * today['strict']:.1f} % from this noise" in COMPARE
-    assert f"edits-10-steps.json)), {less}" in COMPARE
+    # which edits it learns
+    tasks = found["summary"]["nfe"]["tasks"]
+    gains = {name: task["gain"][0] for name, task in tasks.items()}
+    assert max(gains, key=gains.__getitem__) == "move" and gains["move"] > 3 * gains["recolor"]
+    assert f"adding one stays at {100 * tasks['add']['mean']:.1f} %" in COMPARE
 
 
 def test_the_student_of_four_steps() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.config.load import Config
+from flowrl.core.needs import SNAPSHOTS, needs_of
 from flowrl.core.pixels import round_8bit
 from flowrl.cost.architecture import (
     NETWORK,
@@ -230,9 +231,15 @@ def workload_of(config: Config, *, device: str = "cuda") -> Workload:
         source=source_shape(config, latent),
         text=text_shape(config, architecture),
         guided=is_guided(config),
-        reference=2 if guides_reference(config) else int(config.kl_beta > 0),
+        reference=2 if guides_reference(config) else int(_asks_others(config)),
         device=device,
     )
+
+
+def _asks_others(config: Config) -> bool:
+    """Say whether the penalty asks other weights about each row: one on real images asks none."""
+    wanted = needs_of(config.kl.function) if config.kl else frozenset[str]()
+    return config.kl_beta > 0 and ("data" not in wanted or bool(wanted & {*SNAPSHOTS}))
 
 
 def _network(workload: Workload) -> nn.Module:

@@ -153,3 +153,19 @@ def cond_of(rollout: Rollout, nodes: Tensor) -> dict[str, Tensor]:
     ids, order = torch.sort(rollout.group_ids)
     row = order[torch.searchsorted(ids, rollout.tree.group[nodes])]
     return {name: value[row] for name, value in rollout.cond.items()}
+
+
+def root_of(tree: Tree, nodes: Tensor, depth: int) -> Tensor:
+    """Return the root above each node [B] -> [B] int64; depth: of the forest, at most. The host
+    waits for nothing."""
+    for _ in range(depth):
+        up = tree.parent[nodes]
+        nodes = torch.where(up < 0, nodes, up)
+    return nodes
+
+
+def initial_noise(rollout: Rollout, nodes: Tensor) -> Tensor:
+    """Return the noise of std 1 from which the images of nodes [B] were sampled -> [B, *], at least
+    float32."""
+    x = wide(rollout.x[root_of(rollout.tree, nodes, len(rollout.sigmas))])
+    return vp_from_flow(x, rollout.sigmas[:1])

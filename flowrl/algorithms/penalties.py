@@ -179,7 +179,8 @@ def data_velocity(
     **Differs:** the flow form of the term is often given with w = 1. The code weighs the squared
     error of the x0 estimate by ``(r^2 + 1) / r^2``, where ``r = s / (1 - s)``, which is "edm"; its
     network's own weight for rectified flows, which would be "one", is not called. "noise" is ours.
-    Its "all" also moves 5 % of the noise levels of videos next to pure noise.
+    Its "all" also moves 5 % of the noise levels of videos next to pure noise, and multiplies the
+    others by the root of the number of latent frames.
 
     Raises: ConfigError for another `weight` or `fresh`, or a likelihood without a velocity.
     """

@@ -155,8 +155,7 @@ class Batch(NamedTuple):
     # where rows share states, counted ahead of the call; None: from `parent`, and the host waits
     rows: StateRows | None = None
     unrolled: Unrolled | None = None  # of likelihoods that sample anew
-    # [B]  the level at which what a row generates is judged; of `direct_align` its step's place
-    query: Tensor | None = None
+    query: Tensor | None = None  # [B]  level where it is judged; of `direct_align` its step's place
 
 
 class Eval(NamedTuple):

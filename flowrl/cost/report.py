@@ -70,6 +70,8 @@ def memory(found: Estimate, width: int | None = None) -> list[str]:
         peaks.append([phase.name, size(phase.bytes), sums])
     lines += _table(peaks, width)
     lines.append(f"           of a micro-batch, {size(found.saved)} wait for the backward pass")
+    if "reward" in method_of(found.config).needs:
+        lines.append("           not counted: the backward pass through decoder and rewards")
     return [*lines, *rewards(found, width)]
 
 

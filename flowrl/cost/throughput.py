@@ -118,12 +118,18 @@ def stand_in(config: Config) -> Config:
             "performance: kl trains on real images of the prompts, and made-up prompts have none; "
             "set kl=null, and count as many states again"
         )
+    if "reward" in method_of(config).needs:
+        raise ConfigError(
+            f"performance: loss {config.loss.fn} differentiates the rewards, and one by chance has "
+            "no gradient; time another config of this model"
+        )
     where, frames = "flowrl.cost.throughput.chance", "first" if frames_of(config) > 1 else ""
     reward = Call("rewards.chance", "chance", where, {}, function=chance, frames=frames)
     prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")
     return replace(
         config,
         rewards={"chance": reward},
+        aggregate=Call.bind("aggregate", {"fn": "weighted_sum"}),
         prompts=prompts,
         eval=replace(config.eval, score="", tuned=1.0),
     )

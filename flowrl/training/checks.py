@@ -146,6 +146,12 @@ def check_levels(config: Config, method: Method, model: FlowModel) -> None:
             f"the sampler's, and model {config.model.fn} knows those of its training timesteps "
             "alone; take another likelihood, such as reverse, or another model"
         )
+    if getattr(likelihood, "draws_steps", False):
+        raise ConfigError(
+            f"likelihood {config.likelihood.fn}: takes steps between noise levels of its own, and "
+            f"model {config.model.fn} knows those of its training timesteps alone; take draft, "
+            "draft_lv, align_prop or refl, which take the sampler's steps"
+        )
     if getattr(likelihood, "draws_levels", False):
         raise ConfigError(
             f"likelihood {config.likelihood.fn}: draws noise levels of its own (times "

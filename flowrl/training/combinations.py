@@ -48,6 +48,8 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
         )
     _check_whole_prompts(config, method)
     _check_data(config, method, plan)
+    _check_noise(config, plan)
+    _check_rescored(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
     _check_empty_prompts(config, trains)
     _check_alone(config, method)
@@ -82,6 +84,29 @@ def _check_data(config: Config, method: Method, plan: Plan) -> None:
         raise ConfigError(
             f"{wants[0]}: follows a distance to the base model, and kl {config.kl.fn} is an error "
             "on real images, which never comes near 0; leave the one or the other out"
+        )
+
+
+def _check_noise(config: Config, plan: Plan) -> None:
+    """Raise ConfigError for a likelihood that remembers the noise of images that were not
+    sampled."""
+    if plan.stored is not None and getattr(config.likelihood.make(), "noise", "") == "initial":
+        raise ConfigError(
+            f"likelihood.noise=initial: plan {config.plan.fn} samples nothing, so its images have "
+            "no initial noise; set it to fresh"
+        )
+
+
+def _check_rescored(config: Config, method: Method) -> None:
+    """Raise ConfigError for a credit that reads the log-prob of a sampler with another guidance
+    than what is trained."""
+    read = {"moved", "log_prob"} & needs_of(method.credit)
+    if read and config.train.guidance and getattr(method.likelihood, "rescores", False):
+        raise ConfigError(
+            f"credit {config.credit.fn}: reads the sampler's log-prob, which with train.guidance="
+            f"{config.train.guidance:g} is that of a guided step, and likelihood "
+            f"{config.likelihood.fn} trains without guidance; take another credit, or set "
+            "train.guidance to 0"
         )
 
 

@@ -107,7 +107,9 @@ def _read_ahead(run: Setup, ro: Rollout, rows: list[int]) -> None:
     for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
         on_host(rows_of_all)
     if run.real_images is not None:
-        run.real_images.prepare(run, on_host(ro.group_ids).tolist(), rows)
+        places, images = on_host(ro.group_ids).tolist(), run.real_images
+        # a file that one process cannot read ends all of them
+        run.world.together(lambda: images.prepare(run, places, rows))
 
 
 def backward(

@@ -42,8 +42,9 @@ def check_processes(config: Config, world: World, *, sharded: bool) -> None:
         )
     if sharded and "reward" in needs_of(config.call("loss")):
         raise ConfigError(
-            f"loss {config.loss.fn}: images take different numbers of steps with a gradient, but "
-            "under FSDP all processes call the network in step; start the processes without FSDP"
+            f"loss {config.loss.fn}: images may take different numbers of steps with a gradient, "
+            "but under FSDP all processes call the network in step; start the processes without "
+            "FSDP"
         )
 
 

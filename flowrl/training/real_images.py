@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import state_rows
+from flowrl.algorithms.nodes import initial_noise, state_rows
 from flowrl.config.load import Config
 from flowrl.core.errors import DataError
 from flowrl.core.host_copies import on_host
 from flowrl.core.needs import needs_of
-from flowrl.core.noise_path import interpolate, vp_from_flow, wide
+from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
 from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Rollout, Tree
+from flowrl.core.types import Batch, Rollout
 from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.preference_pairs import read_fitted
 from flowrl.training.guidance import is_guided, teacher_guidance
@@ -89,7 +89,8 @@ class RealImages:
             part = paths[first : first + some]
             levels = torch.stack([read_fitted(path, *self.size) for path in part])
             made = run.model.latents(from_bytes(levels)).cpu()
-            self._kept |= dict(zip(part, made, strict=True))
+            # copies: a row of a batch would keep all of it
+            self._kept |= {path: row.clone() for path, row in zip(part, made, strict=True)}
 
 
 def real_rows(run: Any, rollout: Rollout, batch: Batch, rows: Sequence[int]) -> RealRows:
@@ -106,7 +107,7 @@ def real_rows(run: Any, rollout: Rollout, batch: Batch, rows: Sequence[int]) -> 
     fresh = fresh_of(run.config)
     sigma = batch.sigma
     if fresh == "none":
-        eps = _initial_noise(rollout, batch.node)
+        eps = initial_noise(rollout, batch.node)
     else:
         eps, levels = _drawn(run, rollout, host, tuple(x0.shape[1:]))
         eps = eps.to(x0, non_blocking=True)
@@ -122,21 +123,6 @@ def real_rows(run: Any, rollout: Rollout, batch: Batch, rows: Sequence[int]) -> 
     with plain:
         v = run.model.velocity(x[first], sigma[first], cond)
     return RealRows(v[state], target, sigma)
-
-
-def _initial_noise(rollout: Rollout, nodes: Tensor) -> Tensor:
-    """Return the noise of std 1 from which the images of nodes [B] were sampled -> [B, *]."""
-    x = wide(rollout.x[root_of(rollout.tree, nodes, len(rollout.sigmas))])
-    return vp_from_flow(x, rollout.sigmas[:1])
-
-
-def root_of(tree: Tree, nodes: Tensor, depth: int) -> Tensor:
-    """Return the root above each node [B] -> [B] int64; depth: of the forest, at most. The host
-    waits for nothing."""
-    for _ in range(depth):
-        up = tree.parent[nodes]
-        nodes = torch.where(up < 0, nodes, up)
-    return nodes
 
 
 def _drawn(

@@ -73,7 +73,7 @@ def test_a_step_both_ways_by_hand(start: float, end: float, expected: float) -> 
     model = Constant()
     batch = one_step(start, end)
     made = direct_align(checkpoint=False).evaluate(model, batch, cps)
-    assert made.images is not None and made.v is not None
+    assert made.images is not None
     torch.testing.assert_close(
         made.images, torch.full_like(made.images, expected), rtol=1e-6, atol=0
     )
@@ -180,6 +180,19 @@ def test_ascent_pulls_the_velocity_the_same_way_from_both_sides() -> None:
         loss.mean().backward()
         assert model.slope() == pytest.approx(slope, rel=1e-6)
         torch.testing.assert_close(metrics["image_reward"], reward.detach())
+
+
+def test_enough_stops_both_ways() -> None:
+    """With enough .5: r .2 has loss .3 forth and .7 back, r .6 none; the gradients of loss by r are
+    -1, 1 and 0."""
+    values = [0.2, 0.6]
+    for start, losses, slopes in ((0.8, [0.3, 0.0], [-1.0, 0.0]), (0.6, [0.7, 0.0], [1.0, 0.0])):
+        data = pair(values, values, start, 0.7, 0.4)
+        reward = torch.tensor(values, requires_grad=True)
+        loss, metrics = reward_ascent(data._replace(reward=reward), enough=0.5)
+        loss.sum().backward()
+        assert loss.tolist() == pytest.approx(losses) and metrics["satisfied"].tolist() == [0, 1]
+        assert reward.grad is not None and reward.grad.tolist() == slopes
 
 
 def test_what_both_rewards_like_cancels() -> None:

@@ -125,7 +125,9 @@ def test_edits() -> None:
     # which edits it learns
     tasks = found["summary"]["nfe"]["tasks"]
     gains = {name: task["gain"][0] for name, task in tasks.items()}
-    assert max(gains, key=gains.__getitem__) == "move" and gains["move"] > 3 * gains["recolor"]
+    whole = sum(gains.values())
+    assert 0.7 < gains["move"] / whole < 0.8 and 0.15 < gains["recolor"] / whole < 0.25
+    assert "Three quarters of the gain is in moving an object, most of the rest in" in COMPARE
     assert f"adding one stays at {100 * tasks['add']['mean']:.1f} %" in COMPARE
 
 

@@ -170,6 +170,17 @@ def test_a_model_of_whole_timesteps_is_sampled_at_its_own(
         Trainer(toy(tmp_path, *changes))
 
 
+def test_steps_between_levels_need_a_model_that_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = ("likelihood={fn: direct_align}", "plan={fn: ode, steps: 4}", "train.updates=1")
+    changes = (*changes, "loss={fn: reward_ascent}", "rewards={red: {fn: toykit.redness}}")
+    Trainer(toy(tmp_path, *changes, "eval.score=red"))
+    monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
+    with pytest.raises(ConfigError, match="direct_align: takes steps between noise levels"):
+        Trainer(toy(tmp_path, *changes, "eval.score=red"))
+
+
 def test_previews_have_no_latents(tmp_path: Path) -> None:
     """Also for a reward that is only watched: it is asked all the same."""
     scout = ("scout={images: 8, steps: 2}", *AWM)

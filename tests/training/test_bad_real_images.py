@@ -106,6 +106,16 @@ def test_stored_pairs_have_no_initial_noise(tmp_path: Path) -> None:
     assert metrics["kl"] > 0
 
 
+def test_stored_pairs_have_no_noise_to_remember(tmp_path: Path) -> None:
+    """Neither for Direct-Align, which takes fresh noise."""
+    aligned = ["likelihood={fn: direct_align}", "loss={fn: reward_ascent}", "kl=null"]
+    config = write_pairs(tmp_path, lambda rows: None)
+    with pytest.raises(ConfigError, match="likelihood.noise=initial: plan pairs samples nothing"):
+        real_trainer(config, *PAIRS, *aligned)
+    metrics = real_trainer(config, *PAIRS, *aligned, "likelihood.noise=fresh").step()
+    assert metrics["grad_norm"] > 0
+
+
 class Blind:
     """A field without a way back from images."""
 

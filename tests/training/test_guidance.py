@@ -230,6 +230,16 @@ def test_guided_rollouts_and_unguided_updates_begin_with_a_ratio_of_one(tmp_path
     assert metrics["on_policy_gap"] == 0.0
 
 
+@pytest.mark.parametrize("credit", ["unlikely_norm", "single_stream, half: 2.0"])
+def test_credits_of_log_probs_want_those_of_what_is_trained(credit: str) -> None:
+    """The sampler's belong to its guided mean. Without another guidance in sampling they are the
+    network's own."""
+    changes = [HYBRID, f"credit={{fn: {credit}}}"]
+    check_plan(load_config("shapes/flow_grpo", changes))
+    with pytest.raises(ConfigError, match="reads the sampler's log-prob"):
+        check_plan(load_config("shapes/flow_grpo", [*changes, f"train.guidance={SCALE}"]))
+
+
 def test_draws_with_another_guidance_need_the_unguided_likelihood() -> None:
     """The message of the other names it; it is taken with a guidance and without."""
     with pytest.raises(ConfigError, match="likelihood reverse_unguided"):

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.algorithms.likelihoods._unroll import unrolled_batch
-from flowrl.algorithms.nodes import clean_latents
-from flowrl.algorithms.selection._change import root_above
+from flowrl.algorithms.nodes import clean_latents, initial_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
 from flowrl.core.noise_path import interpolate, per_sample, wide
@@ -40,8 +39,8 @@ class direct_align:
         margin: the levels next to both ends that are never drawn, as a share of the interval;
             published: 5 of 1000.
 
-    **Differs:** the code draws one level for all images of an update, here each has its own; its
-    steps end on a grid of 1000 parts.
+    **Differs:** all images of an update start from one noise in the code, here each prompt has its
+    own; its steps end on a grid of 1000 parts.
 
     Raises: ConfigError unless 0 <= low < high <= 1, 0 < jump <= 1 and 0 <= margin < 0.5, or for a
     step that could end at pure noise.
@@ -49,6 +48,7 @@ class direct_align:
 
     trains: Literal["leaves"] = "leaves"
     keeps: frozenset[str] = frozenset()
+    draws_steps = True  # at levels that a model may not know
 
     def __init__(
         self,
@@ -98,8 +98,7 @@ class direct_align:
             eps = torch.cat(fresh).repeat_interleave(self.rows_per_state, 0)
             eps = eps.to(x0, non_blocking=True)
         else:
-            # a sampler that starts below level 1 starts from that much noise
-            eps = rollout.x[root_above(rollout)[node]].to(x0.dtype) / rollout.sigmas[0]
+            eps = initial_noise(rollout, node).to(x0.dtype)
         start, end, place = (
             value.float().to(x0.device, non_blocking=True) for value in (start, end, place)
         )
@@ -126,8 +125,8 @@ class direct_align:
         return self.low + width * start, self.low + width * end, places
 
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
-        """Take the step -> Eval with images [B, 3, H, W], mean = x0', and v; log-prob 0. The
-        transition plays no part."""
+        """Take the step -> Eval with images [B, 3, H, W] and mean = x0'; log-prob 0. The transition
+        plays no part."""
         again = self.checkpoint and torch.is_grad_enabled()
         x = wide(batch.x)
         v = _call(again, model.velocity, x, batch.sigma, batch.cond).to(x.dtype)
@@ -135,7 +134,7 @@ class direct_align:
         end = per_sample(batch.sigma_next, x)
         x0 = (ahead - end * batch.target) / (1 - end)
         zero = torch.zeros(len(x), device=x.device)
-        return Eval(zero, x0, zero, v, images=_call(again, model.decode, x0))
+        return Eval(zero, x0, zero, images=_call(again, model.decode, x0))
 
 
 def _call(again: bool, function: object, *values: object) -> Tensor:

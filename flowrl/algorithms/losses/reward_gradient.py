@@ -22,8 +22,8 @@ def reward_ascent(
     added as `rewards` says; advantages play no part. ReFL's code has scale 1e-3 and enough 2,
     AlignProp's 0.01 and the distance of r to 10, TRL's port ``10 - r``, whose gradient is that of
     -r. An image that was not scored has loss 0. Where a row's step goes back towards noise
-    (likelihood `direct_align`), -r stands for r: such a step changes the image the other way, so
-    its velocity learns the same.
+    (likelihood `direct_align`), the loss is ``scale (enough + r)`` while r is not enough: such a
+    step changes the image the other way, so its velocity learns the same.
 
     Metrics: `image_reward`, r, unrounded; `satisfied`, 1 where r is enough and nothing is learned.
 
@@ -39,10 +39,12 @@ def reward_ascent(
     scored = ~data.reward.isnan()
     seen = data.reward.nan_to_num().detach()
     back = data.batch.sigma_next > data.batch.sigma
-    reward = torch.where(back, -1.0, 1.0).to(seen) * data.reward.nan_to_num()
-    gap = -reward if enough is None else (enough - reward).relu()
+    gap = torch.where(back, 1.0, -1.0).to(seen) * data.reward.nan_to_num()
+    satisfied = torch.zeros_like(seen)
+    if enough is not None:
+        satisfied = (seen >= enough).to(seen)
+        gap = (enough + gap) * (1 - satisfied)
     loss = torch.where(scored, scale * gap, 0.0)
-    satisfied = torch.zeros_like(seen) if enough is None else (reward >= enough).to(seen)
     return loss, {"image_reward": seen, "satisfied": satisfied}
 
 

@@ -52,6 +52,7 @@ GROUPS = (
     Group("dense", "compare-dense", ("compare-dense", "compare-spo-finished", "compare-draft-lv")),
     Group("spo latent", "compare-spo-latent", ("compare-spo-latent",)),
     Group("spo latent fixed", "compare-spo-latent-fixed", ("compare-spo-latent-fixed",)),
+    Group("dance", "compare-dance", ("compare-dance", "compare-direct-align")),
     Group("slas", "compare-slas", ("compare-slas",)),
     Group("uni grpo", "compare-uni-grpo", ("compare-uni-grpo",)),
     Group("stepwise five", "compare-stepwise-five", ("compare-stepwise-five",)),

@@ -33,6 +33,8 @@ LATER = (
     Later(
         "spo latent fixed", "compare-spo-latent-fixed.json", "on the test prompts, at its own rate"
     ),
+    Later("dance", "compare-dance.json", "on the test prompts, at its own rate"),
+    Later("direct align", "compare-direct-align.json", "on the test prompts, at its own rate"),
     Later("slas", "compare-slas.json", "on the test prompts, at its own rate", rivals=False),
     Later("uni grpo", "compare-uni-grpo.json", "on the test prompts, at its own rate"),
     Later("tdm r1", "compare-tdm-r1.json", STUDENT),

@@ -31,6 +31,7 @@ BESIDE = {
     "rwr": "rwr",
     "spo-latent": "spo-latent",
     "spo-latent-fixed": "spo-latent-fixed",
+    **dict.fromkeys(("dance", "direct-align"), "dance"),
     "slas": "slas",
     "uni-grpo": "uni-grpo",
     "combinations": "combinations",

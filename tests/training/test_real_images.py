@@ -14,7 +14,7 @@ from storedkit import GREEN, RED, paint
 from torch import Tensor
 from trainkit import ONE, TREE, flat, gradients
 
-from flowrl.algorithms.nodes import trained_nodes
+from flowrl.algorithms.nodes import root_of, trained_nodes
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Rollout
@@ -24,7 +24,7 @@ from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.models.toy import LinearFlow
 from flowrl.training.collect import collect
 from flowrl.training.learn import learn
-from flowrl.training.real_images import RealImages, real_rows, root_of
+from flowrl.training.real_images import RealImages, real_rows
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 

@@ -173,12 +173,12 @@ def test_a_model_of_whole_timesteps_is_sampled_at_its_own(
 def test_steps_between_levels_need_a_model_that_knows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = ("likelihood={fn: direct_align}", "plan={fn: ode, steps: 4}", "train.updates=1")
-    changes = (*changes, "loss={fn: reward_ascent}", "rewards={red: {fn: toykit.redness}}")
-    Trainer(toy(tmp_path, *changes, "eval.score=red"))
+    changes = ["likelihood={fn: direct_align}", "plan={fn: ode, steps: 4}", "train.updates=1"]
+    changes += ["loss={fn: reward_ascent}", "rewards={red: {fn: toykit.redness}}", "eval.score=red"]
+    Trainer(toy(tmp_path, *changes))
     monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
     with pytest.raises(ConfigError, match="direct_align: takes steps between noise levels"):
-        Trainer(toy(tmp_path, *changes, "eval.score=red"))
+        Trainer(toy(tmp_path, *changes))
 
 
 def test_previews_have_no_latents(tmp_path: Path) -> None:

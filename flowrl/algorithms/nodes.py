@@ -155,17 +155,23 @@ def cond_of(rollout: Rollout, nodes: Tensor) -> dict[str, Tensor]:
     return {name: value[row] for name, value in rollout.cond.items()}
 
 
-def root_of(tree: Tree, nodes: Tensor, depth: int) -> Tensor:
-    """Return the root above each node [B] -> [B] int64; depth: of the forest, at most. The host
-    waits for nothing."""
-    for _ in range(depth):
-        up = tree.parent[nodes]
-        nodes = torch.where(up < 0, nodes, up)
-    return nodes
+def climb(up: Tensor, steps: int) -> Tensor:
+    """Follow pointers [V] upwards to the node that points to itself -> [V]; paths have at most
+    `steps` edges."""
+    for _ in range(steps.bit_length()):  # each round doubles the reach
+        up = up[up]
+    return up
+
+
+def root_above(rollout: Rollout) -> Tensor:
+    """Return the root above each node -> [V] int64."""
+    parent = rollout.tree.parent
+    node = torch.arange(len(parent), device=parent.device)
+    return climb(torch.where(parent < 0, node, parent), len(rollout.sigmas) - 1)
 
 
 def initial_noise(rollout: Rollout, nodes: Tensor) -> Tensor:
     """Return the noise of std 1 from which the images of nodes [B] were sampled -> [B, *], at least
     float32."""
-    x = wide(rollout.x[root_of(rollout.tree, nodes, len(rollout.sigmas))])
+    x = wide(rollout.x[root_above(rollout)[nodes]])
     return vp_from_flow(x, rollout.sigmas[:1])

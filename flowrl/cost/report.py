@@ -37,7 +37,7 @@ def calls(found: Estimate) -> list[str]:
     if "reward" in method.needs:  # through the sampler, partly without a gradient, partly anew
         each = (total - work.nfe) / forecast.states
     also = f", and 1 under each of {', '.join(others)}" if others else ""
-    also += f", and {TRAINED_CALLS} on a real image" * (method_of(found.config).graphs > 1)
+    also += f", and {TRAINED_CALLS} on a real image" * (method.graphs > 1)
     double = ", each with and without the prompt" if work.guided else ""
     # how many calls, and below them their work where it was counted
     lines = [

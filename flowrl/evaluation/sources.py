@@ -3,7 +3,7 @@ them, as seen from its prompt list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def source_paths(prompts: PromptSet, row: int) -> list[Path]:
     names = _names(value)
     if not isinstance(names, list) or not all(isinstance(n, str) and n for n in names):
         raise DataError(
-            f"{_place(prompts, row)}: expected the file of an image, or a list of them, as "
+            f"{place_of(prompts, row)}: expected the file of an image, or a list of them, as "
             f"{SOURCE!r}, got {value!r}"
         )
     return [Path(prompts.path).parent / name for name in names]
@@ -97,10 +97,22 @@ def encode_rows(
 def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> None:
     """Look at every source of a list. Raises DataError, with file and line, for one that is
     missing, broken, not RGB, or of another aspect ratio than `size` (height, width)."""
+    check_images(prompts, SOURCE, source_paths, lambda file: _check_file(file, size))
+
+
+def check_images(
+    prompts: PromptSet,
+    key: str,
+    paths: Callable[[PromptSet, int], list[Path]],
+    also: Callable[[ImageFile], None] | None = None,
+) -> None:
+    """Look at every image that the records of a list name under `key`: those of a row are
+    `paths(prompts, row)`. Raises DataError, with file and line, for one that is missing or broken,
+    or as `also` does."""
     decoded, seen = 0, set[Path]()
     for row in range(len(prompts)):
-        # many prompts may edit one image: it is looked at once
-        for path in source_paths(prompts, row):
+        # many prompts may name one image: it is looked at once
+        for path in paths(prompts, row):
             if path in seen:
                 continue
             seen.add(path)
@@ -108,13 +120,14 @@ def check_sources(prompts: PromptSet, size: tuple[int, int] | None = None) -> No
                 if not path.is_file():
                     raise DataError(f"{path}: no such file; it is looked for beside the list")
                 file = find_images([path])[0]
-                _check_file(file, size)
+                if also is not None:
+                    also(file)
                 # headers are cheap; pixels only up to a limit, or a long list would take minutes
                 if decoded < DECODED:
                     decoded += file.size[0] * file.size[1]
                     read_image(file)
             except DataError as error:
-                raise DataError(f"{_place(prompts, row)}, {SOURCE}: {error}") from error
+                raise DataError(f"{place_of(prompts, row)}, {key}: {error}") from error
 
 
 def check_starts(model: FlowModel, prompts: PromptSet) -> None:
@@ -127,7 +140,7 @@ def check_starts(model: FlowModel, prompts: PromptSet) -> None:
     first = len(source_paths(prompts, 0))
     for row in range(len(prompts)):
         count = len(source_paths(prompts, row))
-        where = _place(prompts, row)
+        where = place_of(prompts, row)
         if most is None and count:
             raise ConfigError(
                 f"model: {type(model).__name__} starts from noise alone, but {where} names a "
@@ -180,5 +193,6 @@ def _levels(path: Path, size: tuple[int, int] | None) -> Tensor:
     return _read(path, changed, size)
 
 
-def _place(prompts: PromptSet, row: int) -> str:
+def place_of(prompts: PromptSet, row: int) -> str:
+    """Say where a prompt stands: its file and line, where it was read from one."""
     return prompts.places[row] if prompts.places else f"prompt {row + 1}"

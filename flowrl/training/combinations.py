@@ -48,7 +48,7 @@ def check_together(config: Config, method: Method, plan: Plan) -> None:
         )
     _check_whole_prompts(config, method)
     _check_data(config, method, plan)
-    _check_noise(config, plan)
+    _check_noise(config, method, plan)
     _check_rescored(config, method)
     check_stored(plan, group=config.train.group, trains=trains)
     _check_empty_prompts(config, trains)
@@ -87,10 +87,10 @@ def _check_data(config: Config, method: Method, plan: Plan) -> None:
         )
 
 
-def _check_noise(config: Config, plan: Plan) -> None:
+def _check_noise(config: Config, method: Method, plan: Plan) -> None:
     """Raise ConfigError for a likelihood that remembers the noise of images that were not
     sampled."""
-    if plan.stored is not None and getattr(config.likelihood.make(), "noise", "") == "initial":
+    if plan.stored is not None and getattr(method.likelihood, "noise", "") == "initial":
         raise ConfigError(
             f"likelihood.noise=initial: plan {config.plan.fn} samples nothing, so its images have "
             "no initial noise; set it to fresh"

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import decision_nodes
-from flowrl.algorithms.selection._change import root_above
+from flowrl.algorithms.nodes import decision_nodes, root_above
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of

@@ -4,7 +4,7 @@ record names them under ``image``, one path or a list of them, as seen from its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from flowrl.core.prompts import PromptSet
 from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Rollout
-from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.preference_pairs import read_fitted
+from flowrl.evaluation.sources import check_images, place_of
 from flowrl.training.guidance import is_guided, teacher_guidance
 
 IMAGE = "image"
-DECODED = 2**28  # pixels of a list that are decoded to see whether they are whole; then headers
 KEPT = 2**30  # bytes of latents that are kept on the host for later iterations
 LEVELS = (math.log(4), 1.2)  # mean and std of the logit of noise levels that are drawn anew
 
@@ -47,8 +46,8 @@ class RealImages:
         """size: height and width in pixels. Raises DataError, with file and line, for a record
         without an image, and an image that is missing, or none."""
         self.size, self._kept = size, dict[Path, Tensor]()
+        check_images(prompts, IMAGE, _paths)
         self._paths = [_paths(prompts, row) for row in range(len(prompts))]
-        _check_files(self._paths, prompts)
 
     def latents(self, run: Any, places: Sequence[int], rows: Sequence[int]) -> Tensor:
         """Return the latents of a real image of each prompt [N, *], on the host.
@@ -58,7 +57,7 @@ class RealImages:
         Raises DataError naming the file.
         """
         taken = [self._draw(run, place, rows[place]) for place in places]
-        self._encode(run, [path for path in dict.fromkeys(taken) if path not in self._kept])
+        self._encode(run, taken)
         return torch.stack([self._kept[path] for path in taken])
 
     def prepare(self, run: Any, places: Sequence[int], rows: Sequence[int]) -> None:
@@ -66,8 +65,8 @@ class RealImages:
         were used longest ago, but of none that this iteration uses. As `latents`."""
         if not places:
             return
-        self.latents(run, places, rows)
         used = dict.fromkeys(self._draw(run, place, rows[place]) for place in places)
+        self._encode(run, used)
         for path in used:
             self._kept[path] = self._kept.pop(path)
         most = max(len(used), KEPT // max(1, self._kept[path].nbytes))
@@ -82,8 +81,9 @@ class RealImages:
         return paths[int(torch.randint(len(paths), (), generator=stream))]
 
     @torch.no_grad()
-    def _encode(self, run: Any, paths: list[Path]) -> None:
-        """Read images and keep their latents, a few at a time."""
+    def _encode(self, run: Any, wanted: Iterable[Path]) -> None:
+        """Read those images whose latents are not kept yet, a few at a time, and keep them."""
+        paths = [path for path in dict.fromkeys(wanted) if path not in self._kept]
         some = run.config.train.rollout_batch
         for first in range(0, len(paths), some):
             part = paths[first : first + some]
@@ -154,27 +154,7 @@ def _paths(prompts: PromptSet, row: int) -> list[Path]:
     good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
     if not good or not names:
         raise DataError(
-            f"{prompts.places[row]}: expected the file of a real image of the prompt, or a list of "
-            f"them, as {IMAGE!r}, which the config trains on, got {value!r}"
+            f"{place_of(prompts, row)}: expected the file of a real image of the prompt, or a list "
+            f"of them, as {IMAGE!r}, which the config trains on, got {value!r}"
         )
     return [Path(prompts.path).parent / name for name in names]
-
-
-def _check_files(paths: list[list[Path]], prompts: PromptSet) -> None:
-    """Look at every image. Raises DataError, with file and line."""
-    decoded, seen = 0, set[Path]()
-    for row, some in enumerate(paths):
-        for path in some:
-            if path in seen:
-                continue
-            seen.add(path)
-            try:
-                if not path.is_file():
-                    raise DataError(f"{path}: no such file; it is looked for beside the list")
-                file = find_images([path])[0]
-                # headers are cheap; pixels only up to a limit, or a long list would take minutes
-                if decoded < DECODED:
-                    decoded += file.size[0] * file.size[1]
-                    read_image(file)
-            except DataError as error:
-                raise DataError(f"{prompts.places[row]}, {IMAGE}: {error}") from error

@@ -4,20 +4,25 @@ vocabulary."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import open_clip
+import pytest
 import torch
 from open_clip.tokenizer import SimpleTokenizer
 from PIL import Image
+from pretendkit import pretend_cuda
 from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.transforms import functional as vision
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
+from flowrl.core.deferred_checks import checked_later
+from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 
 PROMPTS = [
@@ -176,3 +181,41 @@ def public_pixels(image: Tensor, antialias: bool) -> Tensor:
     top, left = (224 - size[0]) // 2, (224 - size[1]) // 2
     pixels = vision.pad(pixels, [left, top, 224 - size[1] - left, 224 - size[0] - top], fill=0)
     return vision.normalize(pixels, MEAN, STD)
+
+
+def check_slope(follow: Callable[[Tensor], Tensor], least: float) -> None:
+    """Assert that the gradient of scores [2] of two float64 images is that of central differences
+    along three random directions, and longer than `least`; a step of 1e-4 is exact to about its
+    square."""
+    images = random_images(2, 61, 47).double().requires_grad_()
+    follow(images).sum().backward()
+    gradient = images.grad
+    assert gradient is not None and gradient.flatten(1).norm(dim=1).min() > least
+    step, generator = 1e-4, torch.Generator().manual_seed(5)
+    for _ in range(3):
+        way = torch.randn(images.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            up, down = (follow(images + sign * step * way).sum() for sign in (1, -1))
+        slope = float(gradient.mul(way).sum())
+        assert float(up - down) / (2 * step) == pytest.approx(slope, rel=1e-4)
+
+
+def check_no_waits(make: Callable[..., Callable[[RewardBatch], Tensor]], calls: int = 2) -> None:
+    """Assert that scores and gradient of so many calls of a reward that is followed do not make the
+    host wait for a pretended device, and are those of the host. What is not finite is found at the
+    end, with the one wait there."""
+    images = random_images(3, 64, 64)
+    want = make()(batch_of(images, PROMPTS[:3]))
+    with pretend_cuda() as seen:
+        reward, far = make(device="cuda"), images.to("cuda").requires_grad_()
+        seen.clear()
+        with checked_later():
+            for _ in range(calls):
+                scores = reward(batch_of(far, PROMPTS[:3]))
+                (gradient,) = torch.autograd.grad(scores.sum(), far)
+            assert not seen.waits
+        assert seen.waits.total() == 1
+        torch.testing.assert_close(scores.detach().cpu(), want)
+        assert gradient.isfinite().all().cpu() and gradient.abs().sum().cpu() > 0
+        with pytest.raises(DataError, match="NaN"), checked_later():
+            reward(batch_of(far * torch.nan, PROMPTS[:3]))

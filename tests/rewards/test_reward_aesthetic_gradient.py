@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from clipkit import MEAN, PROMPTS, STD, batch_of, random_images
-from pretendkit import pretend_cuda
+from clipkit import MEAN, PROMPTS, STD, batch_of, check_no_waits, check_slope, random_images
 from tiny import tiny_sd15
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
@@ -15,7 +15,6 @@ from torchvision.transforms import functional as vision
 from weightkit import Weights
 
 from flowrl.config.load import load_config
-from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.reward_traits import differentiable
 from flowrl.training.trainer import Trainer
@@ -52,21 +51,9 @@ def test_scores_of_tensors_are_near_those_of_files(weights: Weights, size: tuple
 
 
 def test_the_gradient_is_that_of_finite_differences(weights: Weights) -> None:
-    """Central differences of the score along three random directions, in float64; a step of 1e-4
-    is exact to about its square."""
     reward = aesthetic(**weights.aesthetic, gradient=True)
     reward.towers.model.double()
-    images = random_images(2, 61, 47).double().requires_grad_()
-    reward.follow(images).sum().backward()
-    gradient = images.grad
-    assert gradient is not None and gradient.flatten(1).norm(dim=1).min() > 1e-3
-    step, generator = 1e-4, torch.Generator().manual_seed(5)
-    for _ in range(3):
-        way = torch.randn(images.shape, generator=generator, dtype=torch.float64)
-        with torch.no_grad():
-            up, down = (reward.follow(images + sign * step * way).sum() for sign in (1, -1))
-        slope = float(gradient.mul(way).sum())
-        assert float(up - down) / (2 * step) == pytest.approx(slope, rel=1e-4)
+    check_slope(reward.follow, 1e-3)
 
 
 def test_it_can_be_differentiated_in_that_mode_alone(weights: Weights) -> None:
@@ -92,24 +79,7 @@ def test_it_can_be_differentiated_in_that_mode_alone(weights: Weights) -> None:
 
 
 def test_a_training_call_does_not_wait_for_the_device(weights: Weights) -> None:
-    """Scores and gradient of two calls on a pretended device: no wait. What is not finite is found
-    at the end, with the one wait there."""
-    images = random_images(3, 64, 64)
-    want = aesthetic(**weights.aesthetic, gradient=True, batch=2)(batch_of(images, PROMPTS[:3]))
-    with pretend_cuda() as seen:
-        reward = aesthetic(**weights.aesthetic, gradient=True, batch=2, device="cuda")
-        far = images.to("cuda").requires_grad_()
-        seen.clear()
-        with checked_later():
-            for _ in range(2):
-                scores = reward(batch_of(far, PROMPTS[:3]))
-                (gradient,) = torch.autograd.grad(scores.sum(), far)
-            assert not seen.waits
-        assert seen.waits.total() == 1
-        torch.testing.assert_close(scores.detach().cpu(), want)
-        assert gradient.isfinite().all().cpu() and gradient.abs().sum().cpu() > 0
-        with pytest.raises(DataError, match="NaN"), checked_later():
-            reward(batch_of(far * torch.nan, PROMPTS[:3]))
+    check_no_waits(partial(aesthetic, **weights.aesthetic, gradient=True, batch=2))
 
 
 @pytest.mark.parametrize("name", ["sd15/draft", "sd15/align_prop"])

@@ -12,8 +12,7 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.algorithms.credit.single_stream import forgetting, single_stream
-from flowrl.algorithms.nodes import decision_nodes
-from flowrl.algorithms.selection._change import root_above
+from flowrl.algorithms.nodes import decision_nodes, root_above
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 from flowrl.training.rehearsal import check_plan

@@ -14,7 +14,7 @@ from storedkit import GREEN, RED, paint
 from torch import Tensor
 from trainkit import ONE, TREE, flat, gradients
 
-from flowrl.algorithms.nodes import root_of, trained_nodes
+from flowrl.algorithms.nodes import root_above, trained_nodes
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Rollout
@@ -68,7 +68,7 @@ def test_a_row_has_its_own_level_and_its_own_initial_noise(
     """As DDRL's code: x = (1 - s) x0 + s e, e being what the row's image was sampled from."""
     run = real_trainer(write_real(tmp_path), DATA, *change)
     ro, batch = batch_of(run)
-    assert torch.equal(root_of(ro.tree, batch.node, len(ro.sigmas)), roots(ro, batch.node))
+    assert torch.equal(root_above(ro)[batch.node], roots(ro, batch.node))
     found = real_rows(run, ro, batch, run.rows())
     x0, eps = clean(run, ro, batch), ro.x[roots(ro, batch.node)]
     s = batch.sigma[:, None, None, None]

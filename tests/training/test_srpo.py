@@ -55,15 +55,14 @@ def test_the_public_config_trains(weights: Weights, tmp_path: Path) -> None:
 @pytest.mark.learning
 def test_the_wanted_grows_and_what_both_like_does_not(tmp_path: Path) -> None:
     """Wanted red and unwanted blue, on the toy's field: red minus blue rises over 25 iterations by
-    more than ten times what it wanders without a gradient (the control: a rate of 0, other noise).
+    more than ten times what it wanders without a gradient (the control: a rate of 1e-12).
 
-    Measured: +0.5 with either seed, the control 0.01.
+    Measured: +0.64, the control -0.02.
     """
     moved = {}
-    for rate in ("0.02", "0"):
-        changes = [f"optimizer.lr={rate}"] if rate != "0" else ["optimizer.lr=1e-12"]
-        trainer = Trainer(toy(tmp_path, *SRPO, *changes))
+    for rate in ("0.02", "1e-12"):
+        trainer = Trainer(toy(tmp_path, *SRPO, f"optimizer.lr={rate}"))
         rows = [trainer.step()["relative"] for _ in range(25)]
         moved[rate] = mean(rows[-5:]) - mean(rows[:5])
     print(moved)
-    assert moved["0.02"] > 10 * abs(moved["0"]) and moved["0.02"] > 0.1
+    assert moved["0.02"] > 10 * abs(moved["1e-12"]) and moved["0.02"] > 0.1

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from flowrl.algorithms.credit._groups import Groups
 from flowrl.algorithms.forest import normalize_by, subtree_mean
-from flowrl.algorithms.selection._change import climb, rank_within
+from flowrl.algorithms.nodes import climb
+from flowrl.algorithms.selection._change import rank_within
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
 from flowrl.core.types import Tree

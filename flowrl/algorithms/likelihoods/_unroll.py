@@ -3,6 +3,8 @@ velocities carry a gradient, or do not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -50,11 +52,7 @@ def unrolled_batch(
 def evaluate_unrolled(model: FlowModel, batch: Batch) -> Eval:
     """Sample the batch's images -> Eval with images [B, 3, H, W] and mean = x0; log-prob 0."""
     x0 = sampled(model, batch)
-    decode = model.decode
-    if torch.is_grad_enabled() and batch.unrolled is not None and batch.unrolled.again:
-        images = checkpoint(decode, x0, use_reentrant=False)
-    else:
-        images = decode(x0)
+    images = called(batch, model.decode, x0)
     zero = torch.zeros(len(x0), device=x0.device)
     return Eval(zero, x0, zero, images=images)
 
@@ -76,7 +74,8 @@ def sampled(model: FlowModel, batch: Batch) -> Tensor:
             with torch.no_grad():
                 v = v.index_copy(0, shut, _velocity(model, batch, x, shut, k))
         if len(opened):
-            v = v.index_copy(0, opened, _open_velocity(model, batch, x, opened, k))
+            made = called(batch, _velocity, model, batch, x, opened, k)
+            v = v.index_copy(0, opened, made)
         # to the next place, or to the end
         ends = (path.last == k).to(x.device, non_blocking=True)
         there = torch.where(ends, path.sigmas[-1], path.sigmas[k + 1])
@@ -100,10 +99,10 @@ def _velocity(model: FlowModel, batch: Batch, x: Tensor, rows: Tensor, k: int) -
     return model.velocity(x[rows], sigma, cond).to(x.dtype)
 
 
-def _open_velocity(model: FlowModel, batch: Batch, x: Tensor, rows: Tensor, k: int) -> Tensor:
-    """Evaluate the network with a gradient, whose activations are stored or computed again."""
-    assert batch.unrolled is not None
-    if not (batch.unrolled.again and torch.is_grad_enabled()):
-        return _velocity(model, batch, x, rows, k)
-    made: Tensor = checkpoint(_velocity, model, batch, x, rows, k, use_reentrant=False)
+def called(batch: Batch, function: Callable[..., Tensor], *values: object) -> Tensor:
+    """Call a network with a gradient; its activations are stored, or computed again in the backward
+    pass where the batch's steps say so."""
+    if batch.unrolled is None or not (batch.unrolled.again and torch.is_grad_enabled()):
+        return function(*values)
+    made: Tensor = checkpoint(function, *values, use_reentrant=False)
     return made

@@ -6,9 +6,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from flowrl.algorithms.likelihoods._unroll import unrolled_batch
+from flowrl.algorithms.likelihoods._unroll import called, unrolled_batch
 from flowrl.algorithms.nodes import clean_latents, initial_noise
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import repeated
@@ -127,20 +126,10 @@ class direct_align:
     def evaluate(self, model: FlowModel, batch: Batch, transition: Transition) -> Eval:
         """Take the step -> Eval with images [B, 3, H, W] and mean = x0'; log-prob 0. The transition
         plays no part."""
-        again = self.checkpoint and torch.is_grad_enabled()
         x = wide(batch.x)
-        v = _call(again, model.velocity, x, batch.sigma, batch.cond).to(x.dtype)
+        v = called(batch, model.velocity, x, batch.sigma, batch.cond).to(x.dtype)
         ahead = x + per_sample(batch.sigma_next - batch.sigma, x) * v
         end = per_sample(batch.sigma_next, x)
         x0 = (ahead - end * batch.target) / (1 - end)
         zero = torch.zeros(len(x), device=x.device)
-        return Eval(zero, x0, zero, images=_call(again, model.decode, x0))
-
-
-def _call(again: bool, function: object, *values: object) -> Tensor:
-    """Call a network, whose activations are stored, or computed again in the backward pass."""
-    assert callable(function)
-    made: Tensor = (
-        checkpoint(function, *values, use_reentrant=False) if again else function(*values)
-    )
-    return made
+        return Eval(zero, x0, zero, images=called(batch, model.decode, x0))

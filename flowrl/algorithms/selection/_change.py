@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flowrl.algorithms.nodes import root_above
 from flowrl.core.types import Rollout, Tree
 
 
@@ -18,21 +19,6 @@ def trained_draws(rollout: Rollout) -> Tensor:
 def drawn_at(tree: Tree) -> Tensor:
     """Return the denoising step that each node was made from -> [V] int64; 0 for roots."""
     return tree.step[tree.parent.clamp_min(0)]
-
-
-def climb(up: Tensor, steps: int) -> Tensor:
-    """Follow pointers [V] upwards to the node that points to itself -> [V]; paths have at most
-    `steps` edges."""
-    for _ in range(steps.bit_length()):  # each round doubles the reach
-        up = up[up]
-    return up
-
-
-def root_above(rollout: Rollout) -> Tensor:
-    """Return the root above each node -> [V] int64."""
-    parent = rollout.tree.parent
-    node = torch.arange(len(parent), device=parent.device)
-    return climb(torch.where(parent < 0, node, parent), len(rollout.sigmas) - 1)
 
 
 def rank_within(key: Tensor, family: Tensor) -> tuple[Tensor, Tensor]:

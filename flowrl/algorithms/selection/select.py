@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
+from flowrl.algorithms.nodes import climb, root_above
 from flowrl.algorithms.selection._change import (
-    climb,
     drawn_at,
     rank_within,
     relative_change,
     relative_changes,
-    root_above,
     trained_draws,
 )
 from flowrl.algorithms.selection._inclusion import MOST, inclusion

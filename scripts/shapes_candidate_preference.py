@@ -42,7 +42,7 @@ from flowrl.core.files import write_json
 from flowrl.core.noise_path import interpolate, x0_from
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import Cond, Latents, RewardBatch
-from flowrl.training.collect import sample_forest
+from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge
 from rewards.latent_preference import (

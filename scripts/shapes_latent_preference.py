@@ -33,7 +33,7 @@ from flowrl.core.shipped_files import resource
 from flowrl.core.types import Cond, Latents, RewardBatch
 from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
-from flowrl.training.collect import sample_forest
+from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge, fidelity
 from rewards.latent_preference import latent_preference, load_transformer, save_judge

@@ -18,7 +18,7 @@ from PIL import Image
 
 from flowrl.config.load import load_config
 from flowrl.core.prompts import Record
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 PART = 32  # prompts that are drawn at a time

@@ -39,7 +39,7 @@ from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
-from flowrl.training.collect import sample_forest
+from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.step_clip import StepClip
 from rewards.step_aware import WEIGHTS, step_aware

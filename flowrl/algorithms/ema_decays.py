@@ -32,7 +32,7 @@ def reset(steps: int, *, every: int, above: float | None = None) -> float:
     It is asked after whole iterations only, so `every` must be a multiple of ``train.updates``.
     With `above` the copy is refreshed after any iteration, too, in which the mean `kl` of an
     optimizer step was above that; `steps` then counts from the last refresh
-    (`flowrl/training/refreshes.py`).
+    (`flowrl/training/parts/copies.py`).
 
     GARDO (2512.24138; tinnerhrhe/GARDO 1cc77fb, train_sd3_grpo_gardo.py): the reference is
     refreshed more than 15 epochs after the last time, so the 16th, or when the logged KL of an

@@ -19,6 +19,7 @@ fake          flowrl/algorithms/companions/fake.py; the section is optional
 surrogate     flowrl/algorithms/companions/surrogate.py; the section is optional
 sampler       any file of flowrl/algorithms/prompt_samplers; the section is optional
 optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
+parts.NAME    a class of your own on `flowrl.Part`, in a file or package given as --plugin
 ============  ====================================================  =========================
 
 A reward may also have a `transform`, a call or a list of calls of
@@ -36,7 +37,8 @@ class Axis(NamedTuple):
 
     package: str
     # <package>.<fn>.<fn> | <package>.<fn> | <any module of the package>.<fn>
-    lookup: Literal["file", "module", "package"]
+    # | nowhere: only dotted names of plugins
+    lookup: Literal["file", "module", "package", "plugin"]
     positional: int | None = None  # run-time arguments; None = differs from function to function
     last: str = ""  # name of the last of them, where helpers in the same file take as many
     mix: str = ""  # key of the mixing weight
@@ -69,6 +71,7 @@ AXES = {
     "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
     "sampler": Axis("flowrl.algorithms.prompt_samplers", "package", positional=1, last="draw"),
     "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
+    "parts": Axis("", "plugin"),
 }
 
 

@@ -170,6 +170,8 @@ def resolve(
         raise ConfigError(f"{where}: expected the name of a function, got {fn!r}")
     if "." in fn:
         return _resolve_dotted(axis, fn, where, plugins)
+    if axis.lookup == "plugin":
+        raise ConfigError(f"{where}: expected a class of your own, {of_your_own(fn)}; got {fn!r}")
     found = offers(axis, where, [fn] if axis.lookup == "file" else None)
     hits = [path for path in found if path.rpartition(".")[2] == fn]
     if len(hits) > 1:
@@ -186,6 +188,8 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
 
     `files` limits it to some modules of the package. Raises ConfigError.
     """
+    if axis.lookup == "plugin":
+        return Functions()
     if axis.lookup == "module":
         modules = [axis.package]
     else:
@@ -228,9 +232,11 @@ def _resolve_dotted(
     axis: Axis, fn: str, where: str, plugins: Sequence[str]
 ) -> tuple[str, Callable[..., Any]]:
     top = fn.partition(".")[0]
-    if top not in plugins and not fn.startswith(f"{axis.package}."):
+    ours = bool(axis.package) and fn.startswith(f"{axis.package}.")
+    if top not in plugins and not ours:
         raise ConfigError(
-            f"{where}: {fn!r} is neither in {axis.package} nor in a package that you allowed; "
+            f"{where}: {fn!r} is neither in {axis.package or 'flowrl'} nor in a package that you "
+            "allowed; "
             f"if you trust {top!r}, allow it with --plugin {top}"
         )
     module, _, name = fn.rpartition(".")

@@ -43,7 +43,7 @@ from flowrl.core.shipped_files import config_file, resource
 ORDER = (
     *("name", "seed", "model", "prompts", "sampler", "image", "plan", "transition", "rewards"),
     *("aggregate", "credit", "segment", "select", "likelihood", "loss", "kl", "old", "slow"),
-    *("fake", "surrogate", "optimizer"),
+    *("fake", "surrogate", "optimizer", "parts"),
     *("train", "scout", "eval", "checkpoint", "samples", "monitors"),
 )
 """The sections, in the order in which a file is written."""
@@ -74,6 +74,7 @@ class Config:
     slow: Call | None = None  # how slowly a copy follows that only loss or kl look at
     fake: Call | None = None  # a model that is trained along: of what the policy generates
     surrogate: Call | None = None  # a model that is trained along: of what is rewarded
+    parts: dict[str, Call] = field(default_factory=dict)  # of a user's own, by name
     scout: ScoutConfig = field(default_factory=ScoutConfig)
     sampler: Call | None = None  # which prompts an iteration gets; None: shuffled epochs
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -119,6 +120,7 @@ class Config:
         arguments filled in; a `seed` that is null is the run's."""
         calls = {k: v for k, v in vars(self).items() if isinstance(v, Call)}
         calls |= {f"rewards.{name}": call for name, call in self.rewards.items()}
+        calls |= {f"parts.{name}": call for name, call in self.parts.items()}
         if key not in calls:
             where = self.source or "config"
             raise ConfigError(f"{where}: there is no call {key!r}; there is {', '.join(calls)}")
@@ -134,7 +136,8 @@ class Config:
             elif isinstance(value, tuple):
                 out |= {key: [call.to_dict() for call in value]} if value else {}
             elif isinstance(value, dict):
-                out[key] = {name: call.to_dict() for name, call in value.items()}
+                calls = {name: call.to_dict() for name, call in value.items()}
+                out |= {key: calls} if calls else {}
             elif value is not None:
                 out[key] = value.to_dict() if isinstance(value, Section) else value
         return out
@@ -217,6 +220,8 @@ def build_config(
             with found.catch():
                 if key == "rewards":
                     built[key] = _rewards(value, source, plugins, need_rewards)
+                elif key == "parts":
+                    built[key] = _parts(value, source, plugins)
                 else:
                     built[key] = _section(key, value, source, plugins)
     missing = [key for key in REQUIRED if raw.get(key) is None]
@@ -256,6 +261,18 @@ def _rewards(raw: Any, source: Source, plugins: tuple[str, ...], needed: bool) -
             check_reward_name(name, source.at("rewards"))
             key = f"rewards.{name}"
             calls[name] = reward_call(key, call, source, plugins, needed=needed)
+    found.close()
+    return calls
+
+
+def _parts(raw: Any, source: Source, plugins: tuple[str, ...]) -> dict[str, Call]:
+    if not isinstance(raw, dict):
+        where = source.at("parts")
+        raise ConfigError(f"{where}: expected names with a call each, got {show(raw)}")
+    found, calls = Collector(), {}
+    for name, call in raw.items():
+        with found.catch():
+            calls[name] = Call.bind(f"parts.{name}", call, source=source, plugins=plugins)
     found.close()
     return calls
 

@@ -45,6 +45,7 @@ ABOUT = {
     "surrogate": "a model that is trained along: it learns the reward as a model of images",
     "optimizer": "how gradients change the weights; without it AdamW",
     "sampler": "which prompts an iteration gets; without it each as often as the others",
+    "parts": "features of your own that join the training loop: classes on `flowrl.Part`, by name",
 }
 """What each call section and single value is; plain sections say it themselves."""
 
@@ -80,6 +81,8 @@ def config_schema() -> Schema:
     # sections that hold several calls, and those that may be left out by null
     calls = {"$ref": "#/$defs/rewards"}
     known["rewards"] = {"type": "object", "minProperties": 1, "additionalProperties": calls}
+    own = {"$ref": "#/$defs/parts"}
+    known["parts"] = {"type": "object", "additionalProperties": own}
     known["select"] = _one_or_several("select")
     optional = ("sampler", "aggregate", "segment", "select", "kl", "old", "slow")
     for key in (*optional, "fake", "surrogate", "optimizer"):
@@ -135,7 +138,8 @@ def call_schema(axis: str) -> Schema:
     # `fn` is a known name, with its first line as help, or any dotted path
     names = [{"const": name, "description": _head(it)} for name, it in known.items()]
     dotted = {"type": "string", "pattern": r"\."}
-    fn: Schema = {"description": "the function", "anyOf": [{"oneOf": names}, dotted]}
+    either = [{"oneOf": names}, dotted] if names else [dotted]
+    fn: Schema = {"description": "the function", "anyOf": either}
     cases = []
     for name, function in known.items():
         # if fn is this name, then these are its arguments

@@ -187,6 +187,7 @@ class LossInput(NamedTuple):
     reward: Tensor | None = None  # [B]  of `now`'s images, with its gradient; NaN = not scored
     rewards: dict[str, Tensor] = {}  # {name: [B]}  whose weighted sum it is
     data: RealRows | None = None  # real images of the rows' prompts, noised
+    extra: dict[str, Any] = {}  # what parts of a user provide, by name
 
 
 class Likelihood(Protocol):

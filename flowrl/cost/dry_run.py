@@ -10,7 +10,7 @@ from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.missing_files import Absent, absent_files
 from flowrl.cost.report import calls, memory
 from flowrl.evaluation.sources import check_sources
-from flowrl.training.setup import told_overlap
+from flowrl.training.run import told_overlap
 
 
 def dry_run(config: Config) -> str:

@@ -15,7 +15,7 @@ from flowrl.core.seeds import generator
 from flowrl.core.types import Gaussian, Plan, Rollout
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
-from flowrl.training.collect import sample_forest
+from flowrl.training.rollout import sample_forest
 
 HUGE = 2.0  # of a std: pure noise has 1
 LEAST = 1e-6  # rounding makes sin(pi) 1e-7

@@ -13,7 +13,7 @@ from flowrl.config.load import Config
 from flowrl.core.types import Cond, FlowModel, Rollout
 from flowrl.cost.overhead import PhaseClock
 from flowrl.evaluation.sources import encode_rows
-from flowrl.training.collect import Collected, collect
+from flowrl.training.rollout import Collected, collect
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import put_weights
 

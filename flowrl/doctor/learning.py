@@ -11,10 +11,8 @@ from flowrl.core.seeds import NodeStreams
 from flowrl.doctor.credit import advantages_of, cosine, made_up
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
-from flowrl.training.learn import backward, learn
-from flowrl.training.loss_input import LocalData
-from flowrl.training.minibatches import Minibatch, NetworkCall, cut
-from flowrl.training.node_table import node_table
+from flowrl.training.batches import Minibatch, NetworkCall, cut
+from flowrl.training.learn import LocalData, backward, learn, node_table
 
 OUTLIER = 1000.0  # times the median of the steps' gradient norms
 Gradient = list[Tensor]

@@ -9,7 +9,7 @@ from flowrl.algorithms.nodes import states_of
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Eval
 from flowrl.doctor.examined_run import ExaminedRun
-from flowrl.training.minibatches import Minibatch, cut
+from flowrl.training.batches import Minibatch, cut
 
 
 def replayed(examined: ExaminedRun, nodes: Tensor, size: int) -> Eval:

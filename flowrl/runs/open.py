@@ -15,7 +15,7 @@ from flowrl.runs.best import Which, chosen_checkpoint, which_of
 from flowrl.runs.folder import CONFIG
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint_state import checked_iteration
-from flowrl.training.setup import build_model
+from flowrl.training.run import build_model
 from flowrl.training.weights import Weights, put_saved
 
 

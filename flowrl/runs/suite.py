@@ -24,7 +24,7 @@ from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.suites import image_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling
 from flowrl.runs.suite_report import add_tables, compared, leaks_of, make_report, write_suite_report
-from flowrl.training.process_checks import context_of
+from flowrl.training.checks import context_of
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None

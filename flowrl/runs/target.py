@@ -16,7 +16,7 @@ from flowrl.runs.best import Which
 from flowrl.runs.folder import CONFIG
 from flowrl.runs.open import base_weights, load_run
 from flowrl.training.checkpoint import MANIFEST
-from flowrl.training.setup import use_threads
+from flowrl.training.run import use_threads
 from flowrl.training.weights import Weights
 
 

@@ -7,43 +7,38 @@ and a ``manifest.json`` with the size and SHA-256 of the others, written last.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from safetensors.torch import save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.core.errors import CheckpointError
-from flowrl.core.files import replacing
+from flowrl.core.files import read_text, replacing
 from flowrl.core.processes import ALONE, World
-from flowrl.core.shards import write_shares
-from flowrl.training.checkpoint_files import CheckpointTensors, Like
-from flowrl.training.checkpoint_manifest import (
-    FORMAT,
-    MANIFEST,
-    SHARES,
-    STATE,
-    Entries,
-    complete,
-    entries,
-    verify,
-)
+from flowrl.core.shards import is_share, kinds, read_into, room_for, write_shares
 from flowrl.training.optimizer_state import Tensors, plain_json
 
-__all__ = [
-    "MANIFEST",
-    "STATE",
-    "CheckpointTensors",
-    "verify",
-]  # of other files, beside what is here
+MANIFEST, STATE, FORMAT = "manifest.json", "state.json", 3
+SHARES = 4  # the format of a checkpoint with shares of tensors
+Entries = dict[str, dict[str, Any]]
+"""Size and SHA-256 by file."""
+ENDING = ".safetensors"
+Like = Callable[[str, str], Tensor | None]
+"""``like(file, name)``: the parameter that a tensor is shared out as, or None."""
+Found = TypeVar("Found")
+_SHARES = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 
 
 def checkpoint_folder(run: str | os.PathLike[str], iteration: int) -> Path:
@@ -268,3 +263,215 @@ def checkpoint_folders(run: Path) -> list[Path]:
         if re.fullmatch(r"[0-9]+", item.name) and item.is_dir()
     ]
     return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def verify(folder: str | os.PathLike[str], world: World = ALONE) -> list[str]:
+    """Return the names of the files of a checkpoint; raise CheckpointError unless all are there and
+    unaltered, and of the iteration that the folder is named after.
+
+    Of several processes each reads the bytes of its share of the files; one that is missing or has
+    another length is found by all.
+    """
+    folder = Path(folder)
+    files = _manifest(folder)
+    # hashing takes the time, so the processes share it; sizes are cheap, and all look at them
+    mine = [[*files][place] for place in world.share(len(files))]
+    for name, entry in files.items():
+        file = folder / name
+        try:
+            size = file.stat().st_size
+            if size != entry["size"]:
+                raise CheckpointError(
+                    f"{file}: torn or altered: expected {entry['size']} bytes, got {size}"
+                )
+            if name in mine and _sha256(file) != entry["sha256"]:
+                raise CheckpointError(f"{file}: altered: its SHA-256 is not the one in {MANIFEST}")
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
+    # whole files of a wrong iteration would still make a wrong resume
+    _check_place(folder, files)
+    return list(files)
+
+
+def _check_place(folder: Path, files: Collection[str]) -> None:
+    """Raise CheckpointError if a folder of a run holds the checkpoint of another iteration: it was
+    renamed, or swapped with another one."""
+    if not folder.name.isdecimal() or STATE not in files:
+        return
+    try:
+        held = json.loads(read_text(folder / STATE)).get("iteration")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # `load` says what is wrong with it
+    if type(held) is int and held >= 0 and held != int(folder.name):
+        raise CheckpointError(
+            f"{folder}: expected the checkpoint after {int(folder.name)} iterations, got the one "
+            f"after {held}: a folder was renamed; give it its name {held:06d} back"
+        )
+
+
+def entries(files: Sequence[Path]) -> Entries:
+    """Return what the manifest says of files: size and SHA-256."""
+    return {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    file = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such checkpoint")
+    # read it: one that is missing means an unfinished save, one that cannot be read damage
+    try:
+        manifest = json.loads(read_text(file))
+        files = {
+            str(name): {"size": entry["size"], "sha256": entry["sha256"]}
+            for name, entry in manifest["files"].items()
+        }
+        version = manifest["format"]
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{file}: missing: the checkpoint was never finished, or is none"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(f"{file}: torn or altered: {error}") from error
+    # a newer format may mean other things by the same names
+    if version not in (FORMAT, SHARES):
+        raise CheckpointError(
+            f"{file}: expected format {FORMAT} or {SHARES}, got {version!r}; another version of "
+            "flowrl wrote it"
+        )
+    # names become paths, so only those that a save can have written are allowed
+    strange = [
+        name
+        for name in files
+        if name != STATE and not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", name)
+    ]
+    if strange or STATE not in files:
+        raise CheckpointError(
+            f"{file}: altered: expected {STATE} and .safetensors files, got {sorted(files)}"
+        )
+    return files
+
+
+def complete(folder: Path) -> bool:
+    """Say whether all files are there in full length; cheap, because it reads no tensors."""
+    try:
+        return all(
+            (folder / name).stat().st_size == entry["size"]
+            for name, entry in _manifest(folder).items()
+        )
+    except (CheckpointError, OSError):
+        return False
+
+
+class _Some(Mapping[str, Tensors]):
+    """Some files of a checkpoint."""
+
+    def __init__(self, files: Mapping[str, Tensors], names: Sequence[str]) -> None:
+        self._files, self._names = files, names
+
+    def __getitem__(self, name: str) -> Tensors:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._files[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class CheckpointTensors(Mapping[str, Tensors]):
+    """Tensors by file, {"current": {name: tensor}, ...}; what one holds is read anew each time."""
+
+    def __init__(self, folder: Path, names: Sequence[str], like: Like | None = None) -> None:
+        self.folder, self._like = folder, like
+        self._files: dict[str, list[Path]] = {}
+        for name in names:
+            found = _SHARES.fullmatch(name)
+            key = found[1] if found else name.removesuffix(ENDING)
+            self._files.setdefault(key, []).append(folder / name)
+
+    def __getitem__(self, name: str) -> Tensors:
+        """Read a file, or all of several files with shares. Raises CheckpointError."""
+        files = self._files[name]
+        if not self._in_shares(name) and self._like is None:
+            return self._read(lambda: load_file(files[0]))
+        targets = {}
+        for key, kind in self._read(lambda: kinds(files)).items():
+            targets[key] = room_for(kind, self._like(name, key) if self._like else None)
+        self._read(lambda: read_into(targets, files))
+        return targets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def only(self, names: Iterable[str]) -> Mapping[str, Tensors]:
+        """Return some of the files, each read when it is asked for."""
+        return _Some(self, [*names])
+
+    def pop(self, name: str) -> Tensors:
+        """Read a file and forget it. Raises CheckpointError, and KeyError where there is none."""
+        found = self[name]
+        self.drop(name)
+        return found
+
+    def drop(self, name: str) -> None:
+        """Forget a file unread."""
+        del self._files[name]
+
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a file's tensors; only headers are read. Raises CheckpointError."""
+        files = self._files[name]
+        if self._in_shares(name):
+            return {key: kind.shape for key, kind in self._read(lambda: kinds(files)).items()}
+        return self._read(lambda: _shapes(files[0]))
+
+    def read_into(self, name: str, targets: Mapping[str, Tensor]) -> None:
+        """Fill tensors, or this process' shares of them, from a file of this name, one after the
+        other. Raises CheckpointError."""
+        files = self._files[name]
+        shared = self._in_shares(name) or any(map(is_share, targets.values()))
+        work = read_into if shared else _copy_into
+        self._read(lambda: work(targets, files))
+
+    def _in_shares(self, name: str) -> bool:
+        return _SHARES.fullmatch(self._files[name][0].name) is not None
+
+    def _read(self, work: Callable[[], Found]) -> Found:
+        """Read; what cannot be is one error."""
+        try:
+            return work()
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder}: cannot be read although its manifest fits: {error}"
+            ) from error
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(file, framework="pt") as tensors:
+        names = tensors.keys()
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+
+
+def _copy_into(targets: Mapping[str, Tensor], files: Sequence[Path]) -> None:
+    with safe_open(files[0], framework="pt") as tensors, torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors.get_tensor(name))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from flowrl.config.values import show
-from flowrl.core.errors import CheckpointError
+from annotated_types import Interval
+
+from flowrl.config.values import convert, show
+from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.files import is_finite_number
-from flowrl.training.monitor_memory import checked_memory
+from flowrl.core.part import PartState
 
 MOST_ITERATIONS = 2**31  # no config trains for longer
 
@@ -19,7 +21,7 @@ class CheckpointState(NamedTuple):
 
     iteration: int
     optimizer: dict[str, Any]  # as `optimizer_to_tensors` gives it
-    companions: dict[str, dict[str, Any]]  # the same of each
+    parts: dict[str, PartState]  # what each part keeps; its files by name alone
     monitors: dict[str, Any]
 
 
@@ -28,17 +30,24 @@ def checked_state(found: Any, file: Path) -> CheckpointState:
     was expected there and what came."""
     iteration = checked_iteration(found, file)
     _need(type(found.get("config", "")) is str, file, "config", "a text", found.get("config"))
-    # the optimizers: of the policy, and of the models that learn along with it
-    companions = found.get("companions", {})
-    _need(isinstance(companions, dict), file, "companions", "an object", companions)
-    for key, value in {"optimizer": found.get("optimizer"), **_below(companions)}.items():
-        _check_optimizer(value, file, key)
+    check_optimizer(found.get("optimizer"), file, "optimizer")
+    # the parts: which files are theirs, and what is no tensor
+    listed, parts = found.get("parts"), {}
+    _need(isinstance(listed, dict), file, "parts", "an object", listed)
+    for name, kept in listed.items():
+        where = f"parts.{name}"
+        _need(isinstance(kept, dict), file, where, "an object", kept)
+        files, plain = kept.get("files"), kept.get("state")
+        texts = isinstance(files, list) and all(isinstance(each, str) for each in files)
+        _need(texts, file, f"{where}.files", "a list of names", files)
+        _need(isinstance(plain, dict), file, f"{where}.state", "an object", plain)
+        parts[name] = PartState(dict.fromkeys(files, {}), plain)
     # the monitors' memory
     try:
         monitors = checked_memory(found.get("monitors", {}))
     except ValueError as error:
         raise CheckpointError(_said(file, f"{error}")) from error
-    return CheckpointState(iteration, found["optimizer"], companions, monitors)
+    return CheckpointState(iteration, found["optimizer"], parts, monitors)
 
 
 def checked_iteration(found: Any, file: Path) -> int:
@@ -52,12 +61,9 @@ def checked_iteration(found: Any, file: Path) -> int:
     return int(found["iteration"])
 
 
-def _below(companions: dict[str, Any]) -> dict[str, Any]:
-    return {f"companions.{name}": value for name, value in companions.items()}
-
-
-def _check_optimizer(found: Any, file: Path, key: str) -> None:
-    """Check {"scalars": {name: number}, "groups": [{"params": count, setting: value}]}."""
+def check_optimizer(found: Any, file: Path, key: str) -> None:
+    """Check the JSON of an optimizer, {"scalars": {name: number}, "groups": [{"params": count,
+    setting: value}]}."""
     # the two parts
     _need(isinstance(found, dict), file, key, "an object", found)
     scalars, groups = found.get("scalars"), found.get("groups")
@@ -92,3 +98,45 @@ def _need(good: bool, file: Path, key: str, expected: str, found: Any) -> None:
 
 def _said(file: Path, what: str) -> str:
     return f"{file}: {what}: it is not what a run saves; go on from another checkpoint"
+
+
+MOST_KL = 1e3  # of the factor of the kl section's weight, and of its inverse
+
+Count = Annotated[int, Interval(ge=0, lt=2**31)]
+Norm = Annotated[float, Interval(ge=0)]
+KINDS: dict[str, Any] = {
+    "kl_factor": Annotated[float, Interval(gt=0, le=MOST_KL)],
+    "lr_factor": Annotated[float, Interval(gt=0, le=1)],
+    "rollbacks": Count,
+    "norms": list[Norm],
+    "start": dict[str, list[float]],
+    "lasting": dict[str, Count],
+    "rewards": dict[str, float],
+    "stretch": list[float],
+    "judged": Annotated[int, Interval(ge=-1, lt=2**31)],
+    "findings": Count,
+    "firing": list[str],
+    "rest": dict[str, Count],
+    "refreshed": dict[str, Count],
+    "told": list[str],
+}
+"""Keys of the memory and what they hold."""
+
+
+def checked_memory(found: Any) -> dict[str, Any]:
+    """Return a memory as it was read from JSON. Raises ValueError that names the key of what is
+    none."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"monitors: expected an object, got {found!r}")
+    try:
+        for key, kind in KINDS.items():
+            if key in found:
+                convert(found[key], kind, f"monitors.{key}")
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    # what ended the run names its monitor
+    stopped = found.get("stopped")
+    known = isinstance(stopped, dict) and isinstance(stopped.get("monitor"), str)
+    if stopped is not None and not known:
+        raise ValueError(f"monitors.stopped: expected an object with a monitor, got {stopped!r}")
+    return dict(found)

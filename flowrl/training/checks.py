@@ -1,4 +1,5 @@
-"""What is not finite, in words: which step, which prompt, and what to do."""
+"""What is refused before training, and what is not finite, in words: which step, which prompt, and
+what to do."""
 
 from __future__ import annotations
 
@@ -9,14 +10,12 @@ from torch import Tensor, nn
 
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.config.load import Config
-from flowrl.core.abilities import Guides, discrete_levels
+from flowrl.core.abilities import ExtendsModel, discrete_levels
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Plan, Rollout
-from flowrl.training.guidance import KEYS, is_guided, teachers_of
 from flowrl.training.method import Method
 from flowrl.training.metrics import Trained
-from flowrl.training.real_images import fresh_of
 
 
 def broken_rows(rows: Tensor) -> list[int]:
@@ -91,28 +90,6 @@ def _prompt(ro: Rollout, node: int, texts: list[str]) -> str:
     return repr(texts[int(ro.tree.group[node])])
 
 
-def check_guides(config: Config, model: FlowModel) -> None:
-    """Raise ConfigError if sampling, the reference or a teacher is to have a guidance that the
-    model cannot."""
-    wanted: dict[str, float] = {}
-    for name in KEYS:
-        scale: float = getattr(config.train, name)
-        wanted |= {f"train.{name}": scale} if scale else {}
-    own = set(wanted)
-    for value, runs in teachers_of(config).items():
-        for one in runs:
-            where = f"loss.teachers.{value}, {one.run}: guidance"
-            wanted |= {} if one.guidance is None else {where: one.guidance}
-    for where, scale in wanted.items():
-        if not isinstance(model, Guides):
-            raise ConfigError(
-                f"{where}={scale:g}: model {config.model.fn} has no `guiding`, so it has one "
-                "guidance throughout; leave it out"
-            )
-        with model.guiding(scale, off=where not in own):  # or says why it cannot
-            pass
-
-
 def check_headline(config: Config, rewards: dict[str, Any]) -> None:
     """Raise ConfigError if the score of the evaluations is of latents, which these do not have."""
     if sees_latents(rewards[config.headline]):
@@ -120,18 +97,6 @@ def check_headline(config: Config, rewards: dict[str, Any]) -> None:
             f"eval.score: {config.headline} judges latents, but evaluations have images alone; "
             "name a reward that judges these, with weight 0 if it is only watched"
         )
-
-
-def check_scout_rewards(config: Config, rewards: dict[str, Any]) -> None:
-    """Raise ConfigError if a reward judges latents while `scout` shows it previews, which have
-    images alone."""
-    for name, reward in rewards.items():
-        if config.scout.images and sees_latents(reward):
-            raise ConfigError(
-                f"scout: rewards.{name} ({config.rewards[name].fn}) judges latents, but the "
-                "previews of scout are scored as images alone; leave the section scout out, or "
-                "this reward"
-            )
 
 
 def check_levels(config: Config, method: Method, model: FlowModel) -> None:
@@ -175,28 +140,6 @@ def _check_grid(config: Config, plan: Plan, model: FlowModel) -> None:
         )
 
 
-def check_data_model(config: Config, method: Method, model: FlowModel, frames: int) -> None:
-    """Raise ConfigError if a model's velocity cannot be compared with real images: it makes videos,
-    is to be asked about noise levels that it does not know, or cannot leave its guidance out."""
-    if "data" not in method.needs:
-        return
-    if frames > 1:
-        raise ConfigError(
-            f"kl: trains on real images, and model {config.model.fn} makes videos of {frames} "
-            "frames; leave the section out"
-        )
-    if fresh_of(config) == "all" and discrete_levels(model):
-        raise ConfigError(
-            f"kl.fresh=all: draws noise levels for real images, and model {config.model.fn} knows "
-            "those of its training timesteps alone; set it to none or noise, which take the rows'"
-        )
-    if is_guided(config) and not isinstance(model, Guides):
-        raise ConfigError(
-            f"kl: real images are fitted without guidance, and model {config.model.fn} cannot "
-            "leave its own out; set model.guidance=1"
-        )
-
-
 def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> None:
     """Raise ConfigError unless every reward that counts looks at the sigma of what it judges, or
     the plan finishes every image."""
@@ -211,3 +154,63 @@ def check_sees_sigma(config: Config, rewards: dict[str, Any], plan: Plan) -> Non
                 "step_aware, or another that says `sees_sigma = True`, or finish the images by "
                 "plan.finish=true, or set its weight to 0, so that it is only watched"
             )
+
+
+def check_processes(task: Any) -> None:
+    """Raise ConfigError unless the prompts of an iteration can be shared out over the processes,
+    and all parts go with how these work together; task: `flowrl.training.rehearsal.Task`."""
+    config, world, method = task.config, task.world, task.method
+    # a prompt's images stay in one process, since they are compared with each other
+    prompts = config.train.prompts
+    if prompts < world.size:
+        raise ConfigError(
+            f"train.prompts={prompts}: {world.size} processes need at least one prompt each, since "
+            "the images of a prompt stay together; start fewer of them"
+        )
+    # under FSDP each network call gathers the weights from all processes, and
+    # one with less to do would make the others wait for ever
+    if task.sharded and prompts % world.size:
+        raise ConfigError(
+            f"train.prompts={prompts}: under FSDP all processes call the network in step, so each "
+            f"needs equally many prompts; take a multiple of {world.size}"
+        )
+    if task.sharded and method.plan(0).windows is not None:
+        raise ConfigError(
+            f"plan {config.plan.fn}: each prompt's window makes network calls of its own, but "
+            "under FSDP all processes call the network in step; set plan.each=iteration, or start "
+            "the processes without FSDP"
+        )
+    for part in task.parts:
+        if task.sharded and part.fsdp:
+            raise ConfigError(
+                f"{part.asked_by(config)}: {part.fsdp} does not go with FSDP, under which all "
+                "processes call the network in step; start the processes without it"
+            )
+    # what was not proven where processes compute each sample together
+    also = [part.context for part in task.parts if part.context]
+    if isinstance(method.likelihood, ExtendsModel):
+        also.append("a likelihood with parameters of its own")
+    if world.context > 1 and also:
+        raise ConfigError(
+            f"model.runtime.context_parallel={world.context}: does not go with {also[0]}; set it "
+            "to 1"
+        )
+
+
+def context_of(config: Config) -> int:
+    """Return how many processes compute each sample together."""
+    runtime = config.model.kwargs.get("runtime") or {}
+    return int(runtime.get("context_parallel", 1))
+
+
+def check_trainable(config: Config, params: dict[str, nn.Parameter], *, sharded: bool) -> None:
+    """Raise ConfigError unless there is something to train, all of it shared out under FSDP."""
+    if not params:
+        raise ConfigError(
+            f"model: {config.model.fn} has nothing to train; choose a `tune` other than none"
+        )
+    if sharded and len({type(p.data) for p in params.values()}) > 1:
+        raise ConfigError(
+            f"likelihood: {config.likelihood.fn} has parameters of its own, which FSDP does not "
+            "share out; start the processes without FSDP"
+        )

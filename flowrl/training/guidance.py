@@ -1,5 +1,4 @@
-"""Where guidance is another than the model's own: in sampling, for the base model that the policy
-is measured against, and for teachers."""
+"""Guidance that is another than the model's own: who has it, and what that costs."""
 
 from __future__ import annotations
 
@@ -81,36 +80,33 @@ def _is_guided_at(config: Config, teacher: TeacherRun) -> bool:
         raise ConfigError(f"loss.teachers, {teacher.run}: {error}") from error
 
 
-def sampling_guidance(config: Config, model: FlowModel) -> AbstractContextManager[None]:
-    """Let the model compute with ``train.guidance`` for a while, if that is given."""
-    return _guiding(model, config.train.guidance)
-
-
-def reference_guidance(config: Config, model: FlowModel) -> AbstractContextManager[None]:
-    """Let the model compute with ``train.reference_guidance`` for a while, if that is given."""
-    return _guiding(model, config.train.reference_guidance)
-
-
-def encoding_guidance(config: Config, model: FlowModel) -> AbstractContextManager[None]:
-    """Let the model encode what sampling or training computes with: the negative prompt, too, if
-    any of it is guided."""
-    others = config.train.guidance or config.train.reference_guidance
-    return _guiding(model, others or guides_teachers(config))
-
-
 def no_prompt(model: FlowModel) -> str:
     """Return the text that stands for no prompt: the model's negative prompt, or an empty text."""
     return getattr(model, "negative_prompt", None) or ""
 
 
+def guiding(model: FlowModel, scale: float) -> AbstractContextManager[None]:
+    """Let the model compute with a guidance for a while; 0: its own."""
+    return _guides(model).guiding(scale) if scale else nullcontext()
+
+
 def teacher_guidance(model: FlowModel, scale: float | None) -> AbstractContextManager[None]:
-    """Let the model compute with a teacher's guidance for a while, which may be none at all; None:
-    its own."""
+    """Let the model compute with a guidance for a while, which may be none at all; None: its
+    own."""
     return nullcontext() if scale is None else _guides(model).guiding(scale, off=True)
 
 
-def _guiding(model: FlowModel, scale: float) -> AbstractContextManager[None]:
-    return _guides(model).guiding(scale) if scale else nullcontext()
+def check_guides(
+    config: Config, model: FlowModel, where: str, scale: float, *, off: bool = False
+) -> None:
+    """Raise ConfigError unless a model can have a guidance; off: also none at all."""
+    if not isinstance(model, Guides):
+        raise ConfigError(
+            f"{where}={scale:g}: model {config.model.fn} has no `guiding`, so it has one guidance "
+            "throughout; leave it out"
+        )
+    with model.guiding(scale, off=off):  # or says why it cannot
+        pass
 
 
 def _guides(model: FlowModel) -> Guides:

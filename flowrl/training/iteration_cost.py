@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from flowrl.algorithms.nodes import Trains
 from flowrl.algorithms.rollout.own_windows import total_counts
 from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for
+from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan
+from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 
 MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
 
@@ -159,3 +161,29 @@ def _trained(
         return all_of.decisions, all_of.states
     nodes = starts if trains == "roots" else images
     return nodes, rows * nodes
+
+
+def cost_of(config: Config, iteration: int = 0) -> IterationCost:
+    """Count what one iteration of a config costs. Raises ConfigError as `iteration_cost` and
+    the plan do."""
+    return cost_of_plan(config, config.call("plan")(iteration))
+
+
+def cost_of_plan(config: Config, plan: Plan) -> IterationCost:
+    """Count what an iteration of a config with a plan costs."""
+    t, likelihood = config.train, config.likelihood.make()
+    return iteration_cost(
+        plan,
+        prompts=t.prompts,
+        group=t.group,
+        updates=t.updates,
+        micro_batch=t.micro_batch,
+        rollout_batch=t.rollout_batch,
+        guided=is_guided(config),
+        samples_guided=samples_guided(config),
+        guides_reference=guides_reference(config),
+        same_noise=t.same_noise,
+        trains=likelihood.trains,
+        rows=max(1, likelihood.rows_per_state),
+        previews=(config.scout.images, config.scout.steps),
+    )

@@ -3,37 +3,115 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import states_of
+from flowrl.algorithms.nodes import states_of, trained_nodes
 from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import RunError
 from flowrl.core.host_copies import on_host
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Rollout
-from flowrl.training import monitor_controls
+from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput
+from flowrl.training.batches import (
+    Minibatch,
+    NetworkCall,
+    NodeTable,
+    cut,
+    deal,
+)
 from flowrl.training.checks import what_broke, what_gradient
-from flowrl.training.learn_companions import learn_along, sum_gradients
-from flowrl.training.learning_rate import lr_share
-from flowrl.training.loss_input import LocalData, loss_input
 from flowrl.training.method import unrolled_calls
-from flowrl.training.metrics import KL_TERM, Trained, check_names, reduce_metrics
-from flowrl.training.minibatches import Minibatch, NetworkCall, cut, deal
-from flowrl.training.node_table import first_unit, node_table, units
-from flowrl.training.refreshes import largest_kl, limits_of
-from flowrl.training.setup import Setup
-from flowrl.training.shared_forest import NodeTable, SharedForest
-from flowrl.training.velocity_length import velocity_length
+from flowrl.training.metrics import KL_TERM, Asked, Trained, check_names, reduce_metrics
+from flowrl.training.optimizer import lr_share
+from flowrl.training.run import Iteration, Run
+
+
+class LocalData(NamedTuple):
+    """What one process trains on in an iteration."""
+
+    rollout: Rollout
+    table: NodeTable
+    streams: NodeStreams  # for what a likelihood draws anew
+    rows: tuple[int, ...] = ()  # training prompt of each group
+
+
+@dataclass
+class CallRows:
+    """The rows of one network call, for parts that provide something of them."""
+
+    local: LocalData
+    batch: Batch
+    now: Eval  # under the current weights, with a gradient
+    update: int  # number of the optimizer step within the iteration
+    asked: list[tuple[Tensor, int]] = field(default_factory=list)  # `Asked`, of teachers
+
+    def fact(self, name: str) -> Tensor:
+        """Return the rows [B] of what is known of each node [V]."""
+        return self.local.table.facts[name][self.batch.node]
+
+
+def learn(run: Run, it: Iteration) -> None:
+    """Make the iteration's optimizer steps from its rollout and the advantages of the whole forest,
+    and add to ``it.metrics``.
+
+    Every process deals out all nodes alike and differentiates its own; gradients are summed over
+    processes. Raises RunError for a loss or gradient that is not finite; the weights are then those
+    before the broken step.
+    """
+    assert it.forest is not None and it.advantage is not None and it.rollout is not None
+    forest, ro = it.forest, it.rollout
+    # what is trained, in the whole forest and here
+    it.table = node_table(run, forest.whole, it.advantage)
+    it.own_table = it.table.own(forest, ro)
+    streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
+    local = LocalData(ro, it.own_table, streams, tuple(it.rows))
+    for rows in (ro.sigmas, ro.tree.step, ro.tree.parent):  # likelihoods read these on the host
+        on_host(rows)
+    run.parts.ask("before_learning", run, it)
+    # one optimizer step per part of the nodes
+    seen: list[Trained] = []
+    norms: list[float] = []
+    refused = 0
+    follows = run.parts.agree("trains_policy", run.iteration)
+    dealt = _updates(run, forest.whole, it.table) if follows else []
+    lives = [_live(run, part, it.table) for part in dealt]
+    mines = [forest.own_part(live, ro) for live in lives]
+    run.parts.ask("before_steps", run, [it.table.advantage[live.node] for live in lives])
+    progress = _Progress(run, sum(len(mine.node) for mine in mines))
+    for update, (part, live, mine) in enumerate(zip(dealt, lives, mines, strict=True)):
+        _set_lr(run, run.iteration * run.config.train.updates + update)
+        if not len(live.node):
+            continue
+        work = partial(_differentiate, run, local, mine, len(part.node), update, progress)
+        parts = run.world.together(work)
+        norm, made = _optimizer_step(run, ro, parts, it.rows, update)
+        norms.append(norm)
+        refused += not made
+        seen += parts
+    # what it gave; of a policy that stands still nothing, which does not mean that it was idle
+    if follows:
+        it.metrics |= reduce_metrics(seen, norms, run.world)
+    if norms:
+        it.metrics["grad_outliers"] = float(refused)
+    if "kl_factor" in run.memory:
+        it.metrics["kl_weight"] = run.method.kl_beta * run.state.kl_factor
+    run.parts.ask("learned", run, it, seen)
+    # what it cost
+    spent = [_network_calls(run, part) for part in seen] + it.spent
+    calls, backwards = run.world.totals(spent, 2)
+    it.metrics |= {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
+    it.metrics["lr"] = float(run.optimizer.param_groups[0]["lr"])
 
 
 class _Progress:
     """Tell a run how many of this process' nodes were differentiated, in all optimizer steps."""
 
-    def __init__(self, run: Setup, total: int) -> None:
+    def __init__(self, run: Run, total: int) -> None:
         self.run, self.total, self.done = run, total, 0
 
     def advance(self, nodes: int) -> None:
@@ -41,135 +119,71 @@ class _Progress:
         self.run.progress(self.done, self.total)
 
 
-def learn(
-    run: Setup,
-    ro: Rollout,
-    advantage: Tensor,
-    rows: list[int],
-    forest: SharedForest | None = None,
-) -> dict[str, float]:
-    """Make the iteration's optimizer steps from a rollout and the advantages [V] of the whole
-    forest -> metrics.
-
-    Every process deals out all nodes alike and differentiates its own; gradients are summed over
-    processes. Raises RunError for a loss or gradient that is not finite; the weights are then those
-    before the broken step.
-    """
-    forest = forest or SharedForest(ro)
-    if "old" in run.method.snapshots and "old" not in run.method.copies:
-        run.weights.snapshot("old")
-    # what is trained, in the whole forest and here
-    table = node_table(run, forest.whole, advantage)
-    streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
-    local = LocalData(ro, table.own(forest, ro), streams, tuple(rows))
-    _read_ahead(run, ro, rows)
-    # the models that are trained along
-    along = learn_along(run, ro, table, local.table, forest)
-    # one optimizer step per part
-    seen: list[Trained] = []
-    norms: list[float] = []
-    outliers = 0
-    follows = run.companions.trains_policy(run.iteration)
-    updates = _updates(run, forest.whole, table) if follows else []
-    lives = [_live(run, part, table) for part in updates]
-    mines = [forest.own_part(live, ro) for live in lives]
-    progress = _Progress(run, sum(len(mine.node) for mine in mines))
-    taught = [table.advantage[live.node] for live in lives]
-    judged = monitor_controls.informative(run.method.needs, taught)
-    for update, (part, live, mine) in enumerate(zip(updates, lives, mines, strict=True)):
-        _set_lr(run, run.iteration * run.config.train.updates + update)
-        if not len(live.node):
-            continue
-        work = partial(_differentiate, run, local, mine, len(part.node), update, progress)
-        parts = run.world.together(work)
-        norm, usual = _optimizer_step(run, ro, parts, rows, update, judged[update])
-        norms.append(norm)
-        outliers += not usual
-        seen += parts
-    # what it cost
-    spent = [_network_calls(run, part) for part in seen] + [along.cost]
-    calls, backwards = run.world.totals(spent, 2)
-    cost = {"nfe": float(run.cost.nfe + calls), "backwards": float(backwards)}
-    # a policy that stands still was not idle
-    metrics = reduce_metrics(seen, norms, run.world) if follows else {}
-    if norms:
-        metrics["grad_outliers"] = float(outliers)
-    if limits_of(run.config):
-        metrics["kl_most"] = largest_kl(seen, run.world)
-    if "kl_factor" in run.memory:
-        metrics["kl_weight"] = run.method.kl_beta * monitor_controls.kl_factor(run.memory)
-    return metrics | along.metrics | cost | {"lr": float(run.optimizer.param_groups[0]["lr"])}
+# ------------------------------------------------------------------------------ what is trained
 
 
-def _read_ahead(run: Setup, ro: Rollout, rows: list[int]) -> None:
-    """Bring to the host what likelihoods read there, and encode real images, before the first
-    network call."""
-    for rows_of_all in (ro.sigmas, ro.tree.step, ro.tree.parent):
-        on_host(rows_of_all)
-    if run.real_images is not None:
-        places, images = on_host(ro.group_ids).tolist(), run.real_images
-        # a file that one process cannot read ends all of them
-        run.world.together(lambda: images.prepare(run, places, rows))
+def node_table(run: Run, ro: Rollout, advantage: Tensor) -> NodeTable:
+    """Say of each node [V] what training needs besides the rollout. Raises RunError if nothing is
+    left to train."""
+    method = run.method
+    segment = method.segment(ro) if method.segment else None
+    # how much each node counts
+    factor = torch.ones_like(advantage)
+    rng = generator(run.config.seed, "select", run.iteration)
+    data = SelectInput(ro, advantage, segment, run.iteration, rng, method.transition)
+    data = data._replace(reward=run.reward_set.total)
+    for select in method.select:
+        factor = factor * select(data._replace(factor=factor)).to(factor)
+    nodes = trained_nodes(ro, method.likelihood.trains)
+    if not bool((factor[nodes] > 0).any()):
+        trains = method.likelihood.trains
+        what = "decisions" if trains == "draws" else trains
+        raise RunError(
+            f"iteration {run.iteration}: `select` left none of {len(nodes)} {what} to train"
+        )
+    # what loss and penalty want to know of nodes
+    facts: dict[str, Tensor] = {}
+    if run.reward_set.gate is not None:
+        facts["gate"] = run.reward_set.gate  # factor of the penalty
+    for part in run.parts.at("node_facts"):
+        facts |= part.node_facts(run, ro, advantage)
+    return NodeTable(advantage, factor, segment, facts)
 
 
-def backward(
-    run: Setup, local: LocalData, call: NetworkCall, total: int, update: int, *, idle: bool = False
-) -> Trained:
-    """Add the gradient of one network call, divided by the `total` nodes of its optimizer step.
-
-    An `idle` one adds 0: under FSDP every process has to call the network as often as the others.
-    """
-    method, nodes = run.method, call.node
-    # the batch under the current weights and the others that loss or penalty look at
-    batch = method.likelihood.batch(local.rollout, local.table.advantage, nodes, local.streams)
-    if method.likelihood.trains == "draws":
-        batch = batch._replace(rows=call.rows)
-    now = method.likelihood.evaluate(run.model, batch, method.transition)
-    data, asked = loss_input(run, local, batch, now, update)
-    # one value per row
-    loss, metrics = method.loss(data)
-    check_names(metrics)
-    if method.select:
-        loss = loss * local.table.factor[batch.node]
-    if method.kl is not None:
-        penalty = method.kl(data)
-        if local.table.gate is not None:
-            penalty = penalty * local.table.gate[batch.node]
-        pull = method.kl_beta * monitor_controls.kl_factor(run.memory) * penalty
-        loss = loss + pull
-        metrics = {**metrics, "kl": penalty.detach(), KL_TERM: pull.detach()}
-    # rows of one node share its part of the sum
-    part = 0.0 if idle else len(nodes) / (len(loss) * total)
-    watched = None if idle or now.v is None or not now.v.requires_grad else now.v
-    if watched is not None:
-        watched.retain_grad()  # type: ignore[no-untyped-call]
-    (loss.sum() * part).backward()
-    metrics = {**metrics, "loss": loss.detach()}
-    metrics |= velocity_length(now, data.under, method.likelihood)
-    if watched is not None and watched.grad is not None:
-        metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
-    calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)
-    return Trained(metrics, batch.node, batch.step, batch.parent, update, calls, asked)
+def units(run: Run, ro: Rollout, table: NodeTable) -> tuple[Tensor, Tensor]:
+    """List the nodes that are trained -> them [N] and the unit of each [N]: nodes of one unit stay
+    together in optimizer steps and network calls."""
+    nodes = trained_nodes(ro, run.method.likelihood.trains)
+    if run.method.select:
+        nodes = nodes[table.factor[nodes] > 0]
+    return nodes, _unit_of(run, ro, table, nodes)
 
 
-def _network_calls(run: Setup, part: Trained) -> tuple[int, int]:
-    """Return the network calls that a part counts as, and its rows that went backward."""
-    if part.calls is not None:
-        return part.calls
-    calls = run.method.trained_calls(part.update, run.steps_before, taught=False)
-    rows = part.network_rows()
-    backwards = rows * run.method.graphs if calls else 0
-    return rows * calls + part.teachers_calls(), backwards
+def first_unit(run: Run, ro: Rollout, table: NodeTable) -> Minibatch:
+    """Return one unit whole, since losses refuse a part of one: the first that is trained, or of
+    the first node where a selection took all."""
+    nodes, unit = units(run, ro, table)
+    if not len(nodes):
+        nodes = trained_nodes(ro, run.method.likelihood.trains)
+        unit = _unit_of(run, ro, table, nodes)
+    first = nodes[unit == unit[0]]
+    return Minibatch(first, torch.zeros_like(first))
 
 
-def _updates(run: Setup, ro: Rollout, table: NodeTable) -> list[Minibatch]:
+def _unit_of(run: Run, ro: Rollout, table: NodeTable, nodes: Tensor) -> Tensor:
+    if table.segment is not None:
+        return table.segment[nodes]
+    return states_of(ro, nodes, run.method.likelihood.trains)
+
+
+def _updates(run: Run, ro: Rollout, table: NodeTable) -> list[Minibatch]:
     t = run.config.train
     nodes, key = units(run, ro, table)
     rng = generator(run.config.seed, "order", run.iteration)
     return deal(ro, nodes, unit=key, updates=t.updates, order=t.order, generator=rng)
 
 
-def _live(run: Setup, part: Minibatch, table: NodeTable) -> Minibatch:
+def _live(run: Run, part: Minibatch, table: NodeTable) -> Minibatch:
     """Leave out units of advantage 0 where they have no gradient; they are counted all the
     same."""
     if "zero_advantage" in run.method.needs:
@@ -180,8 +194,80 @@ def _live(run: Setup, part: Minibatch, table: NodeTable) -> Minibatch:
     return Minibatch(part.node[kept], part.place[kept])
 
 
+# ---------------------------------------------------------------------------- one network call
+
+
+def loss_input(run: Run, rows: CallRows) -> LossInput:
+    """Make what loss and penalty see of the rows of a network call, and what they asked for."""
+    batch, table = rows.batch, rows.local.table
+    data = LossInput(batch, rows.now, batch.old_log_prob)
+    if rows.local.rollout.mean is not None:
+        data = data._replace(old_mean=rows.local.rollout.mean[batch.node])
+    if table.segment is not None:
+        data = data._replace(segment=table.segment[batch.node])
+    for part in run.parts.at("provide"):
+        data = part.provide(run, rows, data)
+    return data
+
+
+def backward(
+    run: Run, local: LocalData, call: NetworkCall, total: int, update: int, *, idle: bool = False
+) -> Trained:
+    """Add the gradient of one network call, divided by the `total` nodes of its optimizer step.
+
+    An `idle` one adds 0: under FSDP every process has to call the network as often as the others.
+    """
+    method, nodes = run.method, call.node
+    # the batch under the current weights, and what loss or penalty ask for
+    batch = method.likelihood.batch(local.rollout, local.table.advantage, nodes, local.streams)
+    if method.likelihood.trains == "draws":
+        batch = batch._replace(rows=call.rows)
+    now = method.likelihood.evaluate(run.model, batch, method.transition)
+    rows = CallRows(local, batch, now, update)
+    data = loss_input(run, rows)
+    # one value per row
+    loss, metrics = method.loss(data)
+    check_names(metrics)
+    if method.select:
+        loss = loss * local.table.factor[batch.node]
+    if method.kl is not None:
+        penalty = method.kl(data)
+        if "gate" in local.table.facts:
+            penalty = penalty * rows.fact("gate")
+        pull = method.kl_beta * run.state.kl_factor * penalty
+        loss = loss + pull
+        metrics = {**metrics, "kl": penalty.detach(), KL_TERM: pull.detach()}
+    # rows of one node share its part of the sum
+    part = 0.0 if idle else len(nodes) / (len(loss) * total)
+    watched = None if idle or now.v is None or not now.v.requires_grad else now.v
+    if watched is not None:
+        watched.retain_grad()  # type: ignore[no-untyped-call]
+    (loss.sum() * part).backward()
+    metrics = {**metrics, "loss": loss.detach()}
+    for each in run.parts.at("measure"):
+        metrics |= each.measure(run, data)
+    if watched is not None and watched.grad is not None:
+        metrics["velocity_grad"] = watched.grad.flatten(1).norm(dim=1).detach() / part
+    calls = None if batch.unrolled is None else unrolled_calls(batch.unrolled)
+    asked: Asked = tuple(rows.asked)
+    return Trained(metrics, batch.node, batch.step, batch.parent, update, calls, asked)
+
+
+def _network_calls(run: Run, part: Trained) -> tuple[int, int]:
+    """Return the network calls that a part counts as, and its rows that went backward."""
+    if part.calls is not None:
+        return part.calls
+    calls = run.method.trained_calls(part.update, run.steps_before, taught=False)
+    rows = part.network_rows()
+    backwards = rows * run.method.graphs if calls else 0
+    return rows * calls + part.teachers_calls(), backwards
+
+
+# --------------------------------------------------------------------------- one optimizer step
+
+
 def _differentiate(
-    run: Setup, local: LocalData, part: Minibatch, total: int, update: int, progress: _Progress
+    run: Run, local: LocalData, part: Minibatch, total: int, update: int, progress: _Progress
 ) -> list[Trained]:
     """Add the gradients of this process' nodes of an optimizer step that has `total` in all."""
     trains = run.method.likelihood.trains
@@ -193,6 +279,7 @@ def _differentiate(
         for call in calls:
             parts.append(backward(run, local, call, total, update))
             progress.advance(len(call.node))
+    # under FSDP all processes call the network equally often
     if len(calls) < most:
         unit = first_unit(run, local.rollout, local.table)
         (spare,) = cut(unit, states_of(local.rollout, unit.node, trains), size)
@@ -202,13 +289,10 @@ def _differentiate(
 
 
 def _optimizer_step(
-    run: Setup, ro: Rollout, parts: list[Trained], rows: list[int], update: int, judged: bool
+    run: Run, ro: Rollout, parts: list[Trained], rows: list[int], update: int
 ) -> tuple[float, bool]:
-    """Step along the sum of all processes' gradients -> its norm, and whether that is no outlier.
-
-    An outlier is left out where the config says so; a step that is not `judged` is none. Raises
-    RunError if the norm is not finite.
-    """
+    """Step along the sum of all processes' gradients -> its norm, and whether no part refused the
+    step. Raises RunError if the norm is not finite."""
     sum_gradients(run)
     gradients = [p.grad for p in run.params.values() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients))
@@ -220,21 +304,35 @@ def _optimizer_step(
         run.optimizer.zero_grad(set_to_none=True)
         where = f"iteration {run.iteration}, optimizer step {update + 1}"
         raise RunError(f"{where}: {message}")
-    # what is far larger than before is no direction to go in
-    monitor, most = run.config.monitors.gradients, run.config.train.max_grad_norm
-    usual = True
-    if monitor is not None and judged:
-        usual = monitor_controls.is_usual(run.memory, size, monitor, most)
-    if usual or (monitor is not None and monitor.action != "skip"):
+    usual, taken = True, True
+    for part in run.parts.at("gradient"):
+        said = part.gradient(run, size, update)
+        usual = usual and said is True
+        taken = taken and said is not False
+    if taken:
+        most = run.config.train.max_grad_norm
         torch.nn.utils.clip_grads_with_norm_(run.params.values(), most, norm)
-        run.intact = False
+        run.state.intact = False
         run.optimizer.step()
+        run.parts.ask("after_step", run, update)
     run.optimizer.zero_grad(set_to_none=True)
     return size, usual
 
 
-def _set_lr(run: Setup, update: int) -> None:
+def sum_gradients(run: Run) -> None:
+    """Add up the gradients of all processes; what none of them reached has none, as in one
+    process."""
+    if run.world.alone or run.sharded:  # FSDP has added them up
+        return
+    reached = run.world.gather([p.grad is not None for p in run.params.values()])
+    params = [p for p, *found in zip(run.params.values(), *reached, strict=True) if any(found)]
+    for p in params:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    run.world.sum_([p.grad for p in params if p.grad is not None])
+
+
+def _set_lr(run: Run, update: int) -> None:
     t = run.config.train
     share = lr_share(update, warmup=t.warmup, decay=t.decay, decay_to=t.decay_to)
     for group in run.optimizer.param_groups:
-        group["lr"] = run.config.lr * share * monitor_controls.lr_factor(run.memory)
+        group["lr"] = run.config.lr * share * run.state.lr_factor

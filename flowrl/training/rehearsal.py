@@ -2,46 +2,59 @@
 costs.
 
 An iteration is rehearsed without a model: latents of one number that never move, rewards by chance.
-So segments, selections and credits that do not fit their plan are found before any weight is read.
+So segments, selections, credits, losses and parts that do not fit their plan are found before any
+weight is read.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flowrl.algorithms.nodes import states_of, trained_nodes
+from flowrl.algorithms.nodes import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.own_windows import windows_of
 from flowrl.algorithms.rollout.plan_steps import steps_of
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
+from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
-from flowrl.core.seeds import generator
-from flowrl.core.types import FlowModel, Plan, Rollout, SelectInput
-from flowrl.training.combinations import (
-    check_alike,
-    check_guidance,
-    check_scout,
-    check_segment,
-    check_together,
-)
-from flowrl.training.companions import calls_of
-from flowrl.training.guidance import guides_reference, is_guided, samples_guided
-from flowrl.training.iteration_cost import IterationCost, iteration_cost
+from flowrl.core.processes import ALONE, World
+from flowrl.core.real_rows import RealRows
+from flowrl.core.seeds import NodeStreams, generator
+from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Plan, Rollout, SelectInput
+from flowrl.training.iteration_cost import IterationCost, cost_of_plan
 from flowrl.training.method import Method, method_of, unrolled_calls
-from flowrl.training.rehearse_loss import MotionlessModel, rehearse_loss
+from flowrl.training.metrics import check_names
+from flowrl.training.parts import Parts, parts_of
 
 MOST_ITERATIONS = 10_000  # plans looked at: windows move and are drawn anew
 SHIFT = 3.0  # of the grid that stands for the model's: whether a std is 0 does not depend on it
 LEAST_STD = 1e-6  # rounding makes sin(pi) 1e-7
 # more than all of the predicted noise cannot be replaced
 MOST_NOISE_SCALE = {"cps": 1.0, "ddim": 1.0, "stepwise_sde": 1.0}
+ALONE_PENALTY = "flowrl.algorithms.losses.policy.penalty_alone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is known of a run from its config alone."""
+
+    config: Config
+    method: Method
+    parts: Parts
+    world: World = ALONE
+    sharded: bool = False
+
+    def work(self, plan: Plan) -> IterationCost:
+        """Count what an iteration with a plan costs."""
+        return cost_of_plan(self.config, plan)
 
 
 class RehearsedIteration(NamedTuple):
@@ -58,13 +71,7 @@ class RehearsedIteration(NamedTuple):
     calls: int
 
 
-def cost_of(config: Config, iteration: int = 0) -> IterationCost:
-    """Count what one iteration of a config costs. Raises ConfigError as `iteration_cost` and
-    the plan do."""
-    return _count(config, config.call("plan")(iteration))
-
-
-def check_plan(config: Config) -> RehearsedIteration:
+def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
     """Refuse a config whose plan cannot be trained at some iteration -> what the first iteration
     will cost.
 
@@ -72,7 +79,10 @@ def check_plan(config: Config) -> RehearsedIteration:
     than updates, no noise on a step that is trained, a transition that turns noise into a std of 0,
     segments, a selection or a credit that do not fit the plan, or anything that fails.
     """
-    method, first, known = method_of(config), None, set()
+    if task is None:
+        method = method_of(config)
+        task = Task(config=config, method=method, parts=parts_of(config, method))
+    method, first, known = task.method, None, set()
     for iteration in range(min(config.train.iterations, MOST_ITERATIONS)):
         where = (config.source or "config") + (f", iteration {iteration}" if iteration else "")
         try:
@@ -85,7 +95,7 @@ def check_plan(config: Config) -> RehearsedIteration:
                 known.add(key)
                 if method.likelihood.trains == "draws":
                     _check_noise(config, plan)
-                rehearsed.append(_rehearse(config, method, plan, iteration, _count(config, whole)))
+                rehearsed.append(_rehearse(task, plan, iteration, cost_of_plan(config, whole)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -100,14 +110,12 @@ def check_plan(config: Config) -> RehearsedIteration:
     return first
 
 
-def _rehearse(
-    config: Config, method: Method, plan: Plan, iteration: int, work: IterationCost
-) -> RehearsedIteration:
+def _rehearse(task: Task, plan: Plan, iteration: int, work: IterationCost) -> RehearsedIteration:
     """Sample one prompt's forest, give it credit and choose what to train, as the trainer will;
     work: of all prompts."""
+    config, method = task.config, task.method
     check_together(config, method, plan)
-    check_scout(config, plan, work)
-    check_guidance(config, method, plan)
+    task.parts.ask("check", task, plan)
     # one prompt, latents of one number
     model: FlowModel = MotionlessModel()  # type: ignore[assignment]
     made = rollout(
@@ -141,20 +149,12 @@ def _rehearse(
         first, last = min(states, work.per_update), [config.train.iterations * work.updates]
         trained = first * method.trained_calls(0, last)
         trained += (states - first) * method.trained_calls(1, last)
-    trained += work.prompts * _along(method, made, config.train.iterations - 1)
-    if "moved" in needs_of(method.credit):  # what was drawn at the last visit, of one image
-        trained += work.prompts * len(trained_nodes(made, method.likelihood.trains)) // work.roots
+    for part in task.parts.at("calls"):
+        trained += work.prompts * part.calls(task, made, config.train.iterations - 1)
     calls = work.nfe + trained
     return RehearsedIteration(
         work, work.prompts * len(made.x), work.prompts * len(nodes), states, calls
     )
-
-
-def _along(method: Method, made: Rollout, iteration: int) -> int:
-    """Count the calls in which one prompt trains the models that learn along in an iteration."""
-    nodes, rng = trained_nodes(made, method.likelihood.trains), torch.Generator()
-    roles = [role for role in method.companions.values() if role.learns(iteration)]
-    return sum(len(r.rows(made, nodes, rng)) * r.updates * calls_of(r) for r in roles)
 
 
 def _check_signal(config: Config, method: Method, advantage: Tensor, work: IterationCost) -> None:
@@ -219,26 +219,6 @@ def _ours(call: Call) -> bool:
     return call.path.startswith("flowrl.")
 
 
-def _count(config: Config, plan: Plan) -> IterationCost:
-    t, likelihood = config.train, config.likelihood.make()
-    # all that decides how many calls an iteration makes
-    return iteration_cost(
-        plan,
-        prompts=t.prompts,
-        group=t.group,
-        updates=t.updates,
-        micro_batch=t.micro_batch,
-        rollout_batch=t.rollout_batch,
-        guided=is_guided(config),
-        samples_guided=samples_guided(config),
-        guides_reference=guides_reference(config),
-        same_noise=t.same_noise,
-        trains=likelihood.trains,
-        rows=max(1, likelihood.rows_per_state),
-        previews=(config.scout.images, config.scout.steps),
-    )
-
-
 def _check_noise(config: Config, plan: Plan) -> None:
     """Raise ConfigError unless some step but the last has noise, and the transition gives each of
     these a std."""
@@ -296,3 +276,190 @@ def _stds(config: Config, noise_scales: list[float]) -> list[float]:
     made = config.call("transition")(x, x, grid[:-1], grid[1:], torch.tensor(noise_scales))
     stds: list[float] = made.std.tolist()
     return stds
+
+
+def check_together(config: Config, method: Method, plan: Plan) -> None:
+    """Raise ConfigError for a likelihood that does not go with plan, noise, penalty or loss."""
+    # what is trained decides what the plan has to offer: noise that differs, or every step
+    trains = method.likelihood.trains
+    if config.train.same_noise and trains == "roots":
+        raise ConfigError(
+            f"train.same_noise: likelihood {config.likelihood.fn} trains the initial noise, and "
+            "images that start from one have none to compare; set it to false"
+        )
+    if trains == "steps" and not plan.every_step:
+        raise ConfigError(
+            f"plan {config.plan.fn}: likelihood {config.likelihood.fn} trains every step of a "
+            "few-step sampler, and this plan does not keep them; take plan: {fn: few_step, steps: "
+            "4}"
+        )
+    # the KL compares two policies on the same states, which a likelihood with a judge has not
+    if hasattr(method.likelihood, "judge") and method.kl is not None:
+        raise ConfigError(
+            f"kl: likelihood {config.likelihood.fn} asks other weights about other states than the "
+            "policy's, so their distance is none; leave the section kl out"
+        )
+    # without a segment the loss itself says what is missing first
+    alike = config.segment is None or getattr(method.likelihood, "shared", True)
+    if "shared_noise" in method.needs and not alike:
+        raise ConfigError(
+            f"loss {config.loss.fn}: all images of a prompt must have the same time and noise; set "
+            "likelihood.shared=true"
+        )
+    if config.loss.path == ALONE_PENALTY and method.kl is None:
+        raise ConfigError(
+            f"loss {config.loss.fn}: learns from the section kl alone, and there is none with a "
+            "beta above 0; add one, such as kl: {fn: data_velocity, beta: 1.0}"
+        )
+
+
+def check_alike(config: Config, made: Rollout) -> None:
+    """Raise ConfigError if all images of a prompt are one: they start from the same noise, and no
+    step of the plan adds any. `made`: one prompt's forest, by any model."""
+    images = made.x[made.leaf]
+    if not config.train.same_noise or len(images) < 2 or bool((images != images[0]).any()):
+        return
+    raise ConfigError(
+        f"train.same_noise: all images of a prompt start from one noise, and plan {config.plan.fn} "
+        "adds none on the way, so they would be the same image and nothing could be learnt from "
+        "comparing them; set it to false, or take a plan whose steps have noise"
+    )
+
+
+def check_segment(config: Config, method: Method, segment: Tensor | None, nodes: Tensor) -> None:
+    """Raise ConfigError for a segment [V] that has no id for what is trained, nodes [N]: it would
+    join the images of all prompts."""
+    if segment is None or config.segment is None or not bool((segment[nodes] < 0).any()):
+        return
+    raise ConfigError(
+        f"segment {config.segment.fn}: joins draws, and likelihood {config.likelihood.fn} trains "
+        f"{method.likelihood.trains}, which are in none of its segments; set segment={{fn: "
+        "prompt} for a loss that compares the images of a prompt, else leave the section out"
+    )
+
+
+class MotionlessModel:
+    """A model of one weight, whose velocity is 0 everywhere and whose images are black: they know
+    the weight, so that a gradient reaches it. `named` is the conditioning that it has."""
+
+    def __init__(self, named: str = "row") -> None:
+        self.weight, self.named = nn.Parameter(torch.zeros(())), named
+
+    def encode(self, prompts: list[str]) -> Cond:
+        """Return an empty vector for each prompt."""
+        return {self.named: torch.zeros(len(prompts), 1)}
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return zeros [B, *]."""
+        return torch.zeros_like(x) + self.weight
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """Return black images of one pixel [B, 3, 1, 1] of latents [B, 1]."""
+        return (0 * x0)[:, :, None, None].expand(-1, 3, 1, 1)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the weight."""
+        return {"weight": self.weight}
+
+
+@torch.enable_grad()
+def rehearse_loss(
+    config: Config,
+    method: Method,
+    made: Rollout,
+    advantage: Tensor,
+    nodes: Tensor,
+    segment: Tensor | None,
+) -> Batch:
+    """Make the batch of nodes [N] of a rollout, evaluate it with a stand-in for the model, and call
+    what looks at it -> the batch. Raises ConfigError as they do, and for a loss that does not
+    depend on what is trained.
+
+    On policy: all weights that the loss asks for give the same evaluation.
+    """
+    likelihood = method.likelihood
+    stand_in: Any = MotionlessModel(getattr(likelihood, "reads", "") or "row")
+    model: FlowModel = stand_in
+    if isinstance(likelihood, ExtendsModel):
+        model = likelihood.extend(model, (1,), [""], config.seed)
+        made = made._replace(cond={**made.cond, **model.encode([""])})
+    # the batch, as every set of weights evaluates it
+    streams = NodeStreams(made.tree.group, "rehearsal")
+    batch = likelihood.batch(made, advantage, nodes, streams)
+    now = likelihood.evaluate(model, batch, method.transition)
+    # what loss and penalty see: of other weights there is no gradient
+    other = _without_gradient(now)
+    under = dict.fromkeys(method.snapshots, other)
+    data = LossInput(batch, now, other.log_prob, other.mean, under)
+    if "teacher" in method.needs:
+        data = data._replace(teachers=((other, torch.ones(len(batch.node))),))
+    if segment is not None:
+        data = data._replace(segment=segment[batch.node])
+    if "best" in method.needs:
+        draws = likelihood.trains == "draws"
+        above = made.tree.parent[batch.node] if draws else batch.node
+        best = best_below(made, advantage)[above]
+        data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
+    if "siblings" in method.needs:
+        data = data._replace(siblings=count_trained(made, likelihood.trains, batch.node))
+    if "reward_variance" in method.needs:
+        data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
+    if "data" in method.needs and now.v is not None:
+        seen = model.velocity(batch.x, batch.sigma, batch.cond)
+        data = data._replace(data=RealRows(seen, torch.zeros_like(seen), batch.sigma))
+    if now.images is not None:
+        value = now.images.flatten(1).mean(1)
+        counting = [name for name, weight in config.reward_weights.items() if weight]
+        data = data._replace(reward=value, rewards=dict.fromkeys(counting, value))
+    loss, metrics = method.loss(data)
+    check_names(metrics)
+    _check_depends(config, loss, now)
+    _rehearse_companions(config, method, made, advantage, streams, model, segment)
+    if method.kl is not None:
+        method.kl(data)
+    return batch
+
+
+def _rehearse_companions(
+    config: Config,
+    method: Method,
+    made: Rollout,
+    advantage: Tensor,
+    streams: NodeStreams,
+    model: FlowModel,
+    segment: Tensor | None,
+) -> None:
+    generates: Any = method.likelihood  # of models that are trained along alone, it has queries
+    # a selection of what the policy learns from is not theirs
+    nodes = trained_nodes(made, method.likelihood.trains)
+    for role in method.companions.values():
+        mine = role.rows(made, nodes, generator(config.seed, role.name, "rehearsal"))
+        rows = role.batch(made, advantage, mine, streams, generates.queries)
+        seen = role.evaluate(model, rows)
+        found = LossInput(rows, seen, rows.old_log_prob, under=dict.fromkeys(role.looks_at, seen))
+        if segment is not None:
+            counted = count_trained(made, "leaves", rows.node)
+            found = found._replace(segment=segment[rows.node], siblings=counted)
+        role.loss(found)
+
+
+def _without_gradient(now: Eval) -> Eval:
+    parts: list[Any] = [part if part is None else part.detach() for part in now]
+    return Eval(*parts)
+
+
+def _check_depends(config: Config, loss: Tensor, now: Eval) -> None:
+    """Raise ConfigError for a loss [B] that is the same whatever is trained."""
+    if loss.requires_grad:
+        return
+    fits = "another loss"
+    if now.images is not None:
+        fits = "loss reward_ascent, which follows the reward through the images"
+    elif config.likelihood.fn == "generated":
+        fits = "a loss of what a step generates, such as tdm or tdm_r1"
+    why = "" if now.log_prob.requires_grad else ", which has no log-prob,"
+    raise ConfigError(
+        f"loss {config.loss.fn}: does not depend on what likelihood {config.likelihood.fn}{why} "
+        "trains, so there is no gradient and nothing would be learnt; take a likelihood with a "
+        f"log-prob (reverse, forward, prior), or {fits}"
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.processes import shared_as, whole
 from flowrl.core.shards import is_share
-from flowrl.training.checkpoint_files import CheckpointTensors
+from flowrl.training.checkpoint import CheckpointTensors
 
 
 class Weights:

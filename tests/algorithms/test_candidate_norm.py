@@ -18,7 +18,7 @@ from flowrl.algorithms.plans.candidates import candidates
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 HALF, ALL = 1 / math.sqrt(2), math.sqrt(2)

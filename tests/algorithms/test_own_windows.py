@@ -21,7 +21,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.processes import world
 from flowrl.core.types import Plan, Rollout
 from flowrl.models.toy import LinearFlow
-from flowrl.training.process_checks import check_processes
+from flowrl.training.checks import check_processes
 
 TEXTS = [f"prompt {number}" for number in range(7)]
 

@@ -14,7 +14,7 @@ from toykit import toy
 from flowrl.algorithms.selection.prompts import reward_range
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import Rollout
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 NAN = math.nan

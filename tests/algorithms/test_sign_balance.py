@@ -18,7 +18,7 @@ from flowrl.algorithms.selection.aggregation import sign_balance
 from flowrl.algorithms.selection.leaves import largest
 from flowrl.algorithms.selection.segments import fixed
 from flowrl.core.types import Rollout, SelectInput
-from flowrl.training.node_table import node_table
+from flowrl.training.learn import node_table
 
 
 def chains(lengths: list[int], advantages: list[float], groups: list[int]) -> SelectInput:

@@ -74,7 +74,7 @@ def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         sharded()
     monkeypatch.setenv("FSDP_VERSION", "2")
     assert sharded()
-    monkeypatch.setattr("flowrl.training.setup.world", lambda: World(0, 2))
+    monkeypatch.setattr("flowrl.training.run.world", lambda: World(0, 2))
     with pytest.raises(ConfigError, match=r"train.prompts=3: under FSDP.* multiple of 2"):
         Trainer(toy(tmp_path, "train.prompts=3"))
     folder = str(tiny_sd3(tmp_path / "sd3"))

@@ -16,7 +16,7 @@ from flowrl.core.prompt_overlap import OPPOSITE, Overlap, overlap
 from flowrl.core.prompts import PromptSet, load_prompts
 from flowrl.doctor.before_loading import look_at_prompts
 from flowrl.runs.suite import run_suite
-from flowrl.training.setup import OverlapWarning, warn_of_overlap
+from flowrl.training.run import OverlapWarning, warn_of_overlap
 from flowrl.training.trainer import Trainer
 
 ONE = ("train.prompts=1",)

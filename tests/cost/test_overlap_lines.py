@@ -8,7 +8,7 @@ import pytest
 from toykit import toy
 
 from flowrl.cost.dry_run import prompt_lines
-from flowrl.training.setup import OverlapWarning
+from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer
 
 

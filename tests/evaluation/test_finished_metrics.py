@@ -13,7 +13,7 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.reward_metrics import distances
 from flowrl.training.checks import broken_rows
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 COMB = "plan={fn: comb, steps: 5, size: 3, noise_scale: 0.5, baseline: true}"

@@ -18,8 +18,8 @@ from flowrl.core.errors import CheckpointError, ConfigError, RewardError, RunErr
 from flowrl.core.types import RewardBatch
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
-from flowrl.training import collect as collect_file
-from flowrl.training.collect import collect
+from flowrl.training import rollout as collect_file
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 FOUR = ("train.prompts=4", "train.parts=4")

@@ -25,8 +25,8 @@ from flowrl.evaluation.sources import check_sources, prompt_keys, sources_of
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.train import train
-from flowrl.training.collect import collect
-from flowrl.training.setup import OverlapWarning
+from flowrl.training.rollout import collect
+from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer
 from rewards.remote.messages import pack
 from rewards.remote.read_request import RequestLimits, RequestRefused, parse

@@ -47,7 +47,7 @@ class Fault(NamedTuple):
     patch: Patch | None = None
 
 
-COLLECT, ENGINE = "flowrl.training.collect", "flowrl.algorithms.rollout.engine"
+COLLECT, ENGINE = "flowrl.training.rollout", "flowrl.algorithms.rollout.engine"
 WEIGHTS = "flowrl.training.weights"
 GUIDED = "flowrl.models.flow_matching:guided"
 NOISE, NETWORK, PARITY = ("noise",), ("network",), ("parity",)
@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
         "update/lr", UPDATE, patch=function("flowrl.training.learn:_set_lr", no_lr)
     ),
     "optimizer of other weights": Fault(
-        "update/nothing", UPDATE, patch=function("flowrl.training.setup:make_optimizer", copied)
+        "update/nothing", UPDATE, patch=function("flowrl.training.run:make_optimizer", copied)
     ),
     "reference not frozen": Fault(
         "weights/reference",

@@ -15,7 +15,7 @@ from toykit import toy
 from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training import checkpoint
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 KL = "kl={fn: transition_kl, beta: 0.1}"

@@ -16,7 +16,7 @@ from flowrl.core.noise_path import x0_from
 from flowrl.core.reward_traits import sees_sigma
 from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge, fidelity
 from rewards.latent_preference import SHAPE, WEIGHTS, latent_preference, load_transformer

@@ -17,7 +17,7 @@ from flowrl.runs.compare.factorial import read_factorial
 from flowrl.runs.compare.report import saved_result
 from flowrl.runs.folder import SUMMARY, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.page import html_report
-from flowrl.training.checkpoint_manifest import verify
+from flowrl.training.checkpoint import verify
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "summary.json": lambda folder: read_object(folder, SUMMARY),

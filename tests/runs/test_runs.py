@@ -27,7 +27,7 @@ from flowrl.runs.start import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import describe_training, train
 from flowrl.training import checkpoint
-from flowrl.training.setup import OverlapWarning
+from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration

@@ -48,7 +48,7 @@ def edits(folder: Path, side: int, *names: str | list[str]) -> None:
 @pytest.mark.parametrize(
     ("make", "side"), [(lambda at: tiny_i2v(at, experts=True), 32), (tiny_ti2v, 64)]
 )
-@pytest.mark.filterwarnings("ignore::flowrl.training.setup.OverlapWarning")
+@pytest.mark.filterwarnings("ignore::flowrl.training.run.OverlapWarning")
 def test_a_video_stands_beside_the_image_that_it_starts_from(
     make: Callable[[Path], Any], side: int, tmp_path: Path
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_video_stands_beside_the_image_that_it_starts_from(
     assert red[0] == green[0] and green[1] > red[1] + 128
 
 
-@pytest.mark.filterwarnings("ignore::flowrl.training.setup.OverlapWarning")
+@pytest.mark.filterwarnings("ignore::flowrl.training.run.OverlapWarning")
 def test_all_sources_of_a_prompt_stand_side_by_side(tmp_path: Path) -> None:
     """16 pixels are enlarged to 128; the second prompt has them the other way round."""
     config = toy(tmp_path, "train.iterations=1")

@@ -14,7 +14,7 @@ from toykit import toy, write_toy
 
 from flowrl.algorithms.plans.side_branches import comb
 from flowrl.core.errors import ConfigError
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 SCRIPT = script_module("calibrate_noise")

@@ -10,8 +10,8 @@ from guidekit import config_of, texts_encoded_ahead
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.training.collect import Collected, collect
 from flowrl.training.rehearsal import check_plan
+from flowrl.training.rollout import Collected, collect
 from flowrl.training.trainer import Trainer
 
 

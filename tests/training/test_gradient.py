@@ -28,10 +28,8 @@ from flowrl.core.errors import RunError
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Rollout
 from flowrl.models.toy import LinearFlow
-from flowrl.training.learn import backward
-from flowrl.training.loss_input import LocalData
-from flowrl.training.minibatches import NetworkCall
-from flowrl.training.node_table import node_table
+from flowrl.training.batches import NetworkCall
+from flowrl.training.learn import LocalData, backward, node_table
 from flowrl.training.trainer import Trainer
 
 near = torch.testing.assert_close

@@ -19,9 +19,8 @@ from flowrl.cost.fit_card import change
 from flowrl.cost.memory import kept_memory
 from flowrl.cost.meter import Meter
 from flowrl.training import trainer as trainer_file
-from flowrl.training.collect import collect
-from flowrl.training.decode import ImageBuffer
 from flowrl.training.rehearsal import check_plan as _forecast
+from flowrl.training.rollout import ImageBuffer, collect
 from flowrl.training.trainer import Trainer
 
 MANY = ("train.prompts=8", "image={height: 64, width: 64}")

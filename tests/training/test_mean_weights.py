@@ -14,8 +14,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.cost.missing_files import absent_files
 from flowrl.training.checkpoint import save
-from flowrl.training.mean_weights import low_rank, mean_weights
-from flowrl.training.start_weights import check_start, start_from
+from flowrl.training.start_weights import check_start, low_rank, mean_weights, start_from
 from flowrl.training.trainer import Trainer
 
 A, B = "net.to_q.lora_A.default.weight", "net.to_q.lora_B.default.weight"

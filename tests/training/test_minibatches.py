@@ -16,7 +16,7 @@ from flowrl.algorithms.plans.side_branches import rake
 from flowrl.algorithms.plans.trees import tree
 from flowrl.algorithms.plans.windows import full
 from flowrl.core.types import Rollout
-from flowrl.training.minibatches import Minibatch, cut, deal
+from flowrl.training.batches import Minibatch, cut, deal
 
 
 def dealt(

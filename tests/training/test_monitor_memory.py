@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowrl.training.monitor_memory import checked_memory
+from flowrl.training.checkpoint_state import checked_memory
 
 
 def test_a_memory_as_runs_write_it() -> None:

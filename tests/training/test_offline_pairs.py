@@ -24,7 +24,7 @@ from flowrl.core.noise_path import velocity_from_eps
 from flowrl.evaluation.pair_formats import convert_pairs
 from flowrl.evaluation.preference_pairs import PreferencePair, load_pairs
 from flowrl.models.toy import LinearFlow
-from flowrl.training.collect import collect
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 

@@ -24,9 +24,9 @@ from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.prompt_choice import PromptDraw, Visit
-from flowrl.training.collect import collect
-from flowrl.training.give_credit import give_credit
-from flowrl.training.shared_forest import SharedForest
+from flowrl.training.advantages import give_credit
+from flowrl.training.batches import SharedForest
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 FOUR = ["a", "b", "c", "d"]

@@ -22,10 +22,10 @@ from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.models.toy import LinearFlow
-from flowrl.training.collect import collect
 from flowrl.training.learn import learn
-from flowrl.training.real_images import RealImages, real_rows
+from flowrl.training.parts.real_images import RealImages, real_rows
 from flowrl.training.rehearsal import check_plan
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 FORWARD = ("plan={fn: ode, steps: 4}", "likelihood={fn: forward, draws: 2}", "loss={fn: awm}")
@@ -183,7 +183,7 @@ def test_an_image_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run.step()
     assert sum(made) == 2
     # an image of 3 x 2 x 2 float32 numbers has 48 bytes: room for one
-    monkeypatch.setattr("flowrl.training.real_images.KEPT", 60)
+    monkeypatch.setattr("flowrl.training.parts.real_images.KEPT", 60)
     images = run.real_images
     assert images is not None
     rows = list(range(6))

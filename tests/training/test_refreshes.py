@@ -14,7 +14,7 @@ from flowrl.algorithms.ema_decays import reset
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import World
 from flowrl.training.metrics import Trained
-from flowrl.training.refreshes import largest_kl, refresh_decay
+from flowrl.training.parts.copies import largest_kl, refresh_decay
 from flowrl.training.trainer import Trainer
 
 KL = ("kl={fn: transition_kl_slow, beta: 0.01}", "train.updates=2", "train.prompts=4")

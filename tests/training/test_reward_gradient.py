@@ -13,9 +13,9 @@ from trainkit import weights_of
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.processes import world
 from flowrl.core.types import RewardBatch
-from flowrl.training.process_checks import check_processes
+from flowrl.training.checks import check_processes
+from flowrl.training.parts.reward_gradient import scored, summed
 from flowrl.training.rehearsal import check_plan
-from flowrl.training.reward_gradient import scored, summed
 from flowrl.training.trainer import Trainer
 
 SMALL = (

@@ -11,7 +11,7 @@ from toykit import axes, toy
 from flowrl.core.errors import ConfigError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.seeds import generator
-from flowrl.training.scout import chosen, scouted
+from flowrl.training.parts.previews import chosen, scouted
 from flowrl.training.trainer import Trainer
 
 SETTING = [*axes("shapes/sol_rl"), "scout={images: 12, steps: 2}", "train.group=4"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowrl.training.minibatches import Minibatch, cut
+from flowrl.training.batches import Minibatch, cut
 
 # states of each unit in the order of the minibatch, largest call -> states of each call
 TABLE = [

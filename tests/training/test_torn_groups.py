@@ -17,10 +17,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs, needs_of
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import LossInput
-from flowrl.training.learn import _differentiate, _Progress
-from flowrl.training.loss_input import LocalData
-from flowrl.training.minibatches import Minibatch
-from flowrl.training.node_table import first_unit, node_table
+from flowrl.training.batches import Minibatch
+from flowrl.training.learn import LocalData, _differentiate, _Progress, first_unit, node_table
 from flowrl.training.trainer import Trainer
 
 NOISY = "plan={fn: full, steps: 6, noise_scale: 0.5, ode_last: 1}"

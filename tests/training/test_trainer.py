@@ -28,8 +28,8 @@ from flowrl.core.processes import World
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
 from flowrl.training.learn import learn
-from flowrl.training.learning_rate import lr_share
 from flowrl.training.metrics import Trained, reduce_metrics
+from flowrl.training.optimizer import lr_share
 from flowrl.training.weights import put_weights
 
 # ------------------------------------------------------------------------------------- on policy

@@ -9,8 +9,8 @@ import torch
 from toykit import toy
 
 from flowrl.core.types import Eval
+from flowrl.training.parts.node_facts import velocity_length
 from flowrl.training.trainer import Trainer
-from flowrl.training.velocity_length import velocity_length
 
 
 def seen(v: torch.Tensor | None) -> Eval:

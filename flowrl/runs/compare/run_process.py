@@ -24,7 +24,7 @@ from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.stop import SIGNALS, Interrupted
-from flowrl.training.setup import OverlapWarning
+from flowrl.training.run import OverlapWarning
 
 DEVICES = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
 KINDS: dict[str, type[FlowRLError]] = {

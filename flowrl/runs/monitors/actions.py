@@ -11,8 +11,8 @@ from flowrl.core.errors import CheckpointError
 from flowrl.runs.best import Row, score_of
 from flowrl.runs.monitors.findings import Alarm, MonitorFinding
 from flowrl.training import checkpoint
-from flowrl.training.monitor_controls import kl_factor, lr_factor
-from flowrl.training.monitor_memory import MOST_KL
+from flowrl.training.checkpoint_state import MOST_KL
+from flowrl.training.run import kl_factor, lr_factor
 from flowrl.training.trainer import Trainer
 
 

@@ -1,7 +1,4 @@
-"""What monitors have changed in the course of a run, and the gradients that it has seen.
-
-They stand in `Setup.memory` as plain JSON, so that checkpoints keep them to the bit.
-"""
+"""Gradients that are far larger than those before, which a run may skip (`monitors.gradients`)."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flowrl.config.monitors import GradientsMonitor
+from flowrl.core.part import Part
+from flowrl.training.run import Run
 
 Memory = dict[str, Any]
 ENOUGH = 20  # gradient norms, before one can be an outlier
@@ -21,14 +20,29 @@ ENOUGH = 20  # gradient norms, before one can be an outlier
 OWN_SIGNAL = frozenset(("reward", "teacher", "fake"))
 
 
-def lr_factor(memory: Memory) -> float:
-    """Return the factor of the learning rate; 1 where nobody has changed it."""
-    return float(memory.get("lr_factor", 1.0))
+class GradientMonitor(Part):
+    """Compare the norm of each informative optimizer step with those before. What it has seen is in
+    the monitors' memory, so that it outlives a rollback."""
 
+    name = "gradient monitor"
+    when = ("config.monitors.gradients",)
 
-def kl_factor(memory: Memory) -> float:
-    """Return the factor of the weight of the `kl` section; 1 where nobody has changed it."""
-    return float(memory.get("kl_factor", 1.0))
+    def __init__(self) -> None:
+        self.judged: list[bool] = []
+
+    def before_steps(self, run: Run, advantages: list[Tensor]) -> None:
+        """Look which of the steps to come have a signal."""
+        self.judged = informative(run.method.needs, advantages)
+
+    def gradient(self, run: Run, norm: float, update: int) -> bool | None:
+        """Refuse an outlier, or count it, as the config says."""
+        options = run.config.monitors.gradients
+        assert options is not None
+        if not self.judged[update]:
+            return True
+        if is_usual(run.memory, norm, options, run.config.train.max_grad_norm):
+            return True
+        return False if options.action == "skip" else None
 
 
 def informative(needs: AbstractSet[str], advantages: list[Tensor]) -> list[bool]:

@@ -1,16 +1,20 @@
-"""Deal the trained nodes of an iteration out to optimizer steps, and those to network calls. Pure
-index arithmetic."""
+"""Which nodes of a forest are trained, what is known of each, and how they are dealt out to
+optimizer steps and network calls, over all processes alike. Pure index arithmetic."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import state_rows
+from flowrl.algorithms.rollout.join import merge
+from flowrl.algorithms.selection._change import relative_changes
 from flowrl.core.host_copies import remember
-from flowrl.core.types import Rollout, StateRows
+from flowrl.core.processes import World
+from flowrl.core.types import Rollout, StateRows, Tree
 
 
 class Minibatch(NamedTuple):
@@ -113,3 +117,80 @@ def _split_by(nodes: Tensor, part: Tensor, place: Tensor) -> list[Minibatch]:
     sizes = torch.bincount(part).tolist()
     pairs = zip(nodes.split(sizes), place.split(sizes), strict=True)
     return [Minibatch(node, at) for node, at in pairs if len(node)]
+
+
+# ------------------------------------------------------------------- of all processes together
+
+
+class SharedForest(NamedTuple):
+    """The forest of all processes, on the CPU if there are several; one process' own is the
+    whole."""
+
+    whole: Rollout  # latents [V, 0]; means and conditioning stay with the process that has them
+    # [v] int64  the place in it of each node of this process; None: all are its own
+    place: Tensor | None = None
+    # [L] int64  the order that its leaves take, from those of all processes in turn
+    leaf: Tensor | None = None
+
+    def own(self, rows: Tensor, like: Rollout) -> Tensor:
+        """Pick this process' part [v] of rows [V] about nodes, on the device of its own rollout."""
+        return rows if self.place is None else rows[self.place].to(like.x.device)
+
+    def numbered(self, nodes: Tensor, like: Rollout) -> Tensor:
+        """Number nodes [B] of the whole as in this process' own rollout -> [B]; -1 = another
+        process has it."""
+        if self.place is None:
+            return nodes
+        nobody = torch.full((len(self.whole.tree.parent) + 1,), -1)
+        mine = nobody.scatter(0, self.place, torch.arange(len(self.place)))
+        return mine[nodes.cpu()].to(like.x.device)
+
+    def own_part(self, part: Minibatch, like: Rollout) -> Minibatch:
+        """Pick this process' nodes of an optimizer step, numbered as in its own rollout."""
+        node = self.numbered(part.node, like)
+        return Minibatch(node[node >= 0], part.place.to(node.device)[node >= 0])
+
+
+class NodeTable(NamedTuple):
+    """What training knows of the nodes of a rollout besides their latents, [V] each."""
+
+    advantage: Tensor  # float32
+    factor: Tensor  # float32  of the node's loss; 0 = not trained
+    segment: Tensor | None = None  # int64  nodes with one id move as one action
+    # what parts know of nodes, for what a loss asks for; one named in NODES holds numbers of nodes
+    facts: Mapping[str, Tensor] = {}
+
+    def own(self, forest: SharedForest, like: Rollout) -> NodeTable:
+        """Pick what is about this process' nodes; numbers of nodes are those of its own rollout."""
+        segment = None if self.segment is None else forest.own(self.segment, like)
+        facts = {}
+        for name, rows in self.facts.items():
+            mine = forest.own(rows, like)
+            facts[name] = forest.numbered(mine, like) if name in NODES else mine
+        advantage, factor = forest.own(self.advantage, like), forest.own(self.factor, like)
+        return NodeTable(advantage, factor, segment, facts)
+
+
+NODES = ("best",)
+ON_HOST = ("log_prob", "noise_scale", "leaf", "sigmas", "group_ids", "twin", "block", "change")
+
+
+def join(world: World, rollout: Rollout) -> SharedForest:
+    """Join the forests of all processes, as one process would have sampled them; a prompt never
+    crosses a process."""
+    if world.size == 1:
+        return SharedForest(rollout)
+    # latents stay: what depends on them is computed here
+    ro = rollout._replace(change=relative_changes(rollout))
+    on_host: dict[str, Any] = {
+        "tree": Tree(*(rows.cpu() for rows in ro.tree)),
+        "x": torch.zeros(len(ro.tree.parent), 0),
+    }
+    for name in ON_HOST:
+        rows = getattr(ro, name)
+        on_host[name] = None if rows is None else rows.cpu()
+    parts = world.gather(ro._replace(**on_host, cond={}, mean=None))
+    # the whole, and this process' part of it
+    whole, place, leaf = merge(parts)
+    first = sum(len(part.x) for part in parts[: world.rank])
+    return SharedForest(whole, place[first : first + len(ro.tree.parent)], leaf)

@@ -3,30 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.nodes import decision_nodes, root_above
-from flowrl.config.load import Config
+from flowrl.algorithms.nodes import decision_nodes, root_above, trained_nodes
 from flowrl.core.errors import ConfigError
-from flowrl.core.needs import needs_of
-from flowrl.core.types import Batch, Rollout
-from flowrl.training.method import Method
+from flowrl.core.part import Part, PartState
+from flowrl.core.types import Batch, Plan, Rollout
 
 Draws = dict[str, Tensor]
 """The draws of one image: these fields of a `Batch`, [n, ...] each, on the host."""
 FIELDS = ("x", "target", "sigma", "sigma_next", "noise_scale", "old_log_prob")
 
 
-class EarlierDraws:
-    """The trained draws of the first image of each prompt's last visit; the same in all
-    processes."""
+class EarlierDraws(Part):
+    """The trained draws of the first image of each prompt's last visit, the same in all processes,
+    and how far the policy has moved on them since (``moved``)."""
+
+    name = "earlier draws"
+    rank = 60  # before the credit learns
+    when = ("credit.moved",)
+    fsdp = "a credit that asks how far the policy has moved"
 
     def __init__(self) -> None:
         self.kept: dict[int, Draws] = {}  # by row of the training list
-        self.calls = 0  # network rows that this process asked about in the last iteration
+        self.rows_asked = 0  # network rows that this process asked about in the last iteration
+
+    def check(self, task: Any, plan: Plan) -> None:
+        """Refuse a likelihood that trains no draws."""
+        config, likelihood = task.config, task.method.likelihood
+        if likelihood.trains != "draws":
+            raise ConfigError(
+                f"credit {config.credit.fn}: asks how likely what was drawn at a prompt's last "
+                f"visit has become, and likelihood {config.likelihood.fn} trains no draws; leave "
+                "credit.half out"
+            )
+
+    def calls(self, task: Any, made: Rollout, iteration: int) -> int:
+        """Count the draws of one image: what was drawn at the last visit."""
+        trained = len(trained_nodes(made, task.method.likelihood.trains))
+        return trained // int((made.tree.parent < 0).sum())
+
+    def credited(self, run: Any, it: Any) -> None:
+        """Ask how far the policy has moved since the last visit of each leaf's prompt [L] float64
+        on the CPU, NaN at a first one; then keep the draws of this visit in their place."""
+        likelihood, transition, ro = run.method.likelihood, run.method.transition, it.found.rollout
+
+        def score(batch: Batch) -> Tensor:
+            found: Tensor = likelihood.evaluate(run.model, batch, transition).log_prob
+            return found
+
+        # each process asks about its own prompts, and all keep what any of them has drawn
+        policy = run.weights.using("old") if "old" in run.method.copies else nullcontext()
+        with policy, torch.no_grad():
+            mine = self.moved(ro, it.rows, score, run.config.train.micro_batch)
+        known: dict[int, float] = {}
+        for found, drawn in run.world.gather((mine, draws_of(ro, it.rows))):
+            known |= found
+            self.kept |= drawn
+        whole = it.forest.whole
+        places = whole.tree.group[whole.leaf].tolist()
+        moved = [known.get(place, torch.nan) for place in places]
+        it.extra["moved"] = torch.tensor(moved, dtype=torch.float64)
+        it.metrics["moved"] = float(it.extra["moved"].nanmean().nan_to_num())
+
+    def after_iteration(self, run: Any, it: Any) -> None:
+        """Count the network calls."""
+        it.metrics["nfe"] += run.world.totals([[self.rows_asked]], 1)[0]
 
     def moved(
         self, ro: Rollout, rows: list[int], score: Callable[[Batch], Tensor], size: int
@@ -41,8 +88,8 @@ class EarlierDraws:
         places = [place for place in at if rows[place] in self.kept]
         kept = [self.kept[rows[place]] for place in places]
         counts = [len(draws["sigma"]) for draws in kept]
-        self.calls = sum(counts)
-        if not self.calls:
+        self.rows_asked = sum(counts)
+        if not self.rows_asked:
             return {}
         # all draws of these prompts, in calls as large as those of training
         fields = {}
@@ -51,20 +98,23 @@ class EarlierDraws:
         owner = torch.tensor(places).repeat_interleave(torch.tensor(counts))
         cond = torch.tensor([at[place] for place in owner.tolist()])
         gaps = []
-        for part in torch.arange(self.calls).split(size):
+        for part in torch.arange(self.rows_asked).split(size):
             batch = _batch(ro, {name: row[part] for name, row in fields.items()}, cond[part])
             gaps.append((score(batch) - batch.old_log_prob).abs().cpu())
         gap = torch.cat(gaps)
         return {place: float(gap[owner == place].mean()) for place in places}
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, run: Any) -> PartState:
         """Return {"row.field": [n, ...]}."""
-        return {f"{row}.{name}": v for row, part in self.kept.items() for name, v in part.items()}
+        rows = {}
+        for row, draws in self.kept.items():
+            rows |= {f"{row}.{name}": value for name, value in draws.items()}
+        return PartState({"earlier": rows})
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, run: Any, state: PartState, where: Path) -> None:
         """Put back what `state_dict` gave."""
         self.kept = {}
-        for key, value in state.items():
+        for key, value in state.files["earlier"].items():
             row, _, name = key.partition(".")
             self.kept.setdefault(int(row), {})[name] = value.cpu().clone()
 
@@ -84,24 +134,6 @@ def draws_of(ro: Rollout, rows: list[int]) -> dict[int, Draws]:
         named = zip(FIELDS, fields, strict=True)
         found[rows[place]] = {name: field.cpu().clone() for name, field in named}
     return found
-
-
-def earlier_draws(config: Config, method: Method, *, sharded: bool) -> EarlierDraws | None:
-    """Return an empty memory where the credit asks how far the policy has moved. Raises ConfigError
-    for a likelihood that trains no draws, or under FSDP."""
-    if "moved" not in needs_of(method.credit):
-        return None
-    reason = ""
-    if method.likelihood.trains != "draws":
-        reason = f"likelihood {config.likelihood.fn} trains no draws"
-    elif sharded:
-        reason = "under FSDP all processes call the network in step, which they could not there"
-    if reason:
-        raise ConfigError(
-            f"credit {config.credit.fn}: asks how likely what was drawn at a prompt's last visit "
-            f"has become, and {reason}; leave credit.half out"
-        )
-    return EarlierDraws()
 
 
 def _batch(ro: Rollout, fields: Draws, cond: Tensor) -> Batch:

@@ -9,14 +9,45 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.core.host_copies import on_host
+from flowrl.core.part import Part
 from flowrl.core.reward_traits import differentiable
-from flowrl.core.types import RewardBatch
+from flowrl.core.types import LossInput, RewardBatch
 from flowrl.core.users_code import FAILURES, describe_error
 from flowrl.evaluation.reward_answer import call_reward, hint
 from flowrl.evaluation.reward_call import own_batch
+from flowrl.training.learn import CallRows
+from flowrl.training.rollout import prompted
+from flowrl.training.run import Prepared, Run
 
 SHIPPED = "soft_shapes; aesthetic and hpsv2 with gradient: true"
 """Rewards of flowrl that can be differentiated, for messages."""
+
+
+class RewardGradient(Part):
+    """The rewards of the images that the likelihood makes, with their gradient."""
+
+    name = "reward gradient"
+    rank = 60
+    when = ("needs.reward",)
+    fsdp = "a loss that follows the reward's gradient, whose images may take different steps,"
+    context = "a loss that follows the reward's gradient"
+
+    def begin(self, prepared: Prepared) -> None:
+        """Refuse rewards that have no gradient."""
+        check_differentiable(prepared.config, prepared.rewards)
+
+    def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
+        """Ask the rewards about the images of the rows."""
+        images = rows.now.images
+        if images is None:
+            return data
+        local = rows.local
+        group = local.streams.group[on_host(rows.batch.node)]
+        seen = prompted(run, images, group, [local.rows[g] for g in group.tolist()])
+        weights = run.config.reward_weights
+        values = scored(run.rewards, weights, seen, f"iteration {run.iteration}")
+        return data._replace(reward=summed(values, weights), rewards=values)
 
 
 def check_differentiable(config: Config, rewards: dict[str, Any]) -> None:

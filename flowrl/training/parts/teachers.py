@@ -1,50 +1,54 @@
-"""Other runs that a student learns from: their weights, and which rows are whose."""
+"""Other runs that a student learns from: their weights, and which rows are whose (`distill`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.nearest import near
+from flowrl.core.part import Part
 from flowrl.core.processes import sharded
-from flowrl.core.prompts import PromptSet
 from flowrl.core.teacher_runs import TeacherRun
-from flowrl.core.types import Batch, Eval
+from flowrl.core.types import Batch, Eval, LossInput
 from flowrl.training import checkpoint
-from flowrl.training.guidance import calls_of_teacher, teacher_guidance, teachers_of
-from flowrl.training.metrics import Asked
-from flowrl.training.weights import Weights
+from flowrl.training.guidance import (
+    calls_of_teacher,
+    check_guides,
+    guides_teachers,
+    guiding,
+    teacher_guidance,
+    teachers_of,
+)
+from flowrl.training.learn import CallRows
+from flowrl.training.run import Prepared, Run
 
 PREFIX = "teacher-"
 
 
-class Taught(NamedTuple):
-    """What a batch's teachers say."""
+class Teachers(Part):
+    """The teachers of a config, as snapshots of the trained weights, one for each run."""
 
-    layers: tuple[tuple[Eval, Tensor], ...]  # an evaluation, and its weight per row [B]; 0 = none
-    asked: Asked
+    name = "teachers"
+    rank = 30
+    when = ("needs.teacher",)
 
-
-class Teachers:
-    """The teachers of a config, as snapshots of the trained weights, one for each run; empty if it
-    has none."""
-
-    def __init__(self, config: Config, prompts: PromptSet) -> None:
-        """Raises ConfigError for a teacher that is not there, or a record that names none of
-        them."""
+    def begin(self, prepared: Prepared) -> None:
+        """Find the teachers' checkpoints, and who teaches each prompt. Raises ConfigError for a
+        teacher that is not there, or a record that names none of them."""
+        config, prompts = prepared.config, prepared.train_set
         self.runs = teachers_of(config)
         self.by: str = config.loss.kwargs.get("by", "tag")
         # whose guidance doubles the calls
-        self.calls = {
-            one: calls_of_teacher(config, one) for runs in self.runs.values() for one in runs
-        }
-        paths = dict.fromkeys(one.run for one in self.calls)
+        self.cost: dict[TeacherRun, int] = {}
+        for runs in self.runs.values():
+            self.cost |= {one: calls_of_teacher(config, one) for one in runs}
+        paths = dict.fromkeys(one.run for one in self.cost)
         self.paths = {path: f"{PREFIX}{k}" for k, path in enumerate(paths)}
         for value, runs in self.runs.items():
             for one in runs:
@@ -54,28 +58,37 @@ class Teachers:
         for record, where in zip(prompts.records, prompts.places, strict=True):
             _check_record(record, self.by, self.runs, where)
 
-    def names(self) -> list[str]:
-        """Name the teachers' snapshots."""
-        return [*self.paths.values()]
+    def check_model(self, prepared: Prepared, model: Any, frames: int) -> None:
+        """Refuse a model that cannot have a teacher's guidance."""
+        for value, runs in self.runs.items():
+            for one in runs:
+                if one.guidance is not None:
+                    where = f"loss.teachers.{value}, {one.run}: guidance"
+                    check_guides(prepared.config, model, where, one.guidance, off=True)
 
-    def load(self, weights: Weights) -> None:
+    def weights_ready(self, run: Run) -> None:
         """Add the teachers' weights. Raises CheckpointError if they do not fit the model."""
         for path, name in self.paths.items():
-            like = weights.shared_as if sharded() else None
+            like = run.weights.shared_as if sharded() else None
             files, _ = checkpoint.open_checkpoint(_found("", path), like=like)
-            weights.add(name, files["ema" if "ema" in files else "current"])
+            run.weights.add(name, files["ema" if "ema" in files else "current"])
 
-    def evaluate(self, run: Any, batch: Batch, rows: tuple[int, ...], group: Tensor) -> Taught:
-        """Evaluate each row of a batch under the teachers of its prompt. rows: the training prompt
-        of each group; group [B].
+    def encoding(self, run: Run) -> AbstractContextManager[None]:
+        """Encode the negative prompt, too, where a teacher is guided and the model is not."""
+        return guiding(run.model, guides_teachers(run.config))
+
+    def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
+        """Evaluate each row under the teachers of its prompt.
 
         A network call for each teacher that has rows here. Under FSDP, where all processes call the
         network in step, one of all rows for each teacher of the config.
         """
-        mine = [self.runs[str(self._of[rows[g]])] for g in group.tolist()]
-        layers, asked = [], []
-        everyone = {one: self._ask(run, one, batch) for one in self.calls} if run.sharded else {}
-        asked += [(batch.parent, self.calls[one]) for one in everyone]
+        batch, prompts = rows.batch, rows.local.rows
+        group = rows.local.rollout.tree.group[batch.node]
+        mine = [self.runs[str(self._of[prompts[g]])] for g in group.tolist()]
+        layers, asked = [], rows.asked
+        everyone = {one: self._ask(run, one, batch) for one in self.cost} if run.sharded else {}
+        asked += [(batch.parent, self.cost[one]) for one in everyone]
         # in layer k every row has the k-th teacher of its domain, or none
         for k in range(max(map(len, mine))):
             theirs = [runs[k] if k < len(runs) else None for runs in mine]
@@ -86,16 +99,16 @@ class Teachers:
                 found = everyone.get(one)
                 if found is None:
                     some = batch if all(rows_of_one) else _taken(batch, here)
-                    asked.append((some.parent, self.calls[one]))
+                    asked.append((some.parent, self.cost[one]))
                     found = self._ask(run, one, some)
                     found = found if some is batch else _spread(found, here)
                 whole = found if whole is None else _chosen(here, found, whole)
             assert whole is not None  # a batch has rows
             weight = [0.0 if one is None else one.weight for one in theirs]
             layers.append((whole, torch.tensor(weight, device=group.device).double()))
-        return Taught(tuple(layers), tuple(asked))
+        return data._replace(teachers=tuple(layers))
 
-    def _ask(self, run: Any, one: TeacherRun, batch: Batch) -> Eval:
+    def _ask(self, run: Run, one: TeacherRun, batch: Batch) -> Eval:
         """Evaluate a batch under a teacher, at its own guidance."""
         likelihood, guided = run.method.likelihood, teacher_guidance(run.model, one.guidance)
         with guided, torch.no_grad(), run.weights.using(self.paths[one.run]):

@@ -1,0 +1,1 @@
+"""Published techniques that no shipped config names, and the parts of the loop that they need."""

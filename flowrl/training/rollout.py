@@ -1,0 +1,344 @@
+"""The first half of an iteration: sample the prompts, decode a few images at a time, score them.
+
+Images are kept as bytes on the host: on the model's device there are never more than one call's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flowrl.algorithms.nodes import cond_of, leaf_sigmas
+from flowrl.algorithms.rollout.join import leaf_places, merge, without_leaves
+from flowrl.algorithms.rollout.own_windows import sample
+from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.core.merged_records import concatenated
+from flowrl.core.pixels import to_bytes
+from flowrl.core.reward_traits import judges_singly, sees_latents
+from flowrl.core.seeds import generator
+from flowrl.core.types import Latents, Plan, RewardBatch, Rollout
+from flowrl.evaluation.sources import encode_rows, sources_of
+from flowrl.training.checks import check_images, check_latents
+from flowrl.training.run import Prepared, Run
+
+Step = Callable[[int, int], None]
+Values = dict[str, Tensor]
+"""What each reward said of the leaves: {name: [L]}."""
+
+
+class Collected(NamedTuple):
+    """The sampled and scored prompts of one process.
+
+    Images are uint8 on the host, 256 levels a channel; rewards see them as floats. The rollout has
+    no latents of leaves where nothing trains on them.
+    """
+
+    rollout: Rollout
+    batch: RewardBatch
+    values: Values
+
+
+def collect(
+    run: Run, rows: list[int], places: Sequence[int] | None = None, *, attempt: int = 0
+) -> Collected:
+    """Sample and score the training prompts `rows`.
+
+    Only those at ascending `places` in the iteration, if they are given; what is drawn for a prompt
+    follows from its place, and from `attempt` where the place is drawn again. With ``train.parts``
+    above 1 the prompts are sampled in so many turns, and with ``train.overlap`` each turn's images
+    are scored in a thread while the next are sampled. Turns and their order are the same either
+    way.
+    """
+    t = run.config.train
+    places = range(len(rows)) if places is None else places
+    size = -(-len(places) // t.parts)
+    turns = [places[first : first + size] for first in range(0, len(places), size)]
+    # a thread starts with torch's default number of threads
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
+    rollouts: list[Rollout] = []
+    answers, images = [], ImageBuffer(len(places))
+    try:
+        for number, turn in enumerate(turns):
+            step = partial(_of_turns, run, number, len(turns))
+            ro, levels = _sample_turn(run, rows, turn, attempt, step)
+            with run.phase("decode"):
+                at = len(rollouts) * size
+                if levels is None:
+                    place = images.decode(run, ro, rows, first=at)
+                else:
+                    place = images.keep(ro, levels, first=at)
+            batch = with_latents(run, ro, reward_batch(run, ro, images.of(place), rows))
+            rollouts.append(ro if run.method.reads_leaves else without_leaves(ro))
+            same = distinct_leaves(ro)[1]
+            there = pool if t.overlap and len(turns) > 1 else None
+            answers.append(_score(run, batch, same, there, step))
+            del ro, levels, batch
+        with run.phase("reward"):
+            values = []
+            for answer in answers:
+                values.append(answer.result())
+                run.progress(len(values), len(answers))
+    finally:  # after Ctrl-C nobody waits for a reward that hangs
+        pool.shutdown(wait=False, cancel_futures=True)
+    found = _merged(run, rollouts, images, values, rows)
+    ro = found.rollout
+    for part in run.parts.at("sampled"):
+        ro = part.sampled(run, ro, rows, attempt)
+    return found._replace(rollout=ro)
+
+
+def _of_turns(run: Run, number: int, turns: int, done: int, total: int) -> None:
+    """Say how much of a phase is done that each of several turns has a part of."""
+    run.progress(number * total + done, turns * total)
+
+
+def sample_forest(
+    run: Run,
+    rows: list[int],
+    *,
+    places: Sequence[int] | None = None,
+    attempt: int = 0,
+    progress: Step | None = None,
+) -> Rollout:
+    """Sample the forest of the training prompts `rows`, which stand at `places` in the iteration,
+    or from its start on, with the weights that sample. `progress` gets (denoising
+    steps that are done, all)."""
+    c, plan = run.config, run.method.plan(run.iteration)
+    places = range(len(rows)) if places is None else places
+    # a part may know of images that need not be sampled
+    given = run.parts.first("rollout", run, rows, places[0] if places else 0)
+    if given is not None:
+        made: Rollout = given[0]
+        return made
+    with run.parts.inside("encoding", run):
+        cond = encode_rows(run.model, run.train_set, rows, run.size)
+    with run.parts.inside("sampling", run):
+        noise = run.parts.first("noise", run, rows, places, attempt)
+        # noise follows from seed, iteration, place and attempt alone, so a resume draws the same
+        stream, again = "rollout" if noise is None else "scouted", (attempt,) if attempt else ()
+        return sample(
+            run.model,
+            cond,
+            plan,
+            run.method.transition,
+            sigmas=sigma_grid(run, plan),
+            shape=run.model.latent_shape(c.image.height, c.image.width),
+            group_size=run.cost.roots,
+            generators=[generator(c.seed, stream, run.iteration, p, *again) for p in places],
+            group_ids=torch.tensor(places),
+            same_noise=c.train.same_noise,
+            micro_batch=c.train.rollout_batch,
+            keep_mean="old_mean" in run.method.needs & run.method.likelihood.keeps,
+            noise=noise,
+            progress=progress,
+        )
+
+
+def _sample_turn(
+    run: Run, rows: list[int], turn: Sequence[int], attempt: int, progress: Step
+) -> tuple[Rollout, Tensor | None]:
+    """Sample a turn -> its rollout, and the images [l, 3, H, W] where these are there already."""
+    mine = [rows[place] for place in turn]
+    with run.phase("rollout"):
+        given: tuple[Rollout, Tensor] | None = run.parts.first("rollout", run, mine, turn[0])
+        if given is not None:
+            return given
+        return sample_forest(run, mine, places=turn, attempt=attempt, progress=progress), None
+
+
+def _score(
+    run: Run, batch: RewardBatch, same: Tensor, pool: ThreadPoolExecutor | None, progress: Step
+) -> Future[Values]:
+    """Ask the rewards about a turn, in the thread of `pool` or at once. Each sees its images as
+    floats of its own; equal ones, of one number in `same` [L], are shown once if all judge singly.
+    `progress` hears only what this thread does.
+    """
+    once = scored_once(run)
+
+    def ask(*told: Step) -> Values:
+        seen = first_of(batch, same) if once else batch
+        values = run.reward_set.score(seen, f"iteration {run.iteration}", *told)
+        return {name: row[same] for name, row in values.items()} if once else values
+
+    if pool is not None:
+        return pool.submit(ask)
+    done: Future[Values] = Future()
+    with run.phase("reward"):
+        done.set_result(ask(progress))
+    return done
+
+
+def scored_once(run: Prepared) -> bool:
+    """Say whether equal images are shown to the rewards once."""
+    return all(judges_singly(reward) for reward in run.rewards.values())
+
+
+def images_worked_on(run: Run, ro: Rollout) -> tuple[int, int]:
+    """Count the images of a rollout that were decoded, and those that were scored."""
+    distinct = len(distinct_leaves(ro)[0])
+    return distinct, distinct if scored_once(run) else len(ro.leaf)
+
+
+def _merged(
+    run: Run,
+    rollouts: list[Rollout],
+    images: ImageBuffer,
+    values: list[Values],
+    rows: list[int],
+) -> Collected:
+    """Join the turns as if all prompts had been sampled in one."""
+    ro, _, order = merge(rollouts)
+    batch = reward_batch(run, ro, images.of(order), rows)
+    if len(values) == 1:
+        return Collected(ro, batch, values[0])
+    scores = {name: row[order.cpu()] for name, row in concatenated(values).items()}
+    return Collected(ro, batch, scores)
+
+
+# ------------------------------------------------------------------------- images as bytes
+
+
+class ImageBuffer:
+    """The images of this process' prompts, uint8 [L, 3, H, W], or videos [L, T, 3, H, W], on the
+    host, in the order of the merged rollout's leaves.
+
+    On the model's device there are never more than one call's images.
+    """
+
+    def __init__(self, prompts: int) -> None:
+        self.prompts = prompts
+        self.levels: Tensor | None = None
+
+    @torch.no_grad()
+    def decode(self, run: Run, ro: Rollout, rows: list[int], *, first: int) -> Tensor:
+        """Decode the leaves of a part whose prompts begin at the `first` of this process -> their
+        places [l].
+
+        Leaves with one latent are decoded once. Raises RunError for what is not finite.
+        """
+        texts = [run.train_set.texts[row] for row in rows]
+        check_latents(ro, texts, run.iteration)
+        place = leaf_places(ro, first=first, prompts=self.prompts)
+        node, same = distinct_leaves(ro)
+        size = int(run.config.model.kwargs.get("decode_batch", run.config.train.rollout_batch))
+        for start in range(0, len(node), size):
+            some = node[start : start + size]
+            mine = (same >= start) & (same < start + size)
+            levels = _decoded(run, ro, some, texts)
+            room = self._room(levels, len(place) // len(ro.group_ids))
+            room[place[mine]] = levels[same[mine] - start]
+            del levels
+            run.progress(min(start + size, len(node)), len(node))
+        return place
+
+    def keep(self, ro: Rollout, levels: Tensor, *, first: int) -> Tensor:
+        """Keep images [l, 3, H, W] that are there already, in the order of a part's leaves -> their
+        places [l]."""
+        place = leaf_places(ro, first=first, prompts=self.prompts)
+        room = self._room(levels, len(place) // len(ro.group_ids))
+        room[place] = levels
+        return place
+
+    def of(self, place: Tensor) -> Tensor:
+        """Return the images [l, 3, H, W] at places [l]. Raises IndexError before any was
+        decoded."""
+        if self.levels is None:
+            raise IndexError("no image was decoded yet")
+        whole = len(place) == len(self.levels)
+        return self.levels if whole else self.levels[place]
+
+    def _room(self, like: Tensor, per_prompt: int) -> Tensor:
+        if self.levels is None:
+            count = per_prompt * self.prompts
+            self.levels = torch.empty(count, *like.shape[1:], dtype=torch.uint8)
+        return self.levels
+
+
+def _decoded(run: Run, ro: Rollout, nodes: Tensor, texts: list[str]) -> Tensor:
+    """Decode leaves [B] -> uint8 [B, 3, H, W] on the host. Nothing of it stays on the device."""
+    images = run.model.decode(ro.x[nodes].float())
+    check_images(ro, nodes, images, texts, run.iteration)
+    return to_bytes(images).cpu()
+
+
+def distinct_leaves(ro: Rollout) -> tuple[Tensor, Tensor]:
+    """List one leaf per latent -> nodes [d], and for each leaf which of them is its own [l] on the
+    host."""
+    if ro.twin is None:
+        return ro.leaf, torch.arange(len(ro.leaf))
+    leaf, first = ro.leaf.cpu(), ro.twin[ro.leaf].cpu()
+    node = leaf[first == leaf]
+    number = torch.full((len(ro.tree.parent),), -1)
+    number[node] = torch.arange(len(node))
+    return node.to(ro.leaf.device), number[first]
+
+
+def first_of(batch: RewardBatch, same: Tensor) -> RewardBatch:
+    """Keep the first image of each number in `same` [L]."""
+    # nothing to leave out where all differ
+    count = int(same.max()) + 1
+    if count == len(same):
+        return batch
+    # the first row of each number, in the order of the numbers
+    place = torch.arange(len(same))
+    rows = torch.full((count,), len(same)).scatter_reduce(0, same, place, "amin")
+    prompts = [batch.prompts[i] for i in rows.tolist()]
+    meta = [batch.meta[i] for i in rows.tolist()]
+    group = batch.group[rows.to(batch.group.device)]
+    sources = [batch.source[i] for i in rows.tolist()] if batch.source else []
+    seen = RewardBatch(batch.images[rows], prompts, group, meta, batch.sigma[rows], sources)
+    if batch.latents is None:
+        return seen
+    # latents may lie on another device than the images
+    x0, cond, states = batch.latents
+    there = rows.to(x0.device)
+    mine = {name: value[there] for name, value in cond.items()}
+    states = None if states is None else states[there]
+    return seen._replace(latents=Latents(x0[there], mine, states))
+
+
+# ------------------------------------------------------------------- what rewards see
+
+
+def sigma_grid(run: Run, plan: Plan) -> Tensor:
+    """Return the sigmas [S+1] that a plan is run on: the model's own, or what the plan reads off
+    them."""
+    size = (run.config.image.height, run.config.image.width)
+    if plan.sigma_grid is None:
+        return run.model.sigmas(len(plan.noise), *size)
+    return read_sigma_grid(run.model.sigmas(plan.sigma_grid.steps, *size), plan.sigma_grid)
+
+
+def reward_batch(run: Run, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
+    """Put images [L, 3, H, W] of a rollout's leaves together with their prompts."""
+    group = ro.tree.group[ro.leaf]
+    index = [rows[g] for g in group.tolist()]
+    sigma = leaf_sigmas(ro, run.method.plan(run.iteration).tail).cpu()
+    return prompted(run, images, group, index)._replace(sigma=sigma)
+
+
+def with_latents(run: Run, ro: Rollout, batch: RewardBatch) -> RewardBatch:
+    """Show the latents of a rollout's leaves, the states that estimates among them are of, and what
+    they are conditioned on, if a reward asks for them."""
+    if not any(sees_latents(reward) for reward in run.rewards.values()):
+        return batch
+    # an estimate belongs to the node above it, a finished image to itself
+    estimate, states = batch.sigma > 0, None
+    if bool(estimate.any()):
+        above = ro.tree.parent[ro.leaf]
+        states = ro.x[torch.where(estimate.to(above.device), above, ro.leaf)]
+    return batch._replace(latents=Latents(ro.x[ro.leaf], cond_of(ro, ro.leaf), states))
+
+
+def prompted(run: Run, images: Tensor, group: Tensor, index: list[int]) -> RewardBatch:
+    """Put images [L, 3, H, W] together with the training prompts `index` [L]."""
+    records = [run.train_set.records[row] for row in index]
+    prompts = [record["prompt"] for record in records]
+    sources = sources_of(run.train_set, index, run.size)
+    return RewardBatch(images, prompts, group, records, torch.zeros(len(records)), sources)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import unknown
 
 MOST_DRAWN = 100_000  # of one prompt: they are decoded together
 REPORT_KEYS = {"score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"}

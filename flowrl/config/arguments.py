@@ -15,7 +15,7 @@ from flowrl.config.axes import name_of
 from flowrl.config.mistakes import RENAMED, Collector, Mistakes, renamed
 from flowrl.config.overrides import Source
 from flowrl.config.values import convert, plain, schema_of
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import unknown
 
 Parameters = dict[str, inspect.Parameter]
 

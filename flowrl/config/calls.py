@@ -40,8 +40,7 @@ from flowrl.config.functions import (
 from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
 from flowrl.config.values import MOST, convert, plain
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
 FrameWay = Literal["mean", "min", "first", "last"]
 """How an image reward judges a video: by all of its frames, or by one."""

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
 RENAMED = {
     "grid": "samples",

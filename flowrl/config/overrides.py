@@ -8,8 +8,7 @@ from typing import Any
 
 from flowrl.config.values import show
 from flowrl.config.yaml_text import parse_yaml
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)

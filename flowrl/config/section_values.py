@@ -10,8 +10,7 @@ from flowrl.config.mistakes import Collector, renamed
 from flowrl.config.overrides import Source
 from flowrl.config.section import Section
 from flowrl.config.values import show
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
 
 def make_section(section: type[Section], value: Any, key: str, source: Source) -> Section:

@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 from flowrl.config.load import Config
-from flowrl.core.hub_prompts import on_hub
+from flowrl.core.prompt_files import on_hub
 from flowrl.core.prompts import prompts_if_there
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.missing_files import Absent, absent_files

@@ -11,8 +11,7 @@ from functools import partial
 import torch
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError, unknown
 from flowrl.core.types import FlowModel
 from flowrl.doctor.before_loading import (
     look_at_batch,

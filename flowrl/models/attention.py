@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from flowrl.core.errors import ModelError
-from flowrl.core.nearest import near
+from flowrl.core.errors import ModelError, near
 from flowrl.models.loading import first_line
 from flowrl.models.quiet_libraries import quiet
 

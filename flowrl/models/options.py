@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 from flowrl.models.lora import LoraOptions, Names
 from flowrl.models.prompt_encoding import MOST_T5_TOKENS
 from flowrl.models.runtime import Runtime

@@ -9,7 +9,7 @@ import torch
 from diffusers import BitsAndBytesConfig, PipelineQuantizationConfig, TorchAoConfig
 
 from flowrl.core.errors import ModelError
-from flowrl.core.extras import install
+from flowrl.core.installation import install
 
 PACKAGES = {"nf4": "bitsandbytes", "int8": "torchao"}
 NF4_DEVICES = ("cuda",)  # where diffusers loads bitsandbytes' weights

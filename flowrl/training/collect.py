@@ -13,10 +13,9 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.join import merge, without_leaves
 from flowrl.algorithms.rollout.own_windows import sample
-from flowrl.core.merged_records import concatenated
-from flowrl.core.reward_traits import judges_singly
+from flowrl.core.abilities import judges_singly
 from flowrl.core.seeds import generator
-from flowrl.core.types import RewardBatch, Rollout
+from flowrl.core.types import RewardBatch, Rollout, concatenated
 from flowrl.evaluation.sources import encode_rows
 from flowrl.training.decode import ImageBuffer, distinct_leaves, first_of
 from flowrl.training.empty_prompts import without_some_prompts

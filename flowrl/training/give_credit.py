@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
+from flowrl.core.abilities import Visit
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import on_host
-from flowrl.core.merged_records import concatenated
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
-from flowrl.core.prompt_choice import Visit
-from flowrl.core.types import Batch, RewardBatch, Rollout, Tree
+from flowrl.core.types import Batch, RewardBatch, Rollout, Tree, concatenated
 from flowrl.evaluation.image_statistics import LOOKS, looks_of
 from flowrl.evaluation.preference_pairs import labels_of
 from flowrl.evaluation.reward_metrics import (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import PromptDraw, PromptSampler
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import World
-from flowrl.core.prompt_choice import PromptDraw, PromptSampler
 from flowrl.core.prompts import PromptSet, batch_for, stream
 from flowrl.core.seeds import generator
 

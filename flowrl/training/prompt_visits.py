@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flowrl.core.prompt_choice import Visit
+from flowrl.core.abilities import Visit
 from flowrl.core.seeds import seed_of
 from flowrl.core.types import RewardBatch, Tree
 from flowrl.training.prompt_choice import draw_of

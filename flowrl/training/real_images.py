@@ -20,9 +20,8 @@ from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
-from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Rollout
+from flowrl.core.types import Batch, RealRows, Rollout
 from flowrl.evaluation.preference_pairs import read_fitted
 from flowrl.evaluation.sources import check_images, place_of
 from flowrl.training.guidance import is_guided, teacher_guidance

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from flowrl.algorithms.rollout.join import merge, of_prompt
-from flowrl.core.prompt_choice import Visit
+from flowrl.core.abilities import Visit
 from flowrl.training.collect import Collected, collect
 from flowrl.training.prompt_visits import instead, visits
 from flowrl.training.reward_batch import reward_batch

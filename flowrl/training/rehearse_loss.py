@@ -12,9 +12,8 @@ from flowrl.algorithms.nodes import best_below, count_trained, trained_nodes
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel
 from flowrl.core.errors import ConfigError
-from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Rollout
+from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, RealRows, Rollout
 from flowrl.training.method import Method
 from flowrl.training.metrics import check_names
 

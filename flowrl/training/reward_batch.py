@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of, leaf_sigmas
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
-from flowrl.core.reward_traits import sees_latents
+from flowrl.core.abilities import sees_latents
 from flowrl.core.types import Latents, Plan, RewardBatch, Rollout
 from flowrl.evaluation.sources import sources_of
 from flowrl.training.setup import Setup

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError
-from flowrl.core.reward_traits import differentiable
+from flowrl.core.abilities import differentiable
+from flowrl.core.errors import FAILURES, ConfigError, FlowRLError, RewardError, describe_error
 from flowrl.core.types import RewardBatch
-from flowrl.core.users_code import FAILURES, describe_error
-from flowrl.evaluation.reward_answer import call_reward, hint
-from flowrl.evaluation.reward_call import own_batch
+from flowrl.evaluation.reward_call import call_reward, hint, own_batch
 
 SHIPPED = "soft_shapes; aesthetic and hpsv2 with gradient: true"
 """Rewards of flowrl that can be differentiated, for messages."""

@@ -15,12 +15,18 @@ from flowrl.core.abilities import EncodesAhead, ExtendsModel, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import sharded, world
-from flowrl.core.prompt_overlap import overlap, undeclared
-from flowrl.core.prompts import PromptSet, check_records, groups_of, load_prompts
+from flowrl.core.prompts import (
+    PromptSet,
+    check_records,
+    groups_of,
+    load_prompts,
+    overlap,
+    undeclared,
+)
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.preference_pairs import check_pairs
+from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.checks import (
@@ -80,7 +86,8 @@ class Setup:
         self.config, self.log, self.iteration = config, log, 0
         self.histograms: dict[str, Any] = {}  # rewards and advantages of the last iteration
         self.memory: dict[str, Any] = {}  # of the monitors: plain JSON that checkpoints keep
-        self.probe: Any = None  # a `flowrl.evaluation.drift.Probe` of the base model's velocity
+        # a `flowrl.evaluation.velocity_drift.Probe` of the base model's velocity
+        self.probe: Any = None
         # whether weights, optimizer and rewards are those after `iteration` whole iterations
         self.intact = True
         self.world, self.sharded = world().in_groups(context_of(config)), sharded()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.errors import CheckpointError, ConfigError
-from flowrl.core.nearest import near
+from flowrl.core.errors import CheckpointError, ConfigError, near
 from flowrl.core.processes import sharded
 from flowrl.core.prompts import PromptSet
 from flowrl.core.teacher_runs import TeacherRun

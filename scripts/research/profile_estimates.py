@@ -19,8 +19,8 @@ from measured import between
 
 from flowrl.cli.options import load_fitted
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, limit_of

@@ -67,7 +67,7 @@ def test_lists_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: Any) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("flowrl.core.hub_prompts.read_hub", asked)
+    monkeypatch.setattr("flowrl.core.prompt_files.read_hub", asked)
     config = load_config("flux/awm")
     assert prompt_lines(config) == [
         f"prompts    pickscore/{name} is read from the hub when the run starts"

@@ -13,8 +13,7 @@ from torch import Tensor
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check, judge_detections
-from flowrl.evaluation.suites.shapes.detect import detect
-from flowrl.evaluation.suites.shapes.flaws import cornered
+from flowrl.evaluation.suites.shapes.detect import cornered, detect
 from flowrl.evaluation.suites.shapes.scene import CLASSES, SIZE
 from rewards.shapes import shapes
 

@@ -37,11 +37,10 @@ REWARDS = {
     "t2i_compbench": "flowrl.evaluation.suites.geneval",
     "_detectors": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
-    "moving_shapes": "flowrl.evaluation.suites.moving",
+    "moving_shapes": "flowrl.evaluation.suites.moving_shapes",
     "shapes_edit": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
-    "remote": "flowrl.config flowrl.evaluation.reward_call flowrl.evaluation.reward_call "
-    "flowrl.evaluation.reward_call",
+    "remote": "flowrl.config flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
 

@@ -23,8 +23,7 @@ from flowrl.core.devices import named_device
 from flowrl.core.errors import FlowRLError, ModelError
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.pipeline_part import WeightlessPart
-from flowrl.cost.released_models import RELEASED, TYPICAL
+from flowrl.cost.released_models import RELEASED, TYPICAL, WeightlessPart
 from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size

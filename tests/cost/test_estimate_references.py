@@ -13,8 +13,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import source_shape
 from flowrl.cost.dry_run import prompt_lines
-from flowrl.cost.meta_run import workload_of
-from flowrl.cost.network_inputs import network_inputs
+from flowrl.cost.meta_run import network_inputs, workload_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

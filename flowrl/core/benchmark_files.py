@@ -22,7 +22,6 @@ from flowrl.core.shipped_files import resource
 Items = Iterator[tuple[str, Any]]
 _HUB = "hub:"
 
-
 PARTS = {
     "color": ["attribute"],
     "shape": ["attribute"],

@@ -159,7 +159,6 @@ _READERS: dict[str, Callable[[str, str], Items]] = {
     ".tsv": _read_tsv,
 }
 
-
 ENDINGS = tuple(_READERS)
 
 

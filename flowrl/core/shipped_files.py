@@ -19,7 +19,6 @@ KINDS = ("configs", "assets")
 CATALOGUE = "methods"  # configs/methods.yaml, which is no config
 LAUNCHER = "accelerate/"  # of configs/: settings of the program that starts several processes
 
-
 NAME = "rewards"
 ALIAS = "flowrl_rewards"  # ours, where the user has a module of our name
 PLACE = PACKAGE.parent / NAME

@@ -41,16 +41,14 @@ from flowrl.cost.meter import (
     decode_videos,
     saved_for_backward,
 )
+from flowrl.models.flow_matching import PATCH
 from flowrl.models.flux2 import positions
-from flowrl.models.norms import KERNEL, one_pass
-from flowrl.models.runtime import Runtime
-from flowrl.models.square_tokens import PATCH
-from flowrl.models.tuning import Tuning, trained_parameters, tune_network
+from flowrl.models.options import Tuning, trained_parameters, tune_network
+from flowrl.models.runtime import KERNEL, Runtime, one_pass
 from flowrl.training.guidance import guides_reference, is_guided
 
 MANY = 512  # calls of the VAE that are traced one by one
 KEPT_RUNS = 8  # the configs of a table ask for the same ones again and again
-
 
 Inputs = Callable[..., dict[str, Any]]
 TOKEN_TIMES = "token_times"  # of Wan 2.2 TI2V-5B: each token has a time of its own

@@ -188,7 +188,6 @@ _SDXL = {
     "text_encoder_2": _clip("CLIPTextModelWithProjection", 1280, 32, 20),
 }
 
-
 EULER = "FlowMatchEulerDiscreteScheduler"
 _QWEN = {"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 

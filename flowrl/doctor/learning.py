@@ -27,7 +27,6 @@ from flowrl.training.node_table import node_table
 
 OUTLIER = 1000.0  # times the median of the steps' gradient norms
 
-
 LIKE = 0.95  # cosine; a spread of all prompts' images may bend advantages a little, as in RWR
 ROUNDS = 16  # iterations of two images each that fill any shipped credit's memory
 

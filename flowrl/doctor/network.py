@@ -19,7 +19,6 @@ from flowrl.models.prompt_encoding import Reader, cut_off, readers_of
 ROWS = 8
 FLOAT, SHORT = 1e-4, 5e-2  # relative differences of velocities that are rounding, by dtype
 
-
 READ = 4000  # prompts whose length is looked at
 
 

@@ -27,10 +27,10 @@ from flowrl.doctor.findings import ReportSection
 from flowrl.doctor.network import relative
 from flowrl.evaluation.sources import sources_of
 from flowrl.models.adapter import PipelineModel
+from flowrl.models.flow_matching import pack, unpack
 from flowrl.models.loading import locate
 from flowrl.models.qwen_edit import QwenEdit
 from flowrl.models.qwen_image import QwenImage
-from flowrl.models.square_tokens import pack, unpack
 from flowrl.models.unet import UNetModel
 from flowrl.models.wan import Wan, first_order
 from flowrl.models.z_image import ZImage
@@ -38,7 +38,6 @@ from flowrl.models.z_image import ZImage
 # largest difference that is rounding, for float32 and for shorter dtypes
 SLACK = {"grid": (1e-5, 1e-5), "time": (1e-6, 1e-6), "text": (1e-3, 0.05), "velocity": (2e-3, 0.1)}
 SLACK |= {"latents": (5e-3, 0.2), "vae": (2e-3, 0.02)}
-
 
 # options that have the pipelines' own names
 SAME = ("true_cfg_scale", "max_sequence_length", "guidance_rescale", "cfg_normalization")

@@ -30,7 +30,6 @@ FRAMES = 6  # of a film strip
 # pixels: around the page, between images, between blocks of pairs
 _MARGIN, _GAP, _BLOCK_GAP = 20, 6, 36
 
-
 INK, QUIET = (34, 34, 34), (110, 110, 110)
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

@@ -24,7 +24,6 @@ from flowrl.evaluation.score_images import PromptedImage, RewardScores
 MISSING = "not scored"
 _TILE = 192  # pixels, of the longer side, where images have several sizes
 
-
 _SHOWN = (
     *("guidance", "true_cfg_scale", "steps", "height", "width", "seed", "images", "tuned"),
     *("best_of", "best_by", "lora_scale", "prompts"),

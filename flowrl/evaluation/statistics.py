@@ -18,12 +18,10 @@ from flowrl.core.errors import ConfigError, DataError
 
 Z95 = float(norm.ppf(0.975))  # the normal quantile of a two-sided 95 % interval
 
-
 DRAWS = 10_000
 FEWER = 500  # draws of what takes longer than a mean
 OFTEN = 0.8  # of the draws have a number of two prompts (.86); of one prompt .63 have it
 _AT_ONCE = 2**22  # numbers drawn at a time
-
 
 Result = tuple[str, str, float]  # two names, and 1 where the first won, 0 the second, 0.5 a tie
 

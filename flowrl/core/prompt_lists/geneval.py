@@ -21,7 +21,6 @@ from flowrl.core.prompt_lists.order import digest, pick, shuffled
 
 Record = dict[str, Any]
 
-
 CLASSES: tuple[str, ...] = (
     *("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat"),
     *("traffic light", "fire hydrant", "stop sign", "parking meter", "bench"),

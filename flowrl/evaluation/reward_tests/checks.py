@@ -23,7 +23,6 @@ from flowrl.evaluation.statistics import wilson
 PROBED = 16  # made-up images of each kind
 Pairs = list[tuple[PromptedImage, PromptedImage]]
 
-
 Verdict = Literal["ok", "weak", "fails", "skipped", ""]
 
 

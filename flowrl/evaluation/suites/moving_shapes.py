@@ -25,7 +25,6 @@ COLORS = {
 CLASSES = ("square", "cross")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # rows, columns
 
-
 NEAR = 0.45  # of a colour, as a distance in RGB: what is farther from all of them is of none
 CLUTTER = 4  # pixels of a frame that may be of another colour, or of none
 OVERLAP = 0.75  # intersection over union with the object where it fits best

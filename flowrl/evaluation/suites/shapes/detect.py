@@ -52,7 +52,6 @@ _REACH = np.array(
     [(1, 1, 1, 1), (0.88, 0.88, 0.88, 0.88), (1, 1, 1, 0.85), (1, 1, 1, 1)], np.float32
 )
 
-
 # largest angular harmonic of an outline, of the 3rd to the 8th: circles have up to 0.074, regular
 # hexagons 0.22 to 0.27, pentagons 0.33 to 0.34, at radii of 9 to 13 pixels
 MAX_HARMONIC = 0.14
@@ -68,10 +67,8 @@ MAX_TRACE = 0.07
 # pixels off the background in specks too small to be objects (true: none)
 MAX_SPECKS = 3
 
-
 CHUNK = 128
 """Images at a time: few enough for the processor's cache."""
-
 
 _COLORS = tuple(COLORS)
 

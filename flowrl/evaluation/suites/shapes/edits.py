@@ -29,7 +29,6 @@ _TRIES = 12  # places that are tried for a move
 
 Record = dict[str, Any]
 
-
 STAY = 3.0  # pixels that an object may drift and still be where it was
 LOST = 12.0  # ... from which it is elsewhere
 SIZE_STAYS = 0.3  # share of its area that an object may gain or lose

@@ -47,7 +47,6 @@ OOD_EACH = 24
 
 _FLIPPED = {"right of": "left of", "below": "above"}
 
-
 HARD_TASKS = (
     "three_kinds",
     "group_position",

@@ -33,7 +33,6 @@ _SMALL, _LARGE = 7.0, 13.0  # radii that are kept as they are
 _EDGE, _GAP = 2.0, 4.0  # pixels to the image's edge and between shapes, as in rendered scenes
 _MOST = 5  # objects up to which every assignment is tried: 120
 
-
 AXIS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)], np.float64)
 """Where each relation points."""
 _MANY, _ROUNDS = 16, 800  # layouts to choose from, and draws after which there are no more

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.config.agreement import REPORT_KEYS
+from flowrl.config.load import REPORT_KEYS
 from flowrl.core.abilities import conditioning
 from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.core.pixels import round_8bit

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flowrl.config.differences import differences, flat
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.installation import environment

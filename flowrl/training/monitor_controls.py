@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.monitors import GradientsMonitor
+from flowrl.config.sections import GradientsMonitor
 
 Memory = dict[str, Any]
 ENOUGH = 20  # gradient norms, before one can be an outlier

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowrl.config.from_program import check_config
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_config
 from flowrl.core.abilities import EncodesAhead, ExtendsModel, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of

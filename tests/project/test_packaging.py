@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config.yaml_text import parse_yaml
+from flowrl.config.overrides import parse_yaml
 from flowrl.core.installation import COMMAND, DISTRIBUTION
 from flowrl.core.shipped_files import list_configs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.monitors import GradientsMonitor
+from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.installation import environment

@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _warn_of_other_package() -> None:
-    from flowrl.core.other_package import other_package
+    from flowrl.core.installation import other_package
 
     found = other_package()
     if found:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.moving.checker import check_record, check_videos
+from flowrl.evaluation.suites.moving_shapes import check_record, check_videos
 
 
 class moving_shapes:

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
-from flowrl.core.extras import install
+from flowrl.core.installation import install
 from flowrl.core.types import RewardBatch
 
 from ._common.scorer import first_line, to_pil

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.edit_checker import EditVerdict, check_edits, validate_edit
+from flowrl.evaluation.suites.shapes.edits import EditVerdict, check_edits, validate_edit
 from flowrl.evaluation.suites.shapes.scene import SIZE
 
 MODES = ("graded", "strict", "kept", "done", "both")
@@ -46,7 +46,7 @@ class shapes_edit:
     "kept" is how well all else is as it was, "done" how well the asked change is there, both in [0,
     1], and "both" ``sqrt(kept * done)``: PaCo-RL's reward of edits (2512.04784), consistency and
     following, with an exact checker in place of its judge. What counts is in
-    flowrl/evaluation/suites/shapes/edit_checker.py, which reads 64 x 64 pixels; with `resize`,
+    flowrl/evaluation/suites/shapes/edits.py, which reads 64 x 64 pixels; with `resize`,
     images and sources of another size are scaled to that, for a policy that is trained on small
     images. A batch without sources, or a source that does not have the object of the edit, is a
     DataError.

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.abilities import RewardWithProbe
-from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, RunError, unknown
 from flowrl.core.types import RewardBatch
 
 from ._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates

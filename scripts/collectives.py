@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.processes import BUCKET, tried_alone
 
 TOLD = {"rank": 0, "text": "a red square"}  # what processes tell each other

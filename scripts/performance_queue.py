@@ -49,7 +49,8 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "assets" / "results" / "performance-queue.json"
 CORES = 8  # of a processor that can start a process without slowing the one that measures
 ASK = (
-    "import json; from flowrl.core.environment import environment; print(json.dumps(environment()))"
+    "import json; from flowrl.core.installation import environment; "
+    "print(json.dumps(environment()))"
 )
 
 

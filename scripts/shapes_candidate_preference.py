@@ -37,8 +37,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from flowrl.algorithms.nodes import first_below_draw
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.noise_path import interpolate, x0_from
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import Cond, Latents, RewardBatch

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.noise_path import interpolate
 from flowrl.core.prompts import groups_of
 from flowrl.core.shipped_files import resource

@@ -28,8 +28,8 @@ from torch.nn.functional import interpolate, logsigmoid
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.noise_path import interpolate as noised
 from flowrl.core.noise_path import x0_from
 from flowrl.core.pixels import round_8bit

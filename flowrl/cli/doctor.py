@@ -57,7 +57,7 @@ def doctor(
     from flowrl.config.load import load_config
     from flowrl.core.files import write_json
     from flowrl.doctor.examine import examine
-    from flowrl.doctor.report import checkup_as_json, checkup_text
+    from flowrl.doctor.findings import checkup_as_json, checkup_text
     from flowrl.runs.folder import DOCTOR
 
     options.quiet_libraries()

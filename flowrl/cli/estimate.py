@@ -35,8 +35,7 @@ def estimate(
     and whether it fits a card. No weight is read, and no GPU is needed.
     """
     from flowrl.cost.estimate import estimate as estimated
-    from flowrl.cost.fit_card import card_size
-    from flowrl.cost.profiles import PROFILES
+    from flowrl.cost.fit_card import PROFILES, card_size
     from flowrl.cost.report import estimate_as_json, estimate_text
 
     options.quiet_libraries()

@@ -55,8 +55,7 @@ def evaluate(
     """Score a model, a run or a checkpoint on held-out prompts or a suite, with intervals."""
     # imported when the command runs, so that --help need not load torch
     from flowrl.cost.out_of_memory import explained
-    from flowrl.evaluation.evaluation_table import evaluation_table
-    from flowrl.evaluation.setting import setting_line
+    from flowrl.evaluation.scorecard import evaluation_table, setting_line
     from flowrl.runs.evaluate import evaluate as evaluated
 
     # options that are short for --set
@@ -138,8 +137,7 @@ def _suite(
 
 def _text(what: str, out: Path, result: Mapping[str, Any], width: int | None) -> str:
     """Put a suite's report into words: table, difference, leaks, setting."""
-    from flowrl.evaluation.evaluation_table import evaluation_table
-    from flowrl.evaluation.setting import setting_line
+    from flowrl.evaluation.scorecard import evaluation_table, setting_line
 
     # the headline has the table; the other rewards a line each
     lines = [what, evaluation_table(result, width=width)]

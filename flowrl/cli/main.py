@@ -83,7 +83,7 @@ for _group, _commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from flowrl.core.other_package import DISTRIBUTION
+        from flowrl.core.installation import DISTRIBUTION
         from flowrl.core.version import __version__
 
         print(f"{DISTRIBUTION} {__version__}")
@@ -166,7 +166,7 @@ def _plain_warning(message: Warning | str, category: type[Warning], *where: obje
 
 def command() -> int:
     """Run the command of this process -> exit code; one of several processes ends here."""
-    from flowrl.core.other_package import other_package
+    from flowrl.core.installation import other_package
 
     warnings.formatwarning = _plain_warning  # type: ignore[assignment]
     found = other_package()

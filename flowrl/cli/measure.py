@@ -63,7 +63,7 @@ def measure(
 
 
 def _text(folder: Path, found: Mapping[str, Any]) -> str:
-    from flowrl.evaluation.setting import setting_line
+    from flowrl.evaluation.scorecard import setting_line
 
     lines = [f"{folder}: {found['images']} images, {found['prompts']} prompts"]
     for name, parts in found.items():

@@ -160,7 +160,7 @@ def load_fitted(config: str, given: list[str], plugins: list[str], profile: str 
     chosen = load_config(config, given, plugins)
     if profile is None:
         return chosen
-    from flowrl.cost.profiles import profile_overrides, what_fits
+    from flowrl.cost.fit_card import profile_overrides, what_fits
 
     # the profile's own settings, then what else makes the config fit its card
     changes = profile_overrides(chosen, profile)

@@ -200,7 +200,7 @@ def _some(names: list[str], total: int) -> str:
 def _save(
     files: ScoreFiles, card: dict[str, Any], items: Any, scored: Any, names: list[str]
 ) -> None:
-    from flowrl.evaluation.image_pages import save_page
+    from flowrl.evaluation.image_grids import save_page
     from flowrl.evaluation.scorecard import best_and_worst, write_csv
 
     if files.csv:

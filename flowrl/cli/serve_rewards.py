@@ -36,7 +36,7 @@ def serve_rewards(
 ) -> None:
     """Host a config's rewards over HTTP; nothing else of the config is used."""
     from flowrl.config.load import load_config
-    from flowrl.core.shipped_rewards import import_rewards
+    from flowrl.core.shipped_files import import_rewards
 
     import_rewards("remote.server").serve(
         load_config(config, [*overrides, *changes], plugin),

@@ -27,7 +27,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from annotated_types import Interval
 
-from flowrl.config.arguments import arguments, settable
 from flowrl.config.axes import Axis, axis_of, name_of
 from flowrl.config.functions import (
     Functions,
@@ -39,9 +38,9 @@ from flowrl.config.functions import (
 )
 from flowrl.config.mistakes import Collector
 from flowrl.config.overrides import Source
+from flowrl.config.section import arguments, settable
 from flowrl.config.values import MOST, convert, plain
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
 FrameWay = Literal["mean", "min", "first", "last"]
 """How an image reward judges a video: by all of its frames, or by one."""

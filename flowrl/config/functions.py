@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.shipped_rewards import NAME, import_rewards, name_is_ours
+from flowrl.core.shipped_files import NAME, import_rewards, name_is_ours
 
 Functions = dict[str, Callable[..., Any]]
 

@@ -1,43 +1,45 @@
-"""Turn a YAML file into checked calls and sections, before any weight is loaded.
+"""Turn a YAML file into a checked config, before any weight is loaded.
 
-A method *is* such a list of named calls (`flowrl.config.calls`, `flowrl.config.axes`). Numbers of
-the run stand in plain sections (`flowrl.config.sections`). What is wrong is collected, so that one
-message has all mistakes. Duplicate keys and YAML anchors are errors.
+A method *is* a list of named calls (`flowrl.config.calls`, `flowrl.config.axes`). Numbers of the
+run stand in plain sections (`flowrl.config.sections`). What is wrong is collected, so that one
+message has all mistakes; `disagreements` says what sections must agree on after each was checked by
+itself.
+
+Rewards that are not at hand are an error where they are made, and no trouble before, so that a run
+can be sampled and exported without them. A program may hand over rewards that are functions of its
+own: `with_rewards`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flowrl.config.absent_rewards import check_reward_name, reward_call
-from flowrl.config.agreement import disagreements
 from flowrl.config.axes import AXES
-from flowrl.config.calls import Call, bind_all
-from flowrl.config.mistakes import Collector, renamed, unknown_section
-from flowrl.config.monitors import MonitorsConfig
-from flowrl.config.overrides import Source, apply_override, tuple_of_texts
-from flowrl.config.section import Section, Seed
-from flowrl.config.section_values import make_section
+from flowrl.config.calls import Call, bind_all, reserved
+from flowrl.config.mistakes import Collector, unknown_section
+from flowrl.config.overrides import Source, apply_override, parse_yaml, tuple_of_texts
+from flowrl.config.section import Section, Seed, make_section
 from flowrl.config.sections import (
     SECTIONS,
     CheckpointConfig,
     EvalConfig,
     ImageConfig,
+    MonitorsConfig,
     PromptsConfig,
     SamplesConfig,
     ScoutConfig,
     TrainConfig,
 )
 from flowrl.config.values import convert, show
-from flowrl.config.yaml_text import parse_yaml
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import ConfigError, unknown
 from flowrl.core.shipped_files import config_file, resource
 
 ORDER = (
@@ -47,6 +49,18 @@ ORDER = (
     *("train", "scout", "eval", "checkpoint", "samples", "monitors"),
 )
 """The sections, in the order in which a file is written."""
+
+PYTHON = "python"  # `fn` of a reward that a program handed over, which no config can name
+
+MOST_DRAWN = 100_000  # of one prompt: they are decoded together
+REPORT_KEYS = {
+    *("score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"),
+    *("outcomes", "unscored", "by_prompt", "iteration", "drift", "marks"),
+    *("budget", "nfe", "seconds"),
+}
+"""Keys of an evaluation's line, which the headline reward cannot be named like."""
+
+_NO_VALUE = "(none)"
 
 
 @dataclass(frozen=True)
@@ -214,7 +228,7 @@ def build_config(
     built: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in ORDER:
-            says = renamed(key) or unknown_section(key, ORDER, raw, SECTIONS)
+            says = unknown_section(key, ORDER, raw, SECTIONS)
             found.add(f"{source.below(key)}: {says}")
         elif value is not None:  # null leaves a section out
             with found.catch():
@@ -291,3 +305,176 @@ def _try_plan(plan: Call, seed: int, where: str) -> None:
     except Exception as error:  # a helper or a plugin that is no plan may fail in any way
         kind = f"{plan.path} failed with {type(error).__name__}"
         raise ConfigError(f"{where}: {kind}: {error}") from error
+
+
+def disagreements(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    """Return what is wrong between the sections that are there; a section that is missing, or that
+    is wrong by itself, is compared with nothing. at: a key -> where its value came from."""
+    return [
+        *_wrong_names(built, at),
+        *_wrong_training(built, at),
+        *_wrong_headline(built, at),
+        *_drawn_too_many(built, at),
+    ]
+
+
+def _wrong_names(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    said, name, rewards = [], built.get("name"), built.get("rewards")
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        said.append(f"{at('name')}: expected letters, digits, '-', '_' and '.', got {name!r}")
+    if rewards is not None and not any(call.mix for call in rewards.values()):
+        said.append(f"{at('rewards')}: expected at least one reward whose weight is not 0")
+    return said
+
+
+def _wrong_training(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    said, optimizer, monitors = [], built.get("optimizer"), built.get("monitors")
+    evaluation, train = built.get("eval"), built.get("train")
+    # averaged weights are evaluated, but nothing averages
+    averaged = evaluation is not None and evaluation.weights == "ema"
+    if averaged and train is not None and train.ema == 0:
+        mend = "set eval.weights to 'current'"
+        both = "eval.weights is 'ema', but train.ema is 0 (off)"
+        said.append(f"{at('train.ema')}: {both}; {mend}")
+    # the warm-up sets the learning rate of every step
+    if optimizer is not None and "lr" not in optimizer.kwargs:
+        lacks = f"{optimizer.path} has no argument 'lr', which the warm-up sets"
+        said.append(f"{at('optimizer')}: {lacks}")
+    # monitors that change the weight of a KL need one
+    if monitors is not None and built.get("kl") is None:
+        asking = monitors.asks_for("raise_kl")
+        asking += ["adaptive_kl"] if monitors.adaptive_kl else []
+        for name in asking:
+            said.append(f"{at(f'monitors.{name}')}: needs a kl section, whose weight it changes")
+    return said
+
+
+def _drawn_too_many(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    evaluation = built.get("eval")
+    if evaluation is None or evaluation.images * evaluation.best_of <= MOST_DRAWN:
+        return []
+    product = f"{evaluation.images:,} x eval.best_of {evaluation.best_of:,}"
+    return [
+        f"{at('eval.images')}: expected at most {MOST_DRAWN:,} images drawn of a prompt, got "
+        f"{product}"
+    ]
+
+
+def _wrong_headline(built: Mapping[str, Any], at: Callable[[str], str]) -> list[str]:
+    said: list[str] = []
+    evaluation, rewards = built.get("eval"), built.get("rewards")
+    if evaluation is None or rewards is None:
+        return said
+    score = evaluation.score or next(iter(rewards), "")
+    if evaluation.score and evaluation.score not in rewards:
+        says = unknown(evaluation.score, rewards, "reward")
+        said.append(f"{at('eval.score')}: the config {says}")
+    elif score in REPORT_KEYS:
+        taken = f"{score!r} is a key of an evaluation's line; name the reward otherwise"
+        said.append(f"{at('rewards')}: {taken}, or let eval.score name another")
+    if evaluation.best_by and evaluation.best_by not in rewards:
+        says = unknown(evaluation.best_by, rewards, "reward")
+        said.append(f"{at('eval.best_by')}: the config {says}")
+    return said
+
+
+def check_reward_name(name: Any, where: str) -> None:
+    """Raise ConfigError for a name of a reward that metrics and files could not have."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise ConfigError(f"{where}: expected a name of letters, digits, - and _, got {name!r}")
+
+
+def reward_call(
+    key: str, raw: Any, source: Source, plugins: Sequence[str], *, needed: bool
+) -> Call:
+    """Bind the call of a reward as `Call.bind` does; one that cannot be bound is an error at once
+    only if it is `needed`.
+
+    One with ``fn: python`` is an error where it is made, whether it is needed or not: the program
+    may hand it over before that.
+    """
+    if isinstance(raw, dict) and raw.get("fn") == PYTHON:
+        name = key.rpartition(".")[2]
+        why = ConfigError(
+            f"{source.at(key)}: this reward is a Python function of the program that trained the "
+            "run. To go on, hand it over again: flowrl.train(config, run, resume=True, "
+            f"rewards={{{name!r}: function}}). To evaluate from the command line, put it in a "
+            f"file: --plugin my_file --set {key}.fn=my_file.function"
+        )
+        steps = raw.get("transform")
+        return _absent(key, raw, why, bind_all(f"{key}.transform", steps or [], source, plugins))
+    try:
+        return Call.bind(key, raw, source=source, plugins=plugins)
+    except ConfigError as error:
+        if needed:
+            raise
+        return _absent(key, raw, error, ())
+
+
+def _absent(key: str, raw: Any, why: ConfigError, transform: tuple[Call, ...]) -> Call:
+    class Absent:
+        def __init__(self, **_: Any) -> None:
+            raise why
+
+    if not isinstance(raw, dict) or not isinstance(raw.get("fn"), str):
+        raise why
+    mix = raw.get("weight", 1.0)
+    if not isinstance(mix, int | float):
+        raise why
+    kwargs = {name: value for name, value in raw.items() if name not in reserved(key)}
+    frames = raw.get("frames") if isinstance(raw.get("frames"), str) else ""
+    return Call(key, raw["fn"], raw["fn"], kwargs, float(mix), transform, Absent, str(frames))
+
+
+def check_config(config: Any) -> None:
+    """Raise ConfigError for what is no config, such as the name of one."""
+    if isinstance(config, Config):
+        return
+    named = isinstance(config, str | os.PathLike)
+    hint = f"flowrl.load_config({os.fspath(config)!r})" if named else "flowrl.load_config"
+    raise ConfigError(f"expected a config, as {hint} gives it, got {show(config)}")
+
+
+def folder_of(path: Any, what: str) -> Path:
+    """Return a path as a Path. Raises ConfigError for an empty text, which would be the working
+    folder, and for what is no path."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ConfigError(f"{what}: expected the path of a folder, got {show(path)}")
+    return Path(path)
+
+
+def with_rewards(config: Config, rewards: Mapping[str, Any]) -> Config:
+    """Return the config with other rewards: functions or objects of the program, by name.
+
+    They take the place of all that the config names; one of a name that the config has keeps its
+    weight and its transforms. In the run's ``config.yaml`` they are ``{fn: python}``. Raises
+    ConfigError for what cannot be called, and as a config does.
+    """
+    if not isinstance(rewards, Mapping):
+        raise ConfigError(f"rewards: expected {{name: function}}, got {show(rewards)}")
+    calls = {}
+    for name, reward in rewards.items():
+        check_reward_name(name, "rewards")
+        if not callable(reward):
+            raise ConfigError(f"rewards.{name}: expected something to call, got {show(reward)}")
+        old = config.rewards.get(name) or Call(f"rewards.{name}", PYTHON, PYTHON, {})
+        calls[name] = replace(old, fn=PYTHON, path=PYTHON, kwargs={}, function=reward)
+    score = config.eval.score if config.eval.score in calls else ""
+    return replace(config, rewards=calls, eval=replace(config.eval, score=score))
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Return nested data by dotted key: ``{"train": {"group": 8}}`` as ``{"train.group": 8}``; a
+    list is one value."""
+    if not isinstance(value, Mapping):
+        return {key: value}
+    found: dict[str, Any] = {}
+    for name, inside in value.items():
+        found |= flat(inside, f"{key}.{name}" if key else str(name))
+    return found
+
+
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Return the keys of two flat configs whose values differ, or that one of them lacks."""
+    every = dict.fromkeys([*one, *two])
+    return [key for key in every if one.get(key, _NO_VALUE) != two.get(key, _NO_VALUE)]

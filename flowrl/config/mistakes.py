@@ -7,21 +7,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
 
-RENAMED = {
-    "grid": "samples",
-    "plan.level": "plan.noise_scale",
-    "loss.max_weight": "loss.max_advantage",
-    "train.lr": "optimizer.lr",
-    "train.weight_decay": "optimizer.weight_decay",
-    "train.betas": "optimizer.betas",
-    "train.eps": "optimizer.eps",
-    "train.optimizer": "optimizer.fn",
-    "monitors.pictures": "monitors.images",
-}
-"""Keys of 0.1, or of a commit since -> what they are called since 0.2."""
 _MOST_MEANT = 3  # keys of sections that are named for one that stands alone
 
 
@@ -58,12 +45,6 @@ class Collector:
         """Raise Mistakes if there was one."""
         if self.lines:
             raise Mistakes(self.lines)
-
-
-def renamed(key: str) -> str | None:
-    """Say what a key of 0.1 is called now; None for any other key."""
-    new = RENAMED.get(key)
-    return f"has another name since flowrl 0.2: {new}" if new else None
 
 
 def unknown_section(

@@ -1,24 +1,34 @@
-"""What all plain sections of a config have in common."""
+"""What all plain sections of a config have in common, and how keys and values become checked
+arguments: those of a section, and those of a function by its signature."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import sys
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 from pydantic import ConfigDict
 
-from flowrl.config.mistakes import Collector
-from flowrl.config.values import convert, plain
+from flowrl.config.mistakes import Collector, Mistakes
+from flowrl.config.overrides import Source
+from flowrl.config.values import convert, plain, schema_of, show
+from flowrl.core.errors import ConfigError, unknown
 
 Positive = Annotated[int, Interval(ge=1, lt=2**31)]
 Count = Annotated[int, Interval(ge=0, lt=2**31)]
 Steps = Annotated[int, Interval(ge=1, le=1000)]  # of a sampler
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 Share = Annotated[float, Interval(ge=0, le=1)]
+
+Parameters = dict[str, inspect.Parameter]
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,130 @@ def _checked_here(section: type[Section]) -> Mapping[str, Any]:
                 out[name] = hint
         _HINTS[section] = MappingProxyType(out)
     return _HINTS[section]
+
+
+def make_section(section: type[Section], value: Any, key: str, source: Source) -> Section:
+    """Make a plain section; null leaves out one that is inside another.
+
+    Raises Mistakes with a line for each key that is unknown, wrong or missing.
+    """
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source.at(key)}: expected keys and values, got {show(value)}")
+    # a section either holds values, or only sections, as `monitors` does
+    inner = section.inner()
+    if not inner:
+        return section(**arguments(value, settable(section, everything=True), key, key, source))
+    found, built, hints = Collector(), {}, typing.get_type_hints(section)
+    for name, child in value.items():
+        below = f"{key}.{name}"
+        with found.catch():
+            if name not in inner:
+                said = unknown(name, inner, "section")
+                raise ConfigError(f"{source.at(below)}: {key} {said}")
+            # null is allowed where the annotation says `| None`
+            left_out = child is None and hints[name] is not inner[name]
+            made = None if left_out else make_section(inner[name], child, below, source)
+            built[name] = made
+    found.close()
+    return section(**built)
+
+
+def settable(function: Callable[..., Any], *, everything: bool) -> Parameters:
+    """Return the parameters that a config may set, with evaluated annotations.
+
+    They are those of types that YAML can hold, and keyword-only unless `everything` is set; a
+    keyword like ``log_prob: Tensor | None`` is what the training loop hands over.
+    """
+    return dict(_settable(function, everything))
+
+
+@lru_cache(maxsize=1024)  # the same few functions are asked about for every config
+def _settable(function: Callable[..., Any], everything: bool) -> Parameters:
+    kinds = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if not everything:
+        kinds.remove(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = vars(sys.modules[inspect.unwrap(function).__module__])
+    out = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = _evaluated(parameter.annotation, names)
+        if parameter.kind in kinds and _writable(hint):
+            out[name] = parameter.replace(annotation=hint)
+    return out
+
+
+def arguments(
+    given: Mapping[str, Any],
+    known: Parameters,
+    key: str,
+    owner: str,
+    source: Source,
+    besides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Check the arguments of a section and fill in the defaults.
+
+    A default that YAML cannot hold stays with the function. Raises Mistakes with a line for each
+    unknown, wrong and missing argument; `besides` names further keys that may have been meant.
+    """
+    found, out, missing = Collector(), {}, []
+
+    # names that the function does not have
+    for name in given:
+        if name in known:
+            continue
+        said = unknown(name, [*known, *besides], "argument")
+        found.add(f"{source.at(f'{key}.{name}')}: {owner} {said}")
+
+    # values, and defaults where there is none
+    for name, parameter in known.items():
+        if name in given:
+            with found.catch():
+                out[name] = _value(given[name], parameter, f"{key}.{name}", source)
+        elif parameter.default is not inspect.Parameter.empty:
+            _fill_in(out, parameter)
+        else:
+            missing.append(name)
+
+    if missing:
+        needs = f"needs {' and '.join(missing)}; it takes {', '.join(known)}"
+        found.add(f"{source.at(key)}: {owner} {needs}")
+    found.close()
+    return out
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, names, include_extras=True)["it"]
+    except (NameError, AttributeError):
+        return annotation  # only a type checker can see that name; the value stays unchecked
+
+
+def _writable(hint: Any) -> bool:
+    try:
+        schema_of(hint)
+    except TypeError:
+        return False
+    return True
+
+
+def _value(value: Any, parameter: inspect.Parameter, key: str, source: Source) -> Any:
+    try:
+        return convert(value, parameter.annotation, key, source.at)
+    except Mistakes:
+        # A default may break its own annotation (`size: int = None`): what dump() writes must load.
+        default = parameter.default
+        written = list(default) if isinstance(default, tuple) else default
+        if type(value) is type(written) and value == written:
+            return copy.deepcopy(default)
+        raise
+
+
+def _fill_in(out: dict[str, Any], parameter: inspect.Parameter) -> None:
+    try:
+        plain(parameter.default)
+    except TypeError:
+        return
+    try:
+        out[parameter.name] = convert(parameter.default, parameter.annotation)
+    except Mistakes:
+        out[parameter.name] = copy.deepcopy(parameter.default)

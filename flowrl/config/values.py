@@ -30,7 +30,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from typing_extensions import TypedDict, is_typeddict
 
 from flowrl.config.mistakes import Mistakes
-from flowrl.core.nearest import near, unknown
+from flowrl.core.errors import near, unknown
 
 Schema = dict[str, Any]  # a JSON schema without references
 MOST = 1e300  # a limit that only keeps infinity out

@@ -1,11 +1,17 @@
-"""What models and rewards may be able to do besides what every one does."""
+"""What models, rewards, likelihoods and samplers of prompts may be able to do beside what each
+does.
+
+A reward promises some of it by attributes of its own, such as `judges_videos = True`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from flowrl.core.types import Cond, FlowModel, Reward, RewardBatch, Source
@@ -111,3 +117,100 @@ class LearnedReward(Reward, Protocol):
     # False: only the reward learns in this iteration. One that counts its updates in `rounds` keeps
     # the count when a monitor takes the run back to an earlier checkpoint
     def trains_policy(self, iteration: int) -> bool: ...
+
+
+def ignores_quality(reward: Reward) -> bool:
+    """Say whether a reward tells, by `ignores_quality = True`, that a damaged image may be worth as
+    much as a good one: it looks at how images differ."""
+    return bool(getattr(reward, "ignores_quality", False))
+
+
+def judges_singly(reward: Reward) -> bool:
+    """Say whether a reward promises, by `judges_singly = True`, that an image's score depends on
+    the image, its prompt and its record alone: equal images are then scored once."""
+    return bool(getattr(reward, "judges_singly", False))
+
+
+def judges_videos(reward: Any) -> bool:
+    """Say whether a reward promises, by `judges_videos = True`, that it scores videos [L, T, 3, H,
+    W]."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "judges_videos", False))
+
+
+def least_frames(reward: Any) -> int:
+    """Return the frames that a video must have at least, by `least_frames`; 1 where a reward says
+    nothing."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return int(getattr(reward, "least_frames", 1))
+
+
+def asks_people(reward: Any) -> bool:
+    """Say whether a reward waits for people, by `asks_people = True`: evaluations and the doctor
+    leave it alone."""
+    return bool(getattr(reward, "asks_people", False))
+
+
+def sees_latents(reward: Any) -> bool:
+    """Say whether a reward promises, by `sees_latents = True`, that it judges what images are
+    decoded from: evaluations, which have images alone, and the doctor leave it alone."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "sees_latents", False))
+
+
+def differentiable(reward: Any) -> bool:
+    """Say whether a reward promises, by `differentiable = True`, that its scores have a gradient
+    with respect to the images."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "differentiable", False))
+
+
+def sees_sigma(reward: Any) -> bool:
+    """Say whether a reward promises, by `sees_sigma = True`, that it judges estimates by the sigma
+    of the state that they were made from."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return bool(getattr(reward, "sees_sigma", False))
+
+
+class PromptDraw(NamedTuple):
+    """What a sampler sees of an iteration before its first image."""
+
+    iteration: int
+    places: int  # of the iteration: `train.prompts`
+    group: int  # images of a place: `train.group`
+    # (from, so many) -> rows of the training list: the endless stream of shuffled epochs
+    stream: Callable[[int, int], list[int]]
+    generator: torch.Generator  # on the CPU, seeded by (seed, iteration)
+
+
+class Visit(NamedTuple):
+    """What a prompt's images were worth in an iteration."""
+
+    row: int  # of the training list
+    mean: float  # of the weighted sum of rewards, after their transforms
+    std: float  # biased
+    images: int  # that were scored
+
+
+@runtime_checkable
+class PromptSampler(Protocol):
+    """Choose the prompts of each iteration. Calling it changes nothing; `update` takes in what an
+    iteration showed, and checkpoints keep what it remembers."""
+
+    # whether places of one prompt are one group: it may then get more images than another
+    joins: bool
+
+    def start(self, prompts: list[str]) -> None: ...  # those of the training list
+
+    def __call__(self, draw: PromptDraw) -> list[int]: ...  # a row for each place
+
+    def update(self, draw: PromptDraw, visits: Sequence[Visit]) -> None: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...

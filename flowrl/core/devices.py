@@ -1,6 +1,12 @@
-"""Devices and dtypes by the names that a config gives them."""
+"""Devices and dtypes by name, weights that did not fit their network, memory given back."""
 
 from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -39,3 +45,31 @@ def pick_device(name: str, who: str = "") -> torch.device:
             f"{where}: {name!r} asked for, but torch finds no CUDA device; use 'auto' or 'cpu'"
         )
     return device
+
+
+_KINDS = ("missing", "unexpected", "mismatched")
+
+
+def misfits(info: Mapping[str, Any], allowed: Collection[str] = ()) -> str:
+    """Name what a ``from_pretrained(..., output_loading_info=True)`` says did not fit, "" if
+    nothing; "missing", "unexpected" or "mismatched" may be allowed. Only with
+    ``ignore_mismatched_sizes=True`` are those of another size named here, else they raise."""
+    wrong = []
+    for kind in _KINDS:
+        names = sorted(map(str, info[f"{kind}_keys"]))
+        if names and kind not in allowed:
+            wrong.append(f"{len(names)} {kind} {names[:3]}")
+    return ", ".join(wrong)
+
+
+def free_memory() -> None:
+    """Collect garbage, and have glibc hand back what it keeps of freed memory; elsewhere the first
+    alone. Otherwise freed blocks below the newest ones stay with the process, which grows from run
+    to run.
+    """
+    gc.collect()
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim(0)

@@ -1,6 +1,17 @@
-"""The failures a user can mend. The command line prints them as one message without a traceback."""
+"""The failures a user can mend, and the words of their messages.
+
+The command line prints them as one message without a traceback. `as_one_message` makes such a
+message of what a user's own code raises; `near` and `unknown` name the nearest of the names that
+are there.
+"""
 
 from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class FlowRLError(Exception):
@@ -34,3 +45,47 @@ class ProcessLost(RunError):
 class RewardError(RunError):
     """A reward gave no usable score. The policy is as before, so the run can be saved and go on
     later."""
+
+
+# all that a user's code may fail with; KeyboardInterrupt is the user
+FAILURES = (Exception, SystemExit)
+
+
+@contextmanager
+def as_one_message(what: str, kind: type[FlowRLError]) -> Iterator[None]:
+    """Turn what is raised inside into one message of `kind`; our own errors pass as they are."""
+    try:
+        yield
+    except FlowRLError:
+        raise
+    except FAILURES as error:
+        raise kind(f"{what} failed with {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Say what was raised, and in which line of the user's code where that is known."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not _is_ours(frame.filename)
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _is_ours(file: str) -> bool:
+    """Say whether a line is of flowrl itself, or of Python's `with` statement."""
+    return Path(file).is_relative_to(Path(__file__).parents[1]) or file.endswith("contextlib.py")
+
+
+def near(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
+    """Return "; did you mean 'x'?" with the nearest of the known names, up to `most` of them, or
+    nothing."""
+    found = difflib.get_close_matches(str(name), list(known), n=most, cutoff=cutoff)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def unknown(name: object, known: Iterable[str], kind: str) -> str:
+    """Return "has no KIND 'name'; did you mean 'x'? (there is: all of them)"."""
+    names = sorted(known)
+    return f"has no {kind} {name!r}{near(name, names)} (there is: {', '.join(names) or 'none'})"

@@ -1,12 +1,20 @@
-"""Small tensors that are read on the host in every network call: copied from the device once.
+"""What the host reads of tensors on a device, with as few waits for the device as can be.
 
-Which nodes a network call has and which sigma grid they were sampled on decide about random
-streams, which live on the host. A copy of them in every call would make the host wait for the
-device each time.
+`on_host` copies a small tensor once. Which nodes a network call has and which sigma grid they were
+sampled on decide about random streams, which live on the host, so these tensors are read in every
+call.
+
+`refuse_if` is a check of values that only the device knows. Read where it is made, each would let
+the host wait; inside `checked_later` all are read at once, at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -39,3 +47,33 @@ def repeated(nodes: Tensor, times: int) -> Tensor:
     if nodes in _COPIES:
         remember(rows, on_host(nodes).repeat_interleave(times))
     return rows
+
+
+Waiting = list[tuple[Tensor, Callable[[], Exception]]]
+_WAITING: ContextVar[Waiting | None] = ContextVar("waiting", default=None)
+
+
+def refuse_if(wrong: Tensor, error: Callable[[], Exception]) -> None:
+    """Raise an error if `wrong` [] is true: at once, or at the end of `checked_later`."""
+    waiting = _WAITING.get()
+    if waiting is not None:
+        waiting.append((wrong.detach(), error))
+    elif bool(wrong):
+        raise error()
+
+
+@contextmanager
+def checked_later() -> Iterator[None]:
+    """Put off what `refuse_if` is asked inside -> at the end the first error is raised. After
+    another exception nothing is checked."""
+    waiting: Waiting = []
+    token = _WAITING.set(waiting)
+    try:
+        yield
+    finally:
+        _WAITING.reset(token)
+    if waiting:
+        flags = torch.stack([wrong for wrong, _ in waiting]).tolist()
+        for (_, error), flag in zip(waiting, flags, strict=True):
+            if flag:
+                raise error()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.extras import install
 from flowrl.core.files import delete, is_stdout, write_json
+from flowrl.core.installation import install
 
 if TYPE_CHECKING:
     from starlette.requests import Request

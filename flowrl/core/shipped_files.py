@@ -1,19 +1,27 @@
-"""Find configs and assets: in the working folder, in a checkout, or inside the installed wheel."""
+"""Find what is shipped: configs and assets, in the working folder, in a checkout or inside the
+installed wheel; and our own package ``rewards``, whatever else has that name."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import itertools
 import os
+import sys
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import near
+from flowrl.core.errors import ConfigError, near
 
 PACKAGE = Path(__file__).resolve().parent.parent
 KINDS = ("configs", "assets")
 CATALOGUE = "methods"  # configs/methods.yaml, which is no config
 LAUNCHER = "accelerate/"  # of configs/: settings of the program that starts several processes
+
+NAME = "rewards"
+ALIAS = "flowrl_rewards"  # ours, where the user has a module of our name
+PLACE = PACKAGE.parent / NAME
 _MOST_NAMES = 5000  # files looked at for a suggestion; an asset folder can be large
 
 
@@ -119,3 +127,43 @@ def _names() -> list[str]:
         item.relative_to(root).as_posix() for root, folder in folders for item in folder.rglob("*")
     )
     return sorted(set(itertools.islice(every, _MOST_NAMES)))
+
+
+def import_rewards(module: str = "") -> ModuleType:
+    """Import a module of our package, given by its name below it: "remote.server"; "" is the
+    package.
+
+    A ``rewards.py`` or ``rewards/`` of the user's, in the working folder or imported already, stays
+    theirs: ours then goes by another name. Raises what the module raises.
+    """
+    package = NAME if name_is_ours() else ALIAS
+    if package == ALIAS and ALIAS not in sys.modules:
+        _load_by_place()
+    return importlib.import_module(f"{package}.{module}" if module else package)
+
+
+def name_is_ours() -> bool:
+    """Say whether ``import rewards`` gives our package."""
+    loaded = sys.modules.get(NAME)
+    if loaded is not None:
+        return _is_at_our_place(getattr(loaded, "__file__", None))
+    try:
+        spec = importlib.util.find_spec(NAME)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and _is_at_our_place(spec.origin)
+
+
+def _is_at_our_place(file: str | None) -> bool:
+    return file is not None and Path(file).resolve() == PLACE / "__init__.py"
+
+
+def _load_by_place() -> None:
+    places = [str(PLACE)]
+    file = PLACE / "__init__.py"
+    spec = importlib.util.spec_from_file_location(ALIAS, file, submodule_search_locations=places)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot read {file}")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[ALIAS] = package
+    spec.loader.exec_module(package)

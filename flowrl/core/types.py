@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams
 
 Source = tuple[Tensor, ...]
@@ -16,6 +16,22 @@ Source = tuple[Tensor, ...]
 
 Cond = dict[str, Tensor]
 """Text conditioning: name -> [G, ...], one row per prompt (or per sample once repeated)."""
+
+
+def concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Put rows {name: [N, ...]} behind each other; the names are those of the first part."""
+    out = {}
+    for name in parts[0]:
+        out[name] = torch.cat([part[name] for part in parts])
+    return out
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each number over rows of equal names."""
+    out = {}
+    for name in rows[0]:
+        out[name] = median(row[name] for row in rows)
+    return out
 
 
 class Tree(NamedTuple):
@@ -166,6 +182,14 @@ class Eval(NamedTuple):
     std: Tensor  # [B]  transition std (reverse); 0 where the likelihood has none
     v: Tensor | None = None  # [B, *]  velocity, for losses that look at it
     images: Tensor | None = None  # [B, 3, H, W]  of likelihoods that sample anew
+
+
+class RealRows(NamedTuple):
+    """A noised real image of the prompt of each row of a batch, and the velocity there."""
+
+    v: Tensor  # [B, *]  velocity under the current weights, with its gradient
+    target: Tensor  # [B, *]  eps - x0: that of the straight path to the image
+    sigma: Tensor  # [B]  noise level of the image, in (0, 1]
 
 
 class LossInput(NamedTuple):

@@ -23,16 +23,14 @@ from flowrl.core.devices import named_device
 from flowrl.core.errors import FlowRLError, ModelError
 from flowrl.core.prompt_files import ENDINGS
 from flowrl.core.prompts import load_prompts
-from flowrl.cost.pipeline_part import WeightlessPart
-from flowrl.cost.released_models import RELEASED, TYPICAL
+from flowrl.cost.released_models import RELEASED, TYPICAL, WeightlessPart
 from flowrl.evaluation.sources import source_paths
 from flowrl.models import flux2, qwen_image, wan, z_image
 from flowrl.models.adapter import check_size
+from flowrl.models.flow_matching import PATCH
 from flowrl.models.loading import locate
 from flowrl.models.lora import JOINT_ATTENTION, UNET_ATTENTION
-from flowrl.models.options import PipelineOptions, checked_options
-from flowrl.models.square_tokens import PATCH
-from flowrl.models.tuning import Tuning, pick_tuning
+from flowrl.models.options import PipelineOptions, Tuning, checked_options, pick_tuning
 
 FLUX = ("flux", "flux_kontext")  # adapters of FLUX.1's network
 QWEN = ("qwen_image", "qwen_edit", "qwen_edit_plus")  # of Qwen-Image's

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrl.config.from_program import check_config
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_config
 from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.prompts import groups_of, prompts_if_there

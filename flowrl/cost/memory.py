@@ -26,7 +26,7 @@ from flowrl.cost.architecture import (
     tuning_of,
 )
 from flowrl.models.lora import find_layers
-from flowrl.models.tuning import Tuning, fully_trained
+from flowrl.models.options import Tuning, fully_trained
 from flowrl.training.guidance import guides_teachers, is_guided
 from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import method_of

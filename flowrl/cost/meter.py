@@ -11,16 +11,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.video_processor import VideoProcessor
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from flowrl.core.pixels import round_8bit
+from flowrl.models.adapter import decode_latents
 
 # What autocast computes in the short dtype, and what CUDA's computes in float32 (the CPU's leaves
 # it as it is); of the operations that the networks of the adapters use. Source: PyTorch's list,
@@ -244,3 +250,34 @@ class _OnePassNorm(torch.autograd.Function):
         whole, _ = x.contiguous(), grad.contiguous()
         back = torch.empty_like(whole)
         return back, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None
+
+
+class MeteredVAE:
+    """Stand in for a VAE: its memory of `peak` bytes per image was measured, and its images
+    [3, H, W], or [3, T, H, W] of videos, have no numbers."""
+
+    def __init__(self, meter: Meter, peak: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.meter, self.peak, self.shape, self.dtype = meter, peak, shape, dtype
+
+    def decode(self, latents: Tensor, *, return_dict: bool) -> tuple[Tensor]:
+        self.meter.spike(self.peak * len(latents))
+        return (torch.empty(len(latents), *self.shape, device="meta", dtype=self.dtype),)
+
+
+def decode_videos(vae: MeteredVAE, x0: Tensor, batch: int) -> Tensor:
+    """Decode latents [B, C, t, h, w] as Wan's adapter does -> [B, T, 3, H, W] float32."""
+    processor = VideoProcessor(vae_scale_factor=8)
+    videos = []
+    for part in x0.split(batch):
+        video = vae.decode(part.to(vae.dtype) / 2 + 1, return_dict=False)[0]
+        videos.append(processor.postprocess_video(video, output_type="pt"))
+    return torch.cat(videos).float()
+
+
+def decode_rounded_images(vae: MeteredVAE, x0: Tensor, batch: int, scale: int) -> Tensor:
+    """Decode latents [B, C, h, w] as adapters of images do, and round them to 8-bit steps -> [B,
+    *vae.shape] float32. The latents are still held while the images are rounded."""
+    latents = x0.to(vae.dtype) / 2 + 1  # any scale and shift
+    processor = VaeImageProcessor(vae_scale_factor=scale)
+    pipeline = SimpleNamespace(vae=vae, image_processor=processor)
+    return round_8bit(decode_latents(pipeline, latents, batch=batch))

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
-from flowrl.core.merged_records import medians
+from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
-from flowrl.core.types import Cond, FlowModel
+from flowrl.core.types import Cond, FlowModel, medians
 from flowrl.training.trainer import Trainer
 
 PHASES = ("rollout", "decode", "reward", "train")

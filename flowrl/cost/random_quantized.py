@@ -8,7 +8,7 @@ import torch
 from diffusers.quantizers import DiffusersAutoQuantizer
 from torch import nn
 
-from flowrl.models.quantized import quantization
+from flowrl.models.runtime import quantization
 
 PART = "transformer"  # any name: the settings are made for a part of a pipeline
 

@@ -15,11 +15,10 @@ from torch import Tensor
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
-from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
-from flowrl.core.merged_records import medians
+from flowrl.core.installation import environment
 from flowrl.core.tables import size, text_table
-from flowrl.core.types import RewardBatch
+from flowrl.core.types import RewardBatch, medians
 from flowrl.cost.architecture import VIDEO, tuning_of
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
@@ -28,7 +27,7 @@ from flowrl.cost.mfu import utilisation
 from flowrl.cost.overhead import PHASES, on_gpu, wait
 from flowrl.cost.random_model import random_model
 from flowrl.cost.sync_check import check_sync
-from flowrl.evaluation.frame_rewards import frames_of
+from flowrl.evaluation.reward_call import frames_of
 from flowrl.training.method import method_of
 from flowrl.training.trainer import Trainer
 

@@ -11,11 +11,9 @@ from collections import Counter
 from packaging.requirements import Requirement
 
 from flowrl.config.load import Config
-from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, ModelError
-from flowrl.core.other_package import DISTRIBUTION, other_package
-from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.core.installation import DISTRIBUTION, environment, other_package
+from flowrl.core.prompts import PromptSet, load_prompts, overlap
 from flowrl.core.tables import size
 from flowrl.cost.estimate import estimate
 from flowrl.cost.fit_card import GIB, card_size, verdict

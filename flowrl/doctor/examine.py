@@ -11,28 +11,42 @@ from functools import partial
 import torch
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, FlowRLError, RewardError, unknown
 from flowrl.core.types import FlowModel
+from flowrl.cost.overhead import PHASES
 from flowrl.doctor.before_loading import (
     look_at_batch,
     look_at_environment,
     look_at_memory,
     look_at_prompts,
 )
-from flowrl.doctor.credit import look_at_credit
-from flowrl.doctor.draws import look_at_draws
+from flowrl.doctor.draws import look_at_draws, look_at_ratio
 from flowrl.doctor.examined_run import ExaminedRun, admit
 from flowrl.doctor.findings import CATALOGUE, Checkup, ReportSection
-from flowrl.doctor.learning import look_at_gradient, look_at_update
-from flowrl.doctor.network import look_at_network
+from flowrl.doctor.learning import look_at_credit, look_at_gradient, look_at_update
+from flowrl.doctor.network import look_at_network, look_at_texts
 from flowrl.doctor.parity import look_at_parity
-from flowrl.doctor.ratio import look_at_ratio
 from flowrl.doctor.rewards import look_at_rewards
-from flowrl.doctor.texts import look_at_texts
-from flowrl.doctor.timing import look_at_time
 
 BEFORE = ("environment", "batch", "memory", "prompts")
+
+
+def look_at_time(examined: ExaminedRun) -> ReportSection:
+    """Scale the seconds of two prompts to those of an iteration. The first calls are slow, so this
+    is an upper estimate."""
+    section, t = ReportSection("time"), examined.config.train
+    factor = t.prompts / len(examined.rows)
+    seconds = {name: examined.clock.seconds[name] * factor for name in PHASES}
+    whole = sum(seconds.values())
+    section.figures = {**seconds, "iteration": whole, "hours": whole * t.iterations / 3600}
+    parts = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
+    section.lines.append(
+        f"an iteration takes about {whole:.3g} s ({parts}), {t.iterations} iterations about "
+        f"{whole * t.iterations / 3600:.3g} h, without evaluations"
+    )
+    return section
+
+
 LOADED: dict[str, Callable[[ExaminedRun], ReportSection]] = {
     "texts": look_at_texts,
     "network": look_at_network,

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds
-from flowrl.core.abilities import LearnedReward
+from flowrl.core.abilities import LearnedReward, asks_people, ignores_quality, sees_latents
 from flowrl.core.errors import DataError, RewardError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet, check_records
-from flowrl.core.reward_traits import asks_people, ignores_quality, sees_latents
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.reward_call import ask
+from flowrl.evaluation.reward_tests.checks import CheckResult
 from flowrl.evaluation.reward_tests.selftest import rendered, selftest
-from flowrl.evaluation.reward_tests.under_test import CheckResult
 from flowrl.evaluation.score_images import PromptedImage
 from flowrl.evaluation.suites.shapes.prompts import all_records
 

@@ -1,4 +1,8 @@
-"""Sample held-out prompts without noise in the transitions, and score them with intervals."""
+"""Sample held-out prompts without noise in the transitions, and score them with intervals.
+
+Of every n images of a prompt an evaluation may keep the one that a reward puts first (best-of-n).
+Images without a score are counted, never averaged over, and an error where they are too many.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,19 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
-from flowrl.config.agreement import REPORT_KEYS
+from flowrl.config.load import REPORT_KEYS
 from flowrl.core.abilities import conditioning
-from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.merged_records import concatenated
+from flowrl.core.errors import ConfigError, RewardError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.processes import World, sharded
-from flowrl.core.prompts import PromptSet, prompts_hash
+from flowrl.core.prompts import PromptSet, Record, prompts_hash
 from flowrl.core.seeds import generator
-from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
-from flowrl.evaluation.best_of import chooser, keep_best
+from flowrl.core.types import FlowModel, Reward, RewardBatch, Source, concatenated
 from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import sources_of
 from flowrl.evaluation.statistics import (
@@ -30,7 +33,6 @@ from flowrl.evaluation.statistics import (
     summarize_apart,
     summarize_scores,
 )
-from flowrl.evaluation.unscored import check_tasks, count_unscored
 
 # prompt index of each image, whether it is not finite, scores batch by batch
 Share = tuple[list[int], list[bool], list[dict[str, Tensor]]]
@@ -297,3 +299,86 @@ def _scored(
         if progress is not None:
             progress(len(rows) // images, len(share))
     return rows, broken, parts
+
+
+def chooser(best_by: str, headline: str, rewards: Mapping[str, object]) -> str:
+    """Return the reward that chooses. Raises ConfigError if there is none of that name."""
+    name = best_by or headline
+    if name not in rewards:
+        raise ConfigError(
+            f"eval.best_by: expected the name of a reward, one of {', '.join(rewards)}, got "
+            f"{name!r}"
+        )
+    return name
+
+
+def best_places(scores: np.ndarray, n: int) -> np.ndarray:
+    """Return the places [P, S] of the best of every n neighbours in scores [P, S n].
+
+    The first of equals is taken. NaN = not scored is never chosen where another was scored.
+    """
+    ranked = np.where(np.isnan(scores), -np.inf, scores).reshape(len(scores), -1, n)
+    return ranked.argmax(-1) + np.arange(ranked.shape[1]) * n
+
+
+def best_rows(scores: Tensor, images: int, n: int) -> Tensor:
+    """Return the places of the best of every n scores [prompts * images * n], prompt by prompt."""
+    table = scores.reshape(-1, images * n).numpy()
+    first = np.arange(len(table))[:, None] * images * n
+    return torch.from_numpy(best_places(table, n) + first).flatten()
+
+
+def keep_best(
+    rows: list[int], broken: Tensor, scores: Mapping[str, Tensor], by: str, images: int, n: int
+) -> tuple[list[int], Tensor, dict[str, Tensor]]:
+    """Keep the best of every n images by the reward `by`: their prompts, whether they are broken,
+    and their scores."""
+    chosen = best_rows(scores[by], images, n)
+    kept = {name: values[chosen] for name, values in scores.items()}
+    return [rows[place] for place in chosen.tolist()], broken[chosen], kept
+
+
+def count_unscored(
+    scores: Mapping[str, Tensor], texts: list[str], broken: Tensor, most: float | None
+) -> dict[str, int]:
+    """Count the images without a score by reward, where there are any; `broken` [n] are not finite.
+
+    Raises an error if they are more than the share `most` of all, or any where `most` is None: a
+    RunError if the broken images alone are so many, or else a RewardError.
+    """
+    counts: dict[str, int] = {}
+    limit = most or 0.0
+    for name, values in scores.items():
+        missing = values.isnan().nonzero()[:, 0].tolist()
+        if len(missing) / len(values) > limit:
+            own = broken.double().mean().item() <= limit
+            said = (
+                f"evaluation: reward {name!r} gave no score for an image of {texts[missing[0]]!r} "
+                f"({len(missing)} of {len(values)} images have none: {int(broken.sum())} are not "
+                f"finite, to the others the reward gave NaN). {_rule(most, own)}"
+            )
+            raise RewardError(said) if own else RunError(said)
+        if missing:
+            counts[name] = len(missing)
+    return counts
+
+
+def _rule(most: float | None, own: bool) -> str:
+    """Say how many images may be without a score, and what helps; `own`: the reward is at fault."""
+    if most is not None:
+        return f"train.max_unscored={most} is the share that may be left out so; raise it to go on"
+    mend = "mend the reward to go on" if own else "`flowrl doctor` looks for the cause"
+    return f"A comparison needs every image scored, whatever train.max_unscored allows; {mend}"
+
+
+def check_tasks(every: list[Record], scored: list[Record], headline: str) -> None:
+    """Raise RunError if a task has no scored image: the mean over tasks would be another one."""
+    tags = {str(record.get("tag", "all")) for record in scored}
+    for record in every:
+        tag = str(record.get("tag", "all"))
+        if tag not in tags:
+            raise RunError(
+                f"evaluation: reward {headline!r} scored no image of the task {tag!r}, so there is "
+                "no mean over tasks. Mend the reward, or take the task's prompts out of the list "
+                "(prompts.test)"
+            )

@@ -1,19 +1,26 @@
-"""Draw grids of sample images, and keep strips of samples in a run folder. Imports PIL, no
-plotting library."""
+"""Draw grids of sample images with their texts, and keep strips of samples in a run folder.
+
+Imports PIL, no plotting library.
+"""
 
 from __future__ import annotations
 
+import bisect
+import functools
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowrl.core.errors import DataError, RunError
+from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import refuse_pipe, replacing
-from flowrl.evaluation.image_text import QUIET, font_size, pitch_of, wrapped, write_lines
 
 EDGE, PAPER = (214, 214, 214), (255, 255, 255)
 RIGHT, WRONG = (30, 150, 70), (205, 45, 45)  # frames of images that were judged
@@ -22,6 +29,10 @@ _LARGE, _SMALL = 256, 128
 FRAMES = 6  # of a film strip
 # pixels: around the page, between images, between blocks of pairs
 _MARGIN, _GAP, _BLOCK_GAP = 20, 6, 36
+
+INK, QUIET = (34, 34, 34), (110, 110, 110)
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def labelled_grid(
@@ -181,6 +192,28 @@ def save_png(image: Image.Image, path: str | os.PathLike[str]) -> None:
         image.save(draft, format="PNG", optimize=True)
 
 
+def page_format(path: str | os.PathLike[str]) -> str:
+    """Return PIL's name of the format that a file's name asks for, PNG without an ending. Raises
+    ConfigError if PIL writes none of that ending."""
+    ending = Path(path).suffix.lower()
+    found = Image.registered_extensions().get(ending) if ending else "PNG"
+    if found is None or found not in Image.SAVE:
+        raise ConfigError(f"{path}: no image can be written as {ending}; take .png, .jpg or .webp")
+    return found
+
+
+def save_page(image: Image.Image, path: str | os.PathLike[str]) -> None:
+    """Write an image as `save_png` does, in the format of the file's name. Raises as `page_format`
+    and `save_png` do."""
+    kind = page_format(path)
+    if kind == "PNG":
+        save_png(image, path)
+        return
+    best: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}
+    with replacing(path) as draft:
+        image.save(draft, format=kind, **best.get(kind, {}))
+
+
 def _bytes(images: Tensor, where: str) -> np.ndarray:
     """[P, 3, H, W] in [0, 1] -> [P, H, W, 3] uint8."""
     if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
@@ -294,3 +327,84 @@ def _paste(
     box = (x - wide, y - wide, x + tile.width + wide - 1, y + tile.height + wide - 1)
     draw.rectangle(box, outline=color, width=wide)
     page.paste(tile, (x, y))
+
+
+class Text(NamedTuple):
+    """Wrapped lines of one text and how they are set."""
+
+    lines: list[str]
+    font: Font
+    pitch: int  # pixels from line to line
+
+    @property
+    def height(self) -> int:
+        return self.pitch * len(self.lines)
+
+    @property
+    def width(self) -> int:
+        return max((ceil(self.font.getlength(line)) for line in self.lines), default=0)
+
+
+def font_size(height: int) -> int:
+    """Return the size of letters beside images of a height."""
+    return min(22, max(12, height // 8))
+
+
+def pitch_of(size: int) -> int:
+    """Return the pixels from line to line."""
+    return round(1.3 * size)
+
+
+def wrapped(text: str, size: int, width: int, most: int) -> Text:
+    """Break a text into at most `most` lines no wider than `width` pixels; the rest becomes an
+    ellipsis."""
+    # line by line; a line has no more letters than pixels
+    font = _font(size, text.isascii())
+    lines: list[str] = []
+    rest, most = " ".join(text.split()), max(1, most)
+    while rest and len(lines) <= most:
+        end = max(1, _fitting(rest[: width + 1], font, width))
+        space = rest.rfind(" ", 0, end + 1)
+        if end < len(rest) and space > 0:  # else a word wider than the line is cut
+            end = space
+        lines.append(rest[:end])
+        rest = rest[end:].lstrip()
+    # an ellipsis for what is left
+    if len(lines) > most:
+        last = lines[most - 1]
+        while last and font.getlength(last + "…") > width:
+            last = last[:-1]
+        lines = [*lines[: most - 1], last.rstrip() + "…"]
+    return Text(lines, font, pitch_of(size))
+
+
+def _fitting(text: str, font: Font, width: int) -> int:
+    """Return how many letters at the start of a text fit into `width` pixels."""
+    letters = range(1, len(text) + 1)
+    return bisect.bisect_right(letters, width, key=lambda n: ceil(font.getlength(text[:n])))
+
+
+@functools.lru_cache
+def _font(size: int, ascii_only: bool) -> Font:
+    """Return PIL's own font, or for other letters than it has the one that comes with matplotlib,
+    where installed."""
+    found = None if ascii_only else importlib.util.find_spec("matplotlib")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if file.is_file():
+            return ImageFont.truetype(str(file), size=size)
+    return ImageFont.load_default(size=size)
+
+
+def write_lines(
+    draw: ImageDraw.ImageDraw,
+    text: Text,
+    x: int,
+    y: int,
+    width: int | None = None,
+    fill: tuple[int, int, int] = INK,
+) -> None:
+    """Write lines from the corner (x, y) down, centred where a width is given."""
+    for index, line in enumerate(text.lines):
+        indent = 0 if width is None else (width - text.font.getlength(line)) // 2
+        draw.text((x + indent, y + index * text.pitch), line, fill=fill, font=text.font)

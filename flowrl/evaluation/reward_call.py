@@ -1,23 +1,48 @@
-"""Ask one reward, whatever it is made of: every failure is one message, every answer is checked."""
+"""Make rewards and ask them: every failure is one message, every answer is checked.
+
+A reward is called in one of two ways. A function of one argument gets a `RewardBatch`. A function
+of several gets ``f(images, prompts, **record)``: images [L, 3, H, W], the prompts, and each key of
+the prompts' records as a list with one entry per image, None where a record lacks the key. Where
+prompts start from images, ``source`` are these, a tuple of [3, h, w] per image.
+
+`PerFrame` lets a reward of images judge videos, and `Resting` keeps a reward's networks on their
+device only while they score.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flowrl.config.calls import Call
-from flowrl.core.abilities import RewardWithProbe
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.config.calls import Call, FrameWay
+from flowrl.config.load import Config
+from flowrl.core.abilities import (
+    LearnedReward,
+    RewardWithProbe,
+    asks_people,
+    differentiable,
+    ignores_quality,
+    judges_singly,
+    judges_videos,
+    least_frames,
+)
+from flowrl.core.errors import (
+    FAILURES,
+    ConfigError,
+    FlowRLError,
+    RewardError,
+    as_one_message,
+    describe_error,
+)
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, as_one_message, describe_error
-from flowrl.evaluation.frame_rewards import fitting
-from flowrl.evaluation.offloaded_rewards import resting
-from flowrl.evaluation.reward_answer import as_tensor, call_reward, hint
 
 _UNCHANGING = (str, int, float, bool, type(None))
 
@@ -131,3 +156,277 @@ def unusable(
         f"{where}: reward {name!r} gave {values[first].item()} for image {first}, prompt "
         f"{prompts[first]!r} ({missing} of {len(values)} images have no finite score). {rule}"
     )
+
+
+def call_reward(reward: Callable[..., Any], batch: RewardBatch) -> Any:
+    """Call a reward in the way that its signature asks for."""
+    try:
+        parameters = inspect.signature(reward).parameters
+    except (TypeError, ValueError):  # written in C
+        return reward(batch)
+    if not _is_plain(parameters):
+        return reward(batch)
+    # the keys of the records that it takes
+    keys = dict.fromkeys(key for record in batch.meta for key in record)
+    record: dict[str, Any] = {}
+    for key in keys:
+        if key != "prompt":
+            record[key] = [row.get(key) for row in batch.meta]
+    if batch.source:
+        record["source"] = list(batch.source)
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        record = {key: rows for key, rows in record.items() if key in parameters}
+    # by name where they are named so, whatever their order
+    if {"images", "prompts"} <= parameters.keys():
+        return reward(**{**record, "images": batch.images, "prompts": batch.prompts})
+    return reward(batch.images, batch.prompts, **record)
+
+
+def hint(error: BaseException) -> str:
+    """Say what a failed reward most likely took its arguments for; "" where that is not known."""
+    text = str(error)
+    if isinstance(error, AttributeError) and f"'{RewardBatch.__name__}' object" in text:
+        return ". A function of one argument gets a RewardBatch; write f(images, prompts)"
+    if isinstance(error, TypeError) and "missing" in text and "required" in text:
+        return (
+            ". Beside images and prompts a function gets the keys of the prompts' records, each by "
+            "its name; write f(images, prompts, **record)"
+        )
+    return ""
+
+
+def _is_plain(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Say whether a function wants images and prompts apart, not a `RewardBatch`."""
+    if {"images", "prompts"} <= parameters.keys():
+        return True
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters.values() if p.kind in kinds and p.default is p.empty]
+    return len(needed) > 1
+
+
+def as_tensor(values: Any, count: int) -> Tensor:
+    """Make a tensor of what a reward gave. Raises TypeError, ValueError or RuntimeError."""
+    if isinstance(values, Tensor):
+        rows = values
+    elif isinstance(values, list | tuple):
+        rows = torch.tensor([_number(value) for value in values])
+    elif hasattr(values, "__array__"):
+        found = values.__array__()
+        rows = torch.tensor(found.tolist(), dtype=torch.float64)
+        rows = rows.expand(count) if found.ndim == 0 else rows
+    elif isinstance(values, int | float):
+        rows = torch.full((count,), float(values))
+    else:
+        raise TypeError("no tensor, array, list or number")
+    return rows
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"the text {value!r} is no number")
+    return math.nan if value is None else float(value)
+
+
+def frames_of(config: Config, model: Any = None) -> int:
+    """Return how many frames the videos of a config's model have, or of one that is there already;
+    1: it makes images."""
+    asked = config.model.kwargs.get("frames") if model is None else getattr(model, "frames", 1)
+    return int(asked or 1)
+
+
+def fitting(call: Call, reward: Any, frames: int) -> Any:
+    """Return what judges a model's videos of so many frames; 1: images. Raises ConfigError for a
+    reward that judges the other kind or longer videos, and for a way to judge frames where there is
+    one frame."""
+    videos = judges_videos(reward)
+    if frames == 1 and videos:
+        raise ConfigError(
+            f"{call.key}: {call.fn} judges videos, but the model makes images; take a video model "
+            "with model.frames above 1, or a reward that judges images"
+        )
+    if frames == 1 and call.frames:
+        raise ConfigError(
+            f"{call.key}.frames: the model makes images, so that {call.frames!r} has no effect; "
+            "leave it out, or take a video model with model.frames above 1"
+        )
+    least = least_frames(reward)
+    if videos and not call.frames and frames < least:
+        raise ConfigError(
+            f"{call.key}: {call.fn} judges videos of at least {least} frames as it is set, but the "
+            f"model makes {frames}; raise model.frames, or let the reward look at fewer"
+        )
+    # what is judged is what the model makes
+    if frames == 1 or (videos and not call.frames):
+        return reward
+    if videos:
+        raise ConfigError(
+            f"{call.key}.frames: {call.fn} judges whole videos, so that {call.frames!r} has no "
+            "effect; leave it out"
+        )
+    # images are judged, videos are made: only the user knows how to get from one to the other
+    if not call.frames:
+        ways = ", ".join(get_args(FrameWay))
+        raise ConfigError(
+            f"{call.key}: {call.fn} judges images, but the model makes videos of {frames} frames. "
+            f"Say how it judges them, as in {call.key}.frames=mean (there is: {ways}), or take a "
+            "reward that judges videos; one of your own says so by `judges_videos = True`, "
+            "`remote` by videos: true"
+        )
+    if isinstance(reward, LearnedReward):
+        raise ConfigError(
+            f"{call.key}: {call.fn} is trained along on images; with a video model it cannot be"
+        )
+    return PerFrame(reward, call.frames)
+
+
+class PerFrame:
+    """Judge videos [L, T, 3, H, W] by an image reward -> [L]: the mean or the lowest score of all
+    frames, or that of the first or the last. A frame without a score leaves its video without one.
+
+    For rewards that compare images of a prompt, frames of one place in time are a prompt's images.
+    """
+
+    judges_videos = True
+
+    def __init__(self, reward: Any, way: str) -> None:
+        self.reward, self.way = reward, way
+        # what the reward promises of itself holds for its frames, too
+        self.judges_singly, self.differentiable = judges_singly(reward), differentiable(reward)
+        self.asks_people, self.ignores_quality = asks_people(reward), ignores_quality(reward)
+        # only what the reward has: all records are shown to one that checks them
+        for name in ("check_record", "check_records"):
+            if hasattr(reward, name):
+                setattr(self, name, getattr(reward, name))
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        """Score videos [L, T, 3, H, W]. Raises RewardError unless there is a number per frame."""
+        shown = {"first": slice(0, 1), "last": slice(-1, None)}.get(self.way, slice(None))
+        images = batch.images[:, shown]
+        count, frames = images.shape[:2]
+        rows = [i for i in range(count) for _ in range(frames)]
+        flat = RewardBatch(
+            images=images.flatten(0, 1),
+            prompts=[batch.prompts[i] for i in rows],
+            group=_by_time(batch.group, frames),
+            meta=[{**batch.meta[i]} for i in rows],
+            sigma=batch.sigma.repeat_interleave(frames),
+            source=[batch.source[i] for i in rows] if batch.source else [],
+        )
+        values = as_tensor(call_reward(self.reward, flat), len(rows))
+        if values.shape != (len(rows),):
+            raise RewardError(
+                f"expected {len(rows)} numbers, one per frame, got shape {list(values.shape)}"
+            )
+        scores = values.reshape(count, frames)
+        # both keep NaN
+        return scores.amin(1) if self.way == "min" else scores.mean(1)
+
+    def probe(self) -> None:
+        """Ask the reward whether it is ready, if it can tell."""
+        if isinstance(self.reward, RewardWithProbe):
+            self.reward.probe()
+
+
+def _by_time(group: Tensor, frames: int) -> Tensor:
+    """Number each prompt's images of one place in time [L * T]."""
+    time = group.new_tensor(range(frames)).repeat(len(group))
+    return group.repeat_interleave(frames) * frames + time
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def resting(call: Call) -> Resting:
+    """Make a reward that is offloaded. Raises ConfigError for one without networks, or one that is
+    trained along."""
+    reward = call.make()
+    if isinstance(reward, LearnedReward):
+        raise ConfigError(
+            f"{call.key}.offload: {call.fn} is trained along, so that its networks have to stay"
+        )
+    networks = list(networks_of(reward))
+    # some load a network with the first image that needs it
+    if not networks and not getattr(reward, "loads_late", False):
+        raise ConfigError(
+            f"{call.key}.offload: {call.fn} has no network of its own to offload; leave it out"
+        )
+    return Resting(reward, networks)
+
+
+class Resting:
+    """A reward that is asked like any other; everything else is that of the reward itself.
+
+    Networks that it loads while it scores or is probed rest from then on. No gradient goes through
+    it: the weights are elsewhere by the time of a backward pass.
+    """
+
+    differentiable = False
+
+    def __init__(self, reward: Any, networks: list[nn.Module]) -> None:
+        self.reward, self.networks = reward, networks
+        self.homes = [_device(network) for network in networks]
+        self.late = bool(getattr(reward, "loads_late", False))
+        self._rest()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reward":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.reward, name)
+
+    def __call__(self, batch: RewardBatch) -> Any:
+        """Score with the networks on their device; afterwards they are on the host again, also on
+        an error."""
+        try:
+            for network, home in zip(self.networks, self.homes, strict=True):
+                network.to(home)
+            return call_reward(self.reward, batch)
+        finally:
+            self._rest()
+
+    def probe(self) -> None:
+        """Ask the reward whether it is ready, if it can tell; what it loads for that rests."""
+        try:
+            if isinstance(self.reward, RewardWithProbe):
+                self.reward.probe()
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        # home is where a network was loaded
+        for network in networks_of(self.reward) if self.late else ():
+            if not any(network is known for known in self.networks):
+                self.networks.append(network)
+                self.homes.append(_device(network))
+        for network in self.networks:
+            network.to("cpu")
+
+
+def networks_of(owner: Any) -> Iterator[nn.Module]:
+    """Yield the networks with weights that an object holds, in its attributes and in theirs, each
+    once; also those that a network keeps without registering them as its parts."""
+    seen: set[int] = set()
+    left = [owner]
+    while left:
+        one = left.pop()
+        # objects may point to each other in circles
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            # its parts move with it, so they are not listed again; what hangs on them does not
+            parts = list(one.modules())
+            seen |= {id(part) for part in parts}
+            for part in parts:
+                left += [value for name, value in vars(part).items() if name not in _REGISTERED]
+            if any(True for _ in one.parameters()):
+                yield one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple | set):
+            left += one
+        elif hasattr(one, "__dict__") and not isinstance(one, type | ModuleType):
+            left += vars(one).values()
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device

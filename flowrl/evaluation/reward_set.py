@@ -14,9 +14,8 @@ from flowrl.algorithms.forest import subtree_mean
 from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.abilities import LearnedReward
-from flowrl.core.errors import CheckpointError, ConfigError, RewardError
+from flowrl.core.errors import CheckpointError, ConfigError, RewardError, as_one_message
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
-from flowrl.core.users_code import as_one_message
 from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of, unusable
 from flowrl.evaluation.reward_metrics import (
     correlations,

@@ -1,4 +1,5 @@
-"""Show what rewards said of images: a table, CSV, JSON, and a grid of the best and worst."""
+"""Show what rewards said of images: tables of scores and of held-out evaluations, CSV, JSON, and a
+grid of the best and worst."""
 
 from __future__ import annotations
 
@@ -16,12 +17,17 @@ from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.files import write_text
-from flowrl.core.tables import text_table
+from flowrl.core.tables import fixed_digits, text_table
 from flowrl.evaluation.image_grids import labelled_grid
 from flowrl.evaluation.score_images import PromptedImage, RewardScores
 
 MISSING = "not scored"
 _TILE = 192  # pixels, of the longer side, where images have several sizes
+
+_SHOWN = (
+    *("guidance", "true_cfg_scale", "steps", "height", "width", "seed", "images", "tuned"),
+    *("best_of", "best_by", "lora_scale", "prompts"),
+)
 
 
 def scorecard(
@@ -194,3 +200,28 @@ def _fitted(image: Tensor) -> Tensor:
     small = interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
     tile[:, top : top + size[0], left : left + size[1]] = small.clamp(0, 1)
     return tile
+
+
+def evaluation_table(result: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return an evaluation as a table of `width` columns: each task, the mean over tasks, seen and
+    held-out prompts apart."""
+    # label -> figures
+    name = result["score"]
+    rows = dict(result["tasks"])
+    rows["mean over tasks"] = {**result, "mean": result[name]}
+    rows |= {part: result[part] for part in ("seen", "held_out") if part in result}
+    # a line each
+    lines = [["", name, "95 % interval", "images"]]
+    for label, row in rows.items():
+        low, high = row["interval"]
+        interval = f"{fixed_digits(low)} to {fixed_digits(high)}"
+        lines.append([label, fixed_digits(row["mean"]), interval, f"{row['images']}"])
+    return text_table(lines, width=width)
+
+
+def setting_line(setting: Mapping[str, Any]) -> str:
+    """Say in a line what a score depends on; settings of earlier versions know no hash."""
+    shown = ", ".join(f"{key} {setting[key]}" for key in _SHOWN if key in setting)
+    known = "prompts_hash" in setting
+    which = f" ({setting['count']}, hash {setting['prompts_hash']})" if known else ""
+    return f"setting: {shown}{which}"

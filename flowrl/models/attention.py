@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from flowrl.core.errors import ModelError
-from flowrl.core.nearest import near
-from flowrl.models.loading import first_line
-from flowrl.models.quiet_libraries import quiet
+from flowrl.core.errors import ModelError, near
+from flowrl.models.loading import first_line, quiet
 
 NAMES = tuple(backend.value for backend in AttentionBackendName)
 AUTO = "auto"  # the network's own attention; on a CPU in bfloat16 that of attend_in_groups

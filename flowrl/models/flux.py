@@ -12,14 +12,27 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
-from flowrl.models.distilled import warn_if_distilled
-from flowrl.models.flow_matching import check_configs, guidance_rows
+from flowrl.models.flow_matching import (
+    PATCH,
+    SquareTokenModel,
+    check_configs,
+    grid_positions,
+    guidance_rows,
+    pack,
+    unpack,
+)
 from flowrl.models.loading import CLIP_TOKENIZER, T5_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, T5Tokens, options_of
+from flowrl.models.options import (
+    STRICT,
+    Guidance,
+    PipelineOptions,
+    T5Tokens,
+    options_of,
+    pick_tuning,
+    warn_if_distilled,
+)
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.square_tokens import PATCH, SquareTokenModel, grid_positions, pack, unpack
-from flowrl.models.tuning import pick_tuning
 
 GUIDANCE = 3.5  # FluxPipeline's default
 IMAGE_INPUT = ("image_encoder", "feature_extractor")  # of IP-Adapters, unused from text to image

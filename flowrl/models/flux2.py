@@ -16,15 +16,19 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
-from flowrl.models.flow_matching import FlowMatchingModel, check_scheduler, guidance_rows
+from flowrl.models.flow_matching import (
+    PATCH,
+    FlowMatchingModel,
+    check_scheduler,
+    grid_positions,
+    guidance_rows,
+)
 from flowrl.models.loading import PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.square_tokens import PATCH, grid_positions
-from flowrl.models.tuning import pick_tuning
 
 APART = 10  # between the times of the image, of its first reference, of the next
 NETWORK_PARTS = {

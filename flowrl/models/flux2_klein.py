@@ -9,12 +9,17 @@ from diffusers import Flux2KleinPipeline
 from pydantic.dataclasses import dataclass
 
 from flowrl.core.errors import ConfigError
-from flowrl.models.distilled import warn_if_distilled
 from flowrl.models.flux2 import NETWORK_PARTS, TARGETS, Flux2Network, Tokens, check_tokens
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.options import (
+    STRICT,
+    Guidance,
+    PipelineOptions,
+    options_of,
+    pick_tuning,
+    warn_if_distilled,
+)
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.tuning import pick_tuning
 
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = NETWORK_PARTS | {

@@ -12,10 +12,10 @@ from torch import Tensor
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
 from flowrl.models.adapter import check_size
+from flowrl.models.flow_matching import PATCH, pack
 from flowrl.models.flux import Flux, FluxOptions, image_ids, load_flux
 from flowrl.models.options import options_of
 from flowrl.models.prompt_encoding import NEGATIVE
-from flowrl.models.square_tokens import PATCH, pack
 
 SOURCE = "source"
 

@@ -1,30 +1,43 @@
 """Find a diffusers pipeline (folder or Hugging Face id), check its parts and load it; a failure is
-one ModelError."""
+one ModelError.
+
+A tensor that is not in the files is an error; the libraries would only warn, and go on with random
+weights or with none. Of a network that several processes share, each reads its own share
+(`hollow_network`, `fill`): none ever holds a whole one.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import diffusers
 import torch
+import transformers
+from accelerate import init_empty_weights
+from diffusers.models.modeling_utils import no_init_weights
+from diffusers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFETENSORS_WEIGHTS_NAME
 from huggingface_hub import hf_hub_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.files import read_text
+from flowrl.core.processes import shared_as
+from flowrl.core.shards import read_into
 from flowrl.core.shipped_files import find_resource, resource
-from flowrl.models.complete_parts import check_complete, read_parts
-from flowrl.models.quiet_libraries import without_bars
-from flowrl.models.sharded_loading import hollow_network
 
 CLIP_TOKENIZER = ("CLIPTokenizer", "CLIPTokenizerFast")  # accepted classes
 T5_TOKENIZER = ("T5TokenizerFast", "T5Tokenizer")
 QWEN_TOKENIZER = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+
+BASE = ".base_layer."  # under which peft keeps a layer that has an adapter
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHIPPED = ("assets/", "configs/")  # what starts so is no id
 _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
@@ -297,3 +310,139 @@ def first_line(error: BaseException) -> str:
     """Return an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep the libraries from drawing bars while files are read; downloads show theirs."""
+    shown = [
+        log
+        for log in (diffusers.utils.logging, transformers.utils.logging)
+        if log.is_progress_bar_enabled()
+    ]
+    for log in shown:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep diffusers and transformers from logging what flowrl says itself, or what nobody needs to
+    know."""
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    before = [log.get_verbosity() for log in logs]
+    try:
+        for log in logs:
+            log.set_verbosity_error()
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)
+
+
+def read_parts(
+    folder: Path, kinds: Mapping[str, str], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, Any]:
+    """Read text and image encoders and VAE of a pipeline on the CPU -> {name: module}.
+
+    `kinds` {name: class of diffusers or transformers}; `dtypes` as a pipeline takes them, with a
+    "default". Raises ModelError that names file and tensor if one is missing; what the libraries
+    raise else.
+    """
+    parts = {}
+    for name, kind in kinds.items():
+        library: Any = diffusers if hasattr(diffusers, kind) else transformers
+        parts[name], info = getattr(library, kind).from_pretrained(
+            folder / name,
+            dtype=dtypes.get(name, dtypes["default"]),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        check_complete(folder / name, info["missing_keys"])
+    return parts
+
+
+def check_complete(folder: Path, missing: Collection[str]) -> None:
+    """Raise ModelError if tensors are missing in the files of a part."""
+    if not missing:
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    where = files[0] if len(files) == 1 else folder
+    shown = ", ".join(sorted(missing)[:3])
+    raise ModelError(
+        f"{where}: {len(missing)} tensors are missing from its safetensors files, such as {shown}; "
+        "copy the file again, or save the part again with save_pretrained"
+    )
+
+
+def hollow_network(folder: Path, kind: str, dtype: torch.dtype) -> Any:
+    """Make a network of diffusers from its settings, its parameters on the meta device in the
+    dtypes that diffusers would read them in. What it computes by itself, such as frequencies, is
+    there."""
+    network_class = getattr(diffusers, kind)
+    with no_init_weights(), init_empty_weights():
+        network = network_class.from_config(network_class.load_config(folder))
+    kept = network_class._keep_in_fp32_modules or ()
+    stored = network.state_dict()
+    for module_name, module in network.named_modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in own:
+            whole_name = f"{module_name}.{name}".lstrip(".")
+            if whole_name not in stored or not tensor.is_floating_point():
+                continue
+            wide = any(part in whole_name.split(".") for part in kept)
+            tensor.data = tensor.data.to(torch.float32 if wide else dtype)
+    return network
+
+
+def fill(
+    network: Any,
+    folders: Mapping[str, Path],
+    first: Iterable[tuple[str, Tensor]],
+    *,
+    device: torch.device,
+) -> None:
+    """Give a hollow network, which may be shared out by now, its weights on the device. Each
+    process reads its share of a tensor, one tensor after the other.
+
+    ``folders`` {prefix of parameters: folder of a part}; ``first`` has the parameters that are in
+    no file, whole. Raise ModelError for a file that cannot be read.
+    """
+    # what was computed outlives the move
+    computed = {name: buffer for name, buffer in network.named_buffers() if not buffer.is_meta}
+    network.to_empty(device=device)
+    for name, buffer in network.named_buffers():
+        if name in computed:
+            buffer.copy_(computed[name])
+    # what is in no file
+    there = network.state_dict()
+    for name, start in first:
+        tensor = there.pop(name)
+        tensor.copy_(shared_as(start, tensor))
+    # the weights
+    for prefix, folder in folders.items():
+        wanted = {}
+        for name, tensor in there.items():
+            if name.startswith(prefix):
+                wanted[name.removeprefix(prefix).replace(BASE, ".")] = tensor
+        try:
+            read_into(wanted, weight_files(folder))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ModelError(f"{folder}: cannot be read: {error}; copy the files again") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that diffusers reads of a part. Raises ModelError."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not index.is_file():
+        return [folder / SAFETENSORS_WEIGHTS_NAME]
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, LookupError, AttributeError) as error:
+        raise ModelError(f"{index}: not an index of weights: {error}; copy it again") from error
+    return [folder / name for name in sorted(set(names))]

@@ -35,10 +35,8 @@ JOINT_ATTENTION = (  # of transformers that attend to image and text at once
 )
 UNET_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")  # of both attentions of a block
 
-
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]  # of layers; not empty
-
 
 # An adapter of a rank above a layer's smaller side can do no more than one of that rank, and which
 # layers there are is known only with the model: the widest attention layers here, FLUX.2's, have

@@ -1,21 +1,29 @@
 """The options of a model: one typed record per adapter, whose fields are the keys of a config's
-`model` section."""
+`model` section.
+
+`Tuning` is what they make concrete: which weights are trained, in which dtype, and where.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
+import torch
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from torch import nn
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import unknown
-from flowrl.models.lora import LoraOptions, Names
+from flowrl.core.devices import DTYPES, pick_device
+from flowrl.core.errors import ConfigError, unknown
+from flowrl.models.lora import LoraOptions, Names, add_lora, find_layers
 from flowrl.models.prompt_encoding import MOST_T5_TOKENS
 from flowrl.models.runtime import Runtime
 
@@ -41,6 +49,8 @@ EXPECTED = {
     "missing": "a value",
     "model_type": "options by name",
 }
+
+FEW_STEPS = re.compile(r"(?<![a-z])(schnell|turbo|lightning|hyper)(?![a-z])", re.IGNORECASE)
 
 Record = TypeVar("Record")
 Model = TypeVar("Model")
@@ -210,3 +220,91 @@ def _mistakes(error: ValidationError, known: list[str]) -> Iterator[str]:
             text = EXPECTED.get(found["type"], found["msg"].removeprefix("Input should be "))
             expected = text.format(**found.get("ctx", {}))
             yield f"{where}: expected {expected}, got {found['input']!r}"
+
+
+def warn_if_distilled(path: str, *, known: bool = False) -> None:
+    """Warn if a model is known to be distilled to a few steps, or has a name that says so. Called
+    by the function that loads a model, on behalf of who called that one."""
+    if known or FEW_STEPS.search(Path(path).name):
+        warnings.warn(
+            f"{path} looks distilled to a few steps, like FLUX.1-schnell. Users of several methods "
+            "report that such models blur and collapse under reinforcement learning: watch the "
+            "image grids, keep a KL penalty and a low learning rate, or train the model that it "
+            "was made of, such as FLUX.1-dev",
+            stacklevel=4,
+        )
+
+
+class Tuning(NamedTuple):
+    """What `pick_tuning` makes of the options."""
+
+    tune: str
+    lora: LoraOptions
+    targets: Sequence[str]  # names of the layers that get LoRA
+    layers: Sequence[str] | None
+    seed: int
+    device: torch.device
+    dtype: torch.dtype  # of frozen weights and of the arithmetic; trained weights are float32
+    runtime: Runtime = Runtime()
+
+    @property
+    def autocast(self) -> bool:
+        """Tell whether float32 master weights are computed with in another dtype."""
+        return self.tune == "full" and self.dtype != torch.float32
+
+    @property
+    def network_dtype(self) -> torch.dtype:
+        """Return the dtype that the network is loaded in: full tuning keeps all of it in
+        float32."""
+        return torch.float32 if self.tune == "full" else self.dtype
+
+
+def pick_tuning(options: PipelineOptions, targets: Sequence[str]) -> Tuning:
+    """Pick device and dtype; ``targets`` get LoRA if the options name none. Raise ConfigError for
+    a device that is not here."""
+    lora = options.lora or LoraOptions()
+    device = pick_device(options.device)
+    return Tuning(
+        tune=options.tune,
+        lora=lora,
+        targets=lora.targets or targets,
+        layers=options.layers,
+        seed=options.seed or 0,
+        device=device,
+        dtype=pick_dtype(options.dtype, device),
+        runtime=options.how,
+    )
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; ``auto`` is bfloat16 on CUDA and on CPUs that multiply in it,
+    else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    fast = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.bfloat16 if fast else torch.float32
+
+
+def tune_network(network: nn.Module, tuning: Tuning) -> None:
+    """Make trainable what was asked for in a frozen network. Raise ModelError if a target or a
+    layer is not there."""
+    if tuning.tune == "lora":
+        add_lora(network, tuning.lora, tuning.targets, seed=tuning.seed)
+    if tuning.tune == "full":
+        for module in fully_trained(network, tuning):
+            module.requires_grad_(True)
+    network.eval()
+
+
+def fully_trained(network: nn.Module, tuning: Tuning) -> list[nn.Module]:
+    """Return the modules whose own weights are trained under ``tune: full``. Raise ModelError for
+    a layer that is not there."""
+    if tuning.layers is None:
+        return [network]
+    return find_layers(network, tuning.layers, "layers")
+
+
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained by their name in the network, in module order."""
+    return {name: param for name, param in network.named_parameters() if param.requires_grad}

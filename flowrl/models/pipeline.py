@@ -14,17 +14,12 @@ from torch import Tensor, nn
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import shard, sharded
 from flowrl.core.types import Cond
-from flowrl.models.context import context_size, share_context
-from flowrl.models.graph_steps import GraphSteps
-from flowrl.models.loading import Loaded, PipelinePart, load_pipeline
+from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
 from flowrl.models.lora import first_values, without_adapters
+from flowrl.models.options import Tuning, trained_parameters, tune_network
 from flowrl.models.prompt_encoding import Encode, Texts, readers_of
-from flowrl.models.quantized import quantization
-from flowrl.models.quiet_libraries import quiet
-from flowrl.models.runtime import set_up
-from flowrl.models.sharded_loading import fill
+from flowrl.models.runtime import GraphSteps, context_size, quantization, set_up, share_context
 from flowrl.models.text_cache import TextCache
-from flowrl.models.tuning import Tuning, trained_parameters, tune_network
 
 
 def load_for_tuning(

@@ -18,8 +18,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Cond, Source
+from flowrl.models.flow_matching import PATCH, pack
 from flowrl.models.loading import PipelinePart
-from flowrl.models.options import STRICT, options_of
+from flowrl.models.options import STRICT, options_of, pick_tuning
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
 from flowrl.models.prompt_encoding import NEGATIVE, Texts
 from flowrl.models.qwen_image import (
@@ -31,8 +32,6 @@ from flowrl.models.qwen_image import (
     check_network,
 )
 from flowrl.models.references import SOURCE, stacked, to_pil
-from flowrl.models.square_tokens import PATCH, pack
-from flowrl.models.tuning import pick_tuning
 
 EDIT_PARTS = PARTS | {"processor": PipelinePart(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"))}
 LAYERS = ("use_additional_t_cond", "use_layer3d_rope", "guidance_embeds")  # of other networks

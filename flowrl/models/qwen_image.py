@@ -13,13 +13,11 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.flow_matching import check_scheduler
+from flowrl.models.flow_matching import PATCH, SquareTokenModel, check_scheduler, pack, unpack
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
 from flowrl.models.lora import JOINT_ATTENTION
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of, pick_tuning
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.square_tokens import PATCH, SquareTokenModel, pack, unpack
-from flowrl.models.tuning import pick_tuning
 
 PARTS = {
     "transformer": PipelinePart(("QwenImageTransformer2DModel",)),

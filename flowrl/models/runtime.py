@@ -1,22 +1,52 @@
 """How a network runs: the options in ``runtime`` that every adapter takes, for memory and for
-speed."""
+speed.
+
+They are: the attention back end, regional compilation and CUDA graphs, RMS norms in one pass,
+quantised weights under LoRA, and several processes that compute each sample together. The last is
+diffusers' context parallelism by Ulysses (DeepSpeed-Ulysses, 2309.14509): each process has a part
+of the tokens, and within attention all tokens of a part of the heads. Ring attention is not
+offered: in diffusers 0.42 torch's own attention, the only back end that was proven here, refuses
+it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from diffusers import SD3Transformer2DModel
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from diffusers import (
+    BitsAndBytesConfig,
+    ContextParallelConfig,
+    PipelineQuantizationConfig,
+    SD3Transformer2DModel,
+    TorchAoConfig,
+    WanTransformer3DModel,
+)
+from diffusers.models.normalization import RMSNorm
 from pydantic import BaseModel, Field, field_validator, model_validator
+from torch import Tensor
 
-from flowrl.core.errors import ModelError
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.core.installation import install
+from flowrl.core.processes import context_mesh, world
 from flowrl.models.attention import AUTO, avoid_cudnn, set_attention, unknown_back_end
-from flowrl.models.norms import KERNEL, one_pass
+from flowrl.models.loading import quiet
 
 COMPILER: Any = "inductor"  # torch's own default
 # kinds of blocks, their inputs with and without a gradient, a batch of one: SD3.5 makes 12 and more
 COMPILATIONS = 64
 GRAPH_DEVICES = ("cuda",)  # where torch records what a compiled block launches
+
+# PyTorch's own kernel; before, its RMS norm on CUDA is written out as well
+KERNEL: bool = torch.__version__ >= "2.9"  # as versions, not as texts
+
+PACKAGES = {"nf4": "bitsandbytes", "int8": "torchao"}
+NF4_DEVICES = ("cuda",)  # where diffusers loads bitsandbytes' weights
 
 
 class Runtime(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -116,3 +146,179 @@ def compile_blocks(network: Any, *, graphs: bool = False) -> None:
     # diffusers does not know which blocks of SD3 repeat.
     for block in network.transformer_blocks:
         block.compile(**how)
+
+
+class OnePassRMSNorm(RMSNorm):  # type: ignore[misc]
+    """x [..., D] -> x / sqrt(mean(x^2) + eps) * weight, in the dtype of x.
+
+    **Differs:** diffusers widens, squares, averages, scales, narrows and weighs in passes of their
+    own over x, rounds to a short dtype twice and keeps float32 copies for the backward pass.
+    PyTorch's kernel for CUDA, there from 2.9 on, reads x once, computes in float32, rounds once and
+    keeps x and a float32 number for each of its rows.
+    """
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalise the last dimension; diffusers' own way where the weight has another dtype than
+        x, whose result has that of the weight or is wider, and under an autocast that would widen
+        both."""
+        x, weight = hidden_states, self.weight
+        if weight.dtype != x.dtype or _widens(x):
+            own: Tensor = super().forward(x)
+            return own
+        # heads [B, H, L, D] cut from rows [B, L, H D]: as they lie, for the kernel copies what is
+        # not contiguous; the result lies as x does
+        if x.ndim == 4 and not x.is_contiguous():
+            return F.rms_norm(x.transpose(1, 2), weight.shape, weight, self.eps).transpose(1, 2)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+
+def one_pass(network: Any) -> None:
+    """Let the RMS norms of a diffusers network take one pass; those of `torch.nn` do so already."""
+    for module in network.modules():
+        plain = type(module) is RMSNorm and module.bias is None
+        if plain and module.weight is not None and module.weight.ndim == 1:
+            module.__class__ = OnePassRMSNorm
+
+
+def _widens(x: Tensor) -> bool:
+    """Tell whether CUDA's autocast would compute the norm in float32 and leave the result in it."""
+    return x.dtype != torch.float32 and torch.is_autocast_enabled("cuda")
+
+
+class _Ticket:
+    """Lives as long as the graph of a call that wanted a gradient; ``done`` once that passed."""
+
+    done = False
+
+
+class GraphSteps:
+    """Tell torch's CUDA graphs where a new call of the network begins.
+
+    A graph computes in memory of its own, and the same memory again in the next call. Within a call
+    the blocks read what the blocks before them computed, and the backward pass what the forward
+    pass kept; torch must be told when all of this is over. It is at a call, unless a gradient still
+    has to go back through an earlier one: the reference's velocity, say, is asked for between the
+    two passes of the trained network's.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[weakref.ref[_Ticket]] = []
+
+    def begin(self) -> None:
+        """Begin a call: what earlier calls computed may be written over, unless a gradient
+        waits."""
+        tickets = (one() for one in self._open)
+        waiting = [one for one in tickets if one is not None and not one.done]
+        self._open = [weakref.ref(one) for one in waiting]
+        if not waiting:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def watched(self, out: Tensor) -> Tensor:
+        """Return the velocity [B, *] of a call that wants a gradient; until the gradient passed it,
+        or nothing holds it any more, nothing is written over."""
+        ticket = _Ticket()
+        self._open.append(weakref.ref(ticket))
+        found: Tensor = _Watched.apply(out, ticket)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Watched(torch.autograd.Function):
+    """The identity, which notes that a gradient passed."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, ticket: _Ticket) -> Tensor:
+        """Keep the ticket as long as the graph is kept."""
+        ctx.ticket = ticket
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Pass the gradient on."""
+        ctx.ticket.done = True
+        return grads[0], None
+
+
+def quantization(
+    name: str, networks: tuple[str, ...], *, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """Return diffusers' settings that quantise the linear layers of the parts ``networks``; None
+    for ``none``.
+
+    ``nf4`` is QLoRA's 4-bit type (2305.14314) by bitsandbytes, ``int8`` rounds weights only, by
+    torchao. **Differs:** bitsandbytes' own int8 also quantises activations, by what the rows of a
+    batch have in common: a log-prob would depend on which samples are evaluated together. Raise
+    ModelError if the package is missing, or the device is not one that it works on.
+    """
+    if name == "none":
+        return None
+    # what cannot work is said before the weights are read
+    if name == "nf4" and device.type not in NF4_DEVICES:
+        raise ModelError(
+            f"runtime.quantize: 'nf4' needs a CUDA device, got {device}: diffusers loads "
+            "bitsandbytes' weights"
+            " nowhere else. 'int8' works here"
+        )
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        raise ModelError(
+            f"runtime.quantize: {name!r} needs the package {PACKAGES[name]}: {install('quant')}, "
+            "or leave it at none"
+        )
+    # the networks only: VAE and text encoders stay as they are
+    return PipelineQuantizationConfig(
+        quant_mapping={part: _nf4(dtype) if name == "nf4" else _int8() for part in networks}
+    )
+
+
+def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+
+
+def _int8() -> TorchAoConfig:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def context_size(runtime: Runtime) -> int:
+    """Return how many processes compute each sample together; 1 where this one is alone."""
+    return 1 if world().alone else runtime.context_parallel
+
+
+def share_context(network: Any, runtime: Runtime, device: torch.device) -> None:
+    """Let processes compute each sample of a network together; its weights are whole in each.
+
+    Each process' gradients are those of its tokens: their sum is the gradient. Raises ConfigError,
+    ModelError.
+    """
+    # what was proven
+    degree = context_size(runtime)
+    where = f"runtime.context_parallel={degree}"
+    if not isinstance(network, WanTransformer3DModel):
+        kind = type(network).__name__
+        raise ConfigError(f"{where}: is for Wan's videos, got a {kind}; leave it out")
+    if runtime.compile:
+        raise ConfigError(f"{where}: does not go with compile; leave one of them out")
+    heads = int(network.config.num_attention_heads)
+    if heads % degree:
+        raise ModelError(f"{where}: expected a divisor of the network's {heads} heads")
+    # diffusers' own
+    config = ContextParallelConfig(ulysses_degree=degree, mesh=context_mesh(degree, device.type))
+    try:
+        with quiet(), _a_device():
+            network.enable_parallelism(config=config)
+    except ValueError as error:  # an attention back end that cannot
+        raise ModelError(f"{where}: {error}") from error
+
+
+@contextmanager
+def _a_device() -> Iterator[None]:
+    """Let diffusers divide by the number of accelerators where there is none."""
+    count = torch.accelerator.device_count
+    if count() == 0:
+        torch.accelerator.device_count = lambda: 1
+    try:
+        yield
+    finally:
+        torch.accelerator.device_count = count

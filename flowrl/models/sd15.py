@@ -9,9 +9,8 @@ from torch import Tensor
 
 from flowrl.core.types import Cond
 from flowrl.models.lora import UNET_ATTENTION
-from flowrl.models.options import STRICT, DecodeBatch, options_of
+from flowrl.models.options import STRICT, DecodeBatch, options_of, pick_tuning
 from flowrl.models.pipeline import TunedPipeline
-from flowrl.models.tuning import pick_tuning
 from flowrl.models.unet import PARTS, UNetModel, UNetOptions, load_unet
 
 

@@ -18,9 +18,9 @@ from flowrl.models.options import (
     PipelineOptions,
     T5Tokens,
     options_of,
+    pick_tuning,
 )
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.tuning import pick_tuning
 
 PARTS = {
     "transformer": PipelinePart(("SD3Transformer2DModel",)),

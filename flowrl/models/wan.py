@@ -15,7 +15,6 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.types import Cond
 from flowrl.models.adapter import check_size, guided
-from flowrl.models.context import context_size
 from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.loading import T5_TOKENIZER, Loaded, PipelinePart
 from flowrl.models.options import (
@@ -24,10 +23,12 @@ from flowrl.models.options import (
     Guidance,
     PipelineOptions,
     T5Tokens,
+    Tuning,
     options_of,
+    pick_tuning,
 )
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.tuning import Tuning, pick_tuning
+from flowrl.models.runtime import context_size
 from flowrl.models.wan_experts import LOW, Experts, by_expert, check_experts
 
 PARTS = {

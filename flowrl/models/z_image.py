@@ -14,13 +14,17 @@ from torch.nn.functional import pad
 
 from flowrl.core.errors import ModelError
 from flowrl.core.types import Cond
-from flowrl.models.distilled import warn_if_distilled
-from flowrl.models.flow_matching import check_configs
+from flowrl.models.flow_matching import PATCH, SquareTokenModel, check_configs
 from flowrl.models.loading import QWEN_TOKENIZER, PipelinePart
-from flowrl.models.options import STRICT, Guidance, PipelineOptions, options_of
+from flowrl.models.options import (
+    STRICT,
+    Guidance,
+    PipelineOptions,
+    options_of,
+    pick_tuning,
+    warn_if_distilled,
+)
 from flowrl.models.pipeline import TunedPipeline, load_for_tuning
-from flowrl.models.square_tokens import PATCH, SquareTokenModel
-from flowrl.models.tuning import pick_tuning
 
 HEAD = 3  # tokens of the chat template before the prompt
 PARTS = {

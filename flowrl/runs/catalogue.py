@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import near
+from flowrl.core.errors import ConfigError, near
 from flowrl.core.shipped_files import CATALOGUE, config_file, list_configs, resource
 from flowrl.core.version import __version__
 

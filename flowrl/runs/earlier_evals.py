@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.load import Config
+from flowrl.config.overrides import parse_yaml
 from flowrl.config.sections import EvalConfig
-from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.runs.best import score_of

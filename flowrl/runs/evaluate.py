@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
-from flowrl.core.reward_traits import asks_people, sees_latents
 from flowrl.core.types import FlowModel, RewardBatch, Source
-from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sampled_images
-from flowrl.evaluation.reward_call import ask, rewards_of
+from flowrl.evaluation.reward_call import ask, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
+from flowrl.evaluation.velocity_drift import PROMPTS, Given, Probe, take
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_json
-from flowrl.evaluation.drift import velocity_drift
-from flowrl.evaluation.films import save_film
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
+from flowrl.evaluation.velocity_drift import velocity_drift
+from flowrl.evaluation.video_files import save_film
 from flowrl.runs.best import best_iteration
 from flowrl.runs.earlier_samples import begin_samples
 from flowrl.runs.evaluate import (

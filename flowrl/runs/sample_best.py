@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.prompts import PromptSet, check_records, prompts_if_there
-from flowrl.core.reward_traits import asks_people, sees_latents
 from flowrl.core.types import FlowModel, Reward, Source
-from flowrl.evaluation.best_of import best_rows, chooser
-from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import sampled_images, score_all
-from flowrl.evaluation.reward_call import rewards_of
+from flowrl.evaluation.held_out import best_rows, chooser, sampled_images, score_all
+from flowrl.evaluation.reward_call import frames_of, rewards_of
 from flowrl.runs.evaluate import sample_all, sampling
 from flowrl.runs.target import Target
 from flowrl.training.weights import Weights

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl.config.absent_rewards import PYTHON
+from flowrl.config.load import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
 from flowrl.runs.folder import CONFIG

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flowrl.config.differences import differences, flat
-from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
+from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
+from flowrl.core.installation import environment
 from flowrl.core.processes import world
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained

@@ -15,11 +15,9 @@ from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.best_of import chooser
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import sampled_images
-from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
+from flowrl.evaluation.held_out import chooser, sampled_images
+from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.suites import image_folder as folder
 from flowrl.runs.evaluate import guidance_of, sampling

@@ -13,13 +13,10 @@ import torch
 from flowrl.config.load import Config
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
-from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, load_prompts
-from flowrl.evaluation.best_of import best_places, chooser
-from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
-from flowrl.evaluation.statistics import summarize_scores
+from flowrl.core.prompts import PromptSet, load_prompts, overlap
+from flowrl.evaluation.held_out import best_places, check_tasks, chooser
+from flowrl.evaluation.statistics import paired_bootstrap, resampled, summarize_scores
 from flowrl.evaluation.suites import image_folder as folder
-from flowrl.evaluation.unscored import check_tasks
 
 
 def scores_of(

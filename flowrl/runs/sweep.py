@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError, RunError, near
 from flowrl.core.files import write_json, write_text
-from flowrl.core.nearest import near
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.bootstrap import paired_bootstrap
 from flowrl.evaluation.measures.mmhm import Bounds, bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
+from flowrl.evaluation.statistics import paired_bootstrap
 from flowrl.evaluation.suites.catalogue import suite_of
 from flowrl.runs.evaluate import grid_prompts
 from flowrl.runs.suite import run_suite

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError
-from flowrl.core.extras import install
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
 from flowrl.runs.folder import read_object
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.from_program import check_config, folder_of, with_rewards
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_config, folder_of, with_rewards
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.core.abilities import PromptDraw, PromptSampler, Visit
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.part import Part, PartState
-from flowrl.core.prompt_choice import PromptDraw, PromptSampler, Visit
 from flowrl.core.prompts import stream
 from flowrl.core.seeds import generator
 from flowrl.core.types import Plan

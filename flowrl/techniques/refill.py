@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from flowrl.algorithms.rollout.join import merge, of_prompt
+from flowrl.core.abilities import Visit
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part
-from flowrl.core.prompt_choice import Visit
 from flowrl.core.seeds import seed_of
 from flowrl.core.types import Plan
 from flowrl.techniques.chosen_prompts import visits

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import leaf_kinds
-from flowrl.core.merged_records import concatenated
+from flowrl.core.types import concatenated
 from flowrl.evaluation.reward_metrics import finished_distances
 from flowrl.training.batches import join
 from flowrl.training.rollout import images_worked_on, reward_batch

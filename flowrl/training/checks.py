@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
 from flowrl.config.load import Config
-from flowrl.core.abilities import ExtendsModel, discrete_levels
+from flowrl.core.abilities import ExtendsModel, discrete_levels, sees_latents, sees_sigma
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.reward_traits import sees_latents, sees_sigma
 from flowrl.core.types import FlowModel, Plan, Rollout
 from flowrl.training.method import Method
 from flowrl.training.metrics import Trained

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import states_of, trained_nodes
-from flowrl.core.deferred_checks import checked_later
 from flowrl.core.errors import RunError
-from flowrl.core.host_copies import on_host
+from flowrl.core.host_copies import checked_later, on_host
 from flowrl.core.processes import whole
 from flowrl.core.seeds import NodeStreams, generator
 from flowrl.core.types import Batch, Eval, LossInput, Rollout, SelectInput

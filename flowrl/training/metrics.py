@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.merged_records import concatenated
 from flowrl.core.processes import World
+from flowrl.core.types import concatenated
 
 Rows = dict[str, Tensor]
 Asked = tuple[tuple[Tensor, int], ...]

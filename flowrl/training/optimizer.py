@@ -12,7 +12,7 @@ from annotated_types import Interval
 from flowrl.config.calls import Call
 from flowrl.config.values import MOST
 from flowrl.core.errors import ConfigError
-from flowrl.core.extras import install
+from flowrl.core.installation import install
 
 Positive = Annotated[float, Interval(gt=0, le=MOST)]
 Share = Annotated[float, Interval(ge=0, lt=1)]

@@ -26,9 +26,18 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.processes import ALONE, World
-from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import Batch, Cond, Eval, FlowModel, LossInput, Plan, Rollout, SelectInput
+from flowrl.core.types import (
+    Batch,
+    Cond,
+    Eval,
+    FlowModel,
+    LossInput,
+    Plan,
+    RealRows,
+    Rollout,
+    SelectInput,
+)
 from flowrl.training.iteration_cost import IterationCost, cost_of_plan
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.metrics import check_names

@@ -17,11 +17,10 @@ from flowrl.algorithms.nodes import cond_of, leaf_sigmas
 from flowrl.algorithms.rollout.join import leaf_places, merge, without_leaves
 from flowrl.algorithms.rollout.own_windows import sample
 from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
-from flowrl.core.merged_records import concatenated
+from flowrl.core.abilities import judges_singly, sees_latents
 from flowrl.core.pixels import to_bytes
-from flowrl.core.reward_traits import judges_singly, sees_latents
 from flowrl.core.seeds import generator
-from flowrl.core.types import Latents, Plan, RewardBatch, Rollout
+from flowrl.core.types import Latents, Plan, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.sources import encode_rows, sources_of
 from flowrl.training.checks import check_images, check_latents
 from flowrl.training.run import Prepared, Run

@@ -16,18 +16,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flowrl.config.from_program import check_config
-from flowrl.config.load import Config
-from flowrl.core.abilities import EncodesAhead, ExtendsModel, stays
+from flowrl.config.load import Config, check_config
+from flowrl.core.abilities import EncodesAhead, ExtendsModel, Visit, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 from flowrl.core.processes import sharded, world
-from flowrl.core.prompt_choice import Visit
-from flowrl.core.prompt_overlap import overlap, undeclared
-from flowrl.core.prompts import PromptSet, batch_for, check_records, groups_of, load_prompts
+from flowrl.core.prompts import (
+    PromptSet,
+    batch_for,
+    check_records,
+    groups_of,
+    load_prompts,
+    overlap,
+    undeclared,
+)
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
+from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
 from flowrl.training.batches import NodeTable, SharedForest
@@ -83,7 +88,7 @@ class State:
     log: PhaseTimer | None = None
     # rewards and advantages of the last iteration
     histograms: dict[str, Any] = field(default_factory=dict)
-    probe: Any = None  # a `flowrl.evaluation.drift.Probe` of the base model's velocity
+    probe: Any = None  # a `flowrl.evaluation.velocity_drift.Probe` of the base model's velocity
 
     @property
     def lr_factor(self) -> float:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from flowrl.config.yaml_text import parse_yaml
+from flowrl.config.overrides import parse_yaml
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.shipped_files import resource
 from flowrl.training import checkpoint

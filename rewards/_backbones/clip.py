@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.nearest import near
+from flowrl.core.errors import ConfigError, DataError, ModelError, near
 from flowrl.core.noise_path import wide
 from flowrl.core.types import RewardBatch
 

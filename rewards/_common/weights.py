@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flowrl.core.devices import misfits
 from flowrl.core.errors import ModelError
-from flowrl.core.loaded_weights import misfits
 
 from .scorer import first_line, local
 

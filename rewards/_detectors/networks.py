@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ModelError
-from flowrl.core.prompt_lists.coco import COCO_NAMES
+from flowrl.core.prompt_lists.geneval import COCO_NAMES
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 
 from .._common.scorer import first_line
@@ -205,7 +205,7 @@ class Shapes:
         self, images: Sequence[Image.Image], wanted: Sequence[Sequence[str]], floor: float
     ) -> list[Objects]:
         """Find all readable shapes with their colours."""
-        from flowrl.evaluation.suites.geneval.shapes_objects import shapes_objects
+        from flowrl.evaluation.suites.shapes.detect import shapes_objects
 
         levels = np.stack([np.asarray(image, np.float32) for image in images]) / 255
         return shapes_objects(torch.from_numpy(levels).permute(0, 3, 1, 2))

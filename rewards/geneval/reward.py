@@ -13,10 +13,8 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.geneval.credit import credit
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
-from flowrl.evaluation.suites.geneval.result_file import result_row
-from flowrl.evaluation.suites.geneval.rules import judge, validate_record
+from flowrl.evaluation.suites.geneval.rules import credit, judge, result_row, validate_record
 from flowrl.evaluation.suites.shapes.scene import COLORS as SHAPES
 
 from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
@@ -51,7 +49,7 @@ class geneval:
     colours (ViT-L/14 of OpenAI). `threshold`, `counting_threshold`, `max_objects` and `max_overlap`
     decide which detections count; null: GenEval's own for mask2former, ours for the others.
     `below_zero` and `wrong_place_pays` are slips of Flow-GRPO's code; see
-    flowrl/evaluation/suites/geneval/credit.py.
+    flowrl/evaluation/suites/geneval/rules.py.
 
     **Differs:** Mask2Former is transformers', not mmdet's, so absolute numbers are not exactly
     comparable. OWL and Grounding DINO give boxes without masks: colours are then read off the whole

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from flowrl.core.errors import DataError, FlowRLError
+from flowrl.core.abilities import judges_singly, judges_videos
+from flowrl.core.errors import FAILURES, DataError, FlowRLError
 from flowrl.core.local_server import asked_here, is_json, json_response
-from flowrl.core.reward_traits import judges_singly, judges_videos
-from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
 from .places import Places

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import FlowRLError, RewardError, RunError
+from flowrl.core.errors import FAILURES, FlowRLError, RewardError, RunError, describe_error
 from flowrl.core.types import Reward, RewardBatch, Source
-from flowrl.core.users_code import FAILURES, describe_error
-from flowrl.evaluation.reward_answer import call_reward
-from flowrl.evaluation.reward_call import checked_scores, own_batch
+from flowrl.evaluation.reward_call import call_reward, checked_scores, own_batch
 
 Answer = dict[str, list[float | None]]
 """{name of a reward: one number per image}; None where it gave NaN."""

@@ -7,8 +7,8 @@ import contextlib
 from pathlib import Path
 
 from flowrl.config.load import Config
-from flowrl.core.abilities import LearnedReward
-from flowrl.core.errors import ConfigError
+from flowrl.core.abilities import LearnedReward, judges_videos, least_frames, sees_latents
+from flowrl.core.errors import ConfigError, as_one_message
 from flowrl.core.files import is_stdout
 from flowrl.core.local_server import (
     UVICORN,
@@ -21,11 +21,8 @@ from flowrl.core.local_server import (
     read_token,
     url,
 )
-from flowrl.core.reward_traits import judges_videos, least_frames, sees_latents
 from flowrl.core.types import Reward
-from flowrl.core.users_code import as_one_message
-from flowrl.evaluation.frame_rewards import fitting
-from flowrl.evaluation.reward_call import probe_rewards
+from flowrl.evaluation.reward_call import fitting, probe_rewards
 
 from .http import make_app
 from .read_request import RequestLimits

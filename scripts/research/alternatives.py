@@ -19,8 +19,8 @@ import torch
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.runs.evaluate import evaluate
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import fixed_digits
 from flowrl.cost.overhead import measure_overhead
 

@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from flowrl.config.axes import AXES
 from flowrl.config.calls import settable_of
 from flowrl.config.load import ORDER, REQUIRED
-from flowrl.config.mistakes import RENAMED
 from flowrl.config.schema import ABOUT, functions, section_schema
 from flowrl.config.sections import SECTIONS
 from flowrl.config.values import Schema, choices, plain, schema_of, type_words
@@ -123,9 +122,6 @@ def _config_tables(part: str, heading: str) -> str:
         keys = option_keys(record)  # type: ignore[arg-type]
         part = _fill(part, first, lambda old, keys=keys: keys)  # type: ignore[misc]
     part = _fill(part, "section", lambda old: section_keys())
-    part = _fill(
-        part, "key of 0.1", lambda old: [Key(*it, text=f"`{it[1]}`") for it in RENAMED.items()]
-    )
     if heading in SECTIONS:
         return _fill(part, "key", lambda old: plain_keys(heading))
     if heading not in AXES:

@@ -44,9 +44,9 @@ from quickfigures import undrawn  # noqa: E402
 from toykit import toy  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
-from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.errors import FlowRLError  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.installation import environment  # noqa: E402
 from flowrl.runs.train import train  # noqa: E402
 from flowrl.training import checkpoint  # noqa: E402
 

@@ -31,8 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.prompts import batch_for, load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.held_out import evaluate_prompts

@@ -32,9 +32,9 @@ from doctorfaults import FAULTS, Fault  # noqa: E402
 from doctorkit import prompts_with, sound  # noqa: E402
 
 from flowrl.config.load import load_config  # noqa: E402
-from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.errors import FlowRLError  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.installation import environment  # noqa: E402
 from flowrl.core.prompts import load_prompts  # noqa: E402
 from flowrl.core.shipped_files import list_configs  # noqa: E402
 from flowrl.doctor.examine import examine  # noqa: E402

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import generator

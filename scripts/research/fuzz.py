@@ -35,8 +35,8 @@ from fuzzfiles import PROMPTS  # noqa: E402
 from fuzzkit import Verdict, judge  # noqa: E402
 from fuzztargets import targets  # noqa: E402
 
-from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.installation import environment  # noqa: E402
 
 BAD = ("traceback", "mute", "hang", "wrong")
 CASES = {"configs": 400, "checkpoints": 200, "requests": 300, "addresses": 150, "answers": 250}

@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
 from flowrl.runs.best import score_of
 from flowrl.runs.folder import EVALS, FINDINGS, Rows, read_rows

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.credit.estimators import mean_centred
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import Tree
 from rewards._common.pairs import all_pairs, verdict, win_rates

@@ -40,9 +40,9 @@ from kill_configs import FAMILIES, config_of  # noqa: E402
 from killkit import NAMES, Outcome, Target, contents, run, warm_up  # noqa: E402
 
 from flowrl.config.load import Config  # noqa: E402
-from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.errors import CheckpointError  # noqa: E402
 from flowrl.core.files import delete, write_json  # noqa: E402
+from flowrl.core.installation import environment  # noqa: E402
 from flowrl.training import checkpoint  # noqa: E402
 
 MOST = 3  # kills of one run

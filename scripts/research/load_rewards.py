@@ -31,8 +31,8 @@ import torch
 from load_trouble import Server, Trouble, bearer
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for

@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 from flowrl.core.errors import DataError
-from flowrl.evaluation.suites.shapes.edit_checker import check_edits
-from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
+from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, check_edits, draw_edits
 from flowrl.evaluation.suites.shapes.scene import Scenes, render
 
 COUNTS = {"train": 384, "validation": 32, "test": 64}

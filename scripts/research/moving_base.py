@@ -31,8 +31,8 @@ from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
 
 from flowrl.core.files import write_text
 from flowrl.core.noise_path import interpolate
-from flowrl.evaluation.suites.moving import scene
-from flowrl.evaluation.suites.moving.scene import BACKGROUND, COLORS, DIRECTIONS, EVERY, Scene
+from flowrl.evaluation.suites import moving_shapes
+from flowrl.evaluation.suites.moving_shapes import BACKGROUND, COLORS, DIRECTIONS, EVERY, Scene
 from flowrl.models.wan import wan
 
 OUT = Path("assets/moving-wan")
@@ -60,7 +60,7 @@ def main() -> None:
         new_pipeline().save_pretrained(OUT, safe_serialization=True)
     # train through flowrl's own adapter, so that the folder is known to work with it
     model = wan(
-        str(OUT), frames=scene.FRAMES, tune="full", device="cpu", max_sequence_length=TOKENS
+        str(OUT), frames=moving_shapes.FRAMES, tune="full", device="cpu", max_sequence_length=TOKENS
     )
     losses = train(model, asked)
     model.network.save_pretrained(OUT / "transformer", safe_serialization=True)
@@ -74,7 +74,11 @@ def main() -> None:
 def write_lists() -> None:
     """Write the prompt lists."""
     LISTS.mkdir(parents=True, exist_ok=True)
-    lists = {"train": scene.TRAIN, "validation": scene.VALIDATION, "test": scene.TEST}
+    lists = {
+        "train": moving_shapes.TRAIN,
+        "validation": moving_shapes.VALIDATION,
+        "test": moving_shapes.TEST,
+    }
     for name, scenes in lists.items():
         lines = [json.dumps(one.record) + "\n" for one in scenes]
         write_text(LISTS / f"{name}.jsonl", "".join(lines))
@@ -83,7 +87,7 @@ def write_lists() -> None:
 def new_pipeline() -> WanPipeline:
     """Make the pipeline, its network and its text encoder with random weights."""
     # every word of the prompts is a token
-    words = ["a", "moves", *COLORS, *scene.CLASSES, *DIRECTIONS]
+    words = ["a", "moves", *COLORS, *moving_shapes.CLASSES, *DIRECTIONS]
     pieces = ["<pad>", "</s>", "<unk>", *(f"▁{word}" for word in words)]
     tokenizer = T5TokenizerFast(vocab=[(piece, -1.0) for piece in pieces], extra_ids=0)
     # small enough for a CPU: one layer reads the text, three make the video
@@ -203,7 +207,7 @@ def batch_of(count: int, generator: torch.Generator, *, anywhere: bool) -> tuple
     ways = list(DIRECTIONS)
     for place in torch.randint(len(EVERY), (count,), generator=generator).tolist():
         one = EVERY[place]
-        videos.append(scene.paint_video(one, generator, anywhere=anywhere))
+        videos.append(moving_shapes.paint_video(one, generator, anywhere=anywhere))
         if torch.rand((), generator=generator) < WRONG:
             way = ways[int(torch.randint(len(ways), (), generator=generator))]
             one = Scene(one.kind, one.color, way)

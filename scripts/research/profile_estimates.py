@@ -19,12 +19,11 @@ from measured import between
 
 from flowrl.cli.options import load_fitted
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
 from flowrl.cost.estimate import estimate
-from flowrl.cost.fit_card import GIB, limit_of
-from flowrl.cost.profiles import PROFILES
+from flowrl.cost.fit_card import GIB, PROFILES, limit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT, PAGE = ROOT / "assets" / "results" / "profiles.json", ROOT / "docs" / "memory.md"

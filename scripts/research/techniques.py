@@ -42,8 +42,8 @@ from technique_table import rows  # noqa: E402
 from technique_toy import toy  # noqa: E402
 
 from flowrl.config.load import Config, load_config  # noqa: E402
-from flowrl.core.environment import environment  # noqa: E402
 from flowrl.core.files import write_json  # noqa: E402
+from flowrl.core.installation import environment  # noqa: E402
 from flowrl.core.tables import text_table  # noqa: E402
 from flowrl.runs.compare.summary import holm  # noqa: E402
 from flowrl.runs.evaluate import evaluate  # noqa: E402

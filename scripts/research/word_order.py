@@ -24,9 +24,8 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.held_out import sampled_images
-from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.suites.shapes.checker import ORDER_TASKS, Order, check, word_order
 from flowrl.evaluation.suites.shapes.prompts import Record
-from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, Order, word_order
 from flowrl.runs.target import open_target
 
 

@@ -14,8 +14,7 @@ from flowrl.algorithms.losses.policy import penalty_alone
 from flowrl.algorithms.penalties import data_velocity
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
-from flowrl.core.real_rows import RealRows
-from flowrl.core.types import LossInput
+from flowrl.core.types import LossInput, RealRows
 
 
 def seen(v: Tensor, target: Tensor, sigma: Tensor) -> LossInput:

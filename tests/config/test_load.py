@@ -11,7 +11,6 @@ import yaml
 
 from flowrl.config import load
 from flowrl.config.load import Config, load_config
-from flowrl.config.mistakes import RENAMED
 from flowrl.config.sections import TrainConfig
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
@@ -158,36 +157,6 @@ def test_sections_check_their_values_when_made_in_python() -> None:
     wrong = r"2 mistakes:\n  train\.group: .* got 0 .*\n  train\.ema: .* >= 0 and < 1, got 1\.5"
     with pytest.raises(ConfigError, match=wrong):
         TrainConfig(iterations=1, prompts=1, group=0, ema=1.5)
-
-
-@pytest.mark.parametrize("key", RENAMED)
-def test_old_keys_name_the_new_one(file: Path, key: str) -> None:
-    """The whole message is one line, even where the new name is of a required argument."""
-    text = file.read_text()
-    if key == "plan.level":
-        file.write_text(text.replace("noise_scale", "level"))
-        message, where = failure(file), f"{file}: plan.level"
-    elif "." not in key:
-        file.write_text(f"{text}{key}: {{every: 2}}\n")
-        message, where = failure(file), f"{file}: {key}"
-    else:
-        message, where = failure(file, f"{key}=1"), f"override '{key}=1': {key}"
-    assert message == f"{where}: has another name since flowrl 0.2: {RENAMED[key]}"
-
-
-def test_an_old_run_folder_says_what_its_keys_are_called_now(tmp_path: Path) -> None:
-    """The config.yaml of a run on the shapes model, with the keys of 0.1 and of commits since."""
-    old = yaml.safe_load(load_config("shapes/flow_grpo").dump())
-    old["grid"] = old.pop("samples")
-    old["plan"]["level"] = old["plan"].pop("noise_scale")
-    old["loss"]["max_weight"] = old["loss"].pop("max_advantage")
-    optimizer = old.pop("optimizer")
-    old["monitors"]["pictures"] = old["monitors"].pop("images")
-    old["train"] |= {"optimizer": optimizer.pop("fn"), **optimizer}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
-    message = failure(tmp_path / "config.yaml")
-    assert message.startswith("9 mistakes:") and message.count("another name since flowrl") == 9
-    assert all(new in message for new in RENAMED.values())
 
 
 @pytest.mark.parametrize(

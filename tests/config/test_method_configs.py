@@ -13,7 +13,7 @@ from diffusers import UniPCMultistepScheduler
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.config.load import Config, load_config
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.cost.released_wan import wan_parts
+from flowrl.cost.released_models import wan_parts
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 PUBLISHED = [name for name in list_configs() if not name.startswith("shapes/")]

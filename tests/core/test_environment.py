@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.core import environment as module
-from flowrl.core.environment import environment
+from flowrl.core import installation as module
+from flowrl.core.installation import environment
 
 
 def test_environment_is_plain_and_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.extras import install
+from flowrl.core.installation import install
 from flowrl.evaluation.pair_formats import convert_pairs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 # MiB by the kernel's own count: with the blocks, and once the others are freed
 PROGRAM = """
 import os
-from flowrl.core.free_memory import free_memory
+from flowrl.core.devices import free_memory
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowrl.core.merged_records import concatenated, medians
+from flowrl.core.types import concatenated, medians
 
 
 def test_rows_stand_behind_each_other_under_their_names() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.core.other_package import other_package
+from flowrl.core.installation import other_package
 
 SCRIPT = "[console_scripts]\nflowrl = {}\n"
 

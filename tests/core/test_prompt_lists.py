@@ -15,10 +15,9 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.prompt_lists import MADE
-from flowrl.core.prompt_lists.coco import CLASSES, COCO_NAMES, COLORS, RELATIONS
+from flowrl.core.prompt_lists.geneval import CLASSES, COCO_NAMES, COLORS, RELATIONS
 from flowrl.core.prompt_lists.ocr import all_texts
-from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.core.prompts import PromptSet, load_prompts, overlap
 from rewards.ocr import ocr
 
 SIZES = {"single_object": 80, "two_object": 99, "counting": 80}

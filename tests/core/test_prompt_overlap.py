@@ -12,8 +12,7 @@ import pytest
 from toykit import toy
 
 from flowrl.config.load import load_config
-from flowrl.core.prompt_overlap import OPPOSITE, Overlap, overlap
-from flowrl.core.prompts import PromptSet, load_prompts
+from flowrl.core.prompts import OPPOSITE, Overlap, PromptSet, load_prompts, overlap
 from flowrl.doctor.before_loading import look_at_prompts
 from flowrl.runs.suite import run_suite
 from flowrl.training.run import OverlapWarning, warn_of_overlap

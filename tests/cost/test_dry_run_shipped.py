@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrl.config.load import load_config
-from flowrl.cost.missing_files import absent_files
+from flowrl.cost.dry_run import absent_files
 from flowrl.training.rehearsal import cost_of
 
 

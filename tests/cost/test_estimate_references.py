@@ -13,8 +13,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ModelError
 from flowrl.cost.architecture import source_shape
 from flowrl.cost.dry_run import prompt_lines
-from flowrl.cost.meta_run import workload_of
-from flowrl.cost.network_inputs import network_inputs
+from flowrl.cost.meta_run import network_inputs, workload_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -67,7 +66,7 @@ def test_lists_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: Any) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("flowrl.core.hub_prompts.read_hub", asked)
+    monkeypatch.setattr("flowrl.core.prompt_files.read_hub", asked)
     config = load_config("flux/awm")
     assert prompt_lines(config) == [
         f"prompts    pickscore/{name} is read from the hub when the run starts"

@@ -10,8 +10,7 @@ from toykit import toy
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.cost.dry_run import dry_run
-from flowrl.cost.missing_files import absent_files
+from flowrl.cost.dry_run import absent_files, dry_run
 
 HUB = "nobody/no-such-model"
 

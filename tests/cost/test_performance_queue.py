@@ -12,7 +12,7 @@ import torch
 from queuekit import tiny_config
 from scriptkit import script_module
 
-from flowrl.core.environment import environment
+from flowrl.core.installation import environment
 
 
 @pytest.mark.integration

@@ -12,10 +12,9 @@ from toykit import toy
 from flowrl.cli.options import load_fitted
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
-from flowrl.cost import profiles
+from flowrl.cost import fit_card
 from flowrl.cost.estimate import ENCODERS_ALONE
-from flowrl.cost.fit_card import switches
-from flowrl.cost.profiles import profile_overrides
+from flowrl.cost.fit_card import profile_overrides, switches
 
 LESS = ["model.runtime.checkpointing=true", "model.runtime.offload=true"]
 NF4 = "model.runtime.quantize=nf4"
@@ -55,7 +54,7 @@ def test_lora_on_a_network_of_more_than_half_of_the_card_is_quantised(
 
 def test_what_is_given_stands_above_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is estimated plays no part here: the estimate by hand says that all fits."""
-    monkeypatch.setattr(profiles, "estimate", fits)
+    monkeypatch.setattr(fit_card, "estimate", fits)
     given = ["model.runtime.quantize=int8", "train.micro_batch=3"]
     found = load_fitted("flux/flow_grpo_fast", given, [], "24gb")
     runtime = found.model.kwargs["runtime"]
@@ -67,7 +66,7 @@ def test_what_is_given_stands_above_the_profile(monkeypatch: pytest.MonkeyPatch)
 def test_offload_is_not_asked_for_beside_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pair is refused: neither a profile nor what is said to an estimate may lead there. The
     estimate by hand says that all fits."""
-    monkeypatch.setattr(profiles, "estimate", fits)
+    monkeypatch.setattr(fit_card, "estimate", fits)
     given = ["model.runtime.compile=true", "model.runtime.cuda_graphs=true"]
     runtime = load_fitted("flux/flow_grpo_fast", given, [], "24gb").model.kwargs["runtime"]
     assert runtime["checkpointing"] is True and "offload" not in runtime
@@ -94,7 +93,7 @@ def test_states_are_trained_one_by_one_where_that_makes_them_fit(
         size = (base + each * config.train.micro_batch) * 2**30
         return SimpleNamespace(largest=SimpleNamespace(name=phase, bytes=size, what=""))
 
-    monkeypatch.setattr(profiles, "estimate", by_hand)
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
     found = load_fitted("sd3/flow_grpo_fast", [], [], "24gb")
     assert (found.train.micro_batch, found.train.rollout_batch) == (1 if changed else 2, 2)
 
@@ -121,9 +120,9 @@ def test_text_encoders_beyond_the_card_work_on_the_cpu(
         largest = SimpleNamespace(name=name, bytes=size * 2**30, what=what)
         return SimpleNamespace(largest=largest)
 
-    monkeypatch.setattr(profiles, "estimate", by_hand)
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
     config = load_config("flux2/flow_grpo_fast", ["model.runtime={offload: true}"])
-    assert profiles.what_fits(config, "24gb") == changed
+    assert fit_card.what_fits(config, "24gb") == changed
 
 
 @pytest.mark.parametrize(
@@ -153,10 +152,10 @@ def test_less_is_trained_only_where_it_fits_so(
         size = int((kept + share * (adapters + bits * moments)) * 2**30)
         return SimpleNamespace(largest=SimpleNamespace(name="decode", bytes=size, what=""))
 
-    monkeypatch.setattr(profiles, "estimate", by_hand)
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
     given = [f"model.lora={{rank: {rank}, alpha: {2 * rank}}}"]
     config = load_config("z_image/flow_grpo_fast", given)
-    assert profiles.what_fits(config, "24gb") == changed
+    assert fit_card.what_fits(config, "24gb") == changed
     if rank == 64:
         found = load_fitted("z_image/flow_grpo_fast", [], [], "24gb")
         lora = found.model.kwargs["lora"]
@@ -188,10 +187,10 @@ def test_networks_of_rewards_rest_where_they_fit_so(
             largest=SimpleNamespace(name="decode", bytes=(kept + there) * 2**30, what="")
         )
 
-    monkeypatch.setattr(profiles, "estimate", by_hand)
+    monkeypatch.setattr(fit_card, "estimate", by_hand)
     less = "model.tune=full"
     config = load_config("sd3/flow_grpo_fast", [less])
-    assert profiles.what_fits(config, "24gb") == changed
+    assert fit_card.what_fits(config, "24gb") == changed
     whole = [less, "rewards={pickscore: {fn: pickscore, dtype: bfloat16}}"]
     reward = load_fitted("sd3/flow_grpo_fast", whole, [], "24gb").rewards["pickscore"]
     assert (reward.kwargs["dtype"], reward.offload) == ("bfloat16", bool(changed))

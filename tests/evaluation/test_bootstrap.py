@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from flowrl.core.errors import DataError
-from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
+from flowrl.evaluation.statistics import paired_bootstrap, resampled
 
 
 def scores(prompts: int, images: int, gain: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

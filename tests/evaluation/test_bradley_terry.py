@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from flowrl.evaluation.bradley_terry import Result, bradley_terry
+from flowrl.evaluation.statistics import Result, bradley_terry
 
 # American League 1987: wins of the row over the column, 13 games a pair, and the estimates with
 # Baltimore at 0 (Agresti, Categorical Data Analysis, the section on Bradley-Terry models)

@@ -8,7 +8,7 @@ import torch
 from paintkit import EVERY
 from torch import Tensor
 
-from flowrl.evaluation.suites.shapes import chunks
+from flowrl.evaluation.suites.shapes import detect as detect_module
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
@@ -28,9 +28,9 @@ def test_every_field_is_that_of_one_look(
     size: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = images()
-    monkeypatch.setattr(chunks, "CHUNK", len(some))
+    monkeypatch.setattr(detect_module, "CHUNK", len(some))
     whole = detect(some, find_flaws=True)
-    monkeypatch.setattr(chunks, "CHUNK", size)
+    monkeypatch.setattr(detect_module, "CHUNK", size)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for name, one, parts in zip(whole._fields, whole, detect(some, find_flaws=True), strict=True):
         assert one is not None and parts is not None and np.array_equal(one, parts), name

@@ -13,8 +13,7 @@ from torch import Tensor
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check, judge_detections
-from flowrl.evaluation.suites.shapes.detect import detect
-from flowrl.evaluation.suites.shapes.flaws import cornered
+from flowrl.evaluation.suites.shapes.detect import detect, has_corners
 from flowrl.evaluation.suites.shapes.scene import CLASSES, SIZE
 from rewards.shapes import shapes
 
@@ -126,4 +125,4 @@ def test_harmonics_of_a_wavy_disk() -> None:
     for eps, bad in ((0.05, True), (0.03, False)):
         inside = away < 12 * (1 + eps * np.cos(4 * angle))
         disk = inside.reshape(SIZE, FINE, SIZE, FINE).mean((1, 3), dtype=np.float32)
-        assert cornered(disk[None]).tolist() == [bad]
+        assert has_corners(disk[None]).tolist() == [bad]

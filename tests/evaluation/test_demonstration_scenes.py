@@ -9,8 +9,7 @@ import pytest
 from docskit import PAGES, ROOT
 from scriptkit import module_of
 
-from flowrl.core.prompt_overlap import scenes_of
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import load_prompts, scenes_of
 from flowrl.evaluation.crossed_errors import crossed
 
 MODULE = module_of("demonstration", "by_scene")

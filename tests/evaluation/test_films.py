@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.evaluation.films import save_film
 from flowrl.evaluation.image_grids import labelled_grid, load_strip, save_strip, some_frames
+from flowrl.evaluation.video_files import save_film
 
 GREYS = torch.linspace(0, 1, 11)
 

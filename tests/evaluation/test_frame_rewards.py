@@ -12,16 +12,15 @@ from torch import Tensor
 from toykit import toy
 
 from flowrl.config.calls import Call
-from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.reward_traits import (
+from flowrl.core.abilities import (
     asks_people,
     differentiable,
     ignores_quality,
     judges_singly,
 )
+from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.frame_rewards import PerFrame, fitting
-from flowrl.evaluation.reward_call import ask
+from flowrl.evaluation.reward_call import PerFrame, ask, fitting
 from rewards.novelty import novelty
 from rewards.votes import votes
 

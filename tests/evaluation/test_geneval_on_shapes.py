@@ -8,10 +8,9 @@ import numpy as np
 
 from flowrl.evaluation.suites.geneval.objects import DetectedObject
 from flowrl.evaluation.suites.geneval.rules import judge
-from flowrl.evaluation.suites.geneval.shapes_objects import objects_of
 from flowrl.evaluation.suites.shapes.checker import judge_detections as shapes_judge
 from flowrl.evaluation.suites.shapes.checker import shared_classes
-from flowrl.evaluation.suites.shapes.detect import detect
+from flowrl.evaluation.suites.shapes.detect import detect, objects_of
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 

@@ -13,7 +13,6 @@ import pytest
 
 from flowrl.core.errors import DataError
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.suites.geneval.credit import credit
 from flowrl.evaluation.suites.geneval.objects import (
     Box,
     DetectedObject,
@@ -22,8 +21,15 @@ from flowrl.evaluation.suites.geneval.objects import (
     iou,
     kept,
 )
-from flowrl.evaluation.suites.geneval.result_file import geneval_summary, result_row
-from flowrl.evaluation.suites.geneval.rules import ImageVerdict, judge, relations, validate_record
+from flowrl.evaluation.suites.geneval.rules import (
+    ImageVerdict,
+    credit,
+    geneval_summary,
+    judge,
+    relations,
+    result_row,
+    validate_record,
+)
 
 
 def square(x: float, y: float, side: float = 10) -> Box:

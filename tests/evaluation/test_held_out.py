@@ -17,8 +17,8 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import PromptSet
 from flowrl.core.seeds import generator
 from flowrl.core.types import Reward, RewardBatch
-from flowrl.evaluation.evaluation_table import evaluation_table
 from flowrl.evaluation.held_out import evaluate_prompts, sampled_images
+from flowrl.evaluation.scorecard import evaluation_table
 from flowrl.models.toy import LinearFlow
 
 SIZE: dict[str, int] = {"height": 16, "width": 16, "steps": 4}

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from flowrl.evaluation.drift import Given, take, velocity_drift
 from flowrl.evaluation.image_statistics import grid_energy, looks_of, saturation, sharpness
 from flowrl.evaluation.reward_metrics import prompt_entropy
+from flowrl.evaluation.velocity_drift import Given, take, velocity_drift
 from flowrl.models.toy import LinearFlow
 
 

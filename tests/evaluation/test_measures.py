@@ -21,10 +21,9 @@ from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.measures.diversity import distance, vendi
-from flowrl.evaluation.measures.inception import fid, inception, inception_score, kid
+from flowrl.evaluation.measures.inception import fid, inception, inception_score, kid, lpips
 from flowrl.evaluation.measures.mmhm import bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
-from flowrl.evaluation.measures.perceptual import lpips
 from flowrl.evaluation.suites.catalogue import SUITES
 from rewards.clip import clip
 

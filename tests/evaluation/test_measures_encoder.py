@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flowrl.core.errors import ModelError
-from flowrl.evaluation.measures.encoder import encoder
+from flowrl.evaluation.measures.diversity import encoder
 
 CPU = torch.device("cpu")
 

@@ -12,17 +12,16 @@ from torch import Tensor
 from flowrl.core.errors import DataError
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.moving import scene
-from flowrl.evaluation.suites.moving.checker import check_videos
-from flowrl.evaluation.suites.moving.scene import EVERY, Scene
+from flowrl.evaluation.suites import moving_shapes as moving
+from flowrl.evaluation.suites.moving_shapes import EVERY, Scene, check_videos
 from rewards.moving_shapes import moving_shapes
 
 ASKED = Scene("square", "red", "right")
 
 
 def every_start(one: Scene) -> Tensor:
-    rows, columns = scene.starts(one.direction, anywhere=True)
-    return torch.stack([scene.paint(one, y, x) for y in rows for x in columns])
+    rows, columns = moving.starts(one.direction, anywhere=True)
+    return torch.stack([moving.paint(one, y, x) for y in rows for x in columns])
 
 
 def test_every_scene_is_right_for_its_record_and_for_no_other() -> None:
@@ -40,15 +39,15 @@ def test_every_scene_is_right_for_its_record_and_for_no_other() -> None:
 
 def test_faults_cost_the_frames_and_moves_that_they_are_in() -> None:
     """By hand, of 5 frames and 4 moves."""
-    right = scene.paint(ASKED, 5, 1)
+    right = moving.paint(ASKED, 5, 1)
     stands = right[:1].expand(5, -1, -1, -1).clone()  # 4 moves
     backwards = right.flip(0)  # 4 moves
     gone = right.clone()
-    gone[2] = torch.tensor(scene.BACKGROUND)[:, None, None]  # a frame, and the 2 moves beside it
+    gone[2] = torch.tensor(moving.BACKGROUND)[:, None, None]  # a frame, and the 2 moves beside it
     second = right.clone()
-    second[4, :, 0:3, 0:3] = torch.tensor(scene.COLORS["blue"])[:, None, None]  # a frame
-    cross = scene.paint(ASKED._replace(kind="cross"), 5, 1)  # 5 frames
-    green = scene.paint(ASKED._replace(color="green"), 5, 1)  # 5 frames, 4 moves
+    second[4, :, 0:3, 0:3] = torch.tensor(moving.COLORS["blue"])[:, None, None]  # a frame
+    cross = moving.paint(ASKED._replace(kind="cross"), 5, 1)  # 5 frames
+    green = moving.paint(ASKED._replace(color="green"), 5, 1)  # 5 frames, 4 moves
     videos = torch.stack([right, stands, backwards, gone, second, cross, green])
     verdict = check_videos(videos, [ASKED.record] * len(videos))
     assert verdict.looks.sum(1).tolist() == [5, 5, 5, 4, 4, 0, 0]
@@ -58,7 +57,7 @@ def test_faults_cost_the_frames_and_moves_that_they_are_in() -> None:
 
 
 def test_the_reward_and_its_records() -> None:
-    videos = torch.stack([scene.paint(ASKED, 5, 1), scene.paint(ASKED, 5, 1)])
+    videos = torch.stack([moving.paint(ASKED, 5, 1), moving.paint(ASKED, 5, 1)])
     videos[1, 0, 0, 0, 0] = torch.nan
     meta = [ASKED.record] * 2
     batch = RewardBatch(videos, [ASKED.prompt] * 2, torch.zeros(2), meta, torch.zeros(2))
@@ -76,7 +75,7 @@ def test_lists_have_no_scene_in_common_and_every_word() -> None:
     for name in ("train", "validation", "test"):
         lines = Path(resource(f"assets/moving/{name}.jsonl")).read_text().splitlines()
         found.append([json.loads(line) for line in lines])
-        assert {record["direction"] for record in found[-1]} == set(scene.DIRECTIONS)
-        assert {record["color"] for record in found[-1]} == set(scene.COLORS)
+        assert {record["direction"] for record in found[-1]} == set(moving.DIRECTIONS)
+        assert {record["color"] for record in found[-1]} == set(moving.COLORS)
     assert [len(rows) for rows in found] == [20, 4, 8]
     assert len({record["prompt"] for rows in found for record in rows}) == len(EVERY)

@@ -13,8 +13,7 @@ from weightkit import Weights
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.offloaded_rewards import Resting, networks_of, resting
-from flowrl.evaluation.reward_call import ask, rewards_of
+from flowrl.evaluation.reward_call import Resting, ask, networks_of, resting, rewards_of
 from rewards._backbones.latent_judge import LatentJudge
 from rewards.latent_preference import load_transformer
 

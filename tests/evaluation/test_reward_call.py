@@ -14,7 +14,7 @@ from torch import Tensor
 from toykit import redness, toy
 
 from flowrl.config.calls import Call
-from flowrl.config.from_program import with_rewards
+from flowrl.config.load import with_rewards
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import RewardBatch

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
+from flowrl.evaluation.reward_tests.checks import difference, percentiles
 from flowrl.evaluation.reward_tests.damage import BLUR, PROBES, blur, noise, strangers
-from flowrl.evaluation.reward_tests.sees_damage import percentiles
 from flowrl.evaluation.reward_tests.selftest import broken, rendered, selftest, selftest_table
-from flowrl.evaluation.reward_tests.under_test import difference
 from flowrl.evaluation.suites.shapes.checker import check
 from rewards.shapes import shapes
 

@@ -13,7 +13,7 @@ from flowrl.config.load import load_config
 from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import resource
 from flowrl.evaluation.sources import sources_of
-from flowrl.evaluation.suites.shapes.edit_checker import check_edits
+from flowrl.evaluation.suites.shapes.edits import check_edits
 from flowrl.models.flux_kontext import FluxKontext
 from flowrl.training.rehearsal import check_plan
 

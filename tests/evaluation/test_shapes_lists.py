@@ -16,12 +16,11 @@ from scriptkit import script_module
 from flowrl.config.load import load_config
 from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.shapes.checker import check, judge_detections, validate
+from flowrl.evaluation.suites.shapes.checker import check, judge_detections, validate, word_order
 from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.lists import scene_key
 from flowrl.evaluation.suites.shapes.prompts import all_records, entry, make_record, scenes_for
 from flowrl.evaluation.suites.shapes.scene import CLASSES, Scenes, render
-from flowrl.evaluation.suites.shapes.word_order import word_order
 from rewards.shapes import shapes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.hub_prompts import PUBLISHED
+from flowrl.core.prompt_files import PUBLISHED
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.suites.catalogue import SUITES, headline_of, overrides_of
 

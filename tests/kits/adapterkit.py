@@ -25,6 +25,7 @@ from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.transitions import cps
 from flowrl.core.types import Rollout
+from flowrl.models.flow_matching import pack, unpack
 from flowrl.models.flux import flux
 from flowrl.models.flux2 import flux2
 from flowrl.models.flux2_klein import flux2_klein
@@ -32,7 +33,6 @@ from flowrl.models.qwen_image import qwen_image
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.sdxl import sdxl
-from flowrl.models.square_tokens import pack, unpack
 from flowrl.models.wan import first_order, wan
 from flowrl.models.z_image import z_image
 

@@ -17,7 +17,7 @@ from flowrl.algorithms.transitions import cps
 from flowrl.core.abilities import stays
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.models import runtime
-from flowrl.models.graph_steps import GraphSteps
+from flowrl.models.runtime import GraphSteps
 from flowrl.training.weights import Weights
 
 LORA = {"rank": 2, "targets": ["attn.to_q"]}  # few, as each takes time to trace

@@ -16,8 +16,8 @@ from sigmakit import dynamic_grid
 from tiny import tiny_flux
 
 from flowrl.core.errors import ConfigError
+from flowrl.models.flow_matching import pack, unpack
 from flowrl.models.flux import flux, image_ids
-from flowrl.models.square_tokens import pack, unpack
 
 
 def test_packing_is_the_pipelines() -> None:

@@ -18,9 +18,9 @@ from flowrl.algorithms.rollout.engine import rollout, sample_ode
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import DataError, ModelError
 from flowrl.core.types import Source
+from flowrl.models.flow_matching import pack
 from flowrl.models.flux import flux
 from flowrl.models.flux_kontext import flux_kontext
-from flowrl.models.square_tokens import pack
 
 CLASS = edit("model_index.json", _class_name="FluxKontextPipeline")
 

@@ -15,8 +15,7 @@ from diffusers.models.normalization import RMSNorm
 from torch import Tensor, nn
 
 from flowrl.models import runtime as runtime_module
-from flowrl.models.norms import OnePassRMSNorm, one_pass
-from flowrl.models.runtime import Runtime, set_up
+from flowrl.models.runtime import OnePassRMSNorm, Runtime, one_pass, set_up
 
 DIM, EPS = 64, 1e-6
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

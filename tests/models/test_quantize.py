@@ -26,7 +26,7 @@ from flowrl.core.errors import ModelError
 from flowrl.cost.fit_card import change
 from flowrl.cost.random_model import random_model
 from flowrl.cost.throughput import measure_throughput
-from flowrl.models import quantized
+from flowrl.models import runtime as runtime_module
 
 IMAGES = ("sdxl", "qwen_image", "z_image", "flux2", "flux2_klein")
 OTHERS = (*IMAGES, "wan", "kontext", "experts", "i2v", "ti2v", "qwen_edit_plus")
@@ -78,7 +78,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Linear4bit, "__init__", unpacked)
     monkeypatch.setattr(Quantizer, "validate_environment", lambda *_args, **_options: None)
     monkeypatch.setattr(Quantizer, "update_device_map", lambda *_: {"": "cpu"})
-    monkeypatch.setattr(quantized, "NF4_DEVICES", ("cpu",))
+    monkeypatch.setattr(runtime_module, "NF4_DEVICES", ("cpu",))
 
 
 @pytest.mark.usefixtures("on_the_cpu")
@@ -156,7 +156,7 @@ def test_what_cannot_be_says_what_is_missing(
 ) -> None:
     with pytest.raises(ModelError, match="'nf4' needs a CUDA device, got cpu: .*'int8' works here"):
         folders.load("sd15", runtime={"quantize": "nf4"})
-    monkeypatch.setattr("flowrl.models.quantized.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("flowrl.models.runtime.importlib.util.find_spec", lambda _: None)
     message = r"'int8' needs the package torchao: pip install -e \"\.\[quant\]\" in a checkout"
     with pytest.raises(ModelError, match=message):
         folders.load("sd15", runtime={"quantize": "int8"})

@@ -24,11 +24,11 @@ from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import Source
 from flowrl.cost.meta_run import _inputs, workload_of
+from flowrl.models.flow_matching import pack
 from flowrl.models.flux2 import Flux2, flux2
 from flowrl.models.flux2_klein import Flux2Klein, flux2_klein
 from flowrl.models.qwen_edit import QwenEdit, qwen_edit
 from flowrl.models.qwen_edit_plus import qwen_edit_plus
-from flowrl.models.square_tokens import pack
 
 SMALL = {"source_pixels": 64 * 64, "max_sequence_length": 400}
 SEEN = 96 * 96

@@ -14,7 +14,7 @@ from tinylm import tiny_qwen_image
 from tinywan import tiny_wan
 
 from flowrl.core.errors import ModelError
-from flowrl.models.sharded_loading import fill, hollow_network
+from flowrl.models.loading import fill, hollow_network
 
 CPU = torch.device("cpu")
 

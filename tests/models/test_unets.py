@@ -22,7 +22,7 @@ from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import vp_from_flow
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.evaluation.drift import Given, take
+from flowrl.evaluation.velocity_drift import Given, take
 
 
 def test_a_sigma_between_timesteps_is_refused(folders: Folders) -> None:

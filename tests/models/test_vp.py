@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.algorithms.transitions import euler
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.core.noise_path import flow_from_vp
-from flowrl.models.vp import Schedule, ddim_scheduler
+from flowrl.models.unet import Schedule, ddim_scheduler
 
 CPU = torch.device("cpu")
 

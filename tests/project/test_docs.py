@@ -36,7 +36,7 @@ from flowrl.config.load import load_config
 from flowrl.config.sections import SECTIONS
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs
-from flowrl.evaluation.suites.shapes import checker, detect, flaws
+from flowrl.evaluation.suites.shapes import checker, detect
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import TASKS, all_records
 
@@ -242,5 +242,5 @@ def test_counts_of_prompts() -> None:
 def test_constants_of_the_checker() -> None:
     for row in rows(PAGES["docs/shapes.md"], "constant"):
         (name,), (value,) = spans(row[0]), spans(row[1])
-        (found,) = {vars(m)[name] for m in (detect, checker, flaws) if name in vars(m)}
+        (found,) = {vars(m)[name] for m in (detect, checker) if name in vars(m)}
         assert yaml.safe_load(value) == found, name

@@ -37,17 +37,16 @@ REWARDS = {
     "t2i_compbench": "flowrl.evaluation.suites.geneval",
     "_detectors": "flowrl.evaluation.suites",
     "shapes": "flowrl.evaluation.suites.shapes",
-    "moving_shapes": "flowrl.evaluation.suites.moving",
+    "moving_shapes": "flowrl.evaluation.suites.moving_shapes",
     "shapes_edit": "flowrl.evaluation.suites.shapes",
     "soft_shapes": "flowrl.evaluation.suites.shapes",
-    "remote": "flowrl.config flowrl.evaluation.reward_answer flowrl.evaluation.reward_call "
-    "flowrl.evaluation.frame_rewards",
+    "remote": "flowrl.config flowrl.evaluation.reward_call",
 }
 """File or folder of rewards/ -> what it may import of flowrl besides flowrl.core."""
 
 TORCH_ONLY = ("flowrl.algorithms", "flowrl.core.types", "flowrl.core.noise_path")
 LIGHT = {"torch", "numpy", "PIL"}  # what a reward may import before it is made
-BY_NAME = {"flowrl", "flowrl.config.functions", "flowrl.core.shipped_rewards", "rewards.win_rate"}
+BY_NAME = {"flowrl", "flowrl.config.functions", "flowrl.core.shipped_files", "rewards.win_rate"}
 """Who imports by name; the last one's judge is a reward."""
 
 

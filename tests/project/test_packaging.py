@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config.yaml_text import parse_yaml
-from flowrl.core.other_package import COMMAND, DISTRIBUTION
+from flowrl.config.overrides import parse_yaml
+from flowrl.core.installation import COMMAND, DISTRIBUTION
 from flowrl.core.shipped_files import list_configs
 
 pytestmark = pytest.mark.integration

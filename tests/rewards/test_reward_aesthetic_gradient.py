@@ -15,8 +15,8 @@ from torchvision.transforms import functional as vision
 from weightkit import Weights
 
 from flowrl.config.load import load_config
+from flowrl.core.abilities import differentiable
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.reward_traits import differentiable
 from flowrl.training.trainer import Trainer
 from rewards._common.pixels import shortest_tensors
 from rewards.aesthetic import aesthetic, collapse

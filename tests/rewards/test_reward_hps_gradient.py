@@ -10,8 +10,8 @@ import torch
 from clipkit import PROMPTS, batch_of, check_no_waits, check_slope, random_images
 from weightkit import Weights
 
+from flowrl.core.abilities import differentiable
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.reward_traits import differentiable
 from rewards._common.words import with_words
 from rewards.hpsv2 import hpsv2
 

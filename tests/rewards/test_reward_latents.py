@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from toykit import axes, toy
 
+from flowrl.core.abilities import sees_sigma
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.noise_path import x0_from
-from flowrl.core.reward_traits import sees_sigma
 from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.rollout import collect

@@ -17,7 +17,7 @@ from transformers import VJEPA2Config, VJEPA2Model, VJEPA2VideoProcessor
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.frame_rewards import fitting
+from flowrl.evaluation.reward_call import fitting
 from rewards.pfc import pfc, worst_first
 
 

@@ -12,11 +12,11 @@ from serving import Process, batch_of, data_of, fast, hosted, random_images
 from torch import Tensor
 from toykit import redness, toy
 
+from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.pixels import round_8bit
-from flowrl.core.reward_traits import judges_videos
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.suites.moving.scene import TRAIN, paint_video
+from flowrl.evaluation.suites.moving_shapes import TRAIN, paint_video
 from rewards.moving_shapes import moving_shapes
 from rewards.remote.messages import chunks_of
 from rewards.remote.read_request import RequestLimits, RequestRefused, parse

@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.checker import check
-from flowrl.evaluation.suites.shapes.harder import HARD_TASKS, hard_records
+from flowrl.evaluation.suites.shapes.lists import HARD_TASKS, hard_records
 from flowrl.evaluation.suites.shapes.nearest_right import nearest_right
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render

@@ -11,7 +11,7 @@ import pytest
 import torch
 from toykit import toy
 
-from flowrl.config.from_program import with_rewards
+from flowrl.config.load import with_rewards
 from flowrl.core.errors import CheckpointError, RunError
 from flowrl.runs.save_on_error import Checkpoints
 from flowrl.training import checks

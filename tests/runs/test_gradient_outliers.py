@@ -13,7 +13,7 @@ from torch import Tensor
 from toykit import toy
 from trainkit import KL, unchanged, weights_of
 
-from flowrl.config.monitors import GradientsMonitor
+from flowrl.config.sections import GradientsMonitor
 from flowrl.core.types import RewardBatch
 from flowrl.training.run import informative, is_usual
 from flowrl.training.trainer import Trainer

@@ -17,8 +17,7 @@ import pytest
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.from_program import with_rewards
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import Config, load_config, with_rewards
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS

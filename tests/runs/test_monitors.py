@@ -15,7 +15,7 @@ from runkit import config_for, rows
 from toykit import toy
 
 from flowrl.config.load import Config
-from flowrl.config.monitors import (
+from flowrl.config.sections import (
     AdaptiveKl,
     GradientsMonitor,
     HackingMonitor,

@@ -22,7 +22,7 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.shipped_files import resource
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation import held_out
-from flowrl.evaluation.bootstrap import paired_bootstrap
+from flowrl.evaluation.statistics import paired_bootstrap
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.suite import run_suite

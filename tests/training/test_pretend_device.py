@@ -16,8 +16,7 @@ from torch import Tensor
 from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
 
-from flowrl.core.deferred_checks import checked_later, refuse_if
-from flowrl.core.host_copies import on_host, repeated
+from flowrl.core.host_copies import checked_later, on_host, refuse_if, repeated
 from flowrl.cost.sync_check import check_sync
 from flowrl.runs.evaluate import evaluate
 from flowrl.training import learn

@@ -22,8 +22,8 @@ from flowrl.algorithms.prompt_samplers.curriculum import (
 )
 from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import CheckpointError, ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 from flowrl.training.advantages import give_credit
 from flowrl.training.batches import SharedForest
 from flowrl.training.rollout import collect

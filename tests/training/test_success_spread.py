@@ -10,8 +10,8 @@ import torch
 
 from flowrl.algorithms.credit.single_stream import single_stream
 from flowrl.algorithms.prompt_samplers.curriculum import success_spread
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 from flowrl.core.types import Tree
 
 FOUR = ["a", "b", "c", "d"]

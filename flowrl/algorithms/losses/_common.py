@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import refuse_if
 from flowrl.core.types import LossInput
 
 

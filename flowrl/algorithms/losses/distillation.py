@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.teacher_runs import Named
 from flowrl.core.types import Eval, LossInput

@@ -19,8 +19,8 @@ from flowrl.algorithms.losses._common import (
     ratio_metrics,
     surrogate,
 )
-from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from flowrl.algorithms.losses._common import numbered
-from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.errors import ConfigError
+from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs
 from flowrl.core.types import LossInput
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.prompt_memory import PromptMemory
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
 class PromptTable(PromptMemory):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from flowrl.algorithms.prompt_samplers._table import PromptTable
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
 class difficulty_bandit(PromptTable):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowrl.algorithms.prompt_samplers._table import PromptTable
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
 class knapsack(PromptTable):

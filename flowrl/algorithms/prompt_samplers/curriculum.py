@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flowrl.algorithms.credit.single_stream import first_beliefs
 from flowrl.algorithms.prompt_samplers._table import PromptTable, check_share, drawn_by
+from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
-from flowrl.core.prompt_choice import PromptDraw, Visit
 
 
 class _weighted(PromptTable):

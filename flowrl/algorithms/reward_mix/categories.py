@@ -11,8 +11,7 @@ from torch import Tensor
 
 from flowrl.algorithms.reward_mix._known import check_known
 from flowrl.algorithms.reward_mix.aggregate import counting
-from flowrl.core.errors import ConfigError
-from flowrl.core.nearest import near
+from flowrl.core.errors import ConfigError, near
 from flowrl.core.types import Credit, Mixed, Scores
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import ConfigError
-from flowrl.core.merged_records import concatenated
-from flowrl.core.types import Rollout, Tree
+from flowrl.core.types import Rollout, Tree, concatenated
 
 MOST_PROMPTS = 2**32  # an id of a prompt is below
 

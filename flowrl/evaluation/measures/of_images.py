@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from flowrl.core.devices import pick_device
-from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, DataError, unknown
 from flowrl.evaluation.image_files import ImageFile, find_images, read_image
-from flowrl.evaluation.measures.diversity import distance, vendi
-from flowrl.evaluation.measures.encoder import encoder
+from flowrl.evaluation.measures.diversity import distance, encoder, vendi
 from flowrl.evaluation.measures.inception import (
     InceptionOutputs,
     fid,
     inception,
     inception_score,
     kid,
+    lpips,
     metrics_there,
 )
-from flowrl.evaluation.measures.perceptual import lpips
 from flowrl.evaluation.statistics import summarize_scores
 
 MEASURES = {

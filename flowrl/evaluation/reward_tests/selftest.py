@@ -14,9 +14,17 @@ from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.tables import text_table
 from flowrl.core.types import Reward
-from flowrl.evaluation.reward_tests.judges_singly import invariances, nan_images
-from flowrl.evaluation.reward_tests.sees_damage import answers, damages, probes, try_wrong_prompts
-from flowrl.evaluation.reward_tests.under_test import CheckResult, RewardUnderTest, damaged
+from flowrl.evaluation.reward_tests.checks import (
+    CheckResult,
+    RewardUnderTest,
+    answers,
+    damaged,
+    damages,
+    invariances,
+    nan_images,
+    probes,
+    try_wrong_prompts,
+)
 from flowrl.evaluation.score_images import PromptedImage, RewardScores, score_images
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import scenes_for

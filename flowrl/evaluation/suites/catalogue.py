@@ -6,9 +6,8 @@ import json
 from typing import Any, NamedTuple
 
 from flowrl.core.benchmark_files import format_of
-from flowrl.core.errors import ConfigError
-from flowrl.core.hub_prompts import PUBLISHED
-from flowrl.core.nearest import unknown
+from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.prompt_files import PUBLISHED
 
 Calls = dict[str, dict[str, Any]]  # of rewards, as a config has them
 

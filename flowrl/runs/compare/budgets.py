@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.monitors import GradientsMonitor
-from flowrl.core.environment import environment
+from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import write_json, write_text
+from flowrl.core.installation import environment
 from flowrl.runs.compare import file_shapes
 from flowrl.runs.compare.stored_files import stored
 from flowrl.runs.compare.work_prices import Prices

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.config.values import show
+from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
-from flowrl.core.free_memory import free_memory
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,

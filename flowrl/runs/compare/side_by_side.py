@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from flowrl.config.load import load_config
+from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RunError
-from flowrl.core.free_memory import free_memory
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
 from flowrl.runs.compare.run_process import DEVICES, Asked, RunProcess
 from flowrl.runs.locks import lock

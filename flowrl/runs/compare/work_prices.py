@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
 from flowrl.core.files import write_json
-from flowrl.core.merged_records import medians
+from flowrl.core.types import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
 from flowrl.runs.compare.file_shapes import PRICES
 from flowrl.runs.compare.stored_files import stored

@@ -13,9 +13,9 @@ import yaml
 
 from flowrl.config.calls import Call
 from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
 from flowrl.core.errors import FlowRLError
 from flowrl.core.files import write_text
+from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import fixed_digits
 from flowrl.models.loading import locate

@@ -15,7 +15,7 @@ from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import replacing
-from flowrl.models.tuning import pick_dtype
+from flowrl.models.options import pick_dtype
 from flowrl.runs.best import Which
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.monitors import AdaptiveKl
+from flowrl.config.sections import AdaptiveKl
 from flowrl.core.errors import CheckpointError
 from flowrl.runs.best import Row, score_of
 from flowrl.runs.monitors.findings import Alarm, MonitorFinding

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from flowrl.config.monitors import DriftMonitor, HackingMonitor, PlateauMonitor
+from flowrl.config.sections import DriftMonitor, HackingMonitor, PlateauMonitor
 from flowrl.runs.best import Row, best_first, score_of
 from flowrl.runs.monitors.findings import Alarm
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from flowrl.config.monitors import (
+from flowrl.config.sections import (
     DiversityMonitor,
     GradientsMonitor,
     ImagesMonitor,

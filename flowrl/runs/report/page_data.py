@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.config.differences import differences, flat
+from flowrl.config.load import differences, flat
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_text
 from flowrl.runs.folder import (

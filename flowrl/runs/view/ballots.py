@@ -28,7 +28,7 @@ from flowrl.core.votes import (
     pair_of,
     read_votes,
 )
-from flowrl.evaluation.bradley_terry import Strength, bradley_terry
+from flowrl.evaluation.statistics import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
 from flowrl.runs.report.sample_images import sample_keys, source_tiles, strip_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.monitors import GradientsMonitor
+from flowrl.config.sections import GradientsMonitor
 from flowrl.core.part import Part
 from flowrl.training.run import Run
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from flowrl.algorithms.plans.solvers import ode
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.frontier import noise_std
+from flowrl.core.abilities import sees_latents
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part
 from flowrl.core.pixels import from_bytes
-from flowrl.core.reward_traits import sees_latents
 from flowrl.core.seeds import generator
 from flowrl.core.types import Plan
 from flowrl.evaluation.reward_metrics import total_reward

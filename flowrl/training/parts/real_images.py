@@ -22,9 +22,8 @@ from flowrl.core.noise_path import interpolate, wide
 from flowrl.core.part import Part
 from flowrl.core.pixels import from_bytes
 from flowrl.core.prompts import PromptSet
-from flowrl.core.real_rows import RealRows
 from flowrl.core.seeds import NodeStreams, generator
-from flowrl.core.types import LossInput, Plan, Rollout
+from flowrl.core.types import LossInput, Plan, RealRows, Rollout
 from flowrl.evaluation.preference_pairs import read_fitted
 from flowrl.evaluation.sources import check_images, place_of
 from flowrl.training.guidance import is_guided, teacher_guidance

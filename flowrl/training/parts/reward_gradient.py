@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
-from flowrl.core.errors import ConfigError, FlowRLError, RewardError
+from flowrl.core.abilities import differentiable
+from flowrl.core.errors import FAILURES, ConfigError, FlowRLError, RewardError, describe_error
 from flowrl.core.host_copies import on_host
 from flowrl.core.part import Part
-from flowrl.core.reward_traits import differentiable
 from flowrl.core.types import LossInput, RewardBatch
-from flowrl.core.users_code import FAILURES, describe_error
-from flowrl.evaluation.reward_answer import call_reward, hint
-from flowrl.evaluation.reward_call import own_batch
+from flowrl.evaluation.reward_call import call_reward, hint, own_batch
 from flowrl.training.learn import CallRows
 from flowrl.training.rollout import prompted
 from flowrl.training.run import Prepared, Run

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import CheckpointError, ConfigError
-from flowrl.core.nearest import near
+from flowrl.core.errors import CheckpointError, ConfigError, near
 from flowrl.core.part import Part
 from flowrl.core.processes import sharded
 from flowrl.core.teacher_runs import TeacherRun

@@ -21,8 +21,8 @@ import torch
 from demonstration_measure import Bench, Setting, by_task, crossed_shares, images_of
 
 from flowrl.cli.options import quiet_libraries
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import MAX_CLUTTER, judge_detections

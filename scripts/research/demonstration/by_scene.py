@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.files import write_json
-from flowrl.core.prompt_overlap import scenes_of
-from flowrl.core.prompts import load_prompts
+from flowrl.core.prompts import load_prompts, scenes_of
 from flowrl.evaluation.crossed_errors import crossed
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -31,9 +31,9 @@ from demonstration_measure import BEST_OF, Bench, Setting, entry, rates
 from variety import kept
 
 from flowrl.cli.options import quiet_libraries
-from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.compare.outcomes import packed

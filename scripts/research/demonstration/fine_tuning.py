@@ -40,8 +40,8 @@ from torch import Tensor
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.cli.options import quiet_libraries
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.noise_path import interpolate
 from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import load_prompts

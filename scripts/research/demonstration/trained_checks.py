@@ -30,9 +30,9 @@ from base_checks import BASE, LISTS, kept_looks, row_of, settings
 from demonstration_measure import Bench, rates
 
 from flowrl.cli.options import quiet_libraries
-from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object

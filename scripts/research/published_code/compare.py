@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from catalogue import CASES
 
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
 
 ROOT = Path(__file__).resolve().parents[3]

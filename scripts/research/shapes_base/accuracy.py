@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from transformer import velocity_and_middle
 from transformers import CLIPTokenizer
 
-from flowrl.evaluation.suites.shapes.checker import check
+from flowrl.evaluation.suites.shapes.checker import ORDER_TASKS, check, word_order
 from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records
-from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 
 STACK = 128
 """Images that are made together."""

@@ -28,8 +28,8 @@ from transformers import (
 )
 
 from flowrl.evaluation.suites.shapes.edits import edit_words
+from flowrl.models.flow_matching import pack
 from flowrl.models.flux import image_ids
-from flowrl.models.square_tokens import pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from common import TOKENS as CLIP_TOKENS  # noqa: E402

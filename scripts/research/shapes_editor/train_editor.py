@@ -26,10 +26,9 @@ from torch import Tensor
 from flowrl.core.noise_path import interpolate
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.sources import sources_of
-from flowrl.evaluation.suites.shapes.edit_checker import check_edits
-from flowrl.evaluation.suites.shapes.edits import KINDS, draw_edits
+from flowrl.evaluation.suites.shapes.edits import KINDS, check_edits, draw_edits
 from flowrl.evaluation.suites.shapes.scene import SIZE, render
-from flowrl.models.square_tokens import unpack
+from flowrl.models.flow_matching import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from averaged import Averaged  # noqa: E402

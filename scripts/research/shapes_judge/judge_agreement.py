@@ -22,8 +22,8 @@ import torch
 from judge_network import WEIGHTS, Judge, is_right, load_judge, things_on
 
 from flowrl.cli.options import quiet_libraries
-from flowrl.core.environment import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
 from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel

@@ -28,7 +28,7 @@ from unet_network import BASE, Text, Unet, sample, schedule, write
 
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import TASKS
-from flowrl.models.quiet_libraries import quiet, without_bars
+from flowrl.models.loading import quiet, without_bars
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from accuracy import validation_records  # noqa: E402

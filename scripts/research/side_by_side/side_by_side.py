@@ -41,9 +41,9 @@ from beside import MODELS, SD3_WORK, TRAINERS
 from trainers import Start, Work
 from watch import PHASES
 
-from flowrl.core.environment import environment
 from flowrl.core.errors import FlowRLError, RunError
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import text_table
 
 HERE = Path(__file__).resolve().parent

@@ -1,14 +1,19 @@
-"""GenEval's verdict on what was found on an image (Ghosh et al. 2023, djghosh13/geneval,
-evaluate_images.py), every branch of it."""
+"""GenEval's verdict on what was found on an image, every branch of it (Ghosh et al. 2023,
+djghosh13/geneval, evaluate_images.py), its result lines, and their summary.
+
+`credit` is Flow-GRPO's partial credit for the same records, which is what policies are trained on
+(2505.05470; yifan123/reward-server, gen_eval.py).
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import DataError
-from flowrl.core.prompt_lists.coco import COLORS, RELATIONS
+from flowrl.core.prompt_lists.geneval import COLORS, RELATIONS
 from flowrl.evaluation.suites.geneval.objects import Box, Colors, DetectedObject, Objects
 
 POSITION_THRESHOLD = 0.1
@@ -169,3 +174,115 @@ def _validate_entry(
             f"{where}: `position`: expected [one of {list(RELATIONS)}, place of an earlier entry], "
             f"got {position!r}"
         )
+
+
+class Credit(NamedTuple):
+    """What an image earns: a mean of credits, and whether everything is exactly as asked for."""
+
+    score: float  # 1 where all is right; in [0, 1], or below with `below_zero`
+    exact: bool  # counts are equal, not only reached; `exclude` is not looked at
+
+
+def credit(
+    objects: Objects,
+    record: Mapping[str, Any],
+    colors: Colors,
+    *,
+    below_zero: bool = False,
+    wrong_place_pays: bool = False,
+) -> Credit:
+    """Average the credits of a record's `include` entries.
+
+    An entry earns 1 - |n - found| / n for its count, with all objects of the class. Only where the
+    count is right its colour earns 1 - |n - of that colour| / n, and only where all have the colour
+    its position earns 1 or 0; where the count is wrong, colour and position together earn one 0.
+
+    **Differs:** the code has two slips, here options that are off. `below_zero`: a count credit
+    goes below 0 when there are more than twice as many objects as asked for. `wrong_place_pays`: a
+    wrong relation earns a 0 and a 1.
+    """
+    credits: list[float] = []
+    groups: list[list[DetectedObject] | None] = []
+    for entry in record.get("include", []):
+        mine = objects.get(entry["class"], [])
+        earned, right = _earned(entry, mine, groups, colors, wrong_place_pays)
+        credits += earned if below_zero else [max(0.0, value) for value in earned]
+        groups.append(mine if right else None)
+    exact = all(group is not None for group in groups)
+    return Credit(sum(credits) / len(credits) if credits else 0.0, exact)
+
+
+def _earned(
+    entry: Mapping[str, Any],
+    mine: list[DetectedObject],
+    groups: list[list[DetectedObject] | None],
+    colors: Colors,
+    wrong_place_pays: bool,
+) -> tuple[list[float], bool]:
+    """Return the credits of one entry, and whether all of it is right."""
+    # the count
+    count = entry["count"]
+    earned = [1 - abs(count - len(mine)) / count]
+    if len(mine) != count:
+        return earned + [0.0] * ("color" in entry or "position" in entry), False
+    # then the colour
+    if "color" in entry:
+        number = colors(entry["class"], mine).count(entry["color"])
+        earned.append(1 - abs(count - number) / count)
+        if number != count:
+            return earned, False
+    # then the position
+    if "position" in entry:
+        if position_problem(entry, mine, groups):
+            lost = groups[entry["position"][1]] is None
+            return earned + ([0.0, 1.0] if wrong_place_pays and not lost else [0.0]), False
+        earned.append(1.0)
+    return earned, True
+
+
+def result_row(
+    filename: str, record: Mapping[str, Any], objects: Objects, verdict: ImageVerdict
+) -> dict[str, Any]:
+    """Return one image's line: `metadata` and `details` are JSON inside of JSON, as GenEval writes
+    them; details: class -> list of [left, top, right, bottom, confidence]."""
+    details = {
+        name: [[*map(float, found.box), float(found.score)] for found in mine]
+        for name, mine in objects.items()
+    }
+    return {
+        "filename": filename,
+        "tag": record.get("tag", "all"),
+        "prompt": record["prompt"],
+        "correct": verdict.correct,
+        "reason": verdict.reason,
+        "metadata": json.dumps(record),
+        "details": json.dumps(details),
+    }
+
+
+def geneval_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarize result lines as GenEval's summary_scores.py: {"overall", "tasks", "images",
+    "prompts", "correct_images", "correct_prompts"}.
+
+    Overall is the mean of the tasks' means; then the shares of correct images, and of prompts with
+    any correct image.
+    """
+    tasks: dict[str, list[bool]] = {}
+    prompts: dict[str, list[bool]] = {}
+    for row in rows:
+        tasks.setdefault(row["tag"], []).append(bool(row["correct"]))
+        prompts.setdefault(row["metadata"], []).append(bool(row["correct"]))
+    means = {tag: _mean(right) for tag, right in tasks.items()}
+    return {
+        "overall": _mean(means.values()),
+        "tasks": means,
+        "images": len(rows),
+        "prompts": len(prompts),
+        "correct_images": _mean(bool(row["correct"]) for row in rows),
+        "correct_prompts": _mean(any(right) for right in prompts.values()),
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    every = list(values)
+    return sum(every) / len(every) if every else 0.0

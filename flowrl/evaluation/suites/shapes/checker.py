@@ -8,7 +8,7 @@ there with its count, colour and relation, and no `exclude` entry may be reached
 shape or colour, a shape cut by the edge, clutter, or a background that is not plain light grey
 fails the strict verdict: a policy trained on the verdict would otherwise hide mistakes in what the
 checker cannot read. So do flaws that neither templates nor mean colours see: corners on a circle,
-paint on a shape, specks, and traces on the background (`flowrl.evaluation.suites.shapes.flaws`).
+paint on a shape, specks, and traces on the background (`flowrl.evaluation.suites.shapes.detect`).
 And where two entries name one class, each means the objects of its own colour; in GenEval both look
 at the most confident ones, and cannot both be right."""
 
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from flowrl.core.errors import DataError
-from flowrl.evaluation.suites.shapes.detect import Detections, detect
-from flowrl.evaluation.suites.shapes.flaws import MAX_SPECKS
+from flowrl.evaluation.suites.shapes.detect import MAX_SPECKS, Detections, detect
+from flowrl.evaluation.suites.shapes.prompts import Record
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
 POSITION_THRESHOLD = 0.1
@@ -46,6 +46,20 @@ class Verdict(NamedTuple):
     clean: Tensor  # [N] bool, nothing unreadable, plain background, no flaw
     # [N] float32, as graded, but a relation is paid by its angle: 0 from perpendicular to opposite
     graded_angle: Tensor
+
+
+ORDER_TASKS = ("position", "color_attr")
+"""Tasks whose prompts mean something else with two words exchanged."""
+
+_AXES = ((-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
+
+
+class Order(NamedTuple):
+    """Images with the two right shapes: as asked, opposite relation or swapped colours, else."""
+
+    asked: int
+    opposite: int
+    neither: int
 
 
 def check(images: Tensor, records: Sequence[dict[str, Any]]) -> Verdict:
@@ -297,3 +311,38 @@ def _validate_entry(entry: Any, where: str, known: set[str], index: int) -> None
             f"{where}: `position` must refer to an earlier include entry; got index "
             f"{position[1]!r}."
         )
+
+
+def word_order(images: Tensor, records: Sequence[Record], task: str) -> Order:
+    """Count a task's images [N, 3, 64, 64] with exactly the two right shapes by their order."""
+    # objects of the task's images
+    rows = [i for i, record in enumerate(records) if record["tag"] == task]
+    found, counts = detect(images[rows]), [0, 0, 0]
+    for i, row in enumerate(rows):
+        # the two right shapes
+        entries = records[row]["include"]
+        wanted = [CLASSES.index(entry["class"]) for entry in entries]
+        shapes = found.shape[i, :2].tolist()
+        if found.number[i] != 2 or sorted(shapes) != sorted(wanted):
+            continue
+        # their order
+        slots = [shapes.index(shape) for shape in wanted]
+        read = _order_of_places if task == "position" else _order_of_colors
+        counts[read(found, i, slots, entries)] += 1
+    return Order(*counts)
+
+
+def _order_of_places(found: Detections, i: int, slots: list[int], entries: list[Record]) -> int:
+    """Say of image i whether its objects stand as asked (0), the other way (1) or neither (2)."""
+    first, second = slots
+    right, down = _AXES[RELATIONS.index(entries[1]["position"][0])]
+    offset = offsets(found.box[i, [second]], found.box[i, [first]])[0, 0]
+    along = float(offset[0] * right + offset[1] * down)
+    return 0 if along > 0.5 else 1 if along < -0.5 else 2
+
+
+def _order_of_colors(found: Detections, i: int, slots: list[int], entries: list[Record]) -> int:
+    """Say of image i whether its colours are as asked (0), swapped (1) or neither (2)."""
+    seen = found.color[i, slots].tolist()
+    asked = [list(COLORS).index(entry["color"]) for entry in entries]
+    return 0 if seen == asked else 1 if seen == asked[::-1] else 2

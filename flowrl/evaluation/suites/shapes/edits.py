@@ -1,12 +1,24 @@
-"""Edits of the shapes world: a scene, what is to be changed about one object of it, and the scene
-that should come of it."""
+"""Edits of shapes: a scene, what is to be changed about one object, the scene that should come of
+it, and a judge of edited images that sees nothing but pixels.
+
+The judge reads the source as images are read (`detect`), so its own objects say what has to stay.
+Strict: the asked change is there; every other object is where it was, of its shape and colour;
+nothing was added or lost; the background has its grey; nothing is unreadable, and there is no flaw,
+such as corners on a circle, paint on a shape or specks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from flowrl.core.errors import DataError
+from flowrl.evaluation.suites.shapes.checker import spotless
+from flowrl.evaluation.suites.shapes.detect import Detections, detect
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE, Scenes, layout
 
 KINDS = ("recolor", "move", "add", "remove")
@@ -16,6 +28,14 @@ _GAP, _MARGIN, _JITTER = 4.0, 2.0, 2.0
 _TRIES = 12  # places that are tried for a move
 
 Record = dict[str, Any]
+
+STAY = 3.0  # pixels that an object may drift and still be where it was
+LOST = 12.0  # ... from which it is elsewhere
+SIZE_STAYS = 0.3  # share of its area that an object may gain or lose
+MOVED = 8.0  # pixels from which an object has moved
+GREY = 0.06  # by how much the background's channels may differ from the source's
+
+_COLORS = [*COLORS]
 
 
 class Edits(NamedTuple):
@@ -130,3 +150,136 @@ def edit_words() -> list[str]:
     """List the words of all prompts."""
     found = {"make", "move", "add", "remove", "the", "a", *CLASSES, *COLORS, *DIRECTIONS}
     return sorted(found)
+
+
+class EditVerdict(NamedTuple):
+    """What became of N edits."""
+
+    strict: Tensor  # [N] bool
+    graded: Tensor  # [N] float32 in [0, 1]; 1 exactly where strict, 0 for a copy of the source
+    done: Tensor  # [N] float32 in [0, 1], how well the asked change is there
+    kept: Tensor  # [N] float32 in [0, 1], how well all else is as it was
+
+
+def check_edits(images: Tensor, sources: Tensor, records: Sequence[Record]) -> EditVerdict:
+    """Judge edits [N, 3, 64, 64] of sources [N, 3, 64, 64] by their records. Raises DataError for a
+    source in which the object of the edit is not there exactly once."""
+    after, before = detect(images, find_flaws=True), detect(sources)
+    clean = spotless(after)
+    rows = [_judge(after, before, i, record["edit"]) for i, record in enumerate(records)]
+    done, kept, right = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    same = np.abs(after.background - before.background).max(1) <= GREY
+    strict = (right > 0) & clean & same
+    unread = (after.area * (1 - after.match.max(-1) * after.purity)).sum(1) + after.clutter
+    soft = done * kept * after.plain * np.where(same, 1.0, 0.5) / (1 + unread / 256)
+    graded = np.where(strict, 1.0, 0.95 * soft).astype(np.float32)
+    return EditVerdict(
+        torch.from_numpy(strict),
+        torch.from_numpy(graded),
+        torch.from_numpy(done.astype(np.float32)),
+        torch.from_numpy(kept.astype(np.float32)),
+    )
+
+
+class _Thing(NamedTuple):
+    shape: int
+    color: int
+    center: np.ndarray  # [2] pixels
+    area: float
+
+
+def _judge(
+    after: Detections, before: Detections, row: int, edit: Record
+) -> tuple[float, float, bool]:
+    """Judge one edit -> how well it is done, how well the rest was kept, whether both are right."""
+    things = _things(before, row)
+    shape, color = CLASSES.index(edit["class"]), _COLORS.index(edit["color"])
+    mine = [thing for thing in things if (thing.shape, thing.color) == (shape, color)]
+    wanted = 0 if edit["kind"] == "add" else 1
+    if len(mine) != wanted:
+        raise DataError(
+            f"rewards.shapes_edit: {edit!r} needs a source with {wanted} of the object, which is "
+            f"read {len(mine)} times in it"
+        )
+    others = [thing for thing in things if thing not in mine]
+    expected = len(others) + (0 if edit["kind"] == "remove" else 1)
+    # what has to stay
+    kept = [
+        _found(after, row, thing.shape, thing.color, _nearness(after, row, thing))
+        for thing in others
+    ]
+    extra = max(0, int(after.number[row]) - expected)
+    rest = float(np.mean(kept)) * float(np.exp(-extra / 2)) if kept else float(np.exp(-extra / 2))
+    # what has to change
+    thing, asked = mine[0] if mine else None, (shape, color)
+    done = _done(after, row, edit, thing, asked)
+    # what a copy has of it, as purple has of blue, is nothing
+    copy = _done(before, row, edit, thing, asked)
+    done = max(0.0, (done - copy) / (1 - copy)) if copy < 1 else 0.0
+    right = done >= 1 and extra == 0 and all(value >= 1 for value in kept)
+    return done, rest, right and int(after.number[row]) == expected
+
+
+def _things(found: Detections, row: int) -> list[_Thing]:
+    things = []
+    for k in range(int(found.number[row])):
+        shape, color = int(found.shape[row, k]), int(found.color[row, k])
+        if shape >= 0 and color >= 0:
+            things.append(_Thing(shape, color, found.center[row, k], float(found.area[row, k])))
+    return things
+
+
+def _nearness(found: Detections, row: int, thing: _Thing) -> np.ndarray:
+    """Say of each object [K] how much it stands where a thing stood and has its size: 1 within
+    `STAY` pixels, 0 from `LOST` on."""
+    k = int(found.number[row])
+    away = np.linalg.norm(found.center[row, :k] - thing.center, axis=-1)
+    place = np.clip((LOST - away) / (LOST - STAY), 0, 1)
+    grown = np.abs(found.area[row, :k] / thing.area - 1)
+    return place * np.clip(2 - grown / SIZE_STAYS, 0, 1)
+
+
+def _found(found: Detections, row: int, shape: int, color: int, factor: np.ndarray) -> float:
+    """Return how much the best object is of a shape and colour, times a factor [K]."""
+    k = int(found.number[row])
+    member = found.match[row, :k, shape] * found.tint[row, :k, color] * factor
+    return float(member.max(initial=0.0))
+
+
+def _done(
+    after: Detections, row: int, edit: Record, thing: _Thing | None, asked: tuple[int, int]
+) -> float:
+    """Return how well the asked change is there: 1 exactly where it is."""
+    k, (shape, color) = int(after.number[row]), asked
+    if thing is None:  # add: anywhere
+        return _found(after, row, shape, color, np.ones(k))
+    if edit["kind"] == "recolor":
+        return _found(after, row, shape, _COLORS.index(edit["to"]), _nearness(after, row, thing))
+    if edit["kind"] == "remove":
+        away = np.linalg.norm(after.center[row, :k] - thing.center, axis=-1)
+        left = np.clip((LOST - away) / (LOST - STAY), 0, 1).max(initial=0.0)
+        # nor anywhere else
+        there = (after.shape[row, :k] == shape) & (after.color[row, :k] == color)
+        return 0.0 if there.any() else 1 - float(left)
+    shift = after.center[row, :k] - thing.center
+    axis = np.array(DIRECTIONS[edit["to"]], np.float64)
+    along = shift @ axis
+    across = np.abs(shift @ np.abs(axis[::-1]))
+    size = np.clip(2 - np.abs(after.area[row, :k] / thing.area - 1) / SIZE_STAYS, 0, 1)
+    way = np.clip(along / MOVED, 0, 1) * np.clip(2 - across / np.maximum(along, 1e-6), 0, 1)
+    return _found(after, row, shape, color, way * size)
+
+
+def validate_edit(record: Any, where: str) -> None:
+    """Refuse a record that cannot be judged (DataError)."""
+    edit = record.get("edit") if isinstance(record, dict) else None
+    if not isinstance(edit, dict) or edit.get("kind") not in KINDS:
+        raise DataError(
+            f"{where}: expected an object `edit` with a `kind` of {', '.join(KINDS)}; got "
+            f"{edit!r:.200}"
+        )
+    to = {"recolor": _COLORS, "move": [*DIRECTIONS]}.get(edit["kind"], [None])
+    for key, known in (("class", [*CLASSES]), ("color", _COLORS), ("to", to)):
+        if edit.get(key) not in known:
+            offered = ", ".join(map(str, known)) if known != [None] else "nothing"
+            raise DataError(f"{where}: edit.{key}: expected {offered}, got {edit.get(key)!r}")

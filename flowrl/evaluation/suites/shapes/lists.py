@@ -1,27 +1,42 @@
-"""Disjoint lists of prompts: to train on, to choose by (validation), and to report (test).
+"""Disjoint lists of prompts: to train on, to choose by (validation), to report (test), and harder
+ones.
 
 What is split are scenes, not texts. "A square right of a circle" and "a circle left of a square"
 are one scene, so are "a circle and a square" and "a square and a circle", and every wording of a
 scene stands in the list of the scene. Only `single_object` is split by wording: it has four scenes,
-and every other task shows them too.
+and every other task shows them too. The test list has every scene with a held-out combination, up
+to a limit. Choose hyper-parameters, guidance and steps on the validation list; the test list is for
+final figures.
 
-The test list has every scene with a held-out combination, up to a limit. Choose hyper-parameters,
-guidance and steps on the validation list. The test list is for final figures.
+Harder prompts are made of the same words, so that a model with the benchmark's vocabulary can read
+them. There is no word for five: five objects are "three circles and two squares". The six tasks are
+three kinds of objects, a group in a relation, five and six objects, two objects of one class that
+only their colours tell apart, with and without a relation, and a pair of which one has a colour.
+None asks for a coloured shape that is held out.
+
+Three kinds of prompts are out of distribution: `phrasing`, known scenes in words that no other
+prompt uses; `combination`, held-out coloured shapes where the benchmark does not ask for them; and
+`crossing`, what two tasks of the benchmark ask for, in one prompt.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from flowrl.evaluation.suites.shapes.harder import (
-    combinations,
-    crossings,
-    hard_records,
-    rephrased,
+from flowrl.evaluation.suites.shapes.prompts import (
+    HELD_COLORED,
+    NUMBERS,
+    TASKS,
+    Record,
+    all_records,
+    entry,
+    make_record,
+    plural,
 )
-from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records
+from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, RELATIONS
 
 MOST_HELD, MOST_SEEN, MOST_TRAIN = 12, 12, 60
 """Scenes of a task, at most: held-out ones of the test list; the others of the test list and of
@@ -31,6 +46,25 @@ OOD_EACH = 24
 """Prompts of each kind of the out-of-distribution list."""
 
 _FLIPPED = {"right of": "left of", "below": "above"}
+
+HARD_TASKS = (
+    "three_kinds",
+    "group_position",
+    "five_six",
+    "same_class",
+    "same_class_pair",
+    "one_colored",
+)
+_FREE = [pair for pair in itertools.product(CLASSES, COLORS) if pair not in HELD_COLORED]
+_PHRASINGS = {
+    "single_object": "an image of one {0}",
+    "two_object": "an image of one {0} and one {1}",
+    "counting": "an image of {0}",
+    "colors": "one {0}",
+    "position": "there is a {0} {2} a {1}",
+    "color_attr": "there is one {0} and one {1}",
+}
+"""Wordings that none of the benchmark's prompts has, one for each task."""
 
 
 class Lists(NamedTuple):
@@ -132,3 +166,137 @@ def _split(
     for scenes in (train, validation, test):
         lists.append([record for record in records if key(record) in scenes])
     return Lists(*lists)
+
+
+def hard_records() -> dict[str, list[Record]]:
+    """Every harder prompt by task."""
+    makers = (
+        _three_kinds,
+        _group_position,
+        _five_six,
+        _same_class,
+        _same_class_pair,
+        _one_colored,
+    )
+    return {task: maker() for task, maker in zip(HARD_TASKS, makers, strict=True)}
+
+
+def _many(shape: str, count: int, color: str | None = None) -> str:
+    """Name objects of one class: "a red circle", "two red circles"."""
+    named = f"{color} " if color else ""
+    return f"{NUMBERS[count]} {named}{plural(shape)}" if count > 1 else f"a {named}{shape}"
+
+
+def _three_kinds() -> list[Record]:
+    """Three classes, without colours and with three different ones."""
+    out = []
+    for shapes in itertools.permutations(CLASSES, 3):
+        colors: list[tuple[str | None, ...]] = [(None, None, None)]
+        colors += itertools.permutations(COLORS, 3)
+        for chosen in colors:
+            if HELD_COLORED.isdisjoint(zip(shapes, chosen, strict=True)):
+                pairs = list(zip(shapes, chosen, strict=True))
+                text = " and ".join(_many(shape, 1, color) for shape, color in pairs)
+                include = [entry(shape, color=color) for shape, color in pairs]
+                out.append(make_record("three_kinds", include, text, False))
+    return out
+
+
+def _group_position() -> list[Record]:
+    """Two or three objects of a colour, all in one relation to an object of another class."""
+    out = []
+    for (a, color), b, number in itertools.product(_FREE, CLASSES, (2, 3)):
+        for relation in RELATIONS if a != b else ():
+            include = [entry(b), entry(a, number, color, (relation, 0))]
+            text = f"{_many(a, number, color)} {relation} {_many(b, 1)}"
+            out.append(make_record("group_position", include, text, False))
+    return out
+
+
+def _five_six() -> list[Record]:
+    """Five or six objects of two classes."""
+    out = []
+    for a, b in itertools.permutations(CLASSES, 2):
+        for n, m in ((3, 2), (2, 3), (4, 1), (1, 4), (4, 2), (2, 4), (3, 3)):
+            include = [entry(a, n), entry(b, m)]
+            text = f"{_many(a, n)} and {_many(b, m)}"
+            out.append(make_record("five_six", include, text, False))
+    return out
+
+
+def _same_class() -> list[Record]:
+    """Two objects of one class, told apart by their colours, in a relation."""
+    out = []
+    for (a, first), (b, second) in itertools.permutations(_FREE, 2):
+        for relation in RELATIONS if a == b else ():
+            include = [entry(a, color=second), entry(a, color=first, position=(relation, 0))]
+            text = f"a {first} {a} {relation} a {second} {a}"
+            out.append(make_record("same_class", include, text, False))
+    return out
+
+
+def _same_class_pair() -> list[Record]:
+    """Two objects of one class, told apart by their colours alone."""
+    out = []
+    for (a, first), (b, second) in itertools.permutations(_FREE, 2):
+        if a == b:
+            include = [entry(a, color=first), entry(a, color=second)]
+            text = f"a {first} {a} and a {second} {a}"
+            out.append(make_record("same_class_pair", include, text, False))
+    return out
+
+
+def _one_colored() -> list[Record]:
+    """Two objects, one with a colour, in either order; the other may have any."""
+    out = []
+    for (a, color), b in itertools.product(_FREE, CLASSES):
+        if a != b:
+            colored, plain = entry(a, color=color), entry(b)
+            said = _many(a, 1, color), _many(b, 1)
+            out.append(make_record("one_colored", [colored, plain], " and ".join(said), False))
+            said = said[::-1]
+            out.append(make_record("one_colored", [plain, colored], " and ".join(said), False))
+    return out
+
+
+def rephrased(record: Record) -> Record:
+    """Say a benchmark record in words that no benchmark prompt uses; it then is a `phrasing`."""
+    task, include = record["tag"], record["include"]
+    names = [f"{wish.get('color', '')} {wish['class']}".strip() for wish in include]
+    if task == "counting":
+        names = [_many(include[0]["class"], include[0]["count"])]
+    if task == "position":
+        names = [*names[::-1], include[1]["position"][0]]
+    text = _PHRASINGS[task].format(*names)
+    return {**record, "tag": "phrasing", "prompt": text}
+
+
+def combinations() -> list[Record]:
+    """Held-out coloured shapes twice, and in a relation to a plain shape."""
+    out = []
+    for shape, color in sorted(HELD_COLORED):
+        two = [entry(shape, 2, color)]
+        out.append(make_record("combination", two, _many(shape, 2, color), True))
+        for other, relation in itertools.product(CLASSES, RELATIONS):
+            if other != shape:
+                include = [entry(other), entry(shape, color=color, position=(relation, 0))]
+                text = f"a {color} {shape} {relation} a {other}"
+                out.append(make_record("combination", include, text, True))
+    return out
+
+
+def crossings() -> list[Record]:
+    """Colour with count, colours with a relation, and a pair of which one is counted."""
+    out = []
+    for (shape, color), number in itertools.product(_FREE, NUMBERS):
+        include = [entry(shape, number, color)]
+        out.append(make_record("crossing", include, _many(shape, number, color), False))
+    for (a, first), (b, second) in itertools.permutations(_FREE, 2):
+        for relation in RELATIONS if a != b and first != second else ():
+            include = [entry(b, color=second), entry(a, color=first, position=(relation, 0))]
+            text = f"a {first} {a} {relation} a {second} {b}"
+            out.append(make_record("crossing", include, text, False))
+    for a, b in itertools.permutations(CLASSES, 2):
+        text = f"{_many(a, 2)} and {_many(b, 1)}"
+        out.append(make_record("crossing", [entry(a, 2), entry(b)], text, False))
+    return out

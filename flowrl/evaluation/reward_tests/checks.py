@@ -1,27 +1,92 @@
-"""Does a reward see what is wrong: damage, another prompt, and images that show nothing."""
+"""What a reward is tested for: does it see damage, another prompt and images that show nothing, and
+does it judge each image by itself, the same in any order, batch and company?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flowrl.core.abilities import LearnedReward
-from flowrl.core.errors import RewardError
-from flowrl.core.seeds import seed_of
+from flowrl.core.errors import FlowRLError, RewardError
+from flowrl.core.seeds import generator, seed_of
+from flowrl.core.types import Reward
 from flowrl.evaluation.reward_tests.damage import DAMAGES, PROBES, strangers
-from flowrl.evaluation.reward_tests.under_test import (
-    CheckResult,
-    RewardUnderTest,
-    Verdict,
-    damaged,
-)
-from flowrl.evaluation.score_images import PromptedImage
+from flowrl.evaluation.score_images import PromptedImage, RewardScores
 from flowrl.evaluation.statistics import wilson
 
 PROBED = 16  # made-up images of each kind
 Pairs = list[tuple[PromptedImage, PromptedImage]]
+
+Verdict = Literal["ok", "weak", "fails", "skipped", ""]
+
+
+class CheckResult(NamedTuple):
+    """What one check found."""
+
+    reward: str
+    check: str
+    verdict: Verdict  # "" = a figure without a verdict
+    found: str  # in words
+    figures: dict[str, float]
+    hard: bool = False  # to fail here is a fault whatever the reward is meant to like
+
+
+class RewardUnderTest(NamedTuple):
+    """A reward under test, what it said at first, and how to ask it again."""
+
+    name: str
+    reward: Reward
+    # one group per image; with its noisy twin where the reward compares within groups
+    images: Sequence[PromptedImage]
+    ask: Callable[[Sequence[PromptedImage], int], RewardScores]  # images, images per batch
+    batch: int
+    first: RewardScores
+    slack: float  # differences up to this are rounding
+
+    @property
+    def grouped(self) -> bool:
+        """Say whether the reward compares images of a group with each other."""
+        return "group" in self.first.reads
+
+    @property
+    def singles(self) -> list[PromptedImage]:
+        """Return the first image of each group: the undamaged ones."""
+        by_group = {image.group: image for image in reversed(self.images)}
+        return list(by_group.values())[::-1]
+
+    def result(
+        self,
+        check: str,
+        verdict: Verdict,
+        found: str,
+        figures: dict[str, float] | None = None,
+        hard: bool = False,
+    ) -> CheckResult:
+        """Return what a check of this reward found."""
+        return CheckResult(self.name, check, verdict, found, figures or {}, hard)
+
+
+def damaged(image: PromptedImage, damage: str, seed: int) -> PromptedImage:
+    """Return the same image, made worse."""
+
+    def load() -> Tensor:
+        return DAMAGES[damage](image.load(), seed)
+
+    return image._replace(load=load, name=f"{image.name} ({damage})")
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest distance of scores [N], infinity where only one of them is NaN."""
+    if not torch.equal(a.isnan(), b.isnan()):
+        return math.inf
+    known = ~a.isnan()
+    return float((a[known].double() - b[known].double()).abs().max()) if bool(known.any()) else 0.0
 
 
 def answers(test: RewardUnderTest) -> CheckResult:
@@ -169,3 +234,99 @@ def percentiles(made: Tensor, real: Tensor) -> Tensor:
     made, real = made[made.isfinite()], real[real.isfinite()]
     below = (made[:, None] > real[None]).double() + 0.5 * (made[:, None] == real[None]).double()
     return 100 * below.mean(1) if len(real) else made[:0]
+
+
+Way = tuple[list[int], int]  # order of the images, images per batch
+
+
+def invariances(test: RewardUnderTest) -> list[CheckResult]:
+    """Ask again: the same, in other orders, in other batches; a score must not change.
+
+    Two images of three are damaged, since equal scores in another order would look alike.
+    """
+    images = _some_damaged(test)
+    first = test.ask(images, test.batch)
+    seconds = [test.first.seconds, first.seconds]
+    rows = []
+    for check, (ways, how) in _ways(test).items():
+        # the largest difference over all ways
+        worst = 0.0
+        try:
+            for order, most in ways:
+                scores = test.ask([images[i] for i in order], most)
+                worst = max(worst, difference(scores.values, first.values[order]))
+                if most == test.batch:
+                    seconds.append(scores.seconds)
+        except RewardError as error:
+            rows.append(test.result(check, "fails", f"{how}: {error}", hard=True))
+            continue
+        # against the tolerance; JSON has no infinity
+        found = f"largest difference {worst:.3g}, {how} (tolerance {test.slack:.1g})"
+        verdict: Verdict = "ok" if worst <= test.slack else "fails"
+        figures = {"tolerance": test.slack}
+        if worst < math.inf:
+            figures["difference"] = worst
+        rows.append(test.result(check, verdict, found, figures, hard=True))
+    # the time that all took
+    speed = len(images) / max(median(seconds), 1e-9)
+    found = f"{speed:.4g} images/s in batches of {test.batch}"
+    return [*rows, test.result("speed", "", found, {"images_per_s": speed})]
+
+
+def _some_damaged(test: RewardUnderTest) -> list[PromptedImage]:
+    kinds = [None, *DAMAGES]
+    images = []
+    for i, image in enumerate(test.images):
+        kind = None if test.grouped else kinds[i % len(kinds)]
+        images.append(image if kind is None else damaged(image, kind, i))
+    return images
+
+
+def _ways(test: RewardUnderTest) -> dict[str, tuple[list[Way], str]]:
+    """Return {check: (ways to ask again, how messages call them)}."""
+    # groups stay together
+    count = len(test.images)
+    place = torch.randperm(count, generator=generator(0, "selftest", "order")).tolist()
+    same = list(range(count))
+    shuffled = sorted(same, key=lambda i: (place[test.images[i].group], i))
+    # the sizes hold one image, a few, and all
+    sizes = [(same, most) for most in (1, 3, count)]
+    return {
+        "repeat": ([(same, test.batch)], "asked again"),
+        "order": ([(same[::-1], test.batch), (shuffled, test.batch)], "reversed and shuffled"),
+        "batch size": (sizes, f"batches of 1, 3 and {count}, not {test.batch}"),
+    }
+
+
+def nan_images(test: RewardUnderTest) -> CheckResult:
+    """Show an image with one NaN, and one of NaN alone: each must be refused or not scored, and
+    harm no other."""
+    notes = [_with_a_broken_image(test, where) for where in ((0, 0, 0), ())]
+    worst = min(notes, key=lambda note: ("fails", "weak", "ok").index(note[0]))
+    return test.result("NaN image", *worst, hard=True)
+
+
+def _with_a_broken_image(test: RewardUnderTest, where: tuple[int, ...]) -> tuple[Verdict, str]:
+    # the first image has NaN at a place, or everywhere
+    first = test.images[0]
+    try:
+        images = [first._replace(load=partial(_with_nan, first, where)), *test.images[1:]]
+        values = test.ask(images, test.batch).values
+    except RewardError as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, FlowRLError):
+            return "ok", "refused"
+        return "weak", f"stops, but with a {type(cause).__name__}: {cause}"
+    # it has no score, and other groups have theirs
+    others = [i for i, image in enumerate(test.images) if image.group != first.group]
+    if not bool(values[0].isnan()):
+        return "fails", f"an image with NaN got the score {values[0].item():.4g}"
+    if difference(values[others], test.first.values[others]) > test.slack:
+        return "fails", "an image with NaN changes the scores of others"
+    return "ok", "not scored"
+
+
+def _with_nan(image: PromptedImage, where: tuple[int, ...]) -> Tensor:
+    pixels = image.load().clone()
+    pixels[where or ...] = torch.nan
+    return pixels

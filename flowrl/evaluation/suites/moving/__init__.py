@@ -1,1 +1,0 @@
-"""Moving shapes: the smallest task of video, an object that moves as told."""

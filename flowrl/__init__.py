@@ -15,6 +15,7 @@ from flowrl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flowrl.config.load import load_config
+    from flowrl.core.part import Part
     from flowrl.cost.estimate import estimate
     from flowrl.runs.compare.report import compare
     from flowrl.runs.evaluate import evaluate
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from flowrl.training.trainer import Trainer
 
 __all__ = [
+    "Part",
     "Trainer",
     "compare",
     "estimate",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Part": "flowrl.core.part",
     "Trainer": "flowrl.training.trainer",
     "compare": "flowrl.runs.compare.report",
     "estimate": "flowrl.cost.estimate",

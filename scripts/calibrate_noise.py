@@ -84,7 +84,7 @@ def calibrate(config: Config, *, rounds: int, margin: int = MARGIN) -> dict[str,
         # a config per round, since the plan is a part of it; the model stays
         plan = replace(config.plan, kwargs={**config.plan.kwargs, "noise_scale": scales})
         trainer = Trainer(replace(config, plan=plan), model=model)
-        model, trainer.iteration = trainer.model, number
+        model, trainer.state.iteration = trainer.model, number
         gain = gains(trainer)
         positive, negative = ((sign * gain > 0).sum(0).tolist() for sign in (1, -1))
         told.append({"noise_scale": scales, "positive": positive, "negative": negative})

@@ -40,7 +40,7 @@ def main() -> None:
     for part in range(given.rounds):
         for first in range(0, len(rows), PART):
             records += draw(trainer, rows[first : first + PART], given.out, part)
-            trainer.iteration += 1  # another noise
+            trainer.state.iteration += 1  # another noise
     lines = [json.dumps(record) + "\n" for record in records]
     (given.out / "pairs.jsonl").write_text("".join(lines), encoding="utf-8")
     print(f"{len(records)} pairs in {given.out / 'pairs.jsonl'}")

@@ -19,7 +19,7 @@ every iteration
     `sampled`          a rollout is there; the part may return another
     `scored`           images and rewards are there; the part may ask for some prompts again
     `joined`           the forests of all processes are one
-    `credit_input`, `judged`
+    `credit_input`, `credit_sees`
                        keywords that the credit asked for, and what it sees in place of rewards
     `credited`         advantages are there
     `node_facts`       what a loss wants to know of each node
@@ -175,7 +175,9 @@ class Part:
         """Return keywords that the credit asked for."""
         return {}
 
-    def judged(self, run: Any, it: Any, credit: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def credit_sees(
+        self, run: Any, it: Any, credit: Callable[..., Tensor]
+    ) -> Callable[..., Tensor]:
         """Return the credit, or one that sees something else than the rewards."""
         return credit
 

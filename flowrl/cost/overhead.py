@@ -158,7 +158,7 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
     # the iteration, by phase and by call
     planned, clock = trainer.cost, PhaseClock()
     timer = CallTimer(trainer.model, clock)
-    trainer.log, trainer.model = clock, timer  # type: ignore[assignment]
+    trainer.state.log, vars(trainer)["model"] = clock, timer  # type: ignore[assignment]
     wall, began = time.perf_counter(), now()
     score = trainer.reward_set.score
     trainer.reward_set.score = clock.booked("reward")(score)  # type: ignore[method-assign]
@@ -166,7 +166,7 @@ def _timed_iteration(trainer: Trainer) -> dict[str, float]:
         trainer.step()
     trainer.reward_set.score = score  # type: ignore[method-assign]
     total, wall = now() - began, time.perf_counter() - wall
-    trainer.log, trainer.model = None, timer.model
+    trainer.state.log, vars(trainer)["model"] = None, timer.model
     row = {"total": total, "wall": wall, **clock.seconds}
 
     # by the wall, what overlap is good for
@@ -239,11 +239,11 @@ def _shares(middle: dict[str, float]) -> dict[str, float]:
 def without_overlap(trainer: Trainer) -> Iterator[None]:
     """Let the trainer score each part before it samples the next."""
     kept = trainer.config
-    trainer.config = replace(kept, train=replace(kept.train, overlap=False))
+    vars(trainer)["config"] = replace(kept, train=replace(kept.train, overlap=False))
     try:
         yield
     finally:
-        trainer.config = kept
+        vars(trainer)["config"] = kept
 
 
 def _wall_seconds(trainer: Trainer) -> float:

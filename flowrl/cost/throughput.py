@@ -143,13 +143,13 @@ def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
     """Run one iteration -> seconds of each phase and in all, bytes of each phase, states that were
     trained."""
     watch, planned, before = PhaseWatch(on_gpu=on_gpu), trainer.cost, trainer.steps_before
-    trainer.log = watch  # type: ignore[assignment]
+    trainer.state.log = watch  # type: ignore[assignment]
     wait()
     began = time.perf_counter()
     metrics = trainer.step()
     wait()
     total = time.perf_counter() - began
-    trainer.log = None
+    trainer.state.log = None
     # the mean over optimizer steps of about equal size
     method, updates = trainer.method, range(planned.updates)
     calls = sum(method.trained_calls(update, before) for update in updates) / planned.updates
@@ -161,9 +161,9 @@ def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
 def _kernels(trainer: Trainer, middle: dict[str, float]) -> dict[str, Any]:
     """Profile one iteration -> what the device does while it samples, and while it trains."""
     watch = KernelWatch(("rollout", "train"), cuda=on_gpu())
-    trainer.log = watch  # type: ignore[assignment]
+    trainer.state.log = watch  # type: ignore[assignment]
     trainer.step()
-    trainer.log = None
+    trainer.state.log = None
     return {
         name: summary(list(found.values()), middle[name]) for name, found in watch.found.items()
     }

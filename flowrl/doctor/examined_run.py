@@ -84,7 +84,7 @@ def admit(config: Config, model: FlowModel | None = None) -> ExaminedRun:
     start = {name: p.detach().clone() for name, p in trainer.params.items()}
     # an iteration in which the policy learns
     while trainer.iteration < TRIED and not trainer.trains_policy():
-        trainer.iteration += 1
+        trainer.state.iteration += 1
     rows = trainer.rows()
     found = collect(trainer, rows)
     return ExaminedRun(config, trainer, rows, clock, start, found)

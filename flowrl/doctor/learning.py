@@ -20,8 +20,10 @@ from flowrl.core.seeds import NodeStreams, generator
 from flowrl.doctor.examined_run import ExaminedRun
 from flowrl.doctor.findings import ReportSection
 from flowrl.evaluation.sources import prompt_keys
-from flowrl.training.batches import Minibatch, NetworkCall, cut
+from flowrl.training.batches import Minibatch, NetworkCall, SharedForest, cut
 from flowrl.training.learn import LocalData, backward, learn, node_table
+from flowrl.training.parts.copies import decay_of, kept_copies
+from flowrl.training.run import Iteration
 
 OUTLIER = 1000.0  # times the median of the steps' gradient norms
 
@@ -265,10 +267,13 @@ def look_at_update(examined: ExaminedRun) -> ReportSection:
     kept = {name: _copy(rows) for name, rows in run.weights.state_dict().items()}
     start = {name: p.detach().clone() for name, p in run.params.items()}
     advantage = advantages_of(examined, made_up(examined))
+    decays = {name: decay_of(run, name) for name in kept_copies(run)}
+    it = Iteration(examined.rows, range(len(examined.rows)), None)
+    it.forest, it.rollout = SharedForest(examined.rollout), examined.rollout
+    it.advantage, metrics = advantage, it.metrics
     with run.phase("train"):
-        metrics = learn(run, examined.rollout, advantage, examined.rows)
+        learn(run, it)
     moved = {n: float((p.detach() - start[n]).norm()) for n, p in run.params.items()}
-    run.follow()
     # how far
     size = torch.stack([rows.norm() for rows in start.values()]).norm()
     far = float(torch.tensor(list(moved.values())).norm() / size.clamp_min(1e-12))
@@ -288,22 +293,20 @@ def look_at_update(examined: ExaminedRun) -> ReportSection:
             f"{metrics['lr']:.2g}, and none of {len(moved)} tensors moved",
         )
     else:
-        _copies(examined, section, kept)
+        _copies(examined, section, kept, decays)
     return section
 
 
 def _copies(
-    examined: ExaminedRun, section: ReportSection, before: dict[str, dict[str, Tensor]]
+    examined: ExaminedRun,
+    section: ReportSection,
+    before: dict[str, dict[str, Tensor]],
+    decays: dict[str, float],
 ) -> None:
-    """Hold reference, average and other copies to how they are meant to follow."""
+    """Hold reference, average and other copies to how they are meant to follow; decays: what share
+    of itself each keeps in an update."""
     run, now = examined.trainer, examined.trainer.weights.state_dict()
-    iteration, ema = run.iteration, run.config.train.ema
-    # what share of itself each copy keeps in an update: "ref" all; "ema" less at first, as training
-    # has it
-    decays = {"ema": min(ema, (1 + iteration) / (10 + iteration)), "ref": 1.0}
-    steps = (iteration + 1) * run.config.train.updates
-    decays |= {name: decay(steps) for name, decay in run.method.copies.items()}
-    for name in [name for name in run.kept if name in before]:
+    for name in decays:
         # squared: how far the copy is from where it should be, and how far the weights have moved
         gap, way = 0.0, 0.0
         for key, p in run.params.items():

@@ -115,8 +115,8 @@ class Milestones:
         try:
             with log.phase("eval"), eval_weights(trainer):
                 result = evaluate(trainer.model, c, trainer=trainer, progress=leave_if_stopped)
-                if trainer.probe is not None:
-                    result["drift"] = velocity_drift(trainer.model, trainer.probe)
+                if trainer.state.probe is not None:
+                    result["drift"] = velocity_drift(trainer.model, trainer.state.probe)
         except _StopAsked:
             raise self.checkpoints.stopped() from None
         result["setting"]["weights"] = c.eval.weights

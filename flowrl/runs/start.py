@@ -226,7 +226,7 @@ def begin(
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model))
         if config.monitors.drift is not None:  # before any weight is loaded
-            trainer.probe = probe_of(trainer)
+            trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:
         # only now: a config that does not work must not occupy the folder
         here.together(lambda: _occupy(config, run) if here.main else None)
@@ -293,5 +293,5 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
     with eval_weights(trainer):
         found = evaluate(trainer.model, trainer.config, trainer=trainer)
     found["setting"]["weights"] = trainer.config.eval.weights
-    moved = {} if trainer.probe is None else {"drift": 0.0}
+    moved = {} if trainer.state.probe is None else {"drift": 0.0}
     return {"iteration": 0, **found, **moved}

@@ -84,7 +84,7 @@ def train(
         trainer, resumed_at = begin(config, start, model=model, quiet=quiet)
         checkpoints = Checkpoints(trainer, run, resumed_at)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
-            trainer.log = log
+            trainer.state.log = log
             log.say(f"{config.name}: {describe_training(trainer)}\nrun folder {run}")
             if trainer.iteration >= config.train.iterations:
                 log.say(
@@ -150,7 +150,7 @@ def _iterate(milestones: Milestones, log: Log) -> None:
     while milestones.going_on:
         metrics = trainer.step()
         metrics["accuracy"] = metrics[f"reward/{trainer.config.headline}"]
-        counted = trainer.histograms
+        counted = trainer.state.histograms
         log.log(trainer.iteration - 1, metrics, images=trainer.cost.images, histograms=counted)
         milestones.watch.iterated(metrics)
         if metrics.get("trained") == 0 and not idle:

@@ -106,7 +106,7 @@ class EarlierDraws(Part):
 
     def state_dict(self, run: Any) -> PartState:
         """Return {"row.field": [n, ...]}."""
-        rows = {}
+        rows: dict[str, Tensor] = {}
         for row, draws in self.kept.items():
             rows |= {f"{row}.{name}": value for name, value in draws.items()}
         return PartState({"earlier": rows})

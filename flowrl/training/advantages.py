@@ -42,8 +42,8 @@ def give_credit(run: Run, it: Iteration) -> None:
     for part in run.parts.at("credit_input"):
         asked |= part.credit_input(run, it)
     credit = partial(credit, **asked) if asked else credit
-    for part in run.parts.at("judged"):
-        credit = part.judged(run, it, credit)
+    for part in run.parts.at("credit_sees"):
+        credit = part.credit_sees(run, it, credit)
     it.advantage, metrics = run.reward_set.advantages(
         it.values, it.batch, whole.leaf, it.tree, credit, distance=distance
     )

@@ -109,21 +109,14 @@ class State:
         self.memory["kl_factor"] = value
 
 
-class Collected(Protocol):
-    """The sampled and scored prompts of one process: `flowrl.training.rollout.Collected`."""
-
-    rollout: Rollout
-    batch: RewardBatch
-    values: dict[str, Tensor]
-
-
 @dataclass
 class Iteration:
     """One iteration on its way through the loop; parts read it and add to it."""
 
     rows: list[int]  # training prompts, over all processes
     places: range  # those of this process
-    found: Any  # `Collected`; None once its images are let go
+    # `flowrl.training.rollout.Collected` of this process; None once its images are let go
+    found: Any
     metrics: dict[str, float] = field(default_factory=dict)
     # network calls besides sampling, and rows that went backward, in this process
     spent: list[tuple[int, int]] = field(default_factory=list)
@@ -218,7 +211,7 @@ class Run(Prepared):
         learns = self.parts.agree("learns", self.iteration)
         return learns and self.parts.agree("trains_policy", self.iteration)
 
-    def collect(self, rows: list[int], places: Sequence[int], attempt: int = 0) -> Collected:
+    def collect(self, rows: list[int], places: Sequence[int], attempt: int = 0) -> Any:
         """Sample and score training prompts; see `flowrl.training.rollout.collect`."""
         from flowrl.training.rollout import collect  # which takes a run
 

@@ -202,7 +202,7 @@ def test_the_check_holds_from_the_first_to_the_last_call(tmp_path: Path) -> None
     trainer = Trainer(config, model=random_model(config))
     modes = ["default"]
     spy: Any = _Spy(trainer.model, modes)
-    trainer.model = spy
+    vars(trainer)["model"] = spy
     calls = check_sync(trainer, switch=modes.append)
     assert calls == 4 * 3  # 8 images in threes, 4 steps
     assert spy.seen == ["default"] * calls + ["error"] * calls

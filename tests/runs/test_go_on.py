@@ -24,7 +24,7 @@ def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
     checkpoints = Checkpoints(trainer, run, None)
     assert f"flowrl train --resume '{run}'" in checkpoints.how_to_go_on()
     handed = with_rewards(trainer.config, {"b": lambda batch: torch.zeros(len(batch.images))})
-    trainer.config = replace(handed, plugins=("toykit",))
+    vars(trainer)["config"] = replace(handed, plugins=("toykit",))
     assert checkpoints.how_to_go_on() == (
         f"flowrl.train(flowrl.load_config('{run}/config.yaml', plugins=['toykit']), '{run}', "
         "rewards={'b': ...}, resume=True)"

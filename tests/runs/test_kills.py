@@ -100,6 +100,6 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
     assert checkpoints.after(lost) == "process 0 says what there is to go on from"
     trainer.world = World()
     checkpoints.save()
-    trainer.world, trainer.iteration = World(1, 2), 1
+    trainer.world, trainer.state.iteration = World(1, 2), 1
     said = checkpoints.after(lost)
     assert "000000 is whole; go on with: flowrl train --resume" in said and "saved" not in said

@@ -148,7 +148,7 @@ def test_a_prior_trains_the_noise_alone_and_is_sampled_with(tmp_path: Path) -> N
         trainer.step()
     after = weights_of(trainer)
     assert [k for k in before if not torch.equal(before[k], after[k])] == ["prior.mean"]
-    trainer.iteration = 0
+    trainer.state.iteration = 0
     shift = trainer.sample([0, 1]).x[:16] - start
     torch.testing.assert_close(shift, after["prior.mean"].expand_as(shift))
     with trainer.weights.using("ema"):

@@ -63,12 +63,12 @@ def test_the_gap_shows_a_policy_that_moved(tmp_path: Path) -> None:
 def test_noise_belongs_to_seed_iteration_and_place(tmp_path: Path) -> None:
     """Oracle: torch.randn from the documented key, drawn here."""
     trainer = trainer_for(tmp_path)
-    trainer.iteration = 7
+    trainer.state.iteration = 7
     ro = trainer.sample([0, 4])
     for place in range(2):
         want = torch.randn((4, 3, 2, 2), generator=generator(3, "rollout", 7, place))
         assert torch.equal(ro.x[place * 4 : place * 4 + 4], want)
-    trainer.iteration = 8
+    trainer.state.iteration = 8
     assert not torch.equal(trainer.sample([0, 4]).x[:8], ro.x[:8])
 
 
@@ -233,7 +233,7 @@ def test_a_loss_that_is_no_number_leaves_no_trace(tmp_path: Path, updates: int) 
     trainer.save(tmp_path / "good")
     before, model = weights_of(trainer), trainer.model
     assert isinstance(model, LinearFlow)
-    trainer.model = Broken(model, step=1, training=True)
+    vars(trainer)["model"] = Broken(model, step=1, training=True)
     prompts = "|".join(repr(trainer.train_set.texts[row]) for row in trainer.rows())
     message = "ratio is not finite at denoising step 1 of prompt"
     with pytest.raises(RunError, match=f"iteration 1, optimizer step 1: {message} ({prompts})"):
@@ -242,7 +242,7 @@ def test_a_loss_that_is_no_number_leaves_no_trace(tmp_path: Path, updates: int) 
     assert all(p.grad is None for p in trainer.params.values())  # else the next step adds to it
     fresh = trainer_for(tmp_path, f"train.updates={updates}")
     fresh.load(tmp_path / "good")
-    trainer.model = model
+    vars(trainer)["model"] = model
     trainer.step(), fresh.step()
     assert unchanged(trainer, weights_of(fresh))
 

@@ -96,7 +96,7 @@ def spend(
         }
         options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
         with RunLogger(folder, trainer.iteration, **options) as log:
-            trainer.log = log
+            trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
             run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
             trainer.encode_ahead()

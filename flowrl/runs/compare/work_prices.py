@@ -65,7 +65,7 @@ def measured(trainer: Trainer) -> Prices:
 def _iteration(trainer: Trainer) -> dict[str, float]:
     """Run one iteration -> the price of each kind of work in it."""
     planned, clock = trainer.cost.nfe, PhaseClock()
-    trainer.log = clock  # type: ignore[assignment]
+    trainer.state.log = clock  # type: ignore[assignment]
     with without_overlap(trainer):
         metrics = trainer.step()
     # prompts that were drawn again

@@ -73,7 +73,8 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
         learned: dict[str, Any] = {**trainer.reward_set.learned_rewards()}
         rounds = {name: r.rounds for name, r in learned.items() if hasattr(r, "rounds")}
         trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
-        trainer.iteration, trainer.memory, trainer.intact = now, memory, True
+        trainer.state.iteration, trainer.state.memory = now, memory
+        trainer.state.intact = True
         for name, count in rounds.items():
             learned[name].rounds = count
         memory["rollbacks"] = memory.get("rollbacks", 0) + 1

@@ -157,7 +157,8 @@ class RealImages(Part):
         for first in range(0, len(paths), some):
             part = paths[first : first + some]
             levels = torch.stack([read_fitted(path, *self.size) for path in part])
-            made = run.model.latents(from_bytes(levels)).cpu()
+            model: Any = run.model  # `check_model` has seen that it encodes images
+            made = model.latents(from_bytes(levels)).cpu()
             # copies: a row of a batch would keep all of it
             self._kept |= {path: row.clone() for path, row in zip(part, made, strict=True)}
 

@@ -85,7 +85,7 @@ class StoredImages(Part):
                 micro_batch=c.train.rollout_batch,
             )
 
-    def judged(
+    def credit_sees(
         self, run: Run, it: Iteration, credit: Callable[..., Tensor]
     ) -> Callable[..., Tensor]:
         """Let the credit see the pairs' labels in place of rewards, where the plan says so."""

@@ -13,17 +13,21 @@ once
     `weights_ready`    the weights that training begins with are in it
 every iteration
     `rows`             which prompts
-    `encoding`, `sampling`, `noise`, `rollout`
-                       contexts in which prompts are encoded and images sampled, their initial
-                       noises, or a rollout from elsewhere
+    `rollout`          a rollout from elsewhere, in place of one that is sampled
+    `encoding`, `sampling`, `noise`
+                       contexts in which prompts are encoded and images sampled, and their initial
+                       noises
     `sampled`          a rollout is there; the part may return another
     `scored`           images and rewards are there; the part may ask for some prompts again
     `joined`           the forests of all processes are one
     `credit_input`, `credit_sees`
                        keywords that the credit asked for, and what it sees in place of rewards
     `credited`         advantages are there
+    `learns`, `trains_policy`
+                       whether more than rewards learns, and whether the policy does
     `node_facts`       what a loss wants to know of each node
     `before_learning`  before the first optimizer step
+    `before_steps`     which nodes each optimizer step will have is known
     `provide`          what a loss or penalty asked for by `flowrl.core.needs.needs`
     `measure`          metrics of the rows of a network call
     `gradient`         the gradient of an optimizer step is there; the part may refuse the step

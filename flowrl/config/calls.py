@@ -197,6 +197,7 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         own = [name for name in there if name not in axis.files_of_other_axes]
         mine = own if files is None else files
         modules = [f"{axis.package}.{name}" for name in mine]
+    modules += axis.techniques
     found = {}
     for module in modules:
         for name, function in functions_of(module, where).items():
@@ -228,7 +229,7 @@ def _resolve_dotted(
     axis: Axis, fn: str, where: str, plugins: Sequence[str]
 ) -> tuple[str, Callable[..., Any]]:
     top = fn.partition(".")[0]
-    if top not in plugins and not fn.startswith(f"{axis.package}."):
+    if top not in plugins and not axis.holds(fn):
         raise ConfigError(
             f"{where}: {fn!r} is neither in {axis.package} nor in a package that you allowed; "
             f"if you trust {top!r}, allow it with --plugin {top}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import cond_of, leaf_sigmas
-from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.core.reward_traits import sees_latents
 from flowrl.core.types import Latents, Plan, RewardBatch, Rollout
 from flowrl.evaluation.sources import sources_of

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.credit.estimators import mean_centred
+from flowrl.algorithms.credit.advantages import group_norm, mean_centred
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table

@@ -15,7 +15,6 @@ from torch import Tensor
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm
 from flowrl.algorithms.reward_mix.aggregate import (
     advantage_sum,
-    constrained,
     gated,
     gdpo,
     log_tame,
@@ -23,6 +22,7 @@ from flowrl.algorithms.reward_mix.aggregate import (
 )
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
+from flowrl.techniques.reward_mixes import constrained
 
 NAN = math.nan
 

@@ -9,8 +9,8 @@ import pytest
 from losskit import loss_input, numbers
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
-from flowrl.algorithms.losses.bounds import bound_gradient
+from flowrl.algorithms.likelihoods.forward import Weight, _by_size, _weighted
+from flowrl.algorithms.losses.policy import bound_gradient
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
 
@@ -23,8 +23,8 @@ def bound(v: Tensor, weight: Weight) -> Tensor:
     gap = (v - (EPS - X0))[None]
     sigma = numbers(SIGMA)
     if weight == "size":
-        return -by_size(gap, sigma)
-    return -weighted(gap.square().mean(1), sigma, weight)
+        return -_by_size(gap, sigma)
+    return -_weighted(gap.square().mean(1), sigma, weight)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from toykit import axes, toy
 from toyscale import SETTING, TOY_SCALE
 
 from flowrl.algorithms.credit.advantages import sibling_norm
-from flowrl.algorithms.credit.pairs import candidate_norm
+from flowrl.algorithms.credit.comparisons import candidate_norm
 from flowrl.algorithms.nodes import decision_nodes, leaf_sigmas
-from flowrl.algorithms.plans.candidates import candidates
+from flowrl.algorithms.plans.trees import candidates
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree

@@ -8,8 +8,8 @@ import pytest
 import torch
 from rolloutkit import run
 
-from flowrl.algorithms.credit.pairs import candidate_pairs
-from flowrl.algorithms.plans.candidates import candidates
+from flowrl.algorithms.credit.comparisons import candidate_pairs
+from flowrl.algorithms.plans.trees import candidates
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree

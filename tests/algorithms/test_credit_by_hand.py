@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from flowrl.algorithms.credit._chains import comb_of
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm, sibling_norm
-from flowrl.algorithms.credit.granular import granular_norm
-from flowrl.algorithms.credit.turning_point import _step_rewards, turning_point
-from flowrl.algorithms.credit.value_anchored import value_anchored
+from flowrl.algorithms.credit.single_draws import (
+    _step_rewards,
+    granular_norm,
+    turning_point,
+    value_anchored,
+)
 from flowrl.algorithms.forest import normalize_by, subtree_mean, subtree_softmax
 from flowrl.core.errors import ConfigError
 

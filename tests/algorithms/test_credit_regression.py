@@ -8,7 +8,7 @@ import pytest
 import torch
 from groupkit import drawn, images
 
-from flowrl.algorithms.credit.regression import best_of, reward_softmax
+from flowrl.algorithms.credit.comparisons import best_of, reward_softmax
 from flowrl.core.errors import ConfigError
 
 NAN = math.nan

@@ -11,7 +11,7 @@ from losskit import loss_input
 from rolloutkit import run
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods.direct_align import direct_align
+from flowrl.algorithms.likelihoods.through_sampler import direct_align
 from flowrl.algorithms.losses.reward_gradient import relative_ascent, reward_ascent
 from flowrl.algorithms.nodes import trained_nodes
 from flowrl.algorithms.plans.solvers import ode

@@ -10,10 +10,9 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from flowrl.algorithms.credit.estimators import mean_centred
+from flowrl.algorithms.credit.advantages import mean_centred
 from flowrl.algorithms.ema_decays import reset
-from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
-from flowrl.algorithms.reward_mix.aggregate import gardo
+from flowrl.algorithms.reward_mix.gardo import _doubt, _most_doubted, _next_share, gardo
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Mixed, Scores, Tree
 from rewards._common.clusters import cluster_sizes
@@ -84,9 +83,9 @@ def test_gardo_doubts_what_only_its_reward_likes() -> None:
     """The reference's case: by the stated aim image 1 is doubted; the published sign, the negative
     of this gap, is (-3, 2.5, .5, 0). The penalty's mean over four is that of the one."""
     main, aesthetic, preference = [0.9, 0.2, 0.6, 0.4], [5, 6, 5.5, 5.2], [0.1, 0.8, 0.9, 0.3]
-    gap = doubt(*(torch.tensor(main), [torch.tensor(aesthetic), torch.tensor(preference)]))
+    gap = _doubt(*(torch.tensor(main), [torch.tensor(aesthetic), torch.tensor(preference)]))
     assert gap.tolist() == [3, -2.5, -0.5, 0]
-    assert most_doubted(gap, 0.1).tolist() == [True, False, False, False]
+    assert _most_doubted(gap, 0.1).tolist() == [True, False, False, False]
     both = {"aesthetic": aesthetic, "preference": preference}
     made = gardo(novelty="n", doubted_by=[*both])
     found = mixed(made, main=main, n=[1.0] * 4, **both)
@@ -100,12 +99,12 @@ def test_equal_images_are_doubted_equally_wherever_they_stand_in_the_batch() -> 
     """By hand: a reward of 0 and 1 ranks its two right images 1.5 and its three wrong ones 4; the
     main reward's two that are equal share 2.5. scipy.stats.rankdata has the same ranks."""
     main, strict = [0.9, 0.8, 0.8, 0.3, 0.1], [1.0, 0.0, 0.0, 1.0, 0.0]
-    gap = doubt(torch.tensor(main), [torch.tensor(strict)])
+    gap = _doubt(torch.tensor(main), [torch.tensor(strict)])
     assert gap.tolist() == [0.5, 1.5, 1.5, -2.5, -1]
     first, other = (rankdata(-torch.tensor(values)) for values in (main, strict))
     assert gap.tolist() == (other - first).tolist()
     order = [2, 4, 0, 3, 1]
-    mixed_up = doubt(torch.tensor(main)[order], [torch.tensor(strict)[order]])
+    mixed_up = _doubt(torch.tensor(main)[order], [torch.tensor(strict)[order]])
     assert mixed_up.tolist() == gap[order].tolist()
 
 
@@ -113,7 +112,7 @@ def test_the_share_follows_the_mean_gap() -> None:
     """The reference's run of the published code, for means 10, 12, 13, 11, 9, 8, 8, 7."""
     share, history, seen = 0.1, list[float](), []
     for level in (10.0, 12.0, 13.0, 11.0, 9.0, 8.0, 8.0, 7.0):
-        share = next_share(share, level, history[-20:], 0.02, 0.2)
+        share = _next_share(share, level, history[-20:], 0.02, 0.2)
         history.append(level)
         seen.append(share)
     wanted = [0.1, 0.11, 0.121, 0.121, 0.1089, 0.09801, 0.09801, 0.088209]

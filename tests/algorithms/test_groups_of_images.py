@@ -9,11 +9,11 @@ import torch
 from losskit import CRD_LOSSES, D_REF, GOOD, OWN, PAIRS, A, D, fitting, loss_input, numbers
 from torch import Tensor
 
-from flowrl.algorithms.losses.groups import crd, dgpo
-from flowrl.algorithms.losses.ratio_rules import velocity_mask
+from flowrl.algorithms.losses.comparisons import crd, dgpo
 from flowrl.algorithms.penalties import velocity_kl_by_advantage
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval
+from flowrl.techniques.group_losses import velocity_mask
 
 
 @pytest.mark.parametrize(

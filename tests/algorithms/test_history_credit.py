@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from toykit import toy
 
-from flowrl.algorithms.credit.history import history_norm
-from flowrl.algorithms.credit.single_stream import single_stream
-from flowrl.algorithms.credit.visits import risk_bundles, risk_value, smooth_norm
+from flowrl.algorithms.credit.baselines import history_norm
 from flowrl.core.errors import CheckpointError, ConfigError, DataError
 from flowrl.core.types import Tree
+from flowrl.techniques.prompt_histories import risk_bundles, risk_value, single_stream, smooth_norm
 from flowrl.training.trainer import Trainer
 
 NAN = float("nan")

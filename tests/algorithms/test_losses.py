@@ -12,7 +12,7 @@ from rolloutkit import score_draws
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from flowrl.algorithms.losses import dynamic, guard, policy
+from flowrl.algorithms.losses import policy
 from flowrl.algorithms.penalties import transition_kl
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.errors import ConfigError
@@ -24,8 +24,8 @@ CLIP: dict[str, Any] = {"clip_low": 0.1, "clip_high": 0.2}
 RANGE: dict[str, Any] = {"clip_min": 0.1, "clip_max": 0.2, "eta": 1.0}
 LOSSES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ppo_clip": (ppo_clip, CLIP),
-    "dynamic_clip": (on_tensors(dynamic.dynamic_clip), RANGE | {"sft": 0.4}),
-    "guard": (on_tensors(guard.guard), CLIP),
+    "dynamic_clip": (on_tensors(policy.dynamic_clip), RANGE | {"sft": 0.4}),
+    "guard": (on_tensors(policy.guard), CLIP),
 }
 battery = pytest.mark.parametrize("name", LOSSES)
 

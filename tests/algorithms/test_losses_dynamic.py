@@ -11,9 +11,9 @@ import torch
 from losskit import on_tensors, policies
 from torch import Tensor
 
-from flowrl.algorithms.losses import dynamic, policy
+from flowrl.algorithms.losses import policy
 
-dynamic_clip = on_tensors(dynamic.dynamic_clip)
+dynamic_clip = on_tensors(policy.dynamic_clip)
 ppo_clip = on_tensors(policy.ppo_clip)
 COUNT = 40
 WIDE: dict[str, Any] = {"clip_min": 0.1, "clip_max": 0.3, "eta": 1.0}

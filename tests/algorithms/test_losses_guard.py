@@ -12,8 +12,8 @@ from rolloutkit import score_draws
 from torch import Tensor
 from torch.distributions import Normal
 
-from flowrl.algorithms.losses import guard as guard_file
 from flowrl.algorithms.losses import policy
+from flowrl.algorithms.losses import policy as guard_file
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.models.toy import LinearFlow
 

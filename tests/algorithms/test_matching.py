@@ -10,10 +10,10 @@ import torch
 from losskit import loss_input
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._weights import Weight, weighted
-from flowrl.algorithms.losses._labels import Labels, optimality
+from flowrl.algorithms.likelihoods.forward import Weight, _weighted
+from flowrl.algorithms.losses._common import Labels, optimality
+from flowrl.algorithms.losses.comparisons import diffusion_dpo
 from flowrl.algorithms.losses.matching import awm, nft, regression
-from flowrl.algorithms.losses.preference import diffusion_dpo
 from flowrl.algorithms.penalties import velocity_kl, velocity_kl_both
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval, LossInput
@@ -41,7 +41,7 @@ LOG_PROBS: dict[Weight, float] = {
 def evaluated(v: Tensor, weight: Weight = "one") -> Eval:
     """Evaluate a velocity [B, D] as likelihood `forward` does."""
     error = (v - TARGET).square().mean(1)
-    log_prob = -weighted(error, torch.full_like(error, SIGMA), weight)
+    log_prob = -_weighted(error, torch.full_like(error, SIGMA), weight)
     return Eval(log_prob, v, torch.zeros_like(error), v)
 
 

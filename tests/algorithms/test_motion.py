@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.algorithms.plans._motion import window_start
+from flowrl.algorithms.plans.windows import _window_start
 
 Pace = Literal["constant", "linear", "exponential"]
 # 25 steps, size 4, the last two spared
@@ -18,7 +18,7 @@ MIX: dict[str, Any] = {"start": 0, "stride": 1, "last": 19, "steps": 25, "roll_b
 
 
 def starts(count: int, **options: Any) -> list[int]:
-    return [window_start(iteration, **options) for iteration in range(count)]
+    return [_window_start(iteration, **options) for iteration in range(count)]
 
 
 def slow(
@@ -94,9 +94,9 @@ def test_a_pace_of_one_iteration_is_the_same_for_all(data: st.DataObject) -> Non
     options["steps"] = last + 4
     moves, before, round_ = iteration // every, (last - start) // stride + 1, last // stride + 1
     want = start + moves * stride if moves < before else (moves - before) % round_ * stride
-    assert window_start(iteration, every=every, **options) == want
+    assert _window_start(iteration, every=every, **options) == want
     paces: list[Pace] = ["constant", "linear", "exponential"]
-    assert {window_start(iteration // every, every=1, pace=pace, **options) for pace in paces} == {
+    assert {_window_start(iteration // every, every=1, pace=pace, **options) for pace in paces} == {
         want
     }
 

@@ -9,15 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.algorithms.plans.side_branches import comb, rake
-from flowrl.algorithms.plans.trees import tree, window_tree
-from flowrl.algorithms.plans.windows import (
-    flash_window,
-    fork,
-    full,
-    random_window,
-    sliding_window,
-)
+from flowrl.algorithms.plans.trees import comb, rake, tree, window_tree
+from flowrl.algorithms.plans.windows import flash_window, fork, full, random_window, sliding_window
 from flowrl.algorithms.rollout.plan_steps import counts, leaves_per_root, roots_for, steps_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan

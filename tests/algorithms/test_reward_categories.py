@@ -12,8 +12,7 @@ from forests import by_hand
 from toykit import toy
 
 from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.reward_mix.aggregate import advantage_sum
-from flowrl.algorithms.reward_mix.categories import by_field
+from flowrl.algorithms.reward_mix.aggregate import advantage_sum, by_field
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Scores, Tree
 from flowrl.training.trainer import Trainer

@@ -11,7 +11,7 @@ from forests import by_hand
 from selectkit import choose, forest
 from toykit import toy
 
-from flowrl.algorithms.selection.prompts import reward_range
+from flowrl.algorithms.selection.select import reward_range
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import Rollout
 from flowrl.training.collect import collect

@@ -13,9 +13,8 @@ from selectkit import choose, draws, forest, forests, path, step_of
 from torch import Tensor
 
 from flowrl.algorithms.selection._change import relative_changes
-from flowrl.algorithms.selection._inclusion import inclusion
 from flowrl.algorithms.selection.segments import fixed
-from flowrl.algorithms.selection.select import chunks
+from flowrl.algorithms.selection.select import _inclusion, chunks
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout
 
@@ -98,7 +97,7 @@ def test_inclusion_by_enumerating_orders(odds: list[float], data: st.DataObject)
             wanted[item] += chance
     pair = torch.tensor([*odds, 1.0, 3.0], dtype=torch.float64)
     family = torch.tensor([7] * len(odds) + [2, 2])
-    got = inclusion(pair, family, torch.tensor([take] * len(odds) + [1, 1])).tolist()
+    got = _inclusion(pair, family, torch.tensor([take] * len(odds) + [1, 1])).tolist()
     assert got == pytest.approx([*wanted, 0.25, 0.75], rel=1e-7)
 
 

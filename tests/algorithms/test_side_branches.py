@@ -14,8 +14,7 @@ from slowcredits import up
 from torch import Tensor
 
 from flowrl.algorithms.nodes import best_below, decision_nodes, states_of
-from flowrl.algorithms.plans.side_branches import comb, rake
-from flowrl.algorithms.plans.trees import tree, window_tree
+from flowrl.algorithms.plans.trees import comb, rake, tree, window_tree
 from flowrl.algorithms.plans.windows import flash_window, full
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.algorithms.rollout.join import merge

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sigmakit import dynamic_grid, static_grid
 from torch import Tensor
 
-from flowrl.algorithms.rollout.sigma_grid import flash_places, read_sigma_grid
+from flowrl.algorithms.rollout.plan_steps import flash_places, read_sigma_grid
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import linear_grid, shift_sigmas
 from flowrl.core.types import SigmaGrid

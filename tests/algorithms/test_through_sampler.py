@@ -10,8 +10,8 @@ import torch
 from rolloutkit import run
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._unroll import sampled
 from flowrl.algorithms.likelihoods.through_sampler import (
+    _sampled,
     align_prop,
     align_prop_each,
     draft,
@@ -128,7 +128,7 @@ def test_draft_lv_from_the_same_state_is_draft_1() -> None:
     first = batch_of(draft(last=1), ro)
     assert first.unrolled is not None
     cut = first.unrolled._replace(open=first.unrolled.open[:, :-1])
-    state = sampled(model, first._replace(unrolled=cut)).detach()
+    state = _sampled(model, first._replace(unrolled=cut)).detach()
     s = ro.sigmas[-2].double().expand(len(state))
     v = model.velocity(state, s, batch.cond).detach()
     eps = eps_from(state, v, s)

@@ -11,15 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from flowrl.algorithms.reward_mix.transforms import (
-    clip,
-    noisy_backward,
-    noisy_forward,
-    rank,
-    threshold,
-)
+from flowrl.algorithms.reward_mix.transforms import clip, rank, threshold
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
+from flowrl.techniques.verdicts import noisy_backward, noisy_forward
 
 NAN = math.nan
 

@@ -13,8 +13,9 @@ from losskit import CRD_LOSSES, D_REF, GOOD, OWN, A, D, fitting, loss_input, num
 from torch import Tensor
 
 from flowrl.algorithms.companions.surrogate import preference
-from flowrl.algorithms.losses.groups import crd, dgpo, group_regression, level_preference
+from flowrl.algorithms.losses.comparisons import crd, dgpo
 from flowrl.core.types import Eval, LossInput
+from flowrl.techniques.group_losses import group_regression, level_preference
 
 SCORED = torch.tensor([True, True, False, True, True])
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.plans.solvers import ode
-from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.frontier import noise_std
+from flowrl.algorithms.rollout.engine import noise_std, rollout
 from flowrl.core.pixels import from_bytes
 from flowrl.core.seeds import generator
 from flowrl.evaluation.reward_metrics import total_reward

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.algorithms.plans.solvers import ode, sa_solver
 from flowrl.algorithms.rollout.engine import rollout
 from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
-from flowrl.algorithms.rollout.sa_solver import coefficients
+from flowrl.algorithms.rollout.solvers import coefficients
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import per_sample

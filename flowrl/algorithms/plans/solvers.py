@@ -64,7 +64,7 @@ def sa_solver(
     (PickScore).
 
     **Differs:** form "published" has the coefficients of AWM's code, see
-    `flowrl.algorithms.rollout.sa_solver.coefficients`; "exact" integrates the line through two
+    `flowrl.algorithms.rollout.solvers.coefficients`; "exact" integrates the line through two
     estimates exactly and overshoots less. Initial noise has the std of the path at `first`, in the
     code 1.
 

@@ -321,10 +321,7 @@ def simple_preference(
     # a pair is two images of a prompt at one time, noised alike
     index = numbered(data.segment, data.batch.step)
     check_alike(
-        "simple_preference",
-        data,
-        index,
-        "both images of a pair must have the same time and noise",
+        "simple_preference", data, index, "both images of a pair must have the same time and noise"
     )
     # +1 for w and -1 for l: a pair's sum is l_w - l_l, and both rows get it
     sign = data.batch.advantage.detach().sign()

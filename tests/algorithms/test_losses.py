@@ -16,7 +16,7 @@ from torch.distributions import Normal, kl_divergence
 
 from flowrl.algorithms.losses import policy
 from flowrl.algorithms.losses import policy as guard_file
-from flowrl.algorithms.penalties import transition_kl
+from flowrl.algorithms.penalties import norm_guard, transition_kl, velocity_kl
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval
@@ -225,6 +225,19 @@ def test_transition_kl() -> None:
     assert torch.equal(kl(ev, Eval(*ev)), zero)
     with pytest.raises(ConfigError, match="'x'"):
         kl(ev, ev, divide_by="x")
+
+
+def test_penalties_on_velocities() -> None:
+    """v_ref = (3, 4), v = 1.2 v_ref: mean((v - v_ref)^2) = .5, (1.2 - 1)^2 = .04; .9 v_ref: 0."""
+    ref = torch.tensor([[3.0, 4.0], [3.0, 4.0]])
+    zero = torch.zeros(2)
+    data = loss_input(zero, zero, zero, v=ref * torch.tensor([[1.2], [0.9]]))
+    data = data._replace(under={"ref": Eval(zero, ref, zero, ref)})
+    torch.testing.assert_close(velocity_kl(data), torch.tensor([0.5, 0.125]))
+    torch.testing.assert_close(norm_guard(data), torch.tensor([0.04, 0.0]))
+    blind = data._replace(now=data.now._replace(v=None))
+    with pytest.raises(ConfigError, match="has no velocity"):
+        norm_guard(blind)
 
 
 def test_gradient_of_the_loss_by_finite_differences() -> None:

@@ -17,7 +17,7 @@ from flowrl.algorithms.losses.comparisons import crd, dgpo
 from flowrl.algorithms.penalties import velocity_kl_by_advantage
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Eval, LossInput
-from flowrl.techniques.group_losses import group_regression, level_preference, velocity_mask
+from flowrl.techniques.group_losses import group_regression, level_preference
 
 
 @pytest.mark.parametrize(
@@ -180,28 +180,6 @@ def test_the_penalty_of_good_images() -> None:
     torch.testing.assert_close(found, torch.tensor([0.25, 0.25 * 0.55, 0.025]))
     with pytest.raises(ConfigError, match="least"):
         velocity_kl_by_advantage(data, least=2.0)
-
-
-def test_the_velocity_mask() -> None:
-    """The reference's rows, with a distance of velocities of 2e-6: kept are 0, 1, 1, 0, 1, and the
-    mean of -A r is .0040000667 over five rows."""
-    log_ratio, a = numbers(0.01, 0.01, -0.01, -0.01, 0), numbers(1, -1, 1, -1, 0)
-    now = log_ratio.clone().requires_grad_()
-    none, v = torch.zeros_like(a), torch.zeros(5, 1, dtype=torch.float64)
-    data = loss_input(now, none, a, v=v)
-    data = data._replace(under={"old": Eval(none, v, none, v + 2e-6**0.5)})
-    loss, metrics = velocity_mask(data, most=1e-6)
-    (gradient,) = torch.autograd.grad(loss.sum(), now)
-    assert (gradient != 0).tolist() == [False, True, True, False, False]
-    assert metrics["clip_frac"].tolist() == [1, 0, 0, 1, 0]
-    kept = loss.detach() * (1 - metrics["clip_frac"])
-    assert float(kept.mean()) == pytest.approx(0.0040000667, abs=1e-9)
-    # below the threshold nothing is stopped
-    assert float(velocity_mask(data, most=3e-6)[1]["clip_frac"].sum()) == 0
-    with pytest.raises(ConfigError, match="no velocity"):
-        velocity_mask(data._replace(now=data.now._replace(v=None)), most=1e-6)
-    with pytest.raises(ConfigError, match="most > 0"):
-        velocity_mask(data, most=0.0)
 
 
 SCORED = torch.tensor([True, True, False, True, True])

@@ -4,7 +4,6 @@ arithmetic by hand."""
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from forests import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from scipy.stats import rankdata
 from torch import Tensor
 from toykit import toy
@@ -33,8 +31,6 @@ from flowrl.algorithms.reward_mix.transforms import clip, rank, threshold
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
 from flowrl.cost.meter import Meter
-from flowrl.techniques.reward_mixes import constrained
-from flowrl.techniques.verdicts import noisy_backward, noisy_forward
 from flowrl.training.trainer import Trainer
 from rewards._common.clusters import cluster_sizes
 from rewards.novelty import novelty
@@ -162,57 +158,18 @@ def test_a_gate_that_was_not_scored_is_neither_open_nor_shut() -> None:
     close(mixed, [first, 0.0, *rest])
 
 
-def test_duals_rise_while_a_constraint_is_missed_and_fall_after() -> None:
-    """lambda <- clip(lambda + lr (b - mean)): .5 * (.6 - .2) = .2, then .4; then .4 - .5 * .4 = .2;
-    then 0."""
-    aggregate = constrained(at_least={"b": 0.6}, lr=0.5)
-    low = scores({"a": [1.0, 2.0], "b": [0.1, 0.3]}, [1, 0])
-    high = scores({"a": [1.0, 2.0], "b": [0.9, 1.1]}, [1, 0])
-    close(aggregate(low, same), [1.0, 2.0])
-    seen = []
-    for s in (low, low, high, high, high):
-        aggregate.update(s)
-        seen.append(aggregate.dual["b"])
-    assert seen == pytest.approx([0.2, 0.4, 0.2, 0.0, 0.0], abs=1e-6)
-    aggregate.update(low)
-    mixed = aggregate(low, same)
-    close(mixed, [1 + 0.2 * 0.1, 2 + 0.2 * 0.3])
-    assert mixed.metrics == pytest.approx({"slack/b": -0.4, "dual/b": 0.2})
-    again = constrained(at_least={"b": 0.6}, lr=0.5)
-    again.load_state_dict(aggregate.state_dict())
-    assert again.dual == aggregate.dual
-
-
-def test_duals_find_the_best_of_a_problem_whose_answer_is_known() -> None:
-    """Maximise x subject to 1 - x >= .25, x in [0, 1]: x = .75, and the dual settles at 1."""
-    aggregate = constrained(at_least={"b": 0.25}, lr=0.05)
-    logit, tail = torch.zeros((), dtype=torch.float64), []
-    for step in range(4000):
-        x = float(logit.sigmoid())
-        aggregate.update(scores({"a": [x], "b": [1 - x]}, [1, 0]))
-        slope = 1 - aggregate.dual["b"]  # of a + lambda b in x
-        logit = (logit + 0.05 * slope * x * (1 - x) * 4).clamp(-6, 6)
-        tail += [(x, aggregate.dual["b"])] if step >= 2000 else []
-    mean_x, mean_dual = (sum(column) / len(tail) for column in zip(*tail, strict=True))
-    assert mean_x == pytest.approx(0.75, abs=0.02) and mean_dual == pytest.approx(1.0, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("aggregate", "options", "part"),
     [
         (gated, {"above": {"quality": 1.0}}, "no reward 'quality' .there is: a, b"),
         (gated, {"above": {"a": 1.0}, "softness": -1.0}, "softness >= 0"),
         (gdpo, {"eps": -1.0}, "eps >= 0"),
-        (constrained, {"at_least": {"z": 1.0}}, "no reward 'z'"),
-        (constrained, {"at_least": {}}, "at_least"),
-        (constrained, {"at_least": {"a": 1.0}, "lr": 0.0}, "lr > 0"),
     ],
 )
 def test_mistakes_name_what_is_wrong(aggregate: Any, options: Any, part: str) -> None:
     s = scores(TWO, [1, 1])
     with pytest.raises(ConfigError, match=part):
-        made = aggregate(**options) if aggregate is constrained else partial(aggregate, **options)
-        made(s, same)
+        aggregate(s, same, **options)
 
 
 def batch(groups: list[int], tags: list[str] | None = None) -> RewardBatch:
@@ -250,53 +207,6 @@ def test_rank_is_scipys_average_rank_within_each_prompt(rows: list[tuple[int, fl
     torch.testing.assert_close(rank(values, batch(groups)), expected, equal_nan=True)
 
 
-def test_noisy_verdicts_are_the_published_numbers() -> None:
-    """Fixture with rho0 = .1, rho1 = .2: backward -.142857, 1.285714; forward -.8, .2."""
-    values = torch.tensor([0.0, 1.0, NAN])
-    got = noisy_backward(values, batch([0] * 3), false_accept=0.1, false_refusal=0.2)
-    torch.testing.assert_close(got, torch.tensor([-1 / 7, 9 / 7, NAN]), equal_nan=True)
-    got = noisy_forward(values, batch([0] * 3), false_refusal=0.2)
-    torch.testing.assert_close(got, torch.tensor([-0.8, 0.2, NAN]), equal_nan=True)
-
-
-@pytest.mark.parametrize("truth", [0.0, 1.0])
-def test_backward_is_unbiased_and_forward_scales(truth: float) -> None:
-    """The expectation over the verifier's errors, written out: the truth itself, and -(1 - rho0 -
-    rho1)(1 - truth)."""
-    rho0, rho1 = 0.15, 0.3
-    ones = 1 - rho1 if truth else rho0  # P(verdict 1)
-    verdicts, chance = torch.tensor([0.0, 1.0]), torch.tensor([1 - ones, ones])
-    two = batch([0, 0])
-    backward = noisy_backward(verdicts, two, false_accept=rho0, false_refusal=rho1)
-    forward = noisy_forward(verdicts, two, false_refusal=rho1)
-    assert float((chance * backward).sum()) == pytest.approx(truth, abs=1e-6)
-    assert float((chance * forward).sum()) == pytest.approx(
-        -(1 - rho0 - rho1) * (1 - truth), abs=1e-6
-    )
-
-
-def test_rates_by_tag() -> None:
-    got = noisy_forward(
-        torch.tensor([1.0, 1.0]),
-        batch([0, 1], ["ocr", "count"]),
-        false_refusal={"ocr": 0.1, "count": 0.4},
-    )
-    torch.testing.assert_close(got, torch.tensor([0.1, 0.4]))
-    with pytest.raises(ConfigError, match=r"tags without: \['count'\]"):
-        noisy_forward(
-            torch.tensor([1.0, 1.0]), batch([0, 1], ["ocr", "count"]), false_refusal={"ocr": 0.1}
-        )
-
-
-def test_what_is_no_verdict_is_refused() -> None:
-    with pytest.raises(ConfigError, match="verdicts 0 or 1, got 0.5"):
-        noisy_forward(torch.tensor([0.5]), batch([0]), false_refusal=0.1)
-    with pytest.raises(ConfigError, match="below 1"):
-        noisy_backward(torch.tensor([1.0]), batch([0]), false_accept=0.5, false_refusal=0.5)
-    with pytest.raises(ConfigError, match=r"in \[0, 1\)"):
-        noisy_forward(torch.tensor([1.0]), batch([0]), false_refusal=1.5)
-
-
 def test_a_threshold_says_yes_or_no() -> None:
     found = threshold(torch.tensor([0.1, 0.28, 0.5, NAN]), batch([0, 0, 0, 0]), at=0.28)
     assert found[:3].tolist() == [0, 1, 1] and bool(found[3].isnan())
@@ -304,24 +214,6 @@ def test_a_threshold_says_yes_or_no() -> None:
 
 def batch_of(group: torch.Tensor) -> RewardBatch:
     return RewardBatch(torch.zeros(len(group), 0), [], group, [], torch.zeros(len(group)))
-
-
-@pytest.mark.parametrize("levels", [2, 5, 1000])
-def test_ranks_are_scipys(levels: int) -> None:
-    """``(mean rank - 1) / (n - 1)`` of scipy.stats.rankdata within each prompt, 0.5 for one alone,
-    NaN for what was not scored; prompts in any order."""
-    rng = torch.Generator().manual_seed(levels)
-    group = torch.randint(40, (200,), generator=rng)
-    values = torch.randint(levels, (200,), generator=rng).float() / 3
-    values[torch.rand(200, generator=rng) < 0.1] = torch.nan
-    wanted = torch.full_like(values, torch.nan)
-    for g in group.unique():
-        mine = ((group == g) & ~values.isnan()).nonzero().flatten()
-        if len(mine):
-            ranks = torch.tensor(stats.rankdata(values[mine].numpy())) - 1
-            share = ranks / (len(mine) - 1) if len(mine) > 1 else torch.tensor([0.5])
-            wanted[mine] = share.float()
-    torch.testing.assert_close(rank(values, batch_of(group)), wanted, equal_nan=True)
 
 
 def test_a_large_panel_takes_no_square() -> None:
@@ -453,10 +345,7 @@ def mixed(aggregate: gardo, **values: list[float]) -> Mixed:
 
 @pytest.mark.parametrize(
     ("reward", "wanted"),
-    [
-        ([1, 0.5, 0.5, 0], [0.8333333, 0, 0, -0.5]),
-        ([1, 0.8, 0.2, 0], [0.8333333, 0.1, -0.3, -0.5]),
-    ],
+    [([1, 0.5, 0.5, 0], [0.8333333, 0, 0, -0.5]), ([1, 0.8, 0.2, 0], [0.8333333, 0.1, -0.3, -0.5])],
 )
 def test_gardo_pays_what_is_unlike(reward: list[float], wanted: list[float]) -> None:
     """The reference's run of the published code: n = .2, .04, .04, .2."""

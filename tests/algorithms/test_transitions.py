@@ -73,11 +73,7 @@ def moments(
 
 @pytest.mark.parametrize(
     ("transition", "mean", "std"),
-    [
-        (flow_sde, 0.7938333, 0.4781910),
-        (dance_sde, 0.8545, 0.3130495),
-        (cps, 0.7225469, 0.4455033),
-    ],
+    [(flow_sde, 0.7938333, 0.4781910), (dance_sde, 0.8545, 0.3130495), (cps, 0.7225469, 0.4455033)],
 )
 def test_reference_fixture(transition: Transition, mean: float, std: float) -> None:
     """x=.8, v=-.5, sigma .7 -> .5, noise_scale .7: numpy float64 values of the reference."""

@@ -356,12 +356,7 @@ def _roots_batch(rollout: Rollout, advantage: Tensor, nodes: Tensor, unrolled: U
 
 
 def _unrolled_batch(
-    rollout: Rollout,
-    advantage: Tensor,
-    nodes: Tensor,
-    x: Tensor,
-    sigma: Tensor,
-    unrolled: Unrolled,
+    rollout: Rollout, advantage: Tensor, nodes: Tensor, x: Tensor, sigma: Tensor, unrolled: Unrolled
 ) -> Batch:
     """Put latents x [B, *] at sigma [B], which belong to nodes [B], in a batch."""
     # the loss reads images, not draws: what belongs to a draw is 0, each row is its own state

@@ -54,10 +54,7 @@ def diffusion_dpo(data: LossInput, *, beta: float) -> tuple[Tensor, dict[str, Te
     # rows of one prompt and one draw are a pair
     index = numbered(data.segment, data.batch.step)
     check_alike(
-        "diffusion_dpo",
-        data,
-        index,
-        "both images of a pair must have the same time and noise",
+        "diffusion_dpo", data, index, "both images of a pair must have the same time and noise"
     )
     gain = data.now.log_prob - data.under["ref"].log_prob.detach()
     sign = data.batch.advantage.detach().sign()

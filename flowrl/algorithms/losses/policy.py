@@ -27,11 +27,7 @@ from flowrl.core.types import LossInput
 
 @needs("old_log_prob")
 def ppo_clip(
-    data: LossInput,
-    *,
-    clip_low: float,
-    clip_high: float,
-    max_advantage: float = 5.0,
+    data: LossInput, *, clip_low: float, clip_high: float, max_advantage: float = 5.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate ``max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))`` [B] and
     metrics [B].

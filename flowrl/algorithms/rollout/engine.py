@@ -332,12 +332,7 @@ def _decide(
 
 
 def _tails(
-    run: Sampling,
-    forest: ForestBuilder,
-    live: Live,
-    k: int,
-    tail: int,
-    strides: tuple[int, ...],
+    run: Sampling, forest: ForestBuilder, live: Live, k: int, tail: int, strides: tuple[int, ...]
 ) -> list[Tensor]:
     """Finish samples at step k in at most `tail` Euler steps, once per stride -> leaf ids, stride
     by stride."""

@@ -152,8 +152,7 @@ def counts(plan: Plan, copies: int = 1) -> PlanCounts:
     states = sum(step.noise_scale > 0 for step in steps[: min(last + 1, len(steps) - 1)])
     all_of = PlanCounts(*(copies * number for number in one))
     return all_of._replace(
-        nfe=all_of.nfe - (copies - 1) * shared,
-        states=all_of.states - (copies - 1) * states,
+        nfe=all_of.nfe - (copies - 1) * shared, states=all_of.states - (copies - 1) * states
     )
 
 

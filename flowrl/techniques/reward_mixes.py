@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.reward_mix.aggregate import check_known, counting, total_of
+from flowrl.algorithms.reward_mix.aggregate import check_known, total_of, weighted
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
 
@@ -29,7 +29,7 @@ def conditional(scores: Scores, credit: Credit, *, by: str, inter: float = 0.5) 
     check_known("conditional: by", [by], scores)
     if not 0 <= inter <= 1:
         raise ConfigError(f"conditional: expected inter from 0 to 1, got {inter}")
-    parts = _parts(scores)
+    parts = weighted(scores)
     total, metric = total_of(parts), scores.values[by]
     value, gaps = torch.full_like(total, torch.nan), []
     # prompt by prompt, over the places [n] of its images that have both scores
@@ -85,7 +85,7 @@ def consistency_bonus(
         if len(good):
             sound = good[confident[good] >= confident[good].mean() - margin]
             paid[sound] = bonus * correct[sound]
-    parts = {**_parts(scores), "bonus": paid}
+    parts = {**weighted(scores), "bonus": paid}
     return Mixed(credit(total_of(parts)), parts, {"bonus": paid.mean().item()})
 
 
@@ -188,7 +188,7 @@ class tightening:
         """Add with the threshold of now; nothing is changed."""
         check_known("tightening: reward", [self.reward], scores)
         values = {**scores.values, self.reward: self._passed(scores)}
-        parts = _parts(scores._replace(values=values))
+        parts = weighted(scores._replace(values=values))
         return Mixed(credit(total_of(parts)), parts, {f"threshold/{self.reward}": self.threshold})
 
     def update(self, scores: Scores) -> None:
@@ -224,11 +224,6 @@ class tightening:
     def _passed(self, scores: Scores) -> Tensor:
         values = scores.values[self.reward]
         return torch.where(values.isnan(), values, (values >= self.threshold).to(values.dtype))
-
-
-def _parts(scores: Scores) -> dict[str, Tensor]:
-    """Return what each reward that counts brings to the weighted sum."""
-    return {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
 
 
 def _prompts(scores: Scores, known: Tensor) -> list[Tensor]:

@@ -53,18 +53,20 @@ def noisy_forward(
 
 
 def _rates(rate: float | dict[str, float], batch: RewardBatch, like: Tensor) -> Tensor:
-    table = rate if isinstance(rate, dict) else {}
-    tags = [str(record.get("tag", "all")) for record in batch.meta]
-    unknown = sorted({tag for tag in tags if tag not in table}) if isinstance(rate, dict) else []
-    rates = (
-        [table.get(tag, 0.0) for tag in tags]
-        if isinstance(rate, dict)
-        else [float(rate)] * len(like)
-    )
+    """Return the rate of each value, one for all or by the tag of its prompt."""
+    rates, unknown = [], set()
+    if isinstance(rate, dict):
+        for record in batch.meta:
+            tag = str(record.get("tag", "all"))
+            rates.append(rate.get(tag, 0.0))
+            if tag not in rate:
+                unknown.add(tag)
+    else:
+        rates = [float(rate)] * len(like)
     if unknown or not all(0 <= r < 1 for r in rates):
         raise ConfigError(
             f"a verifier's error rate must be in [0, 1), one per tag; got {rate!r}, tags without: "
-            f"{unknown}"
+            f"{sorted(unknown)}"
         )
     return torch.tensor(rates, dtype=like.dtype, device=like.device)
 

@@ -22,9 +22,7 @@ def weighted_sum(scores: Scores, credit: Credit) -> Mixed:
     The reward with the largest spread decides, whatever its weight says (Flow-GRPO's
     ``multi_score``).
     """
-    return _summed(
-        {name: scores.weights[name] * scores.values[name] for name in counting(scores)}, credit
-    )
+    return _summed(weighted(scores), credit)
 
 
 def advantage_sum(scores: Scores, credit: Credit) -> Mixed:
@@ -111,21 +109,22 @@ def gated(
         raise ConfigError(f"gated: expected softness >= 0, got {softness}")
     # opened [L]: the product of the gates passed so far, from 0 to 1
     opened: Tensor | float = 1.0
-    parts, metrics, last = {}, {}, [name for name in scores.values if name not in above]
+    parts, metrics = {}, {}
+    last = [name for name in scores.values if name not in above]
     for name in [*above, *last]:
         values = scores.values[name]
         # a reward of weight 0 may be there as a gate only
         if scores.weights[name]:
             parts[name] = scores.weights[name] * values * opened
-        if name in above:
-            gate = (
-                ((values - above[name]) / softness).sigmoid()
-                if softness
-                else (values > above[name]).to(values)
-            )
-            gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
-            metrics[f"gate/{name}"] = gate.nanmean().item()
-            opened = opened * gate
+        if name not in above:
+            continue
+        if softness:
+            gate = ((values - above[name]) / softness).sigmoid()
+        else:
+            gate = (values > above[name]).to(values)
+        gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
+        metrics[f"gate/{name}"] = gate.nanmean().item()
+        opened = opened * gate
     return _summed(parts, credit)._replace(metrics=metrics)
 
 
@@ -216,6 +215,11 @@ class by_field:
 def counting(scores: Scores) -> list[str]:
     """List the rewards that are not only watched."""
     return [name for name in scores.values if scores.weights[name]]
+
+
+def weighted(scores: Scores) -> dict[str, Tensor]:
+    """Return what each reward that counts brings to the weighted sum."""
+    return {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
 
 
 def check_known(where: str, names: Iterable[str], scores: Scores) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.reward_mix.aggregate import check_known, counting, total_of
+from flowrl.algorithms.reward_mix.aggregate import check_known, total_of, weighted
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, Scores
 
@@ -56,7 +56,7 @@ class gardo:
     def __call__(self, scores: Scores, credit: Credit) -> Mixed:
         """Give credit, and say where the penalty counts; nothing is changed."""
         check_known("gardo", [self.novelty, *self.doubted_by], scores)
-        parts = {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
+        parts = weighted(scores)
         mixed = Mixed(credit(total_of(parts)), parts, {})
         # how much good images differ from the others of their prompt
         leaf, tree = scores.leaf, scores.tree
@@ -95,7 +95,7 @@ class gardo:
         self.share, self.levels = float(state["share"]), state["levels"].tolist()
 
     def _gap(self, scores: Scores) -> Tensor:
-        main = total_of({k: scores.weights[k] * scores.values[k] for k in counting(scores)})
+        main = total_of(weighted(scores))
         return _doubt(main, [scores.values[name] for name in self.doubted_by])
 
     def _level(self, scores: Scores) -> float:

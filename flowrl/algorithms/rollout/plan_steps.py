@@ -4,7 +4,6 @@ per initial noise."""
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -58,16 +57,16 @@ def steps_of(plan: Plan) -> list[Step]:
     """Read a plan as host numbers. Raises ConfigError, naming the step, for a plan that cannot be
     run."""
     size = len(plan.noise)
-    columns = [*plan[:4], *([] if plan.solver is None else [plan.solver])]
-    if {len(column) for column in columns} != {size} or not size:
-        raise ConfigError(
-            "a plan needs one entry per step in every field, got lengths "
-            f"{[len(c) for c in columns]}"
-        )
+    columns = [plan.noise, plan.branch, plan.keep, plan.tail]
+    columns.append(torch.ones(size, dtype=torch.int64) if plan.solver is None else plan.solver)
+    lengths = [len(column) for column in columns]
+    if set(lengths) != {size} or not size:
+        given = lengths[:4] if plan.solver is None else lengths
+        raise ConfigError(f"a plan needs one entry per step in every field, got lengths {given}")
     # one copy to the host for each column, so the denoising loop never waits for the device
-    solver = [1] * size if plan.solver is None else plan.solver.tolist()
-    rows = zip(*(column.tolist() for column in plan[:4]), solver, strict=True)
-    steps = [Step(*row) for row in rows]
+    steps = []
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        steps.append(Step(*row))
     # a plan is data that anybody may have made: what cannot be run is refused here
     for k, step in enumerate(steps):
         if (
@@ -205,16 +204,14 @@ def roots_for(plan: Plan, images: int) -> int:
 
 def _tail_calls(here: int, end: int, tail: int, strides: tuple[int, ...]) -> int:
     """Count the velocities of a child's tails: the first two places are common to all strides."""
-    places = {
-        p
-        for stride in strides
-        for p, _ in pairwise(stops(here, end, tail, stride))
-        if p <= here + 1
-    }
-    apart = [
-        p for stride in strides for p, _ in pairwise(stops(here, end, tail, stride)) if p > here + 1
-    ]
-    return len(places) + len(apart)
+    common, apart = set(), 0
+    for stride in strides:
+        for place in stops(here, end, tail, stride)[:-1]:
+            if place <= here + 1:
+                common.add(place)
+            else:
+                apart += 1
+    return len(common) + apart
 
 
 def _check_rest(plan: Plan) -> None:

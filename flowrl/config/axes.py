@@ -17,13 +17,16 @@ kl            flowrl/algorithms/penalties.py; the section is optional          b
 old, slow     flowrl/algorithms/ema_decays.py; the sections are optional
 fake          flowrl/algorithms/companions/fake.py; the section is optional
 surrogate     flowrl/algorithms/companions/surrogate.py; the section is optional
-sampler       any file of flowrl/algorithms/prompt_samplers; the section is optional
+sampler       flowrl/techniques/prompt_samplers.py; the section is optional
 optimizer     flowrl/training/optimizer.py; `fn` may be left out: adamw
 parts.NAME    a class of your own on `flowrl.Part`, in a file or package given as --plugin
 ============  ====================================================  =========================
 
 A reward may also have a `transform`, a call or a list of calls of
 flowrl/algorithms/reward_mix/transforms.py, made on its values in that order.
+
+Functions that no shipped config names stand in flowrl/techniques; a config finds them by the same
+bare `fn`, in the files that `AXES` gives as an axis' `techniques`.
 """
 
 from __future__ import annotations
@@ -46,6 +49,12 @@ class Axis(NamedTuple):
     default: str = ""  # the function where `fn` is left out
     # files of the package that hold the functions of another axis; `fn` is not looked up in them
     files_of_other_axes: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()  # further modules in which `fn` is looked up
+
+    def holds(self, path: str) -> bool:
+        """Say whether a dotted path leads into the axis' own package or modules."""
+        homes = (self.package, *self.techniques)
+        return path.startswith(tuple(f"{home}." for home in homes))
 
 
 AXES = {
@@ -53,23 +62,43 @@ AXES = {
     "plan": Axis("flowrl.algorithms.plans", "package", positional=1),
     "transition": Axis("flowrl.algorithms.transitions", "module", positional=5, last="noise_scale"),
     "rewards": Axis("rewards", "file", mix="weight", mix_default=1.0),
-    "transform": Axis("flowrl.algorithms.reward_mix.transforms", "module", positional=2),
-    "aggregate": Axis(
-        "flowrl.algorithms.reward_mix", "package", positional=2, files_of_other_axes=("transforms",)
+    "transform": Axis(
+        "flowrl.algorithms.reward_mix.transforms",
+        "module",
+        positional=2,
+        techniques=("flowrl.techniques.verdicts",),
     ),
-    "credit": Axis("flowrl.algorithms.credit", "package", positional=3),
+    "aggregate": Axis(
+        "flowrl.algorithms.reward_mix",
+        "package",
+        positional=2,
+        files_of_other_axes=("transforms",),
+        techniques=("flowrl.techniques.reward_mixes",),
+    ),
+    "credit": Axis(
+        "flowrl.algorithms.credit",
+        "package",
+        positional=3,
+        techniques=("flowrl.techniques.group_credits", "flowrl.techniques.prompt_histories"),
+    ),
     "segment": Axis("flowrl.algorithms.selection.segments", "module", positional=1),
     "select": Axis(
-        "flowrl.algorithms.selection", "package", positional=1, files_of_other_axes=("segments",)
+        "flowrl.algorithms.selection",
+        "package",
+        positional=1,
+        files_of_other_axes=("segments",),
+        techniques=("flowrl.techniques.selections",),
     ),
     "likelihood": Axis("flowrl.algorithms.likelihoods", "package"),
-    "loss": Axis("flowrl.algorithms.losses", "package"),
+    "loss": Axis(
+        "flowrl.algorithms.losses", "package", techniques=("flowrl.techniques.group_losses",)
+    ),
     "kl": Axis("flowrl.algorithms.penalties", "module", positional=1, mix="beta"),
     "old": Axis("flowrl.algorithms.ema_decays", "module", positional=1),
     "slow": Axis("flowrl.algorithms.ema_decays", "module", positional=1),
     "fake": Axis("flowrl.algorithms.companions.fake", "module"),
     "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
-    "sampler": Axis("flowrl.algorithms.prompt_samplers", "package", positional=1, last="draw"),
+    "sampler": Axis("flowrl.techniques.prompt_samplers", "module", positional=1, last="draw"),
     "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
     "parts": Axis("", "plugin"),
 }

@@ -200,6 +200,7 @@ def offers(axis: Axis, where: str, files: Sequence[str] | None = None) -> Functi
         own = [name for name in there if name not in axis.files_of_other_axes]
         mine = own if files is None else files
         modules = [f"{axis.package}.{name}" for name in mine]
+    modules += axis.techniques
     found = {}
     for module in modules:
         for name, function in functions_of(module, where).items():
@@ -231,8 +232,7 @@ def _resolve_dotted(
     axis: Axis, fn: str, where: str, plugins: Sequence[str]
 ) -> tuple[str, Callable[..., Any]]:
     top = fn.partition(".")[0]
-    ours = bool(axis.package) and fn.startswith(f"{axis.package}.")
-    if top not in plugins and not ours:
+    if top not in plugins and not axis.holds(fn):
         raise ConfigError(
             f"{where}: {fn!r} is neither in {axis.package or 'flowrl'} nor in a package that you "
             "allowed; "

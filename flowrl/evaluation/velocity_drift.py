@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.rollout.frontier import noise_std
+from flowrl.algorithms.rollout.engine import noise_std
 from flowrl.core.abilities import conditioning
 from flowrl.core.seeds import generator
 from flowrl.core.types import FlowModel, Source

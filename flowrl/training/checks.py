@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel, discrete_levels, sees_latents, sees_sigma
 from flowrl.core.errors import ConfigError, RunError

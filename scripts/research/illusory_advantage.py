@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.credit.estimators import mean_centred
-from flowrl.core.files import write_json
+from flowrl.algorithms.credit.advantages import group_norm, mean_centred
 from flowrl.core.installation import environment
+from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import Tree
 from rewards._common.pairs import all_pairs, verdict, win_rates

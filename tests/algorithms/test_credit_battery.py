@@ -34,10 +34,8 @@ from slowcredits import (
 from torch import Tensor
 
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm, sibling_norm
-from flowrl.algorithms.credit.granular import granular_norm
-from flowrl.algorithms.credit.pairs import best_worst
-from flowrl.algorithms.credit.turning_point import turning_point
-from flowrl.algorithms.credit.value_anchored import value_anchored
+from flowrl.algorithms.credit.comparisons import best_worst
+from flowrl.algorithms.credit.single_draws import granular_norm, turning_point, value_anchored
 from flowrl.algorithms.forest import subtree_mean, subtree_softmax
 from flowrl.core.errors import ConfigError
 

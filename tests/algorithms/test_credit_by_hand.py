@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from forests import by_hand, chain, comb, edges, rake, rewards, tree
+from groupkit import drawn, images
 from hypothesis import given
 from hypothesis import strategies as st
+from rolloutkit import run
+from toykit import axes, toy
+from toyscale import SETTING, TOY_SCALE
 
 from flowrl.algorithms.credit._chains import comb_of
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm, sibling_norm
-from flowrl.algorithms.credit.granular import granular_norm
-from flowrl.algorithms.credit.turning_point import _step_rewards, turning_point
-from flowrl.algorithms.credit.value_anchored import value_anchored
+from flowrl.algorithms.credit.comparisons import (
+    best_of,
+    candidate_norm,
+    candidate_pairs,
+    reward_softmax,
+)
+from flowrl.algorithms.credit.single_draws import (
+    _step_rewards,
+    granular_norm,
+    turning_point,
+    value_anchored,
+)
 from flowrl.algorithms.forest import normalize_by, subtree_mean, subtree_softmax
+from flowrl.algorithms.nodes import decision_nodes, leaf_sigmas
+from flowrl.algorithms.plans.trees import candidates
+from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
+from flowrl.core.types import Tree
+from flowrl.training.rollout import collect
+from flowrl.training.trainer import Trainer
 
 NAN = math.nan
 H = math.sqrt(0.5)
 REWARD = [0.2, 0.9, 0.5, 0.5, 0.8, 0.1, 0.5, 0.5, 0.5, 0.7, 0.5, 0.5]
+
 
 # ----------------------------------------------------------------------- groups, depths, siblings
 
@@ -286,3 +307,195 @@ def test_wrong_options_and_rewards_are_named(credit: Any, options: Any, message:
         options = {"fusion": "softmax", "log_prob": edges(nodes, 0), **options}
     with pytest.raises(ConfigError, match=message):
         credit(torch.tensor([0.1, NAN, -0.5, 0.2]), leaf, nodes, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
+def test_a_softmax_of_each_prompt_with_mean_one(temperature: float) -> None:
+    """Oracle: torch's softmax of a prompt's rewards, times their number."""
+    rewards = [[0.2, 1.7, -3.0], [5.0, 5.0, 4.0]]
+    found = torch.tensor(images(reward_softmax, *drawn(rewards), temperature=temperature))
+    wanted = 3 * torch.softmax(torch.tensor(rewards) / temperature, 1)
+    assert torch.allclose(found, wanted.flatten(), atol=1e-6)
+
+
+def test_standardized_weights_know_no_scale() -> None:
+    """By hand: the rewards 0, 2, 6 and 10 have the variance 59 / 4, and twice the softmax of two
+    numbers that lie d apart is 2 / (1 + exp(-d))."""
+    found = images(
+        reward_softmax, *drawn([[0.0, 2.0], [6.0, 10.0]]), temperature=1.0, standardize=True
+    )
+    gaps = [2 / math.sqrt(59 / 4), 4 / math.sqrt(59 / 4)]
+    better = [2 / (1 + math.exp(-gap)) for gap in gaps]
+    wanted = [2 - better[0], better[0], 2 - better[1], better[1]]
+    assert found == pytest.approx(wanted, abs=1e-3)
+    larger = drawn([[0.0, 2e3], [6e3, 1e4]])
+    scaled = images(reward_softmax, *larger, temperature=1.0, standardize=True)
+    assert scaled == pytest.approx(found, abs=1e-3)
+
+
+def test_what_was_not_scored_has_no_weight() -> None:
+    """By hand: two equal images of three count one each, the third nothing; of a prompt without
+    any score nothing counts."""
+    laid = drawn([[1.0, NAN, 1.0], [NAN, NAN, NAN]])
+    assert images(reward_softmax, *laid, temperature=1.0) == [1, 0, 1, 0, 0, 0]
+    assert images(best_of, *laid, equal=True) == [1, 0, 0, 0, 0, 0]
+    assert images(best_of, *laid) == [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("keep", "equal", "wanted"),
+    [
+        (1, False, [0, 0, 1, 0, 0, 0]),
+        (2, False, [0, 1, 1, 0, 0, 0]),
+        (1, True, [0, 0, 1, 1, 0, 0]),
+        (2, True, [0, 1, 1, 1, 1, 0]),
+        (9, True, [1] * 6),
+    ],
+)
+def test_the_best_of_each_prompt(keep: int, equal: bool, wanted: list[int]) -> None:
+    """Prompts with rewards 1, 2, 3 and with three equal ones: these have no best, unless asked."""
+    laid = drawn([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]])
+    assert images(best_of, *laid, keep=keep, equal=equal) == wanted
+
+
+def test_numbers_that_mean_nothing() -> None:
+    with pytest.raises(ConfigError, match="expected keep >= 1, got 0"):
+        best_of(*drawn([[1.0, 2.0]]), keep=0)
+    with pytest.raises(ConfigError, match="expected temperature > 0, got 0"):
+        reward_softmax(*drawn([[1.0, 2.0]]), temperature=0.0)
+
+
+HALF, ALL = 1 / math.sqrt(2), math.sqrt(2)
+
+
+# a root 0 with the candidates 1, 2, 3; of the first, which goes on, 4, 5, 6; of node 4 the end
+PARENT = [-1, 0, 0, 0, 1, 1, 1]
+ESTIMATES = [7, 8, 9, 10, 11, 12]  # the leaf below each candidate; 13 is the finished image
+TREE_DRM = Tree(
+    torch.tensor([*PARENT, 1, 2, 3, 4, 5, 6, 4]),
+    torch.tensor([0, 1, 1, 1, 2, 2, 2, *[3] * 7]),
+    torch.tensor([0.0, *[0.5] * 3, *[0.2] * 3, *[0.0] * 7]),
+    torch.zeros(14).long(),
+)
+LEAF = torch.tensor([*ESTIMATES, 13])
+
+
+def test_by_hand_on_two_states_of_three_candidates() -> None:
+    """Scores 0, 3, 0 have mean 1 and std sqrt 2; 5, 5, 8 mean 6 and the same std. The finished
+    image and all that is below the first candidate change nothing, where `sibling_norm` would give
+    it the mean 23.6 of (0 + 5 + 5 + 8 + 100) / 5 and so the best place."""
+    score = torch.tensor([0.0, 3, 0, 5, 5, 8, 100])
+    wanted = [0, -HALF, ALL, -HALF, -HALF, -HALF, ALL, *[0] * 7]
+    found = candidate_norm(score, LEAF, TREE_DRM, eps=0.0)
+    assert found.dtype == torch.float32 and found.tolist() == pytest.approx(wanted)
+    # n - 1: the std is sqrt 3; with eps = sqrt 2 all is half as large
+    by_three = candidate_norm(score, LEAF, TREE_DRM, eps=0.0, ddof=1)
+    assert float(by_three[2]) == pytest.approx(2 / math.sqrt(3))
+    damped = candidate_norm(score, LEAF, TREE_DRM, eps=ALL)
+    assert damped.tolist() == pytest.approx([one / 2 for one in wanted])
+    assert float(sibling_norm(score, LEAF, TREE_DRM, eps=0.0)[1]) == pytest.approx(ALL, abs=0.1)
+
+
+def test_what_was_not_scored_and_what_is_alike_has_none() -> None:
+    """NaN of the first state: the other two have mean 1 and std 1. All alike: exactly 0."""
+    score = torch.tensor([math.nan, 0, 2, 0.1, 0.1, 0.1, 4])
+    found = candidate_norm(score, LEAF, TREE_DRM, eps=0.0)
+    assert found.tolist() == [0, 0, -1, 1, *[0] * 10]
+
+
+def test_on_a_rollout_only_siblings_count() -> None:
+    """Two prompts of two images: whatever the finished images score, candidates have mean 0 among
+    siblings, and single draws before the first comparison, trunks and leaves nothing."""
+    plan = candidates(0, steps=5, noise_scale=0.5, branch=3, first=1)
+    ro = run(plan, cps, prompts=["a", "b"])
+    tree, drawn = ro.tree, decision_nodes(ro)
+    score = torch.randn(len(ro.leaf), generator=torch.Generator().manual_seed(0))
+    found = candidate_norm(score, ro.leaf, tree)
+    finished = leaf_sigmas(ro, plan.tail) == 0
+    assert int(finished.sum()) == 4
+    again = candidate_norm(torch.where(finished, score + 50, score), ro.leaf, tree)
+    assert torch.equal(found, again)
+    only = drawn[tree.step[drawn] == 1]
+    compared = drawn[tree.step[drawn] > 1]
+    assert float(found[only].abs().sum()) == 0 and bool((found[compared] != 0).all())
+    assert int((found != 0).sum()) == len(compared) == 4 * 3 * 3
+    for state in tree.parent[compared].unique():
+        assert float(found[tree.parent == state].sum()) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(ConfigError, match="eps >= 0"):
+        candidate_norm(score, ro.leaf, tree, eps=-1.0)
+    chain = run(candidates(0, steps=5, noise_scale=0.5, branch=2, first=1), cps)
+    lonely = chain.leaf[leaf_sigmas(chain, torch.zeros(5).long()) == 0][-6:]
+    with pytest.raises(ConfigError, match="candidate_norm: no state has several.*candidates"):
+        candidate_norm(torch.zeros(6), lonely, chain.tree)
+
+
+def test_a_run_learns_from_what_the_judge_says_of_each_state(tmp_path: Path) -> None:
+    """A judge of latents that scores the noisy states themselves: the advantages that a run trains
+    on are those of the state below each leaf, worked out from its latents here."""
+    judge = "rewards={red: {fn: toykit.of_states}, strict: {fn: toykit.reddish, weight: 0}}"
+    changes = [*SETTING, *axes("shapes/drm"), judge, "credit.eps=0", "eval.score=strict"]
+    trainer = Trainer(toy(tmp_path, *changes))
+    found = collect(trainer, trainer.rows())
+    ro = found.rollout
+    sigma = found.batch.sigma
+    assert int((sigma > 0).sum()) * 13 == 12 * len(ro.leaf)
+    advantage, _ = trainer.reward_set.advantages(
+        found.values, found.batch, ro.leaf, ro.tree, trainer.method.credit
+    )
+    drawn = decision_nodes(ro)
+    assert len(drawn) * 13 == 12 * len(ro.leaf)
+    value = ro.x[drawn].flatten(1).mean(1).double()
+    for state in ro.tree.parent[drawn].unique():
+        mine = value[ro.tree.parent[drawn] == state]
+        wanted = (mine - mine.mean()) / mine.std(correction=0)
+        got = advantage[drawn[ro.tree.parent[drawn] == state]].double()
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_reward_of_finished_images_is_refused(tmp_path: Path) -> None:
+    """Before anything is sampled; with finished candidates any reward may compare them."""
+    changes = [*SETTING, *axes("shapes/drm")]
+    with pytest.raises(ConfigError, match="judges every image as a finished one"):
+        Trainer(toy(tmp_path, *changes))
+    metrics = Trainer(toy(tmp_path, *changes, *TOY_SCALE["shapes/drm"])).step()
+    assert metrics["on_policy_gap"] < 1e-5 and metrics["grad_norm"] > 0
+
+
+# LPO's table of DDIM's stds for 20 steps (Kwai-Kolors/LPO 9c2e8b8, compare_funcs.py): noise rises
+LPO_STD = {0: 0.0206, 1: 0.0406, 5: 0.2836, 10: 0.4293, 15: 0.5576, 19: 0.6444}
+
+
+def lpo_pairs(scores: list[list[float]]) -> list[list[float]]:
+    """Credit of four candidates of each of six states of one chain, the k-th with the k-th std."""
+    size, states = len(scores[0]), len(scores)
+    parent, std, leaf, step = [-1], [0.0], list[int](), [0]
+    above, drawn = 0, list[list[int]]()
+    for k, noise in enumerate(LPO_STD.values()):
+        first = len(parent)
+        drawn.append(list(range(first, first + size)))
+        parent += [above] * size + drawn[-1]
+        std += [noise] * size + [0.0] * size
+        step += [k + 1] * size + [states + 1] * size
+        leaf += range(first + size, first + 2 * size)
+        above = first
+    group = torch.zeros(len(parent)).long()
+    tree = Tree(torch.tensor(parent), torch.tensor(step), torch.tensor(std), group)
+    flat = torch.tensor([one for row in scores for one in row])
+    sign = candidate_pairs(flat, torch.tensor(leaf), tree, least=0.35, noisiest=0.5)
+    return [sign[row].tolist() for row in drawn]
+
+
+def test_the_noisier_a_step_the_surer_a_pair_has_to_be() -> None:
+    """LPO's thresholds, executed by the reference at six of its steps: .35, .354809, .413241,
+    .448277, .479128, .5. Scores just above each make a pair, just below none; its two examples."""
+    known = [0.35, 0.354809, 0.413241, 0.448277, 0.479128, 0.5]
+    for more, wanted in ((1e-4, [1, 0, 0, -1]), (-1e-4, [0, 0, 0, 0])):
+        gaps = [2 * math.atanh(share + more) for share in known]
+        assert lpo_pairs([[gap, 0.1, 0.1, 0.0] for gap in gaps]) == [wanted] * 6
+    # (1, .2, .9, -.1) counts at the noisiest step, (.3, .25, .1, 0) at none
+    blank = [[0.0] * 4] * 5
+    assert lpo_pairs([*blank, [1, 0.2, 0.9, -0.1]])[-1] == [1, 0, 0, -1]
+    assert lpo_pairs([[0.3, 0.25, 0.1, 0], *blank])[0] == [0, 0, 0, 0]
+    made = run(candidates(0, steps=5, noise_scale=0.5, branch=3, first=1), cps)
+    with pytest.raises(ConfigError, match="least <= noisiest"):
+        candidate_pairs(torch.zeros(10), made.leaf, made.tree, least=0.5, noisiest=0.3)

@@ -24,7 +24,6 @@ from rolloutkit import run
 from slowcredits import samples, up
 
 from flowrl.algorithms.credit._chains import ancestry, comb_of, rake_of, spread_to_nodes
-from flowrl.algorithms.plans import side_branches as combs
 from flowrl.algorithms.plans import trees
 from flowrl.algorithms.plans import windows as plans
 from flowrl.algorithms.transitions import cps, flow_sde
@@ -47,11 +46,11 @@ def grown(plan: Plan, size: int, transition: Transition = flow_sde) -> Forest:
     [
         (plans.full, {"ode_last": 1}, 3, chain(2, 3, 4, ode_last=1)),
         (trees.tree, {"splits": [0, 2]}, 1, tree(2, 1, 4, [0, 2])),
-        (combs.rake, {"branch": 3, "low": 1}, 1, rake(2, 1, 4, 3, low=1, high=3)),
-        (combs.rake, {"branch": 2, "strides": [1, 2]}, 2, rake(2, 2, 4, 2, high=3, strides=(1, 2))),
-        (combs.comb, {"size": 4, "baseline": True}, 3, comb(2, 3, 4, 4)),
-        (combs.comb, {"size": 2, "baseline": True}, 3, comb(2, 3, 4, 2)),
-        (combs.comb, {"size": 3, "preview": "x0"}, 2, comb(2, 2, 4, 3, baseline=False)),
+        (trees.rake, {"branch": 3, "low": 1}, 1, rake(2, 1, 4, 3, low=1, high=3)),
+        (trees.rake, {"branch": 2, "strides": [1, 2]}, 2, rake(2, 2, 4, 2, high=3, strides=(1, 2))),
+        (trees.comb, {"size": 4, "baseline": True}, 3, comb(2, 3, 4, 4)),
+        (trees.comb, {"size": 2, "baseline": True}, 3, comb(2, 3, 4, 2)),
+        (trees.comb, {"size": 3, "preview": "x0"}, 2, comb(2, 2, 4, 3, baseline=False)),
     ],
 )
 def test_forests_are_the_engines(plan: Any, options: Any, size: int, expected: Forest) -> None:
@@ -66,7 +65,7 @@ def test_forests_are_the_engines(plan: Any, options: Any, size: int, expected: F
 def test_a_last_draw_without_std_is_no_decision() -> None:
     """CPS into sigma 0: the reference's 0/0 step. Its node is the finished sample of the decision
     before."""
-    got, leaf = grown(combs.comb(0, steps=3, noise_scale=0.5, size=3, baseline=True), 2, cps)
+    got, leaf = grown(trees.comb(0, steps=3, noise_scale=0.5, size=3, baseline=True), 2, cps)
     wanted, wanted_leaf = comb(2, 2, 3, 3, flat_end=True)
     assert torch.equal(got.parent, wanted.parent) and torch.equal(got.std > 0, wanted.std > 0)
     assert torch.equal(leaf, wanted_leaf)

@@ -11,10 +11,10 @@ from flowrl.algorithms.companions.fake import score
 from flowrl.algorithms.companions.surrogate import preference
 from flowrl.algorithms.likelihoods._queries import Queries, noised_again
 from flowrl.algorithms.likelihoods.generated import generated
-from flowrl.algorithms.losses._pull import pull
-from flowrl.algorithms.losses.distribution_matching import tdm, tdm_r1
+from flowrl.algorithms.losses._common import pull
+from flowrl.algorithms.losses.distillation import tdm, tdm_r1
 from flowrl.algorithms.plans.solvers import few_step, ode
-from flowrl.algorithms.selection.steps import one_step
+from flowrl.algorithms.selection.select import one_step
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ConfigError
 from flowrl.core.seeds import NodeStreams

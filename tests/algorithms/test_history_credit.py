@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 from torch import Tensor
 from toykit import toy
 
-from flowrl.algorithms.credit.history import history_norm
-from flowrl.algorithms.credit.single_stream import single_stream
-from flowrl.algorithms.credit.visits import risk_bundles, risk_value, smooth_norm
-from flowrl.core.errors import CheckpointError, ConfigError, DataError
+from flowrl.algorithms.credit.baselines import history_norm
+from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.types import Tree
 from flowrl.training.trainer import Trainer
 
@@ -72,79 +69,6 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         history_norm(**options)
 
 
-def test_dcpo_has_the_reference_s_numbers() -> None:
-    """Its fixture: two visits, mean .4, std .3, then 0, 1, 1, 1. At a first visit the group's own
-    statistics; a group of equal images still has what the visits before say."""
-    credit = smooth_norm()
-    credit.start(["a", "b"])
-    credit.kept["visits"][0], credit.kept["mean"][0], credit.kept["std"][0] = 2, 0.4, 0.3
-    found = visit(credit, [0, 1, 1, 1, 0, 1], "aaaabb")
-    assert found[:4] == pytest.approx([-1.334039, *[0.723448] * 3], abs=2e-6)
-    assert found[4:] == pytest.approx([-(0.5**0.5), 0.5**0.5])
-    kept = [float(rows[0, 0]) for rows in credit.kept.values()]
-    assert kept == pytest.approx([3, 0.516667, 0.412984], abs=1e-6)
-    again = visit(credit, [1.0, 1.0], "aa")
-    assert again[0] == again[1] > 0
-
-
-def test_single_stream_has_the_reference_s_numbers() -> None:
-    """Its fixture: alpha = beta = 4 and reward 1 make 4.5 and 3.5, worth .5625. The batch is
-    standardised (n - 1): of gaps .5 and -.5625 by hand."""
-    credit = single_stream(keep=0.875)
-    credit.start(["a", "b"])
-    visit(credit, [1.0], "a")
-    assert [float(rows[0, 0]) for rows in credit.kept.values()] == [4.5, 3.5]
-    assert visit(credit, [0.0, 1.0], "ab") == pytest.approx([-(0.5**0.5), 0.5**0.5])
-    with pytest.raises(ConfigError, match="the list must not change"):
-        visit(credit, [1.0], "c")
-    with pytest.raises(ConfigError, match="0 < keep < 1"):
-        single_stream(keep=1.0)
-
-
-def test_single_stream_starts_from_scores_made_beforehand(tmp_path: Path) -> None:
-    """The reference's fixture: 3 of 8 right and N = 1 / (1 - .875) = 8 are 3.1111 and 4.8889. A
-    prompt that was scored in two records has both; without scores alpha = beta = N / 2."""
-    file = tmp_path / "scores.jsonl"
-    rows = [("a", [1, 0, 0, 1]), ("b", []), ("a", [0, 1, 0, 0]), ("spare", [0.5])]
-    lines = [json.dumps({"prompt": text, "scores": scores}) for text, scores in rows]
-    file.write_text("\n".join(lines))
-    credit = single_stream(keep=0.875, scores=str(file))
-    credit.start(["a", "b"])
-    assert credit.kept["alpha"].flatten().tolist() == pytest.approx([3.1111, 4], abs=5e-5)
-    assert credit.kept["beta"].flatten().tolist() == pytest.approx([4.8889, 4], abs=5e-5)
-    with pytest.raises(ConfigError, match=r"scores\.jsonl has no scores of 'c'"):
-        credit.start(["a", "c"])
-
-
-@pytest.mark.parametrize("scores", ["none", [2.0], [True], [-0.5], ["1"], [float("nan")]])
-def test_scores_that_are_none_are_named(tmp_path: Path, scores: Any) -> None:
-    """With file and line, and before the model is loaded."""
-    file = tmp_path / "scores.jsonl"
-    file.write_text(json.dumps({"prompt": "a red dot", "scores": scores}))
-    changes = (f"credit={{fn: single_stream, scores: {file}}}", "model={fn: toykit.unloadable}")
-    with pytest.raises(DataError, match=r"scores\.jsonl, line 1: expected `scores`"):
-        Trainer(toy(tmp_path, *changes))
-
-
-def test_riskpo_has_the_reference_s_numbers() -> None:
-    """Its fixture: sums 0 to 5 with quantiles 1 and 4. In a run sums are of the i-th images of a
-    bundle's prompts, and quantiles move by 0.1 (level - share below)."""
-    value = risk_value(torch.arange(6.0), 1, 4, 0.2, 0.8)
-    assert value.tolist() == pytest.approx([-5, -2, -4 / 3, -2 / 3, 0, 0], abs=3e-5)
-    credit = risk_bundles(size=2)
-    credit.start([])
-    rewards = [0.0, 1.0, 2.0, 0.0, 1.0, 3.0]  # sums 0, 2, 5
-    credit.quantiles = torch.tensor([1.0, 4.0], dtype=torch.float64)
-    found = visit(credit, rewards, "aaabbb")
-    spread = (19 / 3) ** 0.5  # of 0, 2, 5 with n - 1
-    assert found == pytest.approx([-5 / spread, -4 / 3 / spread, 0] * 2, abs=1e-5)
-    assert credit.quantiles.tolist() == pytest.approx(
-        [1 + 0.1 * (0.2 - 1 / 3), 4 + 0.1 * (0.8 - 2 / 3)]
-    )
-    with pytest.raises(ConfigError, match="multiple of credit.size"):
-        visit(credit, [0.0, 1.0, 2.0], "abc")
-
-
 # ---------------------------------------------------------------------------------------- in a run
 
 HISTORY = ("credit={fn: history_norm, buffer: 8, least: 2}", "train.group=1", "train.prompts=4")
@@ -178,34 +102,3 @@ def test_another_list_of_prompts_is_refused(tmp_path: Path) -> None:
     both = ("aggregate={fn: gdpo}", "rewards.strict.weight=1")
     with pytest.raises(ConfigError, match="take aggregate weighted_sum"):
         Trainer(toy(tmp_path, *HISTORY, *both))
-
-
-@pytest.mark.parametrize("change", ["one less", "one more", "another order", "another word"])
-def test_single_stream_refuses_a_prompt_set_that_changed(tmp_path: Path, change: str) -> None:
-    """On resume, before an iteration is made: what it knows belongs to the prompts it was learnt
-    from. The list it began with is taken."""
-    config = toy(
-        tmp_path,
-        "credit={fn: single_stream}",
-        "rewards.red.fn=toykit.warmth",
-        "train.group=1",
-        "train.prompts=4",
-    )
-    first = Trainer(config)
-    assert first.step()["grad_norm"] > 0
-    first.save(tmp_path / "saved")
-    Trainer(config).load(tmp_path / "saved")
-    # the list is another one when the run is resumed
-    file = tmp_path / "train.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    changed = {
-        "one less": lines[:-1],
-        "one more": [*lines, '{"prompt": "a brown dot", "tag": "odd", "held_out": false}\n'],
-        "another order": lines[::-1],
-        "another word": [lines[0].replace("dot", "spot"), *lines[1:]],
-    }
-    file.write_text("".join(changed[change]))
-    later = Trainer(config)
-    with pytest.raises(CheckpointError, match="single_stream has remembered other prompts"):
-        later.load(tmp_path / "saved")
-    assert later.iteration == 0

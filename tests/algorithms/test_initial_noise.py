@@ -11,10 +11,10 @@ from losskit import loss_input
 from torch import Tensor
 from torch.distributions import Independent, Normal
 
-from flowrl.algorithms.credit.rankings import rank_edges
-from flowrl.algorithms.credit.value_network import value_baseline
+from flowrl.algorithms.credit.baselines import value_baseline
+from flowrl.algorithms.credit.comparisons import rank_edges
 from flowrl.algorithms.likelihoods.prior import ROW, prior
-from flowrl.algorithms.losses.ratio_rules import clamped_ratio
+from flowrl.algorithms.losses.policy import clamped_ratio
 from flowrl.algorithms.penalties import noise_moments
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree

@@ -87,11 +87,7 @@ def test_segments_partition_the_draws_into_runs_inside_chunks(ro: Rollout, rng: 
 @pytest.mark.parametrize(
     ("segments", "options", "message"),
     [
-        (
-            fixed,
-            {"sizes": [2, 3]},
-            r"\[2, 3\] add up to 5 steps, but 4 .* steps are trained",
-        ),
+        (fixed, {"sizes": [2, 3]}, r"\[2, 3\] add up to 5 steps, but 4 .* steps are trained"),
         (fixed, {"sizes": [4, 0]}, "at least 1"),
         (adaptive, {"chunks": 5}, "chunks=5 must be from 1 to .* 4"),
         (adaptive, {"chunks": 0}, "chunks=0"),

@@ -7,11 +7,11 @@ import torch
 from rolloutkit import euler_walk, run
 from torch import Tensor
 
-from flowrl.algorithms.credit.dense import step_gain
-from flowrl.algorithms.plans.side_branches import comb
+from flowrl.algorithms.credit.single_draws import step_gain
+from flowrl.algorithms.plans.trees import comb
 from flowrl.algorithms.plans.windows import full
 from flowrl.algorithms.rollout.plan_steps import counts
-from flowrl.algorithms.selection.scales import gradient_scale
+from flowrl.algorithms.selection.select import gradient_scale
 from flowrl.algorithms.transitions import dance_sde, flow_sde, linear_sde, stepwise_sde
 from flowrl.core.errors import ConfigError
 from flowrl.core.noise_path import shift_sigmas

@@ -14,11 +14,10 @@ from scriptkit import script_module
 from torch import Tensor
 from toykit import toy
 
-from flowrl.algorithms.credit.pairs import candidate_pairs
-from flowrl.algorithms.losses.preference import step_preference
+from flowrl.algorithms.credit.comparisons import candidate_pairs
+from flowrl.algorithms.losses.comparisons import step_preference
 from flowrl.algorithms.nodes import leaf_sigmas
-from flowrl.algorithms.plans.candidates import candidates
-from flowrl.algorithms.plans.side_branches import comb
+from flowrl.algorithms.plans.trees import candidates, comb
 from flowrl.algorithms.rollout.plan_steps import counts
 from flowrl.algorithms.selection.segments import siblings
 from flowrl.algorithms.transitions import cps

@@ -91,7 +91,7 @@ FAULTS: dict[str, Fault] = {
         "logprob/std",
         RATIO,
         patch=several(
-            function("flowrl.algorithms.rollout.frontier:gaussian_log_prob", wide_score),
+            function("flowrl.algorithms.rollout.engine:gaussian_log_prob", wide_score),
             function("flowrl.algorithms.likelihoods.reverse:gaussian_log_prob", wide_score),
         ),
     ),

@@ -151,7 +151,7 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def axes(namespaces: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look functions up in these packages."""
     for key, package in PACKAGES.items():
-        monkeypatch.setitem(AXES, key, AXES[key]._replace(package=package))
+        monkeypatch.setitem(AXES, key, AXES[key]._replace(package=package, techniques=()))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.algorithms.likelihoods.reverse import reverse
 from flowrl.algorithms.nodes import decision_nodes
 from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.algorithms.transitions import dance_sde
 from flowrl.core.noise_path import linear_grid
 from flowrl.core.types import Batch, Cond, FlowModel, Plan, Rollout, Transition

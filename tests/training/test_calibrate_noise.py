@@ -12,7 +12,7 @@ import torch
 from scriptkit import script_module
 from toykit import toy, write_toy
 
-from flowrl.algorithms.plans.side_branches import comb
+from flowrl.algorithms.plans.trees import comb
 from flowrl.core.errors import ConfigError
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainkit import TREE, trainer_for
 
 from flowrl.algorithms.nodes import decision_nodes
-from flowrl.algorithms.plans.stored import pairs
+from flowrl.algorithms.plans.solvers import pairs
 from flowrl.algorithms.plans.trees import tree
 from flowrl.algorithms.plans.windows import full, random_window, sliding_window
 from flowrl.algorithms.rollout.engine import rollout

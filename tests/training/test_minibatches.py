@@ -12,8 +12,7 @@ from rolloutkit import run
 from torch import Tensor
 
 from flowrl.algorithms.nodes import decision_nodes, states_of
-from flowrl.algorithms.plans.side_branches import rake
-from flowrl.algorithms.plans.trees import tree
+from flowrl.algorithms.plans.trees import rake, tree
 from flowrl.algorithms.plans.windows import full
 from flowrl.core.types import Rollout
 from flowrl.training.batches import Minibatch, cut, deal

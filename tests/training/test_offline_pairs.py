@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from storedkit import GREEN, PAIRS, RED, paint, write_pairs
 
-from flowrl.algorithms.likelihoods._weights import weighted
+from flowrl.algorithms.likelihoods.forward import _weighted
 from flowrl.algorithms.nodes import clean_latents
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
@@ -160,7 +160,7 @@ def test_the_error_of_the_noise_is_a_weight_of_the_velocitys() -> None:
     sigma = torch.tensor([0.03, 0.2, 0.5, 0.8, 0.93], dtype=torch.float64)
     x = (1 - sigma[:, None]) * x0 + sigma[:, None] * eps
     gap = velocity_from_eps(x, out, sigma) - (eps - x0)
-    found = weighted(gap.square().mean(1), sigma, "epsilon")
+    found = _weighted(gap.square().mean(1), sigma, "epsilon")
     torch.testing.assert_close(found, (out - eps).square().mean(1))
 
 

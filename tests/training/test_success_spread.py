@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.algorithms.credit.single_stream import single_stream
-from flowrl.algorithms.prompt_samplers.curriculum import success_spread
 from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
+from flowrl.techniques.prompt_histories import single_stream
+from flowrl.techniques.prompt_samplers import success_spread
 
 FOUR = ["a", "b", "c", "d"]
 DRAW = PromptDraw(0, 4, 1, lambda a, n: [*range(a, a + n)], torch.Generator().manual_seed(0))

@@ -1,12 +1,14 @@
-"""Turn the rewards of leaves into one advantage per node. Where nothing was scored (NaN reward),
-the advantage is 0."""
+"""The rewards of a prompt's images, centred and scaled: one advantage per node. A node has the mean
+over the leaves below it; where nothing was scored (NaN reward), the advantage is 0."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from flowrl.algorithms.credit._groups import Groups
 from flowrl.algorithms.forest import normalize_by, subtree_mean, subtree_softmax
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs
@@ -89,6 +91,43 @@ def sibling_norm(
         .nan_to_num()
         .float()
     )
+
+
+def mean_centred(reward: Tensor, leaf: Tensor, tree: Tree, *, lower: float = 0.0) -> Tensor:
+    """Subtract the prompt's mean reward, and divide by nothing: ``r - (mean - lower)`` -> [V]
+    float32.
+
+    lower 0 is Dr.GRPO (2503.20783): a prompt counts as much as its rewards spread, so the learning
+    rate has to fit the scale of the reward. lower above 0 is AsymRE (2506.20520): with a baseline
+    below the mean good images are reinforced more than bad ones are pushed away; a prompt whose
+    images are equal then has the advantage `lower` everywhere. **Differs:** of Dr.GRPO only the
+    advantage; its other half is about the length of texts.
+    """
+    found = Groups(reward, leaf, tree)
+    return _averaged(found.centred() + lower, leaf, tree)
+
+
+def signed_power(reward: Tensor, leaf: Tensor, tree: Tree, *, gamma: float = 0.5) -> Tensor:
+    """Stretch large distances from the prompt's mean: ``sign(d) |d|^(1 + gamma)`` over the batch's
+    mean magnitude -> [V] float32.
+
+    SLAS (2605.10937): no division by a prompt's own std. Reconstruction: gamma, and what the batch
+    is divided by, are not in what we could read; with the mean magnitude the learning rate keeps
+    its meaning.
+
+    Raises: ConfigError for gamma of -1 or less.
+    """
+    if not gamma > -1:
+        raise ConfigError(f"signed_power: expected gamma > -1, got {gamma}")
+    gap = Groups(reward, leaf, tree).centred()
+    power = gap.sign() * gap.abs() ** (1 + gamma)
+    size = power.abs().nanmean()
+    return _averaged(power / torch.where(size > 0, size, 1.0), leaf, tree)
+
+
+def _averaged(advantage: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
+    """Give every node the mean advantage [L] of the leaves below it -> [V] float32."""
+    return subtree_mean(advantage, leaf, tree).nan_to_num().float()
 
 
 def _fused(

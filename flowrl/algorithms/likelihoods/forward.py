@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.likelihoods._times import Times
-from flowrl.algorithms.likelihoods._weights import Weight, by_size, weighted
 from flowrl.algorithms.nodes import clean_latents, cond_of
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import on_host, repeated
-from flowrl.core.noise_path import interpolate, wide
+from flowrl.core.noise_path import interpolate, shift_sigmas, wide
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, Eval, FlowModel, Rollout, Transition
+
+EDGE = 1e-6  # how near random times come to 0, the image itself, and to 1, pure noise
+
+
+Weight = Literal["one", "sigma", "sigma2", "huber", "ghuber", "snr", "size", "epsilon"]
 
 
 class forward:
@@ -86,7 +90,7 @@ class forward:
     ) -> None:
         if not 0 < power <= 1:
             raise ConfigError(f"likelihood forward: expected 0 < power <= 1, got {power=}")
-        self.times = Times(times, draws, shift, low, high, first, last, with_first, exponent)
+        self.times = _Times(times, draws, shift, low, high, first, last, with_first, exponent)
         self.rows_per_state, self.weight, self.power, self.shared = draws, weight, power, shared
         self.shared_times = shared_times or shared
 
@@ -138,7 +142,130 @@ class forward:
         gap = (v - batch.target).double()
         error = gap.square().flatten(1).mean(1)
         if self.weight == "size":
-            log_prob = -by_size(gap, batch.sigma.double())
+            log_prob = -_by_size(gap, batch.sigma.double())
         else:
-            log_prob = -weighted(error, batch.sigma.double(), self.weight, self.power)
+            log_prob = -_weighted(error, batch.sigma.double(), self.weight, self.power)
         return Eval(log_prob, v, torch.zeros_like(error), v)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """A sampler of times, as `flowrl.algorithms.likelihoods.forward.forward` describes it. Raises
+    ConfigError."""
+
+    kind: Literal["uniform", "logit_normal", "power_law", "grid", "any_steps"]
+    draws: int
+    shift: float
+    low: float | None  # None: just above 0
+    high: float | None  # None: just below 1
+    first: int
+    last: int
+    with_first: bool
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or not self.shift > 0:
+            raise ConfigError(
+                "likelihood forward: expected draws >= 1 and shift > 0, got "
+                f"draws={self.draws}, shift={self.shift}"
+            )
+        if self.exponent < 0 or (self.exponent != 1 and self.kind != "power_law"):
+            raise ConfigError(
+                "likelihood forward: exponent belongs to times: power_law and is at least 0, got "
+                f"exponent={self.exponent} with times: {self.kind}"
+            )
+        if self.first < 0 or self.last < 0:
+            raise ConfigError(
+                "likelihood forward: first and last count the sampler's steps from 0, got "
+                f"first={self.first}, last={self.last}"
+            )
+        # these take the sampler's levels, the others draw their own: an option of the other side
+        # would be ignored in silence
+        steps = self.kind in ("grid", "any_steps")
+        on_grid = (self.first, self.last, self.with_first) != (0, 0, False)
+        # the config of an earlier run may have 0 and 1 written out
+        ranged = self.low not in (None, 0) or self.high not in (None, 1)
+        if (ranged or self.shift != 1) if steps else on_grid:
+            raise ConfigError(
+                "likelihood forward: first, last and with_first belong to times: grid and "
+                "any_steps, low, high and shift to the others; got some of them with times: "
+                f"{self.kind}"
+            )
+        low, high = self.range
+        if not (steps or 0 < low < high < 1):
+            raise ConfigError(
+                "likelihood forward: times are noise levels between 0 (the image, nothing to "
+                "predict) and 1 (pure noise), so 0 < low < high < 1 is needed, got low="
+                f"{self.low}, high={self.high}; leave out the one that should be no limit"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Return the lowest and the highest time."""
+        low, high = self.low, self.high
+        return EDGE if low is None else low, 1 - EDGE if high is None else high
+
+    def draw(self, stream: torch.Generator, grid: Tensor) -> Tensor:
+        """Draw the times of one leaf, descending -> [draws]; grid [S+1]: what it was sampled on."""
+        if self.kind in ("grid", "any_steps"):
+            return grid[self._steps(stream, len(grid) - 1)]
+        # one number in each of `draws` equal parts of (0, 1), descending
+        part = torch.arange(self.draws - 1, -1, -1)
+        u = (part + torch.rand(self.draws, generator=stream)) / self.draws
+        if self.kind == "logit_normal":
+            normal = torch.special.ndtri(u.double()).float()
+            return shift_sigmas(normal.sigmoid(), self.shift).clamp(*self.range)
+        low, high = self.low or 0.0, self.high or 1.0
+        if self.kind == "uniform":
+            time = low + (high - low) * u
+        else:  # where the density t^exponent has a share u below it
+            power = self.exponent + 1
+            low, high = low**power, high**power
+            time = (low + (high - low) * u) ** (1 / power)
+        # u can be 0, and rounding makes 1 of what is nearly 1
+        return shift_sigmas(time, self.shift).clamp(EDGE, 1 - EDGE)
+
+    def _steps(self, stream: torch.Generator, steps: int) -> Tensor:
+        """Draw steps of a grid, ascending -> [draws] int64."""
+        first, last = max(self.first, int(self.with_first)), self.last or steps
+        parts = self.draws - self.with_first
+        if last > steps or last - first < parts:
+            raise ConfigError(
+                f"likelihood forward: draws={self.draws} different times from the sampler's steps "
+                f"{first} to {last - 1}, but it has steps 0 to {steps - 1}; lower draws, or give "
+                "plan.steps more"
+            )
+        if self.kind == "any_steps":
+            place = first + torch.randperm(last - first, generator=stream)[:parts].sort()[0]
+            return torch.cat([torch.zeros(int(self.with_first), dtype=torch.int64), place])
+        edges = [first + (last - first) * k // parts for k in range(parts + 1)] if parts else []
+        low, width = torch.tensor(edges[:-1]), torch.tensor(edges).diff()
+        place = low + (torch.rand(parts, generator=stream) * width).long()
+        return torch.cat([torch.zeros(int(self.with_first), dtype=torch.int64), place.long()])
+
+
+def _weighted(error: Tensor, sigma: Tensor, weight: Weight, power: float = 0.25) -> Tensor:
+    """Return ``w(error, sigma)`` [B] of squared errors [B] as `forward` says, but for "size", which
+    needs more: it raises ValueError. float64 wanted: in float32 ``error^power`` near 0 loses the
+    difference of two policies."""
+    tiny = 1e-10
+    if weight == "snr":
+        return (1 - sigma) / (sigma + 1e-3) * error
+    if weight == "epsilon":
+        return (1 - sigma) ** 2 * error
+    if weight == "huber":
+        return sigma * ((error + tiny).sqrt() - tiny**0.5)
+    if weight == "ghuber":
+        return sigma / power * ((error + tiny) ** power - tiny**power)
+    if weight == "size":
+        raise ValueError("weight size is made of the velocity itself: see _by_size")
+    exponent = {"one": 0, "sigma": 1, "sigma2": 2}[weight]
+    return sigma**exponent * error
+
+
+def _by_size(gap: Tensor, sigma: Tensor) -> Tensor:
+    """Return the squared error of the x0 estimate over its mean size, ``sigma mean(gap^2) / mean
+    |gap|`` [B], of velocity errors gap [B, *]; the size is at least 1e-5 and has no gradient."""
+    miss = gap.flatten(1) * sigma[:, None]
+    size = miss.detach().abs().mean(1).clamp_min(1e-5)
+    return miss.square().mean(1) / size

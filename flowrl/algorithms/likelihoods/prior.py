@@ -148,11 +148,7 @@ class prior:
         return value.flatten(1).mean(1), mean, std
 
     def batch(
-        self,
-        rollout: Rollout,
-        advantage: Tensor,
-        nodes: Tensor,
-        streams: NodeStreams | None = None,
+        self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams | None = None
     ) -> Batch:
         """Collect roots [B] with their advantage [V], the mean of the images below -> Batch of
         B."""

@@ -23,11 +23,7 @@ class reverse:
     keeps: frozenset[str] = frozenset({"old_log_prob", "old_mean"})
 
     def batch(
-        self,
-        rollout: Rollout,
-        advantage: Tensor,
-        nodes: Tensor,
-        streams: NodeStreams | None = None,
+        self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams | None = None
     ) -> Batch:
         """Collect the draws that made the nodes [B], with their advantage [V] -> Batch of B.
 
@@ -79,11 +75,7 @@ class reverse_unguided(reverse):
     rescores = True  # so that sampling may have another guidance
 
     def batch(
-        self,
-        rollout: Rollout,
-        advantage: Tensor,
-        nodes: Tensor,
-        streams: NodeStreams | None = None,
+        self, rollout: Rollout, advantage: Tensor, nodes: Tensor, streams: NodeStreams | None = None
     ) -> Batch:
         """Collect the draws that made the nodes [B], without the sampler's log-prob -> Batch of
         B."""

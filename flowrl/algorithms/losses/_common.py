@@ -1,7 +1,9 @@
-"""What the policy-gradient losses share: the clipped surrogate, actions of several decisions, and
-logged values."""
+"""What losses share: the clipped surrogate, the log-ratio of an action, checks, logged values, and
+the pull of an estimate along a direction."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import refuse_if
 from flowrl.core.types import LossInput
+
+Loss = tuple[Tensor, dict[str, Tensor]]
 
 
 def check_clip(who: str, clip_low: float, clip_high: float, max_advantage: float) -> None:
@@ -52,19 +56,6 @@ def surrogate(
     return loss, (-a * clipped > -a * ratio).detach()
 
 
-def probability_bounds(
-    q: Tensor, low: float, high: float, *, most: float = 10.0
-) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest ratio r of a draw of probability q [B] with ``|r - 1| q r``
-    at most `low` below 1 and `high` above it; never below 1/2, nor above `most`.
-
-    DCPO (2509.02333), its code: ``(1 + sqrt(max(1 - 4 low / q, 0))) / 2`` and
-    ``(1 + sqrt(1 + 4 high / q)) / 2``.
-    """
-    least = (1 + (1 - 4 * low / q).clamp_min(0).sqrt()) / 2
-    return least, ((1 + (1 + 4 * high / q).sqrt()) / 2).clamp_max(most)
-
-
 def ratio_metrics(log_ratio: Tensor, stopped: Tensor) -> dict[str, Tensor]:
     """Return ratio, clip_frac, clip_high_frac and approx_kl [B] of detached log-ratios."""
     return {
@@ -97,3 +88,61 @@ def segment_mean(values: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor
     zeros = torch.zeros_like(values)
     share = 1 / zeros.index_add(0, index, torch.ones_like(values)).clamp_min(1)
     return (zeros.index_add(0, index, values) * share)[index], share[index]
+
+
+def clipped_action(data: LossInput, max_advantage: float) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Return the log-ratio of each row's action [B], the row's share of it, and the advantage."""
+    log_ratio, share = segment_mean(data.now.log_prob - data.old_log_prob.detach(), data.segment)
+    return log_ratio, share, data.batch.advantage.detach().clamp(-max_advantage, max_advantage)
+
+
+def masked(
+    log_ratio: Tensor, share: Tensor | float, a: Tensor, divergence: Tensor, most: float
+) -> Loss:
+    """Return ``-a r`` [B] without a gradient where the divergence is reached and r moves outward,
+    and metrics."""
+    ratio = log_ratio.exp()
+    outward = ((ratio > 1) & (a > 0)) | ((ratio < 1) & (a < 0))
+    stopped = outward.detach() & (divergence >= most)
+    loss = -a * torch.where(stopped, ratio.detach(), ratio)
+    metrics = ratio_metrics(log_ratio.detach(), stopped)
+    return loss * share, metrics | {"divergence": divergence}
+
+
+Labels = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+
+
+def optimality(advantage: Tensor, max_advantage: float, labels: Labels = "all") -> Tensor:
+    """Turn advantages [B] into the probability of being good, ``clip(A / (2 max) + 1/2, 0, 1)``.
+
+    labels: positive_only and negative_only set the others to 0 first; one_only makes good ones 1
+    and all others 0; binary takes the sign. The last two are then divided by max_advantage like any
+    A, so that with 5 they are 0.6, 0.5 and 0.4 (DiffusionNFT's code). -> [B] float64. Raises
+    ConfigError for other labels.
+    """
+    a = advantage.double().clamp(-max_advantage, max_advantage)
+    if labels == "positive_only":
+        a = a.clamp_min(0)
+    elif labels == "negative_only":
+        a = a.clamp_max(0)
+    elif labels == "one_only":
+        a = (a > 0).double()
+    elif labels == "binary":
+        a = a.sign()
+    elif labels != "all":
+        raise ConfigError(f"nft: labels must be one of {get_args(Labels)}, got {labels!r}")
+    return (a / max_advantage / 2 + 0.5).clamp(0, 1)
+
+
+def pull(x: Tensor, direction: Tensor, anchor: Tensor, form: str, width: float) -> Tensor:
+    """Return a loss [B], float64, whose descent moves x [B, *] along `direction` [B, *].
+
+    It is the distance of x to ``x + direction``, which has no gradient, over ``mean |x - anchor|``,
+    at least 1e-5: half the mean square, or with form "huber" ``mean(sqrt(d^2 + width^2) - width)``.
+    """
+    x, direction, anchor = x.double(), direction.double(), anchor.double()
+    gap = x - (x.detach() + direction)
+    size = (x.detach() - anchor).abs().flatten(1).mean(1).clamp_min(1e-5)
+    if form == "huber":
+        return ((gap.square() + width**2).sqrt() - width).flatten(1).mean(1) / size
+    return gap.square().flatten(1).mean(1) / 2 / size

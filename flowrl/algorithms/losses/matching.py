@@ -8,13 +8,14 @@ from typing import Literal
 from torch import Tensor
 
 from flowrl.algorithms.losses._common import (
+    Labels,
     check_clip,
     check_velocity,
+    optimality,
     ratio_metrics,
     segment_mean,
     surrogate,
 )
-from flowrl.algorithms.losses._labels import Labels, optimality
 from flowrl.core.errors import ConfigError
 from flowrl.core.host_copies import refuse_if
 from flowrl.core.needs import needs

@@ -1,4 +1,5 @@
-"""Samplers as data: chains without noise, for methods that train images and not draws."""
+"""Samplers as data, for methods that train images and not draws: chains without noise that is
+trained, and images that are there already."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def sa_solver(
     (PickScore).
 
     **Differs:** form "published" has the coefficients of AWM's code, see
-    `flowrl.algorithms.rollout.sa_solver.coefficients`; "exact" integrates the line through two
+    `flowrl.algorithms.rollout.solvers.coefficients`; "exact" integrates the line through two
     estimates exactly and overshoots less. Initial noise has the std of the path at `first`, in the
     code 1.
 
@@ -79,3 +80,22 @@ def sa_solver(
     grid = SigmaGrid(steps, places, 1.0, first, halve_last=True)
     adams = Adams(noise_scale, low, high, form == "published")
     return chain(steps, 0.0, range(0))._replace(sigma_grid=grid, adams=adams)
+
+
+def pairs(
+    iteration: int, *, steps: int = 1, judged_by: Literal["labels", "rewards"] = "labels"
+) -> Plan:
+    """Sample nothing: the images of a prompt are the two that its record names, as in offline
+    preference learning (Diffusion-DPO, 2311.12908).
+
+    The list of `prompts.train` has ``image_0``, ``image_1`` and ``label_0`` in each record, as
+    `flowrl pairs` writes it; `train.group` is 2.
+
+    Args:
+        steps: steps of the model's grid, for likelihood `forward` with `times: grid`; as many as a
+            model that predicts noise has training timesteps makes all of them equally likely.
+        judged_by: labels = credit sees the labels in place of the rewards, which are only watched;
+            rewards = it sees the rewards of the stored images (the paper's pseudo-labels).
+    """
+    check_steps_and_noise(steps, 0.0)
+    return chain(steps, 0.0, range(0))._replace(stored=judged_by)

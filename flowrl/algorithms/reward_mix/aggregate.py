@@ -3,16 +3,15 @@ is said by weights."""
 
 from __future__ import annotations
 
-from math import isnan
-from typing import Literal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
-from flowrl.algorithms.reward_mix._known import check_known
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import ConfigError, near
 from flowrl.core.types import Credit, Mixed, Scores
 
 
@@ -22,9 +21,7 @@ def weighted_sum(scores: Scores, credit: Credit) -> Mixed:
     The reward with the largest spread decides, whatever its weight says (Flow-GRPO's
     ``multi_score``).
     """
-    return _summed(
-        {name: scores.weights[name] * scores.values[name] for name in counting(scores)}, credit
-    )
+    return _summed(weighted(scores), credit)
 
 
 def advantage_sum(scores: Scores, credit: Credit) -> Mixed:
@@ -35,7 +32,7 @@ def advantage_sum(scores: Scores, credit: Credit) -> Mixed:
     nothing is clipped.
     """
     nodes = {name: scores.weights[name] * credit(scores.values[name]) for name in counting(scores)}
-    return Mixed(_total(nodes), {name: part[scores.leaf] for name, part in nodes.items()}, {})
+    return Mixed(total_of(nodes), {name: part[scores.leaf] for name, part in nodes.items()}, {})
 
 
 def gdpo(scores: Scores, credit: Credit, *, eps: float = 1e-4) -> Mixed:
@@ -111,168 +108,107 @@ def gated(
         raise ConfigError(f"gated: expected softness >= 0, got {softness}")
     # opened [L]: the product of the gates passed so far, from 0 to 1
     opened: Tensor | float = 1.0
-    parts, metrics, last = {}, {}, [name for name in scores.values if name not in above]
+    parts, metrics = {}, {}
+    last = [name for name in scores.values if name not in above]
     for name in [*above, *last]:
         values = scores.values[name]
         # a reward of weight 0 may be there as a gate only
         if scores.weights[name]:
             parts[name] = scores.weights[name] * values * opened
-        if name in above:
-            gate = (
-                ((values - above[name]) / softness).sigmoid()
-                if softness
-                else (values > above[name]).to(values)
-            )
-            gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
-            metrics[f"gate/{name}"] = gate.nanmean().item()
-            opened = opened * gate
+        if name not in above:
+            continue
+        if softness:
+            gate = ((values - above[name]) / softness).sigmoid()
+        else:
+            gate = (values > above[name]).to(values)
+        gate = torch.where(values.isnan(), torch.nan, gate)  # not scored is not refused
+        metrics[f"gate/{name}"] = gate.nanmean().item()
+        opened = opened * gate
     return _summed(parts, credit)._replace(metrics=metrics)
 
 
-class constrained:
-    """Maximise the weighted sum subject to ``mean(r_k) >= b_k``: rewards are added with dual
-    variables lambda_k.
+class by_field:
+    """Give credit for each reward alone, then add with the weights of the prompt's own category:
+    ``sum_k w_k(c) credit(r_k)``.
 
-    ``credit(sum_k w_k r_k + sum_k lambda_k r_k)``; after each iteration ``lambda_k <- clip(lambda_k
-    + lr (b_k - mean(r_k)), 0, max_dual)``, dual ascent on the Lagrangian (Boyd and Vandenberghe,
-    Convex Optimization, section 5). A constrained reward usually has weight 0. Duals are logged as
-    ``dual/NAME`` and saved in checkpoints.
+    A prompt's category is what its record has under the key `by`. `weights` has a row for each,
+    ``{counting: {strict: 2.0, style: 0.0}}``; a reward that a row does not name has its own weight
+    there. So a category decides which of its rewards matters, and no reward's scale does.
 
-    Raises: ConfigError for an unknown reward, no constraint, or a rate that is not positive.
+    Qwen-Image-2.0-RL (2606.27608): advantages of each reward in the prompt's group, weights per
+    prompt category. Reconstruction: its weights were not found, nor whether the sum is whitened
+    over the batch as in `gdpo`; here it is not.
+
+    Raises: ConfigError for no category, a weight that is no finite number, a record without the
+    key or of a category without weights, an unknown reward, one that is only watched, or a category
+    in which no reward counts.
     """
 
-    def __init__(
-        self, *, at_least: dict[str, float], lr: float = 0.1, max_dual: float = 100.0
-    ) -> None:
-        if not at_least or not lr > 0 or not max_dual > 0:
+    def __init__(self, *, weights: dict[str, dict[str, float]], by: str = "tag") -> None:
+        bad = [name for name, row in weights.items() if not all(map(math.isfinite, row.values()))]
+        if not weights or bad:
             raise ConfigError(
-                "constrained: expected at_least: {reward: bound}, lr > 0 and max_dual > 0, got "
-                f"at_least={at_least}, lr={lr}, max_dual={max_dual}"
+                "by_field: expected weights: {category: {reward: weight}} of finite numbers, got "
+                f"{weights}"
             )
-        self.at_least, self.lr, self.max_dual = at_least, lr, max_dual
-        self.dual = dict.fromkeys(at_least, 0.0)
+        self.weights, self.by = weights, by
+
+    def check_records(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ConfigError for a prompt whose record has no category with weights."""
+        for number, record in enumerate(records, 1):
+            self._category(record, f"training prompt {number} ({record.get('prompt', '')!r})")
 
     def __call__(self, scores: Scores, credit: Credit) -> Mixed:
-        """Add with the duals of now; nothing is changed."""
-        check_known("constrained: at_least", self.at_least, scores)
-        force = {name: scores.weights[name] + self.dual.get(name, 0.0) for name in scores.values}
-        parts = {name: force[name] * scores.values[name] for name in force if force[name]}
-        if not parts:
-            parts = {name: 0.0 * scores.values[name] for name in self.at_least}
-        slack = {f"slack/{name}": self._slack(scores, name) for name in self.at_least}
-        return _summed(parts, credit)._replace(
-            metrics={**slack, **{f"dual/{k}": v for k, v in self.dual.items()}}
-        )
-
-    def update(self, scores: Scores) -> None:
-        """Raise the duals of constraints that were missed, lower the others."""
-        for name in self.at_least:
-            slack = self._slack(scores, name)
-            if slack == slack:
-                self.dual[name] = min(max(self.dual[name] - self.lr * slack, 0.0), self.max_dual)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return {reward: its dual []}, float64."""
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.dual.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put back the duals {reward: []}."""
-        self.dual = {name: state[name].item() for name in self.at_least}
-
-    def _slack(self, scores: Scores, name: str) -> float:
-        return scores.values[name].nanmean().item() - self.at_least[name]
-
-
-class gardo:
-    """Pay good images more the less they look like the others of their prompt, and keep near the
-    reference only where the reward is doubted.
-
-    ``a n / mean(n)`` for images of advantage a >= 0, a for the others; n is the reward `novelty`,
-    usually of weight 0, its mean that of the prompt's scored images; where all of these are
-    alike, n counts nothing. The penalty `kl` counts for images alone that rank better by the sum of
-    the rewards than by the mean of the `doubted_by` rewards, and of these for the share with the
-    largest gap: it is averaged over these. The share follows the mean gap, between `least` and
-    `most`.
-
-    Source: GARDO (2512.24138) and its code, with credit `mean_centred` and a reference that is
-    refreshed: `kl: {fn: transition_kl_slow}`, `slow: {fn: reset}` with `every` 16 times
-    train.updates. **Differs:** the sign of the gap, see `doubt`; the penalty is averaged over the
-    doubted images of an iteration, in the code over those of each network call; where no image is
-    doubted there is no penalty, in the code of its NFT there is all of it.
-
-    Raises: ConfigError for an unknown reward, or a share outside [least, most].
-    """
-
-    def __init__(
-        self,
-        *,
-        novelty: str,
-        doubted_by: list[str],
-        share: float = 0.1,
-        least: float = 0.02,
-        most: float = 0.2,
-        window: int = 20,
-    ) -> None:
-        if not (0 <= least <= share <= most <= 1 and window >= 1):
-            raise ConfigError(
-                "gardo: expected 0 <= least <= share <= most <= 1 and window >= 1, got "
-                f"{least=}, {share=}, {most=}, {window=}"
-            )
-        self.novelty, self.doubted_by = novelty, doubted_by
-        self.share, self.least, self.most, self.window = share, least, most, window
-        self.levels: list[float] = []
-
-    def __call__(self, scores: Scores, credit: Credit) -> Mixed:
-        """Give credit, and say where the penalty counts; nothing is changed."""
-        check_known("gardo", [self.novelty, *self.doubted_by], scores)
-        parts = {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
-        mixed = _summed(parts, credit)
-        # how much good images differ from the others of their prompt
+        """Add by category; nothing is changed."""
+        names = self._checked(scores)
         leaf, tree = scores.leaf, scores.tree
-        a, n = mixed.advantage[leaf].double(), scores.values[self.novelty].double()
-        group = torch.unique(tree.group[leaf], return_inverse=True)[1]
-        total = torch.zeros(int(group.max()) + 1, dtype=torch.float64, device=n.device)
-        size = total.index_add(0, group, (~n.isnan()).to(n))
-        mean = total.index_add(0, group, n.nan_to_num())[group] / size[group]
-        good = (a >= 0) & (mean > 0)
-        paid = torch.where(good, a * n / torch.where(good, mean, 1.0), a)
-        advantage = subtree_mean(paid, leaf, tree).nan_to_num().float()
-        # where the reward is doubted
-        share = self._next(scores)
-        gate = most_doubted(self._gap(scores), share) if self.doubted_by else n > -torch.inf
-        doubted = gate.double().mean()
-        # over this the mean over all images is that over the doubted ones
-        weight = gate / torch.where(doubted > 0, doubted, 1.0)
-        whole = subtree_mean(weight, leaf, tree).nan_to_num().float()
-        metrics = {"gate": doubted.item(), "gate_share": share}
-        return mixed._replace(advantage=advantage, gate=whole, metrics=metrics)
+        found = [self._category(record, "a prompt") for record in scores.meta]
+        group = torch.unique(tree.group, return_inverse=True)[1]
+        nodes: dict[str, Tensor] = {}
+        for name in names:
+            own = scores.weights[name]
+            mine = torch.tensor([self.weights[one].get(name, own) for one in found])
+            # all images of a prompt have one weight, and so have the nodes above them
+            of_prompt = torch.zeros(int(group.max()) + 1, device=leaf.device)
+            of_prompt[group[leaf]] = mine.to(of_prompt)
+            nodes[name] = of_prompt[group] * credit(scores.values[name])
+        total = torch.stack([*nodes.values()]).sum(0)
+        return Mixed(total, {name: part[leaf] for name, part in nodes.items()}, {})
 
-    def update(self, scores: Scores) -> None:
-        """Follow the mean gap of an iteration, if an image of it has every score."""
-        level = self._level(scores)
-        self.share = next_share(self.share, level, self.levels, self.least, self.most)
-        if not isnan(level):
-            self.levels = [*self.levels, level][-self.window :]
+    def _category(self, record: Mapping[str, Any], who: str) -> str:
+        if self.by not in record:
+            raise ConfigError(
+                f"by_field: {who} has no {self.by!r} in its record, which says its category; it "
+                f"has {', '.join(record)}{near(self.by, record)}. Set aggregate.by, or add the key"
+            )
+        value = str(record[self.by])
+        if value not in self.weights:
+            raise ConfigError(
+                f"by_field: {who} is of the category {value!r} ({self.by}), which has no weights "
+                f"(there are some for {', '.join(self.weights)}){near(value, self.weights)}; "
+                f"add aggregate.weights.{value}"
+            )
+        return value
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the share [1], and the mean gaps of the last iterations [n] that it follows."""
-        numbers = {"share": [self.share], "levels": self.levels}
-        return {name: torch.tensor(row, dtype=torch.float64) for name, row in numbers.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put back the share [1] and the gaps [n]."""
-        self.share, self.levels = float(state["share"]), state["levels"].tolist()
-
-    def _gap(self, scores: Scores) -> Tensor:
-        main = _total({k: scores.weights[k] * scores.values[k] for k in counting(scores)})
-        return doubt(main, [scores.values[name] for name in self.doubted_by])
-
-    def _level(self, scores: Scores) -> float:
-        gap = self._gap(scores) if self.doubted_by else torch.zeros(1)
-        return gap[gap >= 0].mean().item()
-
-    def _next(self, scores: Scores) -> float:
-        return next_share(self.share, self._level(scores), self.levels, self.least, self.most)
+    def _checked(self, scores: Scores) -> list[str]:
+        """Return the names of the rewards that count."""
+        names = counting(scores)
+        for category, row in self.weights.items():
+            where = f"by_field: weights.{category}"
+            check_known(where, row, scores)
+            watched = [name for name in row if name not in names]
+            if watched:
+                raise ConfigError(
+                    f"{where}: reward {watched[0]!r} has the weight 0, so it is only watched; set "
+                    f"rewards.{watched[0]}.weight to another number, which categories that do not "
+                    "name it will have"
+                )
+            if not any(row.get(name, scores.weights[name]) for name in names):
+                raise ConfigError(
+                    f"{where}: no reward counts, so its prompts could teach nothing; give one a "
+                    "weight, or leave these prompts out of the list"
+                )
+        return names
 
 
 def counting(scores: Scores) -> list[str]:
@@ -280,11 +216,25 @@ def counting(scores: Scores) -> list[str]:
     return [name for name in scores.values if scores.weights[name]]
 
 
+def weighted(scores: Scores) -> dict[str, Tensor]:
+    """Return what each reward that counts brings to the weighted sum."""
+    return {name: scores.weights[name] * scores.values[name] for name in counting(scores)}
+
+
+def check_known(where: str, names: Iterable[str], scores: Scores) -> None:
+    """Raise ConfigError for a name that no reward has."""
+    strange = [name for name in names if name not in scores.values]
+    if strange:
+        raise ConfigError(
+            f"{where}: there is no reward {strange[0]!r} (there is: {', '.join(scores.values)})"
+        )
+
+
 def _summed(parts: dict[str, Tensor], credit: Credit) -> Mixed:
-    return Mixed(credit(_total(parts)), parts, {})
+    return Mixed(credit(total_of(parts)), parts, {})
 
 
-def _total(parts: dict[str, Tensor]) -> Tensor:
+def total_of(parts: dict[str, Tensor]) -> Tensor:
     first, *rest = parts.values()
     for part in rest:
         first = first + part

@@ -22,52 +22,76 @@ def merge(parts: list[Rollout]) -> tuple[Rollout, Tensor, Tensor]:
     first = parts[0]
     if len(parts) == 1:
         return first, torch.arange(len(first.tree.parent)), torch.arange(len(first.leaf))
-    starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + len(part.tree.parent))
+    joined = _Columns(parts)
     # Nodes that were made together stand together: within them by prompt, and in the order of their
     # own part.
-    made = _cat([part.block for part in parts]) * MOST_PROMPTS
-    key = made + torch.cat([part.tree.group for part in parts])
+    key = joined.rows("block") * MOST_PROMPTS + joined.of_trees("group")
     order = torch.argsort(key, stable=True)
     place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-
-    def moved(ids: list[Tensor]) -> Tensor:
-        pairs = zip(ids, starts, strict=False)
-        return torch.cat([torch.where(n < 0, -1, place[n.clamp_min(0) + at]) for n, at in pairs])
-
-    columns = zip(*(part.tree[1:] for part in parts), strict=True)
+    leaf = joined.moved([part.leaf for part in parts], place)
+    seen = torch.argsort(key[order][leaf], stable=True)
+    # every field, in that order; those that the parts lack are not there either
     tree = Tree(
-        moved([part.tree.parent for part in parts])[order],
-        *(torch.cat(rows)[order] for rows in columns),
+        parent=joined.moved([part.tree.parent for part in parts], place)[order],
+        step=joined.of_trees("step")[order],
+        std=joined.of_trees("std")[order],
+        group=joined.of_trees("group")[order],
     )
-    log_prob = torch.cat([part.log_prob for part in parts])[order]
-    noise_scale = torch.cat([part.noise_scale for part in parts])[order]
-    x = _joined([part.x for part in parts], starts, place)
-    leaf = moved([part.leaf for part in parts])
-    block, key = _cat([part.block for part in parts])[order], key[order]
-    seen = torch.argsort(key[leaf], stable=True)
-    cond = concatenated([part.cond for part in parts])
-    ids = torch.cat([part.group_ids for part in parts])
-    means = [part.mean for part in parts]
-    mean = None if first.mean is None else _joined([*map(_known, means)], starts, place)
-    twin = None if first.twin is None else moved([_known(part.twin) for part in parts])[order]
-    change = None if first.change is None else _cat([part.change for part in parts])[order]
+    mean = twin = change = None
+    if first.mean is not None:
+        mean = joined.latents([_known(part.mean) for part in parts], place)
+    if first.twin is not None:
+        twin = joined.moved([_known(part.twin) for part in parts], place)[order]
+    if first.change is not None:
+        change = joined.rows("change")[order]
     whole = Rollout(
-        tree,
-        x,
-        log_prob,
-        noise_scale,
-        leaf[seen],
-        first.sigmas,
-        cond,
-        ids,
-        mean,
-        twin,
-        block,
-        change,
+        tree=tree,
+        x=joined.latents([part.x for part in parts], place),
+        log_prob=joined.rows("log_prob")[order],
+        noise_scale=joined.rows("noise_scale")[order],
+        leaf=leaf[seen],
+        sigmas=first.sigmas,
+        cond=concatenated([part.cond for part in parts]),
+        group_ids=joined.rows("group_ids"),
+        mean=mean,
+        twin=twin,
+        block=joined.rows("block")[order],
+        change=change,
     )
     return whole, place, seen
+
+
+class _Columns:
+    """The fields of parts, one after the other."""
+
+    def __init__(self, parts: list[Rollout]) -> None:
+        self.parts = parts
+        self.starts = [0]  # the number of each part's first node
+        for part in parts:
+            self.starts.append(self.starts[-1] + len(part.tree.parent))
+
+    def rows(self, field: str) -> Tensor:
+        """Join a field that has a row for each node, or prompt. Raises ConfigError without it."""
+        return torch.cat([_known(getattr(part, field)) for part in self.parts])
+
+    def of_trees(self, field: str) -> Tensor:
+        """Join a field of the trees."""
+        return torch.cat([getattr(part.tree, field) for part in self.parts])
+
+    def moved(self, ids: list[Tensor], place: Tensor) -> Tensor:
+        """Join node ids of the parts as the new numbers of these nodes, `place` [V]; -1 stays."""
+        found = []
+        for own, start in zip(ids, self.starts, strict=False):
+            found.append(torch.where(own < 0, -1, place[own.clamp_min(0) + start]))
+        return torch.cat(found)
+
+    def latents(self, latents: list[Tensor], place: Tensor) -> Tensor:
+        """Put latents of the parts, each [v, *] of its first nodes, in their places -> [V, *]: the
+        only copy that is made."""
+        out = latents[0].new_empty(sum(map(len, latents)), *latents[0].shape[1:])
+        for own, start in zip(latents, self.starts, strict=False):
+            out[place[start : start + len(own)].to(out.device)] = own
+        return out
 
 
 def of_prompt(rollout: Rollout, group: int) -> Rollout:
@@ -128,19 +152,6 @@ def leaf_places(rollout: Rollout, *, first: int, prompts: int) -> Tensor:
     before = (count.cumsum(0) - count)[which]
     inside = torch.arange(len(block)) - before * mine
     return before * prompts + first * count[which] + inside
-
-
-def _joined(parts: list[Tensor], starts: list[int], place: Tensor) -> Tensor:
-    """Put latents of parts, each [v, *] of nodes from a start on, in their places -> [V, *]: the
-    only copy that is made."""
-    out = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
-    for part, at in zip(parts, starts, strict=False):
-        out[place[at : at + len(part)].to(out.device)] = part
-    return out
-
-
-def _cat(rows: list[Tensor | None]) -> Tensor:
-    return torch.cat([_known(row) for row in rows])
 
 
 def _known(row: Tensor | None) -> Tensor:

@@ -1,10 +1,9 @@
-"""Which decisions are trained, and how much each counts: ``(data) -> [V] float32``, a factor on
-the loss.
+"""Which decisions are trained, and how much each counts: ``(data) -> [V] float32``, a factor on the
+loss.
 
 0 = not trained and not counted. Weights are given by then: a selection never changes an advantage.
 What is random is drawn on the host from the iteration's own generator, so it is the same on every
-device and after a resume.
-"""
+device and after a resume."""
 
 from __future__ import annotations
 
@@ -15,17 +14,23 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.forest import subtree_mean
-from flowrl.algorithms.nodes import climb, root_above
+from flowrl.algorithms.nodes import climb, root_above, trained_nodes
 from flowrl.algorithms.selection._change import (
     drawn_at,
+    one_of_each,
     rank_within,
     relative_change,
     relative_changes,
     trained_draws,
 )
-from flowrl.algorithms.selection._inclusion import MOST, inclusion
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Rollout, SelectInput
+
+MOST = 8
+"""Items of a family that can be enumerated: 2**MOST subsets."""
+
+
+NEAR = 1e-6  # rewards are float32: a range of 0.3 may come out as 0.29999998
 
 
 def fraction(data: SelectInput, *, share: float) -> Tensor:
@@ -75,6 +80,49 @@ def best_of_n(data: SelectInput, *, top: int, bottom: int) -> Tensor:
         )
     kept = (rank < top) | (rank >= size - bottom)
     return (trained_draws(data.rollout) & (subtree_mean(kept.float(), leaf, tree) > 0)).float()
+
+
+def reward_range(data: SelectInput, *, low: float, high: float = math.inf) -> Tensor:
+    """Train only prompts whose images differ enough and not too much: the largest reward less the
+    smallest one is from `low` to `high` -> factor [V], 0 or 1.
+
+    The reward is the weighted sum of those that count, after their transforms, over all scored
+    leaves of the prompt. A prompt with no scored leaf is left out; one leaf alone has the range 0.
+    In a rehearsal, where no reward is known, all prompts are kept.
+
+    Qwen-Image-2.0-RL (2606.27608): prompts are chosen by the range of rewards in their group.
+    Reconstruction: the two thresholds were not found, nor whether prompts are looked at once before
+    training or, as here, whenever they are drawn.
+
+    Raises: ConfigError unless 0 <= low < high.
+    """
+    if not 0 <= low < high:
+        raise ConfigError(
+            f"select reward_range: expected 0 <= low < high, got {low=}, {high=}; a reward that is "
+            "0 or 1 has the ranges 0 and 1 alone"
+        )
+    tree, leaf = data.rollout.tree, data.rollout.leaf
+    if data.reward is None:
+        return torch.ones_like(tree.std)
+    group = torch.unique(tree.group, return_inverse=True)[1]
+    value, mine = data.reward.double().to(leaf.device), group[leaf]
+    most = value.new_full((int(group.max()) + 1,), -torch.inf)
+    # without any scored leaf both stay infinite, and the range is below every `low`
+    top = most.scatter_reduce(0, mine, value.nan_to_num(nan=-torch.inf), "amax")
+    bottom = (-most).scatter_reduce(0, mine, value.nan_to_num(nan=torch.inf), "amin")
+    span = top - bottom
+    return ((span >= low - NEAR) & (span <= high + NEAR))[group].float()
+
+
+def one_step(data: SelectInput) -> Tensor:
+    """Train one step of each image, drawn anew in each iteration -> factor [V], 0 or 1. For a
+    sampler of few steps without noise, all of which are trained otherwise (`generated`).
+
+    TDM (2503.06674), the authors' code (Luo-Yihong/TDM 81b019f) draws one of 4.
+    """
+    nodes = trained_nodes(data.rollout, "steps")
+    kept = one_of_each(data.rollout, nodes, data.generator)
+    return torch.zeros_like(data.rollout.tree.std).index_fill(0, kept, 1.0)
 
 
 def depth_pruning(
@@ -171,6 +219,42 @@ def noise_weight(data: SelectInput, *, power: float = 1.0) -> Tensor:
     return (scale / mean).float()
 
 
+def gradient_scale(data: SelectInput, *, low: int = 0, high: int) -> Tensor:
+    """Weigh each draw by ``std / |d mean / d v|``, over its mean of the steps from `low` to `high`
+    - 1 -> factor [V].
+
+    The gradient of a log-prob is ``|d mean / d v| / std`` times a number of about one, so with this
+    factor all steps pull alike. Flash-GRPO (2605.15980), for whose transition it is
+    ``1 / (sqrt(D) / g + g sqrt(D) (1 - sigma) / (2 sigma))``, D the step's size; here it is taken
+    of the run's own transition. The mean is over the steps that could have been drawn, as in UniRL:
+    **Differs:** the authors' code divides by the mean of the batch.
+
+    Raises: ConfigError for a range that the sampler's steps do not have, or a step in it without
+    noise.
+    """
+    sigmas, tree = data.rollout.sigmas.double(), data.rollout.tree
+    if not 0 <= low < high <= len(sigmas) - 1 or data.transition is None:
+        raise ConfigError(
+            f"select gradient_scale: expected steps from low to high - 1 of the sampler's "
+            f"{len(sigmas) - 1}, got {low=}, {high=}"
+        )
+    # the transition's mean is linear in v: ask at 0 and at 1
+    here, after = sigmas[low:high], sigmas[low + 1 : high + 1]
+    level = torch.full_like(here, float(data.rollout.noise_scale.max()))
+    zero = torch.zeros_like(here)[:, None]
+    rest, moved = (data.transition(zero, v, here, after, level) for v in (zero, zero + 1))
+    scale = moved.std / (moved.mean - rest.mean).abs()[:, 0]
+    if not bool((scale > 0).all() & scale.isfinite().all()):
+        raise ConfigError(
+            f"select gradient_scale: a step from {low} to {high - 1} has no noise; narrow the range"
+        )
+    # of the step that each draw was made at
+    factor = torch.zeros(len(sigmas), dtype=torch.float64, device=sigmas.device)
+    factor[low:high] = scale / scale.mean()
+    mine = trained_draws(data.rollout)
+    return (factor[drawn_at(tree)] * mine).float()
+
+
 def chunks(
     data: SelectInput,
     *,
@@ -221,7 +305,7 @@ def chunks(
             raise ConfigError(
                 f"select chunks: corrected works with up to {MOST} segments, got {int(size.max())}"
             )
-        factor = factor * (count / size) / inclusion(odds, family, count)
+        factor = factor * (count / size) / _inclusion(odds, family, count)
     return _at(ro, mine, factor[index])
 
 
@@ -241,6 +325,40 @@ def _odds(rho: Tensor | None, index: Tensor, count: int, weighted: str) -> Tenso
     total = rho.new_zeros(2, count).index_add(1, index, torch.stack([rho, torch.ones_like(rho)]))
     mean = total[0] / total[1]
     return mean if weighted == "l1" else (mean - mean.max()).exp()
+
+
+def _inclusion(odds: Tensor, family: Tensor, take: Tensor) -> Tensor:
+    """Return the probability that each item [N] is among those drawn -> [N] float64.
+
+    Of each family (id [N], at most MOST items) `take` [N] are drawn one after the other without
+    replacement, each time with probability proportional to `odds` [N] above 0. Exact: goes through
+    all subsets in the order of their size.
+    """
+    # families as rows of a table: p [families, slots], 0 where a family is smaller
+    row = torch.unique(family, return_inverse=True)[1]
+    slot, size = rank_within(torch.zeros_like(odds), row)
+    rows, slots = int(row.max()) + 1, int(size.max())
+    p = odds.new_zeros(rows, slots).index_put((row, slot), odds)
+    # a subset is the number whose bits are its items
+    subset = torch.arange(2**slots, device=odds.device)
+    holds = (
+        subset[:, None].bitwise_right_shift(torch.arange(slots, device=odds.device)) % 2 == 1
+    )  # [2^slots, slots]
+    rest = (p @ (~holds).to(p.dtype).T).clamp_min(
+        torch.finfo(p.dtype).tiny
+    )  # odds of what is not drawn yet
+    # chance [families, 2^slots]: that the items drawn so far are just this subset; none at first
+    chance = torch.zeros_like(rest)
+    chance[:, 0] = 1.0
+    for drawn in range(slots):
+        for item in range(slots):
+            before = subset[(holds.sum(1) == drawn) & ~holds[:, item]]
+            chance[:, before + 2**item] += (
+                chance[:, before] * p[:, item : item + 1] / rest[:, before]
+            )
+    # add up the subsets of the size that was asked for, for each item that they hold
+    asked = torch.zeros(rows, dtype=take.dtype, device=take.device).scatter(0, row, take)
+    return ((chance * (holds.sum(1) == asked[:, None])) @ holds.to(p.dtype))[row, slot]
 
 
 def _behind_last_split(rollout: Rollout, mine: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.plans.solvers import ode
-from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.frontier import noise_std
+from flowrl.algorithms.rollout.engine import noise_std, rollout
 from flowrl.core.abilities import sees_latents
 from flowrl.core.errors import ConfigError
 from flowrl.core.part import Part

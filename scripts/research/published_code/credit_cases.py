@@ -10,8 +10,8 @@ from gaps import SHAPE, Gaps, forest, gap
 from torch import Tensor
 
 from flowrl.algorithms.credit.advantages import depth_norm, group_norm
-from flowrl.algorithms.credit.history import history_norm
-from flowrl.algorithms.losses.groups import dgpo
+from flowrl.algorithms.credit.baselines import history_norm
+from flowrl.algorithms.losses.comparisons import dgpo
 from flowrl.algorithms.plans.solvers import ode
 from flowrl.algorithms.plans.trees import tree as tree_plan
 from flowrl.algorithms.reward_mix.aggregate import advantage_sum

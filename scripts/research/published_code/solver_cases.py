@@ -9,7 +9,7 @@ from gaps import Gaps, forest, gap
 from torch import Tensor
 
 from flowrl.algorithms.plans.solvers import ode, sa_solver
-from flowrl.algorithms.rollout.sigma_grid import read_sigma_grid
+from flowrl.algorithms.rollout.plan_steps import read_sigma_grid
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.core.noise_path import linear_grid
 

@@ -164,7 +164,7 @@ def test_what_it_refuses(edits: Edits) -> None:
 
 def test_a_right_edit_with_a_flaw_is_wrong(edits: Edits) -> None:
     """Four dark specks in the corners, or paint on each object, on edits that are right without:
-    `tests/evaluation/test_checker_flaws.py` has what else is looked for."""
+    `tests/evaluation/test_checker.py` has what else is looked for."""
     right = render(edits.after)
     specks, painted = right.clone(), right.clone()
     for y, x in ((1, 1), (1, 62), (62, 1), (62, 62)):

@@ -146,7 +146,8 @@ class Config:
             if isinstance(value, Call):
                 out[key] = value.to_dict()
             elif isinstance(value, tuple):
-                out |= {key: [call.to_dict() for call in value]} if value else {}
+                if value:
+                    out[key] = [call.to_dict() for call in value]
             elif isinstance(value, dict):
                 out[key] = {name: call.to_dict() for name, call in value.items()}
             elif value is not None:

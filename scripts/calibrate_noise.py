@@ -36,8 +36,8 @@ from flowrl.algorithms.credit._chains import comb_of
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
-from flowrl.training.rollout import collect
 from flowrl.training.rehearsal import MOST_NOISE_SCALE
+from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
 MOVE, MARGIN = 0.01, 2  # the paper's

@@ -72,7 +72,7 @@ def asked_for(row: Row, models: dict[str, list[str]]) -> dict[str, Any]:
 
 def begin(row: Row, models: dict[str, list[str]], *, waits: bool = False) -> Process:
     """Begin the process of a row; one that `waits` does not measure yet."""
-    script = "performance.py" if row.model else "collectives.py"
+    script = "bench/performance.py" if row.model else "collectives.py"
     option = "--json" if row.model else "--out"
     return Process(script, words_of(row, models), option, waits=waits)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytest_plugins = ("fakepackages", "rewardkit")  # fixtures that several files share
 
 TIERS = ("unit", "integration", "learning")
-LONGEST = ("test_learning_shapes.py", "test_shards.py", "test_nodes.py", "test_disks.py")
+LONGEST = ("test_learning_shapes.py", "test_shards.py", "test_processes.py", "test_disks.py")
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums come out the same on every machine
 

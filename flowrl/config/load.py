@@ -148,7 +148,8 @@ class Config:
             if isinstance(value, Call):
                 out[key] = value.to_dict()
             elif isinstance(value, tuple):
-                out |= {key: [call.to_dict() for call in value]} if value else {}
+                if value:
+                    out[key] = [call.to_dict() for call in value]
             elif isinstance(value, dict):
                 calls = {name: call.to_dict() for name, call in value.items()}
                 out |= {key: calls} if calls else {}

@@ -54,7 +54,8 @@ def unknown_section(
     in place of all sections."""
     owners = [name for name in known if isinstance(raw.get(name), dict) and key in raw[name]]
     for name, section in sections.items():
-        owners += [name] if key in {each.name for each in fields(section)} else []
+        if key in {each.name for each in fields(section)}:
+            owners.append(name)
     meant = [f"{name}.{key}" for name in dict.fromkeys(owners)]
     if 0 < len(meant) <= _MOST_MEANT:
         return f"the config has no section {key!r}; did you mean {' or '.join(meant)}?"

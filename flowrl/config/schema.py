@@ -153,7 +153,9 @@ def call_schema(axis: str) -> Schema:
         cases.append({"if": without, "then": _arguments(axis, known[default])})
     # a KL needs its weight; a reward's has a default
     mix = AXES[axis].mix
-    required = [*([] if default else ["fn"]), *(["beta"] if mix == "beta" else [])]
+    required = [] if default else ["fn"]
+    if mix == "beta":
+        required.append("beta")
     return {"type": "object", "required": required, "properties": {"fn": fn}, "allOf": cases}
 
 

@@ -406,15 +406,12 @@ class MonitorsConfig(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    section.key: section
-    for section in (
-        PromptsConfig,
-        ImageConfig,
-        TrainConfig,
-        ScoutConfig,
-        EvalConfig,
-        CheckpointConfig,
-        SamplesConfig,
-        MonitorsConfig,
-    )
+    "prompts": PromptsConfig,
+    "image": ImageConfig,
+    "train": TrainConfig,
+    "scout": ScoutConfig,
+    "eval": EvalConfig,
+    "checkpoint": CheckpointConfig,
+    "samples": SamplesConfig,
+    "monitors": MonitorsConfig,
 }

@@ -171,8 +171,10 @@ def _strict_union(members: tuple[Any, ...], limits: tuple[Any, ...]) -> Any:
     # a text stays a text in `int | str`, and 1 is whole in `float | int`
     order = [str, bool, int, float]
     ranks = {m: order.index(m) if m in order else -1 for m in members}
-    ordered = sorted(ranks, key=ranks.__getitem__)
-    strict = [_strict(m) if m is type(None) else _strict(m, *limits) for m in ordered]
+    strict = []
+    for member in sorted(ranks, key=ranks.__getitem__):
+        own = () if member is type(None) else limits
+        strict.append(_strict(member, *own))
     if len(strict) == 2 and type(None) in strict:
         return Union[*strict]
     return Annotated[Union[*strict], Field(union_mode="left_to_right")]
@@ -224,10 +226,10 @@ def _lines(
     lines = []
     for path, kind in sorted(deep.items(), key=str):
         # the part of the value and of the schema that the path leads to
-        owner, here, got = {}, schema, value
+        owner, here, got, where = {}, schema, value, key
         for step in path:
             owner, here, got = here, _inside(here, step), got[step]
-        where = key + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+            where += f"[{step}]" if isinstance(step, int) else f".{step}"
         if kind == "extra_forbidden":
             section = where.rpartition(".")[0]
             known = _branch(owner, "properties").get("properties", {})
@@ -288,7 +290,10 @@ def _inlined(node: Any, known: dict[str, Any]) -> Any:
     if "$ref" in node:
         return _inlined(known[node["$ref"].rpartition("/")[2]], known)
     kept = {k: v for k, v in node.items() if k != "title" or isinstance(v, dict)}
-    return {k: _inlined(v, known) if k not in _LIMITS else _short(v) for k, v in kept.items()}
+    out = {}
+    for key, value in kept.items():
+        out[key] = _short(value) if key in _LIMITS else _inlined(value, known)
+    return out
 
 
 def _short(limit: float) -> float:

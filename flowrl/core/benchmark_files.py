@@ -94,9 +94,10 @@ def read_unigenbench(path: str) -> Items:
     """
     for where, row in _rows(path, ()):
         # "prompt" and "sub" -> the file's own column names, whichever language they end in
-        names = {
-            name.partition("_")[0]: name for name in row if name.startswith(("prompt_", "sub"))
-        }
+        names = {}
+        for name in row:
+            if name.startswith(("prompt_", "sub")):
+                names[name.partition("_")[0]] = name
         if not {"prompt", "sub"} <= names.keys():
             raise DataError(
                 f"{where}: expected columns prompt_en and sub_dims_en (or _zh), got "
@@ -139,7 +140,10 @@ def _rows(path: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, s
                 raise DataError(
                     f"{where}: expected columns {', '.join(needed)}; {gone} are not there"
                 )
-            yield where, {key: "" if value is None else str(value) for key, value in found.items()}
+            texts = {}
+            for key, value in found.items():
+                texts[key] = "" if value is None else str(value)
+            yield where, texts
         return
     # strict: a broken quote is an error, not a cell that swallows what follows
     file = _file(path)
@@ -182,7 +186,9 @@ def read_compbench(path: str) -> Items:
         return
     # of a folder all categories that are there, of a file this one
     place = resource(path)
-    files = [place / f"{category}_val.txt" for category in PARTS] if place.is_dir() else [place]
+    files = [place]
+    if place.is_dir():
+        files = [place / f"{category}_val.txt" for category in PARTS]
     there = [file for file in files if file.is_file()]
     if not there:
         raise DataError(

@@ -64,12 +64,11 @@ def as_one_message(what: str, kind: type[FlowRLError]) -> Iterator[None]:
 
 def describe_error(error: BaseException) -> str:
     """Say what was raised, and in which line of the user's code where that is known."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not _is_ours(frame.filename)
-    ]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    # the innermost line that is the user's
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "site-packages" not in frame.filename and not _is_ours(frame.filename):
+            place = f" ({Path(frame.filename).name}, line {frame.lineno})"
     return f"{type(error).__name__}: {error}{place}"
 
 

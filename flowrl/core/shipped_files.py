@@ -123,10 +123,13 @@ def _is_config(name: str) -> bool:
 
 def _names() -> list[str]:
     folders = [(root, root / kind) for root in _shipped_folders() for kind in KINDS]
-    every = (
-        item.relative_to(root).as_posix() for root, folder in folders for item in folder.rglob("*")
-    )
-    return sorted(set(itertools.islice(every, _MOST_NAMES)))
+    names: set[str] = set()
+    left = _MOST_NAMES
+    for root, folder in folders:
+        for item in itertools.islice(folder.rglob("*"), left):
+            names.add(item.relative_to(root).as_posix())
+            left -= 1
+    return sorted(names)
 
 
 def import_rewards(module: str = "") -> ModuleType:

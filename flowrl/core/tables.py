@@ -138,7 +138,11 @@ def _folded(line: str, width: int) -> list[str]:
 
 def size(count: int) -> str:
     """Write bytes as a person reads them: 1.5 GiB, 12.0 MiB."""
-    unit, power = ("GiB", 30) if count >= 2**30 else ("MiB", 20) if count >= 2**20 else ("KiB", 10)
+    unit, power = "KiB", 10
+    if count >= 2**30:
+        unit, power = "GiB", 30
+    elif count >= 2**20:
+        unit, power = "MiB", 20
     return f"{count / 2**power:,.1f} {unit}"
 
 
@@ -147,7 +151,7 @@ def parameter_count(count: int) -> str:
     for unit, power in (("B", 9), ("M", 6), ("K", 3)):
         if count >= 10**power:
             value = count / 10**power
-            digits = 2 if value < 10 else 1 if value < 100 else 0
+            digits = (value < 10) + (value < 100)  # three figures in all
             return f"{value:.{digits}f} {unit}"
     return str(count)
 

@@ -162,7 +162,9 @@ def opinions(votes: Iterable[Record]) -> dict[VotePair, list[float]]:
 
 def ask_people(folder: Path, pairs: Sequence[VotePair]) -> VoteQuestion:
     """Put pairs before people; the same ones again are the same question."""
-    rows = [list(pair if pair.sources else pair[:3]) for pair in pairs]
+    rows = []
+    for pair in pairs:
+        rows.append(list(pair) if pair.sources else list(pair[:3]))
     key = hashlib.blake2b(json.dumps(rows).encode(), digest_size=12).hexdigest()
     write_json(folder / QUESTIONS / f"{key}.json", {"pairs": rows})
     return VoteQuestion(key, list(pairs))

@@ -120,9 +120,9 @@ def find_folder(path: str) -> Path | None:
         return source
     index = try_to_load_from_cache(source, "model_index.json")
     found = Path(index).parent if isinstance(index, str) else None
-    whole = found is not None and any(
-        (found / name / "config.json").exists() for name in NETWORK.values()
-    )
+    whole = False
+    for name in NETWORK.values():
+        whole |= found is not None and (found / name / "config.json").exists()
     return found if whole else None
 
 

@@ -60,6 +60,7 @@ def dry_run(config: Config) -> str:
     rewards = ", ".join(f"{name} x {weight:g}" for name, weight in config.reward_weights.items())
     prompts, missing = _prompts(config)
     missing += [each for each in absent if not each.downloaded]
+    files = [each.line for each in absent]
     lines = [
         f"{t.iterations} iterations{counted}, lr {config.lr:g}, seed {config.seed}",
         *found.forecast.work.lines(),
@@ -67,10 +68,10 @@ def dry_run(config: Config) -> str:
         *calls(found),
         *prompts,
         f"rewards    {rewards} (not loaded)",
-        *(each.line for each in absent),
+        *files,
         *memory(found),
-        *(f"missing    {each.said}" for each in missing),
     ]
+    lines += [f"missing    {each.said}" for each in missing]
     return "\n".join(lines)
 
 
@@ -94,13 +95,13 @@ def _prompts(config: Config) -> tuple[list[str], list[Absent]]:
         if listed is not None:
             check_sources(listed, sides)
     # both lists in one line, and a line for each that is not here
-    there = [
-        f"{len(train)} to train on ({train.path})" if train else "",
-        f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
-        if test
-        else "",
-    ]
-    lines = ["prompts    " + ", ".join(text for text in there if text)] if train or test else []
+    there = []
+    if train:
+        there.append(f"{len(train)} to train on ({train.path})")
+    if test:
+        said = f"{len(test)} held out ({test.path}), {config.eval.images} images each to judge"
+        there.append(said)
+    lines = ["prompts    " + ", ".join(there)] if there else []
     if train is not None and len(train) < config.train.prompts:
         lines.append(
             f"prompts    train.prompts={config.train.prompts} of {len(train)}: an iteration takes "

@@ -253,11 +253,11 @@ def _others(config: Config, *, vae: bool) -> int:
     tuning = tuning_of(config)
     counted = count_weights(architecture_of(config), config.model.fn, tuning).others
     wide = WIDE if config.model.fn in VIDEO else ()
-    return sum(
-        count * (FLOAT if name in wide else tuning.dtype.itemsize)
-        for name, count in counted.items()
-        if (name == "vae") == vae
-    )
+    total = 0
+    for name, count in counted.items():
+        if (name == "vae") == vae:
+            total += count * (FLOAT if name in wide else tuning.dtype.itemsize)
+    return total
 
 
 def _latents(made: MetaRun, size: int, *, twice: bool = False) -> str:

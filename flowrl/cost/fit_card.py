@@ -202,10 +202,9 @@ def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
     """Say what brings a phase below the limit; where no batch size does, what else would."""
     # first what leaves the method as it is: smaller batches
     config = found.config
-    ways = [
-        f"{what} ({size(then.bytes)})"
-        for what, then in remedies(config, found.forecast, worst, limit)
-    ]
+    ways = []
+    for what, then in remedies(config, found.forecast, worst, limit):
+        ways.append(f"{what} ({size(then.bytes)})")
     if ways:
         return "; " + " or ".join(ways)
     # else changes of what is trained, together with a batch where one alone is not enough
@@ -214,10 +213,9 @@ def _remedies(found: Estimate, worst: Phase, limit: int) -> str:
     there.append((staying(config), "rewards' networks"))
     there.sort(key=lambda part: -part[0])
     largest = ", ".join(f"{name} {size(count)}" for count, name in there[:3] if count)
-    others = [
-        _other(words, changed, found.forecast, worst.name, limit)
-        for words, changed in _changes(config)
-    ]
+    others = []
+    for words, changed in _changes(config):
+        others.append(_other(words, changed, found.forecast, worst.name, limit))
     known = [(then.bytes, f"{words} ({size(then.bytes)})") for words, then in filter(None, others)]
     # name all that are enough, or the one that comes nearest
     enough = [text for count, text in known if count <= limit] or [

@@ -116,20 +116,20 @@ def _count_weights(architecture: Architecture, fn: str, tuning: Tuning) -> Weigh
     network = build(architecture, NETWORK[fn])
     whole, tables = count(network), sum(buffer.numel() for buffer in network.buffers())
     linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
-    others = {
-        name: count(build(architecture, name)) for name in OTHERS if name in architecture.parts
-    }
+    others = {}
+    for name in OTHERS:
+        if name in architecture.parts:
+            others[name] = count(build(architecture, name))
     # a second expert has as many
     experts = experts_of(architecture)
     whole, tables, linear = experts * whole, experts * tables, experts * linear
     # LoRA trains two factors of each adapted layer, beside the whole network
     if tuning.tune == "lora":
         adapted = find_layers(network, tuning.targets, "lora.targets")
-        trained = sum(
-            tuning.lora.rank * (m.in_features + m.out_features)
-            for m in adapted
-            if isinstance(m, nn.Linear)
-        )
+        trained = 0
+        for layer in adapted:
+            if isinstance(layer, nn.Linear):
+                trained += tuning.lora.rank * (layer.in_features + layer.out_features)
         trained *= experts
         wide = experts * _kept_wide(network)
         return WeightCounts(trained, whole, tables, linear, others, adapters=True, wide=wide)
@@ -239,11 +239,10 @@ def _weights(config: Config, counted: WeightCounts, tuning: Tuning) -> list[Memo
             PHASES,
         ),
     ]
-    parts += [
-        MemoryPart(n, f"{trained:,} numbers x {size} bytes", trained * size, p)
-        for n, size, there, p in copies
-        if there
-    ]
+    for name, size, wanted, phases in copies:
+        if wanted:
+            what = f"{trained:,} numbers x {size} bytes"
+            parts.append(MemoryPart(name, what, trained * size, phases))
     return [part for part in parts if part.bytes or part.name != "network's tables"]
 
 

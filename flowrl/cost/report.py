@@ -94,11 +94,9 @@ def estimate_as_json(found: Estimate) -> dict[str, Any]:
     networks, and `rewards.peak` the worst moment with those that are counted."""
     # a model that could not be counted has no parameters to name
     work, counted = found.forecast.work, found.weights
-    named = (
-        {}
-        if counted is None
-        else {"network": counted.network, "trained": counted.trained, **counted.others}
-    )
+    named = {}
+    if counted is not None:
+        named = {"network": counted.network, "trained": counted.trained, **counted.others}
     return {
         "config": found.config.name,
         "model": str(found.config.model.kwargs.get("path", found.config.model.fn)),

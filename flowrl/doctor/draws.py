@@ -167,9 +167,10 @@ def _seeds(examined: ExaminedRun, section: ReportSection) -> None:
     keys = [(run.config.seed + s, "rollout", run.iteration + i, 0) for s, i in ((0, 1), (1, 0))]
     drawn = [torch.randn(8, generator=generator(*key)) for key in keys]
     mine = torch.randn(8, generator=generator(run.config.seed, "rollout", run.iteration, 0))
-    same = [
-        name for name, row in zip(("iterations", "seeds"), drawn, strict=True) if row.equal(mine)
-    ]
+    same = []
+    for name, row in zip(("iterations", "seeds"), drawn, strict=True):
+        if row.equal(mine):
+            same.append(name)
     # and in the rollout itself: between prompts, and within one unless it is meant so
     other = [_roots(ro, int(g)) for g in ro.group_ids[1:]]
     if any(torch.equal(before, rows) for rows in other):
@@ -237,7 +238,11 @@ def _judge(examined: ExaminedRun, section: ReportSection, gap: Tensor, step: Ten
     limit = min(1e-2, max(1e-5, 0.1 * min(known))) if known else 1e-2
     # exact, within rounding, or a fault
     worst = float(gap.max())
-    verdict = "1 to the bit" if worst == 0 else "1 but for rounding" if worst <= limit else "not 1"
+    verdict = "not 1"
+    if worst == 0:
+        verdict = "1 to the bit"
+    elif worst <= limit:
+        verdict = "1 but for rounding"
     section.lines.append(
         f"the ratio before the first update is {verdict}: off by at most {worst:.1e} in training's "
         f"own calls (allowed: {limit:.0e})"

@@ -173,7 +173,9 @@ def look_at_gradient(examined: ExaminedRun) -> ReportSection:
         name = "all" if k is None else str(k)
         norms[name] = float(torch.stack([g.norm() for g in grads]).norm())
         section.table.append([name, str(len(mine)), f"{norms[name]:.3g}"])
-        total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
+        if total:
+            grads = [a + b for a, b in zip(total, grads, strict=True)]
+        total = grads
     section.figures["norms"] = norms
     section.figures["tensors_without"] = sum(not bool(g.any()) for g in total)
     _judge_norms(section, norms)

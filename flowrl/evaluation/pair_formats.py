@@ -209,11 +209,10 @@ def _folder(source: Path) -> Iterator[SourcePair]:
     for name in sorted({*better, *worse}):
         text = source / f"{name}.txt"
         # all that a pair lacks, in one message
-        missing = [
-            str(source / side / name)
-            for side, names in (("better", better), ("worse", worse))
-            if name not in names
-        ]
+        missing = []
+        for side, names in (("better", better), ("worse", worse)):
+            if name not in names:
+                missing.append(str(source / side / name))
         missing += [] if text.is_file() else [str(text)]
         if missing:
             raise DataError(f"{source}: of the pair {name!r} there is no {', '.join(missing)}")

@@ -213,9 +213,11 @@ class RewardSet:
 
     def learned_rewards(self) -> dict[str, LearnedReward]:
         """Return the rewards that are trained along."""
-        return {
-            n: reward for n, reward in self.rewards.items() if isinstance(reward, LearnedReward)
-        }
+        found = {}
+        for name, reward in self.rewards.items():
+            if isinstance(reward, LearnedReward):
+                found[name] = reward
+        return found
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return {file: tensors} for a checkpoint; empty where nothing has a state."""

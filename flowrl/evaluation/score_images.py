@@ -82,7 +82,9 @@ def _bind(names: Sequence[str], changes: Sequence[str], plugins: Sequence[str]) 
         )
     raw: dict[str, Any] = {label: {"fn": name} for label, name in zip(labels, names, strict=True)}
     # their arguments
-    keys = [text if len(labels) > 1 else f"{labels[0]}.{text}" for text in changes]
+    keys = list(changes)
+    if len(labels) == 1:
+        keys = [f"{labels[0]}.{text}" for text in changes]
     for text in keys:
         if text.partition(".")[0] not in raw:
             raise ConfigError(

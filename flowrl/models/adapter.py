@@ -213,7 +213,8 @@ def decode_latents(
     ``one_frame``: the VAE's videos are of one frame, which is the image."""
     slices = (latents[:, :, None] if one_frame else latents).split(batch)
     decoded = [pipeline.vae.decode(part, return_dict=False)[0] for part in slices]
-    decoded = [part[:, :, 0] for part in decoded] if one_frame else decoded
+    if one_frame:
+        decoded = [part[:, :, 0] for part in decoded]
     pixels: Tensor = pipeline.image_processor.postprocess(torch.cat(decoded), output_type="pt")
     return pixels.float()
 

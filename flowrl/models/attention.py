@@ -106,9 +106,10 @@ def _route(network: Any, attend: Attend) -> None:
     # Z-Image's network has no such list, and its processors call diffusers' dispatch
     processors = getattr(network, "attn_processors", {})
     if any(isinstance(processor, _DIRECT) for processor in processors.values()):
-        routed = {
-            key: Routed(p, attend) if isinstance(p, _DIRECT) else p for key, p in processors.items()
-        }
+        routed = dict(processors)
+        for key, processor in processors.items():
+            if isinstance(processor, _DIRECT):
+                routed[key] = Routed(processor, attend)
         network.set_attn_processor(routed)
 
 
@@ -214,8 +215,7 @@ def attend_in_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     weights = query.shape[1] * query.shape[2] * key.shape[2]
     size = max(1, GROUP // weights)
     query = query * query.shape[-1] ** -0.5
-    parts = [
-        (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        for q, k, v in zip(query.split(size), key.split(size), value.split(size), strict=True)
-    ]
+    parts = []
+    for q, k, v in zip(query.split(size), key.split(size), value.split(size), strict=True):
+        parts.append((q @ k.transpose(-1, -2)).softmax(-1) @ v)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

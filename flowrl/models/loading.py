@@ -91,9 +91,10 @@ def load_pipeline(
     index = _read_index(folder, accepted)
     wanted = {name: entry for name, entry in index.items() if name not in leave_out}
     absent = [*dict.fromkeys([*_absent_parts(folder, wanted, parts), *leave_out])]
-    stored = {
-        name: _check_part(folder / name, index[name][1]) for name in parts if name not in absent
-    }
+    stored = {}
+    for name in parts:
+        if name not in absent:
+            stored[name] = _check_part(folder / name, index[name][1])
     encoders = tuple(name for name in stored if name.startswith("text_encoder"))
     # text encoders, VAE and image encoder are read one by one, the rest by the pipeline
     seers = [name for name in ("vae", "image_encoder") if name in stored]
@@ -315,11 +316,8 @@ def first_line(error: BaseException) -> str:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Keep the libraries from drawing bars while files are read; downloads show theirs."""
-    shown = [
-        log
-        for log in (diffusers.utils.logging, transformers.utils.logging)
-        if log.is_progress_bar_enabled()
-    ]
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    shown = [log for log in logs if log.is_progress_bar_enabled()]
     for log in shown:
         log.disable_progress_bar()
     try:

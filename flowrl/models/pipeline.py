@@ -98,9 +98,9 @@ class TunedPipeline:
             if not waits and part not in stays:
                 part.to(tuning.device)
         self._home: torch.device | None = None  # where the network runs, while it is away
-        names = (
-            {"": network} if joined is None else {f"{n}.": n for n, _ in joined.named_children()}
-        )
+        names = {"": network}
+        if joined is not None:
+            names = {f"{name}.": name for name, _ in joined.named_children()}
         self._set_up_network({prefix: loaded.folder / name for prefix, name in names.items()})
 
         # Text encoders work through a memory of what they encoded.

@@ -125,12 +125,11 @@ class Texts:
             return
         # said once per run: with no reader left, later calls see nothing
         self._readers = ()
-        losses = {
-            f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
-            if rest
-            else f"{reader.name} reads all of it"
-            for reader, rest in rests.items()
-        }
+        losses = set()
+        for reader, rest in rests.items():
+            all_of_it = f"{reader.name} reads all of it"
+            without = f"{reader.name} reads {reader.limit} tokens, without {rest!r}"
+            losses.add(without if rest else all_of_it)
         # some encoders can be given a longer limit, CLIP cannot
         short = {reader.name for reader, rest in rests.items() if rest and _can_read_more(reader)}
         warnings.warn(

@@ -149,10 +149,9 @@ class QwenEdit(QwenImage):
 
     def _texts(self, prompts: list[str], sources: Sequence[Source]) -> Cond:
         """Read prompts [G] with their sources [G]; what was read is known by both."""
-        keys = [
-            prompt + "".join(map(_digest, source))
-            for prompt, source in zip(prompts, sources, strict=True)
-        ]
+        keys = []
+        for prompt, source in zip(prompts, sources, strict=True):
+            keys.append(prompt + "".join(map(_digest, source)))
         asked = dict(zip(keys, zip(prompts, sources, strict=True), strict=True))
         return self._read.cond(keys, lambda key: self._read_one(*asked[key]), device=self.device)
 
@@ -176,10 +175,9 @@ class QwenEdit(QwenImage):
     def _source_latents(self, images: Tensor) -> Tensor:
         """Return the latents [G,n,16,h,w] of sources [G,n,3,H,W]."""
         area = self.options.source_pixels
-        scaled = [
-            from_bytes(pil_to_tensor(self._scaled(image, area)))
-            for image in to_pil(tuple(images.flatten(0, 1)))
-        ]
+        scaled = []
+        for image in to_pil(tuple(images.flatten(0, 1))):
+            scaled.append(from_bytes(pil_to_tensor(self._scaled(image, area))))
         return self.latents(torch.stack(scaled)).unflatten(0, images.shape[:2])
 
     def _scaled(self, image: Image, area: int) -> Image:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.credit.advantages import group_norm, mean_centred
-from flowrl.core.installation import environment
 from flowrl.core.files import write_json
+from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import Tree
 from rewards._common.pairs import all_pairs, verdict, win_rates

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import string
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_sd3
+from toykit import redness, toy, write_toy
 
+import flowrl
+from flowrl.algorithms.plans.windows import fork, random_window
 from flowrl.config import load
 from flowrl.config.load import Config, load_config
+from flowrl.config.overrides import Source, apply_override, parse_override
 from flowrl.config.sections import TrainConfig
 from flowrl.core.errors import ConfigError
+from flowrl.core.seeds import generator
 from flowrl.core.shipped_files import list_configs
 
 
@@ -235,3 +247,170 @@ def test_shipped_config_binds(name: str, tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     again.write_text(config.dump())
     assert load_config(again) == config
+
+
+ITERATIONS = range(30)
+
+
+PINNED = (
+    *("shapes/adv_grpo", "shapes/adv_grpo_gated", "shapes/flow_dppo"),
+    *("shapes/flow_grpo", "shapes/flow_grpo_fast"),
+)
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_recorded_runs_keep_their_windows(name: str) -> None:
+    """The shipped results of all seeds were made with the windows of seed 0."""
+    for seed in (0, 1, 2):
+        config = load_config(name, [f"seed={seed}"])
+        own: Any = {"fork": fork, "random_window": random_window}[config.plan.fn]
+        plan = config.call("plan")
+        for i in ITERATIONS:
+            want = own(i, **{**config.plan.kwargs, "seed": 0})
+            assert torch.equal(plan(i).noise, want.noise)
+
+
+def test_only_plans_with_recorded_runs_of_other_seeds_are_pinned() -> None:
+    """Every other shipped plan follows the run, and at the shipped seed 0 it is as before."""
+    pinned = []
+    for name in list_configs():
+        call = load_config(name).plan
+        if call.kwargs.get("seed") is not None:
+            pinned.append(name)
+    assert pinned == [*PINNED]
+    for name in ("dpo_siblings", "gardo", "guard_window", "flash_grpo"):
+        plan = load_config(f"shapes/{name}").call("plan")
+        same = load_config(f"shapes/{name}", ["plan.seed=0"]).call("plan")
+        assert all(torch.equal(plan(i).noise, same(i).noise) for i in ITERATIONS)
+
+
+def test_windows_follow_the_run() -> None:
+    """Where nothing is said, and after the config was written and read."""
+    window = "plan={fn: random_window, steps: 9, size: 1, noise_scale: 0.4}"
+    kwargs = {"steps": 9, "size": 1, "noise_scale": 0.4}
+    starts = []
+    for seed in (0, 5):
+        config = load_config("shapes/flow_grpo_fast", [window, f"seed={seed}"])
+        assert config.plan.kwargs["seed"] is None
+        plan = config.call("plan")
+        starts.append([int(plan(i).noise.argmax()) for i in ITERATIONS])
+        want = [random_window(i, seed=seed, **kwargs) for i in ITERATIONS]  # type: ignore[arg-type]
+        assert starts[-1] == [int(one.noise.argmax()) for one in want]
+    assert starts[0] != starts[1]
+
+
+def test_lora_follows_the_run(tmp_path: Path) -> None:
+    """A is drawn in float32 from the seed, over the rank; the first layer's comes first."""
+    folder = tiny_sd3(tmp_path / "sd3")
+    model = f"model={{fn: sd3, path: {folder}, tune: lora, lora: {{rank: 2}}, device: cpu}}"
+    for more, seed in (((), 5), (("model.seed=7",), 7)):
+        config = load_config("shapes/flow_grpo", [model, "seed=5", *more])
+        params = config.call("model")().trainable()
+        first = next(value for name, value in params.items() if ".lora_A." in name)
+        want = torch.randn(first.shape, generator=generator(seed, "lora")) / 2
+        assert torch.equal(first.detach(), want)
+
+
+text = st.text(string.printable)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text
+names = st.text(string.ascii_letters, min_size=1)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner),
+    max_leaves=6,
+)
+keys = st.lists(st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True), min_size=1, max_size=3)
+
+
+@given(keys, values)
+def test_override_round_trip(parts: list[str], value: Any) -> None:
+    text = f"{'.'.join(parts)}={yaml.safe_dump(value, default_flow_style=True, width=10**6)}"
+    assert parse_override(text) == (parts, value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.group", "expected key.subkey=value, for example optimizer.lr=1e-4"),
+        ("=1", "expected key.subkey=value"),
+        ("train.group=[1", "not valid YAML"),
+        ("train.group=!!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("train.group.x=1", "train.group is '8' (a text) and has no keys of its own"),
+        ("rewards.sahpes=null", "rewards has no reward 'sahpes'; did you mean 'shapes'?"),
+    ],
+)
+def test_what_is_no_override(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override({"train": {"group": "8"}, "rewards": {"shapes": {}}}, override)
+    assert message in str(caught.value) and repr(override) in str(caught.value)
+
+
+def test_the_last_override_of_a_key_is_named() -> None:
+    source = Source("a.yaml", ("plan.size=1", "plan={fn: full}", "rewards.x.weight=2"))
+    assert source.at("plan.size") == "override 'plan={fn: full}': plan.size"
+    assert source.at("train.ema") == "a.yaml: train.ema"
+    assert source.at("rewards.x") == "a.yaml: rewards.x"
+    assert source.below("rewards") == "override 'rewards.x.weight=2': rewards"
+
+
+@pytest.mark.parametrize("takes", [flowrl.train, flowrl.estimate, flowrl.Trainer])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("shapes/awm", r"as flowrl.load_config\('shapes/awm'\) gives it, got 'shapes/awm'"),
+        (Path("my.yaml"), r"as flowrl.load_config\('my.yaml'\) gives it"),
+        (None, "as flowrl.load_config gives it, got None"),
+        ({"name": "toy"}, "as flowrl.load_config gives it, got {'name': 'toy'}"),
+    ],
+    ids=["name", "path", "none", "dict"],
+)
+def test_what_is_no_config(
+    takes: Callable[[Any], Any],
+    given: Any,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"expected a config, {said}"):
+        takes(given)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run": ""}, "run: expected the path of a folder, got ''"),
+        ({"run": 3}, "run: expected the path of a folder, got 3"),
+        ({"resume": "yes"}, "resume: expected True, False or \"auto\", got 'yes'"),
+        ({"rewards": redness}, r"rewards: expected \{name: function\}, got <function redness"),
+        ({"rewards": [redness]}, r"rewards: expected \{name: function\}, got \["),
+        ({"rewards": {3: redness}}, "rewards: expected a name of letters, digits, - and _, got 3"),
+        ({"rewards": {"a/b": redness}}, "rewards: expected a name of letters.*got 'a/b'"),
+    ],
+)
+def test_what_training_is_told(
+    options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy(tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        flowrl.train(config, quiet=True, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((None,), "expected the name of a shipped config or the path of a YAML file, got None"),
+        (({"name": "toy"},), "the path of a YAML file, got {'name': 'toy'}"),
+        (("{file}", "seed=1"), r"overrides: expected a list of texts, got 'seed=1' .*\['seed=1'\]"),
+        (("{file}", {"seed": 1}), "overrides: expected a list of texts, got {'seed': 1}"),
+        (("{file}", [3]), r"overrides: expected a list of texts, got \[3\]"),
+        (("{file}", [], "toykit"), r"plugins: expected a list .*write \['toykit'\]"),
+    ],
+)
+def test_what_a_config_is_loaded_from(given: Any, said: str, tmp_path: Path) -> None:
+    first = str(write_toy(tmp_path)) if given[0] == "{file}" else given[0]
+    with pytest.raises(ConfigError, match=said):
+        flowrl.load_config(first, *given[1:])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from estimatekit import model_config
+from huggingface_hub import constants
 from PIL import Image
 from tiny import tiny_flux, tiny_sd3, tiny_sd15, tiny_sdxl
 from tinywan import tiny_wan, tiny_wan22
@@ -26,7 +27,7 @@ from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.prompts import load_prompts
 from flowrl.cost.architecture import architecture_of, latent_shape
-from flowrl.cost.dry_run import dry_run, prompt_lines
+from flowrl.cost.dry_run import absent_files, dry_run, prompt_lines
 from flowrl.cost.memory import MemoryPart, kept_memory
 from flowrl.training.guidance import is_guided
 from flowrl.training.rehearsal import check_plan, cost_of
@@ -281,3 +282,87 @@ def test_models_that_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(kind, match=words):
             dry_run(model_config(tmp_path, f"{{{model}}}"))
+
+
+def test_everything_that_is_missing_is_named() -> None:
+    """The model that a reward takes by itself, weights beside a folder, and teachers."""
+    for name, absent in (
+        ("flux/awm", ["rewards    clip: openai/clip-vit-large-patch14"]),
+        ("sdxl/spo", ["sdxl_step-aware_preference_model.bin"]),
+        ("sd3/flow_opd", ["teacher    runs/sd3-geneval", "teacher    runs/sd3-ocr"]),
+    ):
+        said = "\n".join(each.line for each in absent_files(load_config(name)))
+        assert [text for text in absent if f"{text} is not " not in said] == []
+
+
+def test_a_noise_that_a_prompt_s_images_share_counts_once() -> None:
+    said = "\n".join(cost_of(load_config("flux/mix_grpo")).lines())
+    assert "384 images from 32 initial noises" in said
+
+
+def test_weights_of_a_reward_that_are_not_here(tmp_path: Path) -> None:
+    """A script makes them, or they are on the hub; what is there is not named."""
+    reward = "rewards.step={{fn: latent_preference, path: {0}, transformer: {1}, weight: 0}}"
+    here = "is not here: make it or put it there first"
+    hub = "is not in the cache: the run downloads it from the hub"
+    for path, said in (
+        ("data/nowhere", f"step: data/nowhere {here}"),
+        ("./nobody/nowhere", f"step: ./nobody/nowhere {here}"),
+        (HUB, f"step: {HUB} {hub}"),
+        (f"{HUB}/a.bin", f"step: {HUB}/a.bin {hub}"),
+        # two parts and a file's ending: docs/rewards.md's own examples, no repository's name
+        ("weights/dfn5b.bin", f"step: weights/dfn5b.bin {here}"),
+        ("weights/mlp.PTH", f"step: weights/mlp.PTH {here}"),
+        ("nobody/model-2.5", f"step: nobody/model-2.5 {hub}"),
+        (str(tmp_path), ""),
+    ):
+        text = dry_run(toy(tmp_path, reward.format(path, tmp_path)))
+        found = [line for line in text.splitlines() if line.startswith("rewards    step: ")]
+        assert found == ([f"rewards    {said}"] if said else [])
+        # a run downloads by itself; what it cannot get comes last
+        assert text.endswith(f"missing    {said}") == (here in said)
+        assert ("missing " in text) == (here in said)
+
+
+def test_a_path_in_the_home_folder_is_looked_for_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the rewards do, which read `~/x.pth`."""
+    reward = "rewards.step={fn: latent_preference, path: ~/x.pth, transformer: a, weight: 0}"
+    config = toy(tmp_path, reward)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = "step: ~/x.pth is not here: make it or put it there first"
+    assert [each.said for each in absent_files(config)] == [said]
+    (tmp_path / "x.pth").touch()
+    assert absent_files(config) == []
+
+
+def test_what_was_downloaded_before_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = f"rewards.step={{fn: latent_preference, path: {HUB}, transformer: a, weight: 0}}"
+    config = toy(tmp_path, reward)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert [each.downloaded for each in absent_files(config)] == [True]
+    (tmp_path / "cache" / "models--nobody--no-such-model" / "snapshots").mkdir(parents=True)
+    assert absent_files(config) == []
+
+
+@pytest.mark.parametrize("key", ["train.start", "surrogate.begin"])
+def test_start_weights_that_are_not_here(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a script or a run writes come last in the plan; others are refused as by a run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "begun").mkdir(parents=True)
+    for start, mend in (("runs/nowhere", "train"), ("data/nowhere.safetensors", "make")):
+        config = load_config("shapes/tdm_r1", [f"{key}={start}"])
+        said = f"{key}: {start} is not here: {mend} it first"
+        text = dry_run(config)
+        assert f"\nstart      {said}\n" in text and f"\nmissing    {said}" in text
+    for start, said in (
+        ("nowhere.safetensors", "cannot find 'nowhere.safetensors'"),
+        ("runs/begun", "there are no weights at runs/begun"),
+    ):
+        with pytest.raises(ConfigError, match=f"{key}: {said}"):
+            dry_run(load_config("shapes/tdm_r1", [f"{key}={start}"]))

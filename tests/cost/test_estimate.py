@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from estimatekit import MODELS, made, model_config, phases, sizes
 from tiny import tiny_sd3
 from torch import nn
 from toykit import toy
 
 from flowrl.cli.main import main
-from flowrl.config.load import load_config
-from flowrl.core.errors import ModelError
-from flowrl.cost.architecture import NETWORK, Architecture, build
-from flowrl.cost.dry_run import dry_run
-from flowrl.cost.estimate import estimate, phase
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import ConfigError, ModelError
+from flowrl.cost import meta_run as traced
+from flowrl.cost.architecture import NETWORK, Architecture, build, source_shape
+from flowrl.cost.dry_run import dry_run, prompt_lines
+from flowrl.cost.estimate import Estimate, estimate, judged, phase
 from flowrl.cost.fit_card import change
 from flowrl.cost.memory import QUANTISED, kept_memory
-from flowrl.cost.meta_run import meta_run, workload_of
+from flowrl.cost.meta_run import meta_run, network_inputs, workload_of
 from flowrl.cost.released_models import RELEASED
-from flowrl.cost.report import estimate_text, memory
+from flowrl.cost.report import calls, estimate_text, memory
+from flowrl.evaluation.eval_size import check_eval_count
 from flowrl.training.rehearsal import check_plan
+from flowrl.training.run import OverlapWarning
+from flowrl.training.trainer import Trainer
 
 # Parameters in billions, as announced: model cards of SD3.5, FLUX.1 and SDXL ("2.6 B UNet"),
 # 2403.03206 (SD3's 2 B and 8 B), 2112.10752's U-Net as in Stable Diffusion 1; T5-XXL's encoder,
@@ -216,3 +222,145 @@ def test_the_command_and_the_dry_run_say_the_same(
 def test_a_card_of_no_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "shapes/flow_grpo", "--card", "0"]) == 2
     assert "--card: expected more than 0 GB, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_references_of_flux2_are_tokens_of_their_own(tmp_path: Path, count: int) -> None:
+    """By hand: at 384 pixels an image has 24 x 24 tokens, and so has each reference."""
+    record = {"prompt": "p"} | ({"source": ["a.png"] * count} if count else {})
+    list_ = tmp_path / "list.jsonl"
+    list_.write_text(json.dumps(record))
+    config = load_config("flux2_klein/flow_grpo_fast_edit", [f"prompts.train={list_}"])
+    work = workload_of(config)
+    assert work.source == ((24 * count, 24) if count else None)
+    given = network_inputs(
+        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
+    )
+    assert given["hidden_states"].shape == (2, 576 * (1 + count), 128)
+    assert given["img_ids"].shape == (576 * (1 + count), 4)
+    gone = load_config("flux2_klein/flow_grpo_fast_edit", [f"prompts.train={tmp_path}/no.jsonl"])
+    assert source_shape(gone, work.latent) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("model.frames=6", "got 6; take 5 or 9"), ("image={height: 240, width: 240}", "multiple")],
+)
+def test_what_the_adapter_of_ti2v_refuses_an_estimate_refuses(change: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        workload_of(load_config("wan/flow_grpo_fast_ti2v", [change]))
+
+
+def test_tokens_of_ti2v_have_times_of_their_own() -> None:
+    """By hand: 256 pixels are 16 x 16 latents, 8 x 8 tokens, at two moments; 2.1 has one time."""
+    work = workload_of(load_config("wan/flow_grpo_fast_ti2v"))
+    given = network_inputs(
+        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
+    )
+    assert given["hidden_states"].shape == (2, 48, 2, 16, 16)
+    assert given["timestep"].shape == (2, 128)
+    work = workload_of(load_config("wan/flow_grpo_fast_i2v"))
+    given = network_inputs(
+        work.fn, 2, work.latent, work.text, work.architecture, torch.bfloat16, work.source
+    )
+    assert given["hidden_states"].shape == (2, 36, 2, 30, 30)
+    assert given["timestep"].shape == (2,)
+    assert given["encoder_hidden_states_image"].shape == (2, 257, 1280)
+
+
+def test_lists_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run names them; nothing asks the hub."""
+
+    def asked(*_: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("flowrl.core.prompt_files.read_hub", asked)
+    config = load_config("flux/awm")
+    assert prompt_lines(config) == [
+        f"prompts    pickscore/{name} is read from the hub when the run starts"
+        for name in ("train", "test")
+    ]
+
+
+def extra(config: Config) -> int:
+    return phase(config, "evaluation", check_plan(config)).extra
+
+
+def test_best_of_and_the_size_that_is_judged_are_counted() -> None:
+    """All that is drawn of a prompt is decoded together; four times the pixels take four times as
+    much."""
+    one, many = (load_config("shapes/awm", ["eval.batch=1", f"eval.best_of={n}"]) for n in (1, 100))
+    assert extra(many) > 10 * extra(one)
+    sizes = ["eval.height=128", "eval.width=128", "eval.images=1024"]
+    large, small = load_config("shapes/awm", sizes), load_config("shapes/awm", sizes[2:])
+    assert extra(large) == pytest.approx(4 * extra(small), rel=0.05)
+
+
+def test_a_size_that_the_model_cannot_make() -> None:
+    with pytest.raises(
+        ConfigError, match=r"eval\.height, eval\.width: sd3 cannot make images of 1"
+    ):
+        judged(load_config("shapes/awm", ["eval.height=100000"]))
+    with pytest.raises(
+        ConfigError, match=r"decode_batch: expected a whole number >= 1 and < 2\*\*31"
+    ):
+        load_config("shapes/awm", [f"model.decode_batch={10**20}"])
+
+
+def test_more_images_than_an_evaluation_draws() -> None:
+    config = load_config("shapes/awm", ["eval.images=10000", "eval.best_of=10"])
+    with pytest.raises(ConfigError, match="best of 10, of each of 2,000 prompts are 200,000,000"):
+        check_eval_count(config, 2000)
+    check_eval_count(config, 1000)
+
+
+def test_many_calls_of_the_vae_are_reckoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum is that of tracing each of them."""
+    run = meta_run(workload_of(made(tmp_path, "sd3, full")))
+    whole = run.decoding(101, batch=2, height=64, width=64)
+    monkeypatch.setattr(traced, "MANY", 8)
+    assert run.decoding(101, batch=2, height=64, width=64) == whole
+
+
+def estimated(*changes: str) -> Estimate:
+    """Estimate shapes/ddrl; its list of images need not be there."""
+    return estimate(load_config("shapes/ddrl", ["model.dtype=float32", *changes]))
+
+
+def trained(found: Estimate) -> int:
+    """Return the bytes that come and go in training."""
+    return next(phase.extra for phase in found.phases if phase.name == "training")
+
+
+def test_the_second_row_of_a_state_is_counted() -> None:
+    """Of 64 states, siblings of a fork: 3 calls more each, twice the FLOPs of training, and as many
+    activations as twice the micro-batch without images, since both wait for the backward pass."""
+    plain, real = estimated("kl.beta=0"), estimated()
+    assert real.forecast.states == plain.forecast.states == 64
+    assert real.forecast.calls - plain.forecast.calls == 3 * 64
+    assert real.flops["training"] == pytest.approx(2 * plain.flops["training"], rel=1e-3)
+    assert real.flops["sampling"] == plain.flops["sampling"]
+    half = estimated("train.micro_batch=32")
+    assert half.saved == plain.saved
+    assert trained(half) == trained(plain) > 0
+    assert "3 per state, and 3 on a real image" in calls(real)[0]
+    assert "real image" not in calls(plain)[0]
+
+
+def test_lists_that_a_run_would_warn_of(tmp_path: Path) -> None:
+    """The same list twice, as the trainer says it; and three prompts where five are taken."""
+    (tmp_path / "some.txt").write_text("a red dot\na blue dot\na green dot\n")
+    changes = [f"prompts.{key}={tmp_path}/some.txt" for key in ("train", "test")]
+    config = toy(tmp_path, *changes, "train.prompts=5")
+    counted, short, same = prompt_lines(config)
+    assert "3 to train on" in counted
+    assert "train.prompts=5 of 3: an iteration takes some of them more than once" in short
+    with pytest.warns(OverlapWarning) as warned:
+        Trainer(config)
+    assert same.removeprefix("prompts    ") == str(warned[0].message)
+    # other prompts, and as many as are taken
+    (tmp_path / "others.txt").write_text("a large square\n")
+    other = toy(tmp_path, *changes[:1], f"prompts.test={tmp_path}/others.txt", "train.prompts=3")
+    assert len(prompt_lines(other)) == 1

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchkit import bench_module
 from estimatekit import model_config, phases, sizes
 from tiny import tiny_sd3
 from tinywan import tiny_wan, tiny_wan22
 
 from flowrl.cost.estimate import estimate
 from flowrl.cost.meter import Meter
-from flowrl.cost.random_model import random_model
-from flowrl.cost.throughput import _absent
 
 WAN = "fn: wan, frames: 5, guidance: 2.0, lora: {rank: 3}, max_sequence_length: 16"
 TINY: dict[str, tuple[Any, str]] = {
@@ -40,11 +39,11 @@ def test_what_the_estimate_leaves_out_is_what_is_not_there(
     config = model_config(tmp_path, model)
     found, (line,) = estimate(config), [n for n in sizes(config) if n.startswith("VAE")]
     assert line == ("VAE" if host else "VAE, text encoders")
-    adapter: Any = random_model(config, vae=vae).adapter  # type: ignore[attr-defined]
+    adapter: Any = bench_module("random_model").random_model(config, vae=vae).adapter  # type: ignore[attr-defined]
     held = adapter.pipeline().vae
     there = sum(p.nbytes for p in held.parameters()) if held is not None else 0
     assert (there > 0) == (vae or name == "wan")
-    assert _absent(found, vae=vae) == sizes(config)[line] - there
+    assert bench_module("throughput")._absent(found, vae=vae) == sizes(config)[line] - there
 
 
 @pytest.mark.parametrize("make", [tiny_wan, tiny_wan22])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from scipy.linalg import sqrtm
 from weightkit import Weights
 
 from flowrl.cli.main import main
 from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.measures.diversity import distance, vendi
+from flowrl.evaluation.measures.diversity import distance, encoder, vendi
 from flowrl.evaluation.measures.inception import fid, inception, inception_score, kid, lpips
 from flowrl.evaluation.measures.mmhm import bounds_of, mmhm
 from flowrl.evaluation.measures.of_images import Tools, check_measures, measure_images
@@ -276,3 +278,21 @@ def test_clip_score_is_torchmetrics_own(weights: Weights) -> None:
     metric = CLIPScore(lambda: (Older.from_pretrained(folder), processor))
     expected = metric(list(images.to(torch.uint8)), prompts)
     assert max(float(reward(batch).mean()), 0) == pytest.approx(expected.item(), abs=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("missing", "kept"), ("mismatched", "cut")])
+def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    """One tensor is left out of the file, or cut: transformers would make it random. A tensor more
+    does no harm."""
+    shutil.copytree("assets/shapes-dino", tmp_path, dirs_exist_ok=True)
+    (file,) = tmp_path.glob("*.safetensors")
+    state = load_file(file)
+    save_file({**state, "head.weight": torch.zeros(2)}, file, {"format": "pt"})
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    whole = encoder("assets/shapes-dino", CPU)(images)
+    assert torch.equal(encoder(str(tmp_path), CPU)(images), whole)
+    victim = next(key for key in sorted(state) if key.endswith("mlp.fc1.weight"))
+    cut = state.pop(victim)[:1].contiguous()
+    save_file(state if name == "kept" else {**state, victim: cut}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"expected all weights of .*, got 1 {kind} .*fc1.weight"):
+        encoder(str(tmp_path), CPU)

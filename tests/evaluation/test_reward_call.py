@@ -5,23 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from scorerkit import SCORERS
+from torch import Tensor, nn
 from toykit import redness, toy
+from weightkit import Weights
 
 from flowrl.config.calls import Call
 from flowrl.config.load import with_rewards
+from flowrl.core.abilities import (
+    asks_people,
+    differentiable,
+    ignores_quality,
+    judges_singly,
+)
 from flowrl.core.errors import ConfigError, DataError, FlowRLError, RewardError
 from flowrl.core.prompts import PromptSet, check_records
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.held_out import evaluate_prompts
-from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
+from flowrl.evaluation.reward_call import (
+    PerFrame,
+    Resting,
+    ask,
+    fitting,
+    networks_of,
+    probe_rewards,
+    resting,
+    rewards_of,
+)
 from flowrl.models.toy import LinearFlow
 from flowrl.training.trainer import Trainer
+from rewards._backbones.latent_judge import LatentJudge
+from rewards.latent_preference import load_transformer
+from rewards.novelty import novelty
+from rewards.votes import votes
 
 NAN = math.nan
 
@@ -269,3 +291,260 @@ def test_a_reward_cannot_change_a_record() -> None:
     ask("it", writing, whole, "here")
     assert kept["list"] == [{"deep": [1, 2]}] and kept["pair"] == ([3],)
     assert "new" not in kept and kept["array"].tolist() == [0.0, 0.0]
+
+
+def brightness(batch: RewardBatch) -> Tensor:
+    return batch.images.mean((1, 2, 3))
+
+
+def motion(batch: RewardBatch) -> Tensor:
+    return batch.images.diff(dim=1).abs().mean((1, 2, 3, 4))
+
+
+motion.judges_videos = True  # type: ignore[attr-defined]
+
+
+def videos(*frames: list[float]) -> RewardBatch:
+    """Return videos of frames of one grey each."""
+    count = len(frames)
+    levels = torch.tensor(frames, dtype=torch.float32)[:, :, None, None, None].expand(
+        -1, -1, 3, 2, 2
+    )
+    meta: list[dict[str, Any]] = [{"prompt": str(i)} for i in range(count)]
+    names = [record["prompt"] for record in meta]
+    return RewardBatch(levels, names, torch.tensor([0] * count), meta, torch.zeros(count))
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [("mean", [0.5, 0.5]), ("min", [0.25, 0.0]), ("first", [0.25, 1.0]), ("last", [0.75, 0.5])],
+)
+def test_an_image_reward_judges_frames_as_the_config_says(way: str, expected: list[float]) -> None:
+    """By hand: frames of grey .25 .5 .75 and 1 0 .5."""
+    batch = videos([0.25, 0.5, 0.75], [1.0, 0.0, 0.5])
+    assert ask("grey", PerFrame(brightness, way), batch, "here").tolist() == expected
+
+
+def test_a_frame_without_a_score_and_a_wrong_number_of_scores() -> None:
+    def some(batch: RewardBatch) -> list[float | None]:
+        return [None if value == 0 else value for value in brightness(batch).tolist()]
+
+    scores = ask("some", PerFrame(some, "mean"), videos([0.5, 0.5], [1.0, 0.0]), "here")
+    assert scores[0] == 0.5 and scores[1].isnan()
+    with pytest.raises(RewardError, match="reward 'one': expected 4 numbers, one per frame"):
+        ask("one", PerFrame(lambda batch: torch.ones(2), "min"), videos([0, 0], [0, 0]), "here")
+
+
+def test_prompts_records_and_groups_follow_the_frames() -> None:
+    """A prompt's frames of one time are compared with each other: 2 prompts of 2 videos."""
+    seen: list[RewardBatch] = []
+
+    class Spy:
+        judges_singly = True
+        differentiable = True
+
+        def __call__(self, batch: RewardBatch) -> Tensor:
+            seen.append(batch)
+            return brightness(batch)
+
+    reward, batch = PerFrame(Spy(), "mean"), videos([0, 0], [0, 0], [0, 0], [0, 0])
+    reward(batch._replace(group=torch.tensor([0, 0, 1, 1])))
+    assert judges_singly(reward) and differentiable(reward)
+    assert seen[0].prompts == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert [record["prompt"] for record in seen[0].meta] == seen[0].prompts
+    assert seen[0].group.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_reward_that_asks_people_still_does_frame_by_frame() -> None:
+    """The two that ship and say so: people are left alone by evaluations, and a reward of how
+    frames differ may like a damaged one."""
+    people = PerFrame(votes(folder="unused"), "first")
+    assert asks_people(people) and not ignores_quality(people)
+    unlike = PerFrame(object.__new__(novelty), "mean")
+    assert ignores_quality(unlike) and not asks_people(unlike)
+    assert not asks_people(PerFrame(brightness, "mean"))
+
+
+def test_rewards_and_models_that_do_not_fit(tmp_path: Path) -> None:
+    plain = Call("rewards.pick", "pickscore", "", {})
+    whole = Call("rewards.move", "motion", "", {})
+    assert fitting(plain, brightness, 1) is brightness and fitting(whole, motion, 5) is motion
+    with pytest.raises(ConfigError, match=r"rewards.pick: pickscore judges images, .* 5 frames. "):
+        fitting(plain, brightness, 5)
+    with pytest.raises(ConfigError, match="rewards.move: motion judges videos, but .* images"):
+        fitting(whole, motion, 1)
+    both = Call("rewards.move", "motion", "", {}, frames="mean")
+    with pytest.raises(ConfigError, match=r"rewards.move.frames: .* 'mean' has no effect"):
+        fitting(both, motion, 5)
+    # one frame has no mean, and nothing else is to be chosen from it
+    ways = Call("rewards.pick", "pickscore", "", {}, frames="mean")
+    with pytest.raises(ConfigError, match=r"rewards.pick.frames: the model makes images, .*'mean'"):
+        fitting(ways, brightness, 1)
+    learned = SimpleNamespace(
+        update=0, state_dict=0, load_state_dict=0, trains_policy=0, __call__=0
+    )
+    learned_type = type("Learned", (), vars(learned))
+    with pytest.raises(ConfigError, match="trained along on images"):
+        fitting(Call("rewards.adv", "adversarial", "", {}, frames="mean"), learned_type(), 5)
+    # as a config says it
+    config = toy(tmp_path, "rewards.red.frames=min")
+    assert config.rewards["red"].frames == "min"
+    assert config.to_dict()["rewards"]["red"]["frames"] == "min"
+    with pytest.raises(ConfigError, match="rewards.red.frames: expected"):
+        toy(tmp_path, "rewards.red.frames=median")
+
+
+CUDA = torch.cuda.is_available()
+
+
+class Moved(nn.Linear):
+    """A layer that remembers where it was sent, and where it was when it was called."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.sent: list[str] = []
+        self.away = False
+
+    def to(self, *args: Any, **more: Any) -> Moved:
+        self.sent.append(str(args[0]))
+        return super().to(*args, **more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sent.append("asked")
+        if bool(x.isnan().any()):
+            raise ValueError("no number")
+        return super().forward(x)
+
+
+class Towers:
+    def __init__(self) -> None:
+        self.parts = {"it": [Moved()]}
+
+
+class looks:
+    judges_singly = True
+
+    def __init__(self) -> None:
+        self.towers = Towers()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        net = self.towers.parts["it"][0]
+        found: Tensor = net(batch.images.mean((1, 2, 3))[:, None])[:, 0]
+        return found
+
+
+def batch_of(images: Tensor) -> RewardBatch:
+    count = len(images)
+    return RewardBatch(images, [""] * count, torch.arange(count), [{}] * count, torch.zeros(count))
+
+
+def test_networks_are_away_but_while_it_scores() -> None:
+    """Also after an error; what the reward promises stays, but for gradients."""
+    call = Call("rewards.it", "looks", "looks", {}, function=looks, offload=True)
+    (reward,) = rewards_of({"it": call}).values()
+    (net,) = networks_of(reward)
+    assert isinstance(reward, Resting) and isinstance(net, Moved)
+    assert net.sent == ["cpu"] and reward.judges_singly and not reward.differentiable
+    images = torch.rand(3, 3, 2, 2)
+    scores = ask("it", reward, batch_of(images), "here")
+    assert net.sent == ["cpu", "cpu", "asked", "cpu"]  # its home is this machine's CPU, too
+    expected = images.mean((1, 2, 3)) * net.weight[0, 0] + net.bias[0]
+    torch.testing.assert_close(scores, expected.detach())
+    with pytest.raises(ValueError, match="no number"):
+        reward(batch_of(images * torch.nan))
+    assert net.sent[-2:] == ["asked", "cpu"]
+
+
+def test_every_scorers_networks_are_found(weights: Weights) -> None:
+    """All weights that a public layout has: nothing would be left on the device."""
+    for name in ("clip, transformers", "dino"):
+        reward = SCORERS[name](weights).make(device="cpu")
+        held = sum(p.numel() for net in networks_of(reward) for p in net.parameters())
+        assert held > 1000, name
+    with pytest.raises(ConfigError, match="rewards.it.offload: jpeg has no network"):
+        resting(Call.bind("rewards.it", {"fn": "jpeg", "offload": True}))
+    call = Call.bind("rewards.it", {"fn": "jpeg", "offload": True})
+    assert call.offload and call.to_dict()["offload"] is True
+
+
+class Hung(nn.Module):
+    """A network that keeps others without registering them, in a list of a part and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(1, 1)
+        self.part.beside = {"it": [Moved()]}  # type: ignore[assignment]
+        object.__setattr__(self, "frozen", Moved())
+        self.library = torch  # a module of Python is nobody's network
+
+
+def test_networks_that_a_network_does_not_register_are_found() -> None:
+    """Two of them, and the network itself with its one part."""
+    net = Hung()
+    found = {id(one) for one in networks_of(net)}
+    assert found == {id(net), id(net.frozen), id(net.part.beside["it"][0])}  # type: ignore[index]
+    # also where the network itself has no weights
+    empty = nn.Module()
+    empty.held = [moved := Moved()]  # type: ignore[assignment]
+    assert list(networks_of(empty)) == [moved]
+
+
+def test_the_transformer_of_a_judge_of_latents_rests() -> None:
+    """All that the judge computes with: its head, which is registered, and the frozen layers."""
+    taps: dict[str, Any] = {"taps": [1, 3], "width": 32, "queries": 2}
+    judge = LatentJudge(load_transformer("assets/shapes-sd3"), **taps)
+    transformer = judge.transformer[0]
+    assert {id(net) for net in networks_of(judge)} == {id(judge), id(transformer)}
+
+
+class loads_at_once:
+    """Load a network with the first image, another one when it is probed."""
+
+    loads_late = True
+
+    def probe(self) -> None:
+        self.other = Moved()
+
+    def __call__(self, batch: RewardBatch) -> Tensor:
+        if not hasattr(self, "net"):
+            self.net = Moved()
+        found: Tensor = self.net(batch.images.mean((1, 2, 3))[:, None])[:, 0]
+        return found
+
+
+def test_networks_that_come_late_rest_from_then_on() -> None:
+    call = Call("rewards.it", "late", "late", {}, function=loads_at_once, offload=True)
+    reward: Any = resting(call)
+    assert reward.networks == []
+    reward.probe()
+    assert reward.other.sent == ["cpu"]
+    reward(batch_of(torch.rand(2, 3, 2, 2)))
+    assert reward.net.sent == ["asked", "cpu"]
+    reward(batch_of(torch.rand(2, 3, 2, 2)))
+    assert reward.net.sent == ["asked", "cpu", "cpu", "asked", "cpu"]
+    # home, away, home, away: each was taken in once
+    assert reward.other.sent == ["cpu", "cpu", "cpu", "cpu", "cpu"]
+
+
+def test_t2i_compbench_can_be_offloaded(weights: Weights) -> None:
+    """It loads what its records need, here everything. The scores are those of the same reward
+    where nothing rests."""
+    scorer = SCORERS["t2i_compbench"](weights)
+    plain = scorer.make(device="cpu")
+    late = {"fn": "t2i_compbench", **weights.t2i_compbench, "device": "cpu", "offload": True}
+    reward = resting(Call.bind("rewards.it", late))
+    assert reward.networks == []
+    torch.testing.assert_close(reward(scorer.batch()), plain(scorer.batch()))
+    resting_ones, held = set(map(id, reward.networks)), set(map(id, networks_of(reward.reward)))
+    assert resting_ones == held
+    assert len(reward.networks) > 1
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_weights_leave_the_gpu(weights: Weights) -> None:
+    scorer = SCORERS["clip, transformers"](weights)
+    plain, away = scorer.make(device="cuda"), scorer.make(device="cuda")
+    rested = Resting(away, list(networks_of(away)))
+    assert all(p.device.type == "cpu" for net in rested.networks for p in net.parameters())
+    torch.testing.assert_close(rested(scorer.batch()), plain(scorer.batch()))
+    assert all(p.device.type == "cpu" for net in rested.networks for p in net.parameters())

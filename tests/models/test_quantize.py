@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import Folders, relative_error, sampled, velocity
+from benchkit import bench_module
 from estimatekit import made
 from modelkit import gradients, perturb
 from rolloutkit import decisions, score_draws
@@ -24,8 +25,6 @@ from torch import nn
 from flowrl.algorithms.transitions import cps
 from flowrl.core.errors import ModelError
 from flowrl.cost.fit_card import change
-from flowrl.cost.random_model import random_model
-from flowrl.cost.throughput import measure_throughput
 from flowrl.models import runtime as runtime_module
 
 IMAGES = ("sdxl", "qwen_image", "z_image", "flux2", "flux2_klein")
@@ -47,11 +46,12 @@ def test_random_weights_are_quantised_as_read_ones(tmp_path: Path, name: str, ki
     pytest.importorskip(KINDS[kind][0], reason="extra quant")
     config = made(tmp_path, name, runtime=f"{{quantize: {kind}}}")
     config = change(config, "model.dtype", "bfloat16")
-    drawn: Any = random_model(config).adapter  # type: ignore[attr-defined]
+    drawn: Any = bench_module("random_model").random_model(config).adapter  # type: ignore[attr-defined]
     read: Any = config.call("model")()
     found, expected = kinds_of(drawn.network), kinds_of(read.network)
     assert found == expected and len({*expected.values()}) > 1
-    assert measure_throughput(config, iterations=1)["seconds"]["train"] > 0
+    figures = bench_module("throughput").measure_throughput(config, iterations=1)
+    assert figures["seconds"]["train"] > 0
 
 
 def kinds_of(network: nn.Module) -> dict[str, tuple[str, torch.dtype]]:

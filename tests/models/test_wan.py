@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from adapterkit import Folders
-from diffusers import UniPCMultistepScheduler
-from modelkit import edit
-from tinywan import UNIPC
+from adapterkit import PROMPTS, Folders, load_folder
+from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
+from modelkit import edit, gradients, noise, perturb
+from safetensors.torch import load_file, save_file
+from tinywan import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
+from wankit import SIZE, STEPS, drawn, ours, theirs
 
 from flowrl.algorithms.transitions import flow_sde
-from flowrl.core.errors import ModelError
-from flowrl.models.wan import wan
+from flowrl.core.errors import ConfigError, DataError, ModelError
+from flowrl.models.loading import PipelinePart, load_pipeline
+from flowrl.models.wan import PARTS, wan
+from flowrl.models.wan_i2v import CLIP_VISION, IMAGE_ENCODER, WanTI2V, wan_i2v
+from flowrl.runs.export.export import _choose, trained_part, write_lora, write_merged
+from flowrl.runs.export.usage import SECOND_LORA_FILE
 
 # shift 3, ten steps: diffusers 0.42.1, as the reference has it to seven digits
 SIGMAS = [0.999999, 0.964324, 0.9231657, 0.8751562, 0.8184296]
@@ -91,3 +104,258 @@ def test_other_schedulers_and_channels_are_refused(folders: Folders, tmp_path: P
         change(folder)
         with pytest.raises(ModelError, match=message):
             wan(str(folder), device="cpu", frames=5)
+
+
+WIDE = (32, 64)
+SMALL: dict[str, Any] = {"device": "cpu", "frames": 5, "lora": {"rank": 2}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Load it with weights that training has moved."""
+    made = wan_i2v(str(tiny_ti2v(tmp_path_factory.mktemp("ti2v"))), guidance=3.0, **SMALL)
+    perturb(made, 0.05)
+    return made
+
+
+def image() -> torch.Tensor:
+    levels = torch.randint(0, 256, (2, 3, *WIDE), generator=torch.Generator().manual_seed(1))
+    return levels / 255
+
+
+def test_videos_from_an_image_are_the_pipelines(model: Any) -> None:
+    """Latents and videos of WanImageToVideoPipeline with one source; each prompt has its own."""
+    assert isinstance(model, WanTI2V) and model.takes_one and model.unlike_pipeline
+    assert model.latent_shape(*WIDE) == (12, 2, 2, 4)
+    sources, x = image(), drawn(model, 2, WIDE)
+    cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])
+    assert cond["start"].shape == (2, 12, 1, 2, 4)
+    found = ours(model, cond, 2, WIDE)
+    for row in range(2):
+        given = {"image": to_pil_image(sources[row]), "size": WIDE}
+        expected = theirs(model, x[row : row + 1], PROMPTS[row : row + 1], **given)
+        torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=5e-5)
+    torch.testing.assert_close(found[:, :, :1], cond["start"], rtol=0, atol=1e-5)
+    assert model.decode(found).shape == (2, 5, 3, *WIDE)
+
+
+def test_the_first_moment_is_held(model: Any) -> None:
+    """Its tokens have the time 0, its noise plays no part, and no weight has one in its way: by
+    hand (x - start) / sigma."""
+    sources, sigma = image(), torch.tensor([0.75, 0.25])
+    cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])
+    x, told = noise(model, 2, *WIDE), list[torch.Tensor]()
+
+    def note(_: Any, __: Any, named: dict[str, Any]) -> None:
+        told.append(named["timestep"])
+
+    hook = model.network.register_forward_pre_hook(note, with_kwargs=True)
+    v = model.velocity(x, sigma, cond)
+    hook.remove()
+    # 2 x 4 latents a moment are 1 x 2 tokens
+    assert told[0].tolist() == 2 * [[0, 0, 750, 750], [0, 0, 250, 250]]
+    way = (x[:, :, :1] - cond["start"]) / sigma.view(-1, 1, 1, 1, 1)
+    torch.testing.assert_close(v[:, :, :1], way, rtol=1e-5, atol=1e-5)
+    other = x.clone()
+    other[:, :, 0] += 1
+    assert torch.equal(model.velocity(other, sigma, cond)[:, :, 1:], v[:, :, 1:])
+    assert gradients(model, v[:, :, 1:].square().mean())
+    held = torch.autograd.grad(
+        v[:, :, :1].sum(), [*model.trainable().values()], allow_unused=True, retain_graph=True
+    )
+    assert not any(one is not None and one.any() for one in held)
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model.frames: .* holds the source as the first frame"):
+        wan_i2v(str(tiny_ti2v(tmp_path / "ti2v")), **(SMALL | {"frames": 1}))
+    with pytest.raises(ModelError, match="text to video is fn wan"):
+        wan_i2v(str(tiny_wan(tmp_path / "text")), **SMALL)
+    text = load_folder("wan ti2v", tmp_path / "ti2v", lora={"rank": 2})
+    with pytest.raises(ModelError, match="multiple"):
+        text.latent_shape(32, 48)
+    assert wan_i2v(str(tiny_i2v(tmp_path / "two", experts=True)), **SMALL).takes_one
+
+
+def source() -> Tensor:
+    """Return one image [3,H,W] in 8-bit steps."""
+    return torch.randint(0, 256, (3, *SIZE), generator=torch.Generator().manual_seed(1)) / 255
+
+
+def renamed(folder: Path, change: Callable[[str], str]) -> Path:
+    """Give the image encoder's tensors other names; return their file."""
+    (file,) = (folder / IMAGE_ENCODER).glob("*.safetensors")
+    stored = {change(name): tensor for name, tensor in load_file(file).items()}
+    save_file(stored, file, metadata={"format": "pt"})
+    return file
+
+
+@pytest.mark.parametrize("kind", [CLIPVisionModelWithProjection, CLIPVisionModel])
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_what_clip_sees_is_the_pipelines(tmp_path: Path, kind: Any, prefixed: bool) -> None:
+    """Expected: what diffusers' own pipeline encodes, loaded before the file is renamed. The
+    released indexes name the class with a projection, and their files have transformers 4's names,
+    with ``vision_model.`` before them, which transformers 5 gives the plain class no more."""
+    folder = tiny_i2v(tmp_path, experts=False, clip=kind)
+    pipeline = WanImageToVideoPipeline.from_pretrained(folder)
+    assert type(pipeline.image_encoder) is kind
+    expected = pipeline.encode_image(to_pil_image(source()), torch.device("cpu"))
+    if prefixed:
+        file = renamed(folder, lambda n: re.sub(r"^(?!vision_model\.|visual_)", "vision_model.", n))
+        assert any(name.startswith("vision_model.") for name in load_file(file))
+    cond = wan_i2v(str(folder), **SMALL).encode_with_sources(PROMPTS[:1], [(source(),)])
+    assert expected.std() > 0.1 and torch.equal(cond["image"], expected)
+
+
+@pytest.mark.parametrize("kind", [CLIPVisionModelWithProjection, CLIPVisionModel])
+def test_a_tensor_that_the_image_encoder_lacks(tmp_path: Path, kind: Any) -> None:
+    """One tensor is under another name: it alone is missing, and the message names it."""
+    folder = tiny_i2v(tmp_path, experts=False, clip=kind)
+    lost = "encoder.layers.1.mlp.fc2.bias"
+    file = renamed(folder, lambda name: name.replace(lost, "gone"))
+    with pytest.raises(ModelError, match=rf"^{file}: 1 tensors are missing .*{re.escape(lost)}"):
+        wan_i2v(str(folder), **SMALL)
+
+
+@pytest.mark.parametrize("kind", [CLIPVisionModelWithProjection, CLIPVisionModel])
+def test_the_network_alone_is_hollow(tmp_path: Path, kind: Any) -> None:
+    """As FSDP loads it: the network has no numbers, the image encoder has those of the file; and
+    the text encoders that are read later come alone."""
+    folder = tiny_i2v(tmp_path, experts=False, clip=kind)
+    loaded = load_pipeline(
+        WanImageToVideoPipeline,
+        str(folder),
+        PARTS | {IMAGE_ENCODER: PipelinePart(CLIP_VISION, optional=True)},
+        dtype=torch.float32,
+        dtypes={"transformer": torch.float32, IMAGE_ENCODER: torch.float32},
+        with_encoders=False,
+        hollow=True,
+    )
+    network, seer = loaded.pipeline.transformer, loaded.pipeline.image_encoder
+    assert all(parameter.is_meta for parameter in network.parameters())
+    stored = WanImageToVideoPipeline.from_pretrained(folder).image_encoder.state_dict()
+    assert all(torch.equal(stored[name], value) for name, value in seer.state_dict().items())
+    assert loaded.encoders == ("text_encoder",) and loaded.pipeline.text_encoder is None
+    later = loaded.read_encoders()
+    assert later.text_encoder is not None
+    assert (later.image_encoder, later.vae, later.transformer) == (None, None, None)
+
+
+def test_another_image_encoder_is_refused(tmp_path: Path) -> None:
+    folder = tiny_i2v(tmp_path, experts=False)
+    edit("model_index.json", image_encoder=["transformers", "SiglipVisionModel"])(folder)
+    with pytest.raises(ModelError, match="expected image_encoder to be CLIPVisionModelWith"):
+        wan_i2v(str(folder), **SMALL)
+
+
+TEXT: dict[str, Any] = SMALL | {"max_sequence_length": 64}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Load two experts with weights that training has moved."""
+    folder = tiny_wan22(tmp_path_factory.mktemp("wan22"))
+    model = wan(str(folder), guidance=4.0, guidance_2=2.0, **TEXT)
+    perturb(model)
+    return model
+
+
+def test_two_experts_make_the_pipelines_latents(two: Any) -> None:
+    times = two.time(two.sigmas(STEPS, *SIZE)[:-1])
+    assert 0 < int((times < 875).sum()) < STEPS  # both are at work
+    expected = theirs(two, drawn(two, 2), PROMPTS[:2])
+    found = ours(two, two.encode(PROMPTS[:2]), 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_no_call_straddles_the_boundary(two: Any) -> None:
+    """Rows of both sides in turn: each by its own expert, as alone; gradients reach both."""
+    x, cond = noise(two, 4, *SIZE), two.encode([PROMPTS[i % 2] for i in range(4)])
+    sigma = torch.tensor([0.95, 0.3, 0.99, 0.8749])
+    asked: list[tuple[str, list[int]]] = []
+    for name in ("transformer", "transformer_2"):
+
+        def note(_: Any, __: Any, named: dict[str, Any], name: str = name) -> None:
+            asked.append((name, named["timestep"].tolist()))
+
+        hook = getattr(two.network, name).register_forward_pre_hook(note, with_kwargs=True)
+        two.hooks = [*getattr(two, "hooks", []), hook]
+    v = two.velocity(x, sigma, cond)
+    for hook in two.hooks:
+        hook.remove()
+    # u and c of each row are one batch
+    assert asked == [("transformer", [950, 990] * 2), ("transformer_2", [300, 874] * 2)]
+    with torch.no_grad():
+        for i in range(4):
+            row = {name: rows[i : i + 1] for name, rows in cond.items()}
+            alone = two.velocity(x[i : i + 1], sigma[i : i + 1], row)
+            torch.testing.assert_close(v[i : i + 1], alone, rtol=1e-4, atol=1e-4)
+    reached = {name.split(".")[0] for name in gradients(two, v.square().mean())}
+    assert reached == {"transformer", "transformer_2"}
+    assert len(two.trainable()) == 2 * 2 * 20  # an A and a B of each layer of both
+
+
+def test_both_experts_are_exported(two: Any, tmp_path: Path) -> None:
+    """LoRA in two files, each loaded by diffusers into its own expert, and both merged into a whole
+    pipeline: the latents are those of the model."""
+    trained = trained_part(two)
+    assert trained.network == "transformer" and trained.second is not None
+    with pytest.raises(ConfigError, match="the format kohya holds one network"):
+        _choose(["kohya"], trained)
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "lora").mkdir()
+    write_merged(trained, tmp_path / "merged")
+    write_lora(trained, tmp_path / "lora")
+    base = WanPipeline.from_pretrained(two.pipeline().name_or_path)
+    base.load_lora_weights(tmp_path / "lora", adapter_name="high")
+    second = {"weight_name": SECOND_LORA_FILE, "load_into_transformer_2": True}
+    base.load_lora_weights(tmp_path / "lora", adapter_name="low", **second)
+    sums = WanPipeline.from_pretrained(tmp_path / "merged")
+    x, prompts = drawn(two, 2), PROMPTS[:2]
+    expected = ours(two, two.encode(prompts), 2)
+    for pipe in (base, sums):
+        given = SimpleNamespace(pipeline=lambda pipe=pipe: pipe, options=two.options)
+        torch.testing.assert_close(theirs(given, x, prompts), expected, rtol=0, atol=1e-5)
+    plain = WanPipeline.from_pretrained(two.pipeline().name_or_path)
+    given = SimpleNamespace(pipeline=lambda: plain, options=two.options)
+    assert float((theirs(given, x, prompts) - expected).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_videos_from_an_image_are_the_pipelines_wan_experts(tmp_path: Path, experts: bool) -> None:
+    """One source, as the pipeline has it, and for each prompt its own, row by row."""
+    folder = tiny_i2v(tmp_path, experts=experts)
+    model = wan_i2v(str(folder), guidance=3.0, **SMALL)
+    perturb(model, 0.05)
+    image = torch.randint(0, 256, (2, 3, *SIZE), generator=torch.Generator().manual_seed(1)) / 255
+    x = drawn(model, 2)
+    expected = theirs(model, x[:1], PROMPTS[:1], image=to_pil_image(image[0]))
+    cond = model.encode_with_sources(PROMPTS[:2], [(image[0],), (image[1],)])
+    found = ours(model, {name: rows[:1] for name, rows in cond.items()}, 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    turned = model.encode_with_sources(PROMPTS[1::-1], [(image[1],), (image[0],)])
+    for name, rows in cond.items():
+        assert torch.equal(rows, turned[name].flip(0)), name
+    assert not torch.equal(cond["start"][0], cond["start"][1])
+    assert ("image" in cond) == (not experts)
+
+
+def test_what_does_not_fit_wan_experts(tmp_path: Path) -> None:
+    one = tiny_wan(tmp_path / "one")
+    with pytest.raises(ConfigError, match="guidance_2: has no effect unless guidance is above 1"):
+        wan(str(one), guidance_2=3.0, **TEXT)
+    with pytest.raises(ConfigError, match="guidance_2: .* has one network"):
+        wan(str(one), guidance=4.0, guidance_2=3.0, **TEXT)
+    lone = tiny_wan22(tmp_path / "lone", boundary=None)
+    with pytest.raises(ModelError, match="a transformer_2 with boundary_ratio None"):
+        wan(str(lone), **TEXT)
+    moved = tiny_i2v(tmp_path / "i2v", experts=False)
+    with pytest.raises(ConfigError, match="counts on 512 tokens, got 64"):
+        wan_i2v(str(moved), **TEXT)
+    with pytest.raises(ModelError, match="expected _class_name 'WanPipeline'"):
+        wan(str(moved), **TEXT)
+    model = wan_i2v(str(moved), **SMALL)
+    with pytest.raises(DataError, match="makes videos from an image, but no prompt has a source"):
+        model.encode(PROMPTS[:1])
+    with pytest.raises(DataError, match=r"one source image for each of 1 prompts, got \[0\]"):
+        model.encode_with_sources(PROMPTS[:1], [()])

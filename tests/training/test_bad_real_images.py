@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchkit import bench_module
 from realkit import DATA, Rows, real_trainer, write_real
 from storedkit import PAIRS, write_pairs
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.cost.throughput import stand_in
 from flowrl.models.toy import LinearFlow
 
 
@@ -146,4 +146,4 @@ def test_models_that_cannot(tmp_path: Path) -> None:
 def test_bench_has_no_images_of_made_up_prompts(tmp_path: Path) -> None:
     config = load_config(write_real(tmp_path), [DATA], ("toykit",))
     with pytest.raises(ConfigError, match="performance: kl trains on real images"):
-        stand_in(config)
+        bench_module("throughput").stand_in(config)

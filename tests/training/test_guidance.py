@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders
+from benchkit import bench_module
 from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
 from toykit import toy
@@ -19,7 +20,6 @@ from flowrl.core.needs import needs, needs_of
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import LossInput
 from flowrl.cost.estimate import estimate
-from flowrl.cost.random_model import random_model
 from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
@@ -102,7 +102,8 @@ def test_its_negative_prompt_is_encoded_ahead(
 
 def test_speed_is_measured_with_it(tmp_path: Path) -> None:
     """Random weights of real sizes can be guided as the adapter can."""
-    model: Any = random_model(config_of(tmp_path, f"train.guidance={SCALE}"))
+    config = config_of(tmp_path, f"train.guidance={SCALE}")
+    model = bench_module("random_model").random_model(config)
     assert not model.adapter.guided
     with model.guiding(SCALE):
         assert any(key.startswith("negative_") for key in model.encode(["a red dot"]))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchkit import bench_module
 from pretendkit import DeviceTensor, Seen, pretend_cuda
 from processkit import pair
 from torch import Tensor
@@ -17,7 +18,6 @@ from toykit import axes, linear, toy
 from toyscale import SETTING, TOY_SCALE
 
 from flowrl.core.host_copies import checked_later, on_host, refuse_if, repeated
-from flowrl.cost.sync_check import check_sync
 from flowrl.runs.evaluate import evaluate
 from flowrl.training import learn
 from flowrl.training.parts import companions
@@ -79,6 +79,7 @@ def test_no_inner_loop_waits_and_the_numbers_are_the_hosts(
         run = trainer_of(tmp_path, name, device)
         if device == "cuda":
             if kind != "scouted noise":  # its two passes have the rewards between them
+                check_sync = bench_module("throughput").check_sync
                 assert check_sync(run, switch=seen.set_sync_debug_mode) >= 4
             monkeypatch.setattr(learn, "backward", without_waits(seen, learn.backward))
             along = without_waits(seen, companions._backward)

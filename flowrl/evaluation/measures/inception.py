@@ -175,9 +175,10 @@ def lpips(path: str | None, device: torch.device) -> Callable[[Tensor, Tensor], 
     known = _read(path)
     own = network.net.state_dict()
     wanted = {name: f"features.{name.partition('.')[2]}" for name in own}
-    wrong = [
-        key for n, key in wanted.items() if key not in known or known[key].shape != own[n].shape
-    ]
+    wrong = []
+    for name, key in wanted.items():
+        if key not in known or known[key].shape != own[name].shape:
+            wrong.append(key)
     if wrong:
         raise ModelError(f"{path}: expected torchvision's AlexNet, got a file without {wrong[:3]}")
     network.net.load_state_dict({name: known[key] for name, key in wanted.items()})

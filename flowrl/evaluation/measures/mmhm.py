@@ -51,7 +51,9 @@ def mmhm(
     # u [settings] of each measure, 1 the best
     for name, column in values.items():
         shares = [_share(x, limits[name], name in lower) for x in column]
-        columns.append(shares if unclipped_bounds else [min(max(u, 0.0), 1.0) for u in shares])
+        if not unclipped_bounds:
+            shares = [min(max(u, 0.0), 1.0) for u in shares]
+        columns.append(shares)
     # harmonic: one bad measure weighs more than several good ones
     means = []
     for row in zip(*columns, strict=True):

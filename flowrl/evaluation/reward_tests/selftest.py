@@ -37,8 +37,10 @@ def rendered(count: int) -> list[PromptedImage]:
     """Draw `count` scenes of the shapes benchmark with their true prompts, spread over its test
     prompts."""
     test = benchmark_lists().test
-    spread = [i * len(test) // count if count < len(test) else i % len(test) for i in range(count)]
-    records = [test[place] for place in spread]
+    records = []
+    for i in range(count):
+        place = i * len(test) // count if count < len(test) else i % len(test)
+        records.append(test[place])
     pixels = (render(scenes_for(records, np.random.default_rng(0))) * 255).round().byte()
     images = []
     for i, record in enumerate(records):

@@ -48,9 +48,8 @@ def kept(found: Mapping[str, list[DetectedObject]], tag: str, limits: DetectionL
         rest = rest[: limits.most]
         mine: list[DetectedObject] = []
         for candidate in rest:
-            if limits.overlap >= 1 or all(
-                iou(candidate.box, other.box) < limits.overlap for other in mine
-            ):
+            most = max((iou(candidate.box, other.box) for other in mine), default=-1.0)
+            if limits.overlap >= 1 or most < limits.overlap:
                 mine.append(candidate)
         if mine:
             out[name] = mine

@@ -206,7 +206,9 @@ def credit(
     for entry in record.get("include", []):
         mine = objects.get(entry["class"], [])
         earned, right = _earned(entry, mine, groups, colors, wrong_place_pays)
-        credits += earned if below_zero else [max(0.0, value) for value in earned]
+        if not below_zero:
+            earned = [max(0.0, value) for value in earned]
+        credits += earned
         groups.append(mine if right else None)
     exact = all(group is not None for group in groups)
     return Credit(sum(credits) / len(credits) if credits else 0.0, exact)
@@ -245,10 +247,9 @@ def result_row(
 ) -> dict[str, Any]:
     """Return one image's line: `metadata` and `details` are JSON inside of JSON, as GenEval writes
     them; details: class -> list of [left, top, right, bottom, confidence]."""
-    details = {
-        name: [[*map(float, found.box), float(found.score)] for found in mine]
-        for name, mine in objects.items()
-    }
+    details: dict[str, list[list[float]]] = {}
+    for name, mine in objects.items():
+        details[name] = [[*map(float, found.box), float(found.score)] for found in mine]
     return {
         "filename": filename,
         "tag": record.get("tag", "all"),

@@ -338,11 +338,15 @@ def _order_of_places(found: Detections, i: int, slots: list[int], entries: list[
     right, down = _AXES[RELATIONS.index(entries[1]["position"][0])]
     offset = offsets(found.box[i, [second]], found.box[i, [first]])[0, 0]
     along = float(offset[0] * right + offset[1] * down)
-    return 0 if along > 0.5 else 1 if along < -0.5 else 2
+    if along > 0.5:
+        return 0
+    return 1 if along < -0.5 else 2
 
 
 def _order_of_colors(found: Detections, i: int, slots: list[int], entries: list[Record]) -> int:
     """Say of image i whether its colours are as asked (0), swapped (1) or neither (2)."""
     seen = found.color[i, slots].tolist()
     asked = [list(COLORS).index(entry["color"]) for entry in entries]
-    return 0 if seen == asked else 1 if seen == asked[::-1] else 2
+    if seen == asked:
+        return 0
+    return 1 if seen == asked[::-1] else 2

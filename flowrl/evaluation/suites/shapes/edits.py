@@ -101,11 +101,7 @@ def _edit(
         return scene, fewer, _record(edit)
     if kind == "recolor":
         # no two objects may become alike, or the edit could not be judged
-        taken = {
-            int(c)
-            for s, c in zip(scene.shape[0], scene.color[0], strict=True)
-            if s == scene.shape[0, last]
-        }
+        taken = set(scene.color[0][scene.shape[0] == scene.shape[0, last]].tolist())
         free = [c for c in range(len(COLORS)) if c not in taken]
         other.color[0, last] = rng.choice(free)
         return scene, other, _record(edit | {"to": [*COLORS][other.color[0, last]]})
@@ -204,10 +200,10 @@ def _judge(
     others = [thing for thing in things if thing not in mine]
     expected = len(others) + (0 if edit["kind"] == "remove" else 1)
     # what has to stay
-    kept = [
-        _found(after, row, thing.shape, thing.color, _nearness(after, row, thing))
-        for thing in others
-    ]
+    kept = []
+    for other in others:
+        near = _nearness(after, row, other)
+        kept.append(_found(after, row, other.shape, other.color, near))
     extra = max(0, int(after.number[row]) - expected)
     rest = float(np.mean(kept)) * float(np.exp(-extra / 2)) if kept else float(np.exp(-extra / 2))
     # what has to change

@@ -96,22 +96,20 @@ def _single() -> list[Record]:
         "an image of a {}",
         "there is a {}",
     )
-    return [
-        make_record("single_object", [entry(s)], p.format(s), False)
-        for s in CLASSES
-        for p in phrasings
-    ]
+    found = []
+    for s, p in itertools.product(CLASSES, phrasings):
+        found.append(make_record("single_object", [entry(s)], p.format(s), False))
+    return found
 
 
 def _pair() -> list[Record]:
     phrasings = ("a {} and a {}", "a photo of a {} and a {}", "a picture of a {} and a {}")
-    return [
-        make_record(
-            "two_object", [entry(a), entry(b)], p.format(a, b), frozenset({a, b}) in HELD_PAIRS
-        )
-        for a, b in itertools.permutations(CLASSES, 2)
-        for p in phrasings
-    ]
+    found = []
+    for a, b in itertools.permutations(CLASSES, 2):
+        held, entries = frozenset({a, b}) in HELD_PAIRS, [entry(a), entry(b)]
+        for p in phrasings:
+            found.append(make_record("two_object", entries, p.format(a, b), held))
+    return found
 
 
 def plural(shape: str) -> str:

@@ -1,36 +1,57 @@
-"""Measure a config at real size with random weights: seconds by phase, images/s, MFU and peak
-memory."""
+"""Measure a config at real size with random weights: seconds by phase, images/s, MFU, peak memory.
+
+MFU is the share of a device's peak that the model's own floating-point work makes up, after PaLM
+(2204.02311, appendix B): what gradient checkpointing computes again does not count, though it takes
+time. `check_sync` sees that the sampling loop never makes the host wait for the device.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from random_model import random_model
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.config.sections import PromptsConfig
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.installation import environment
+from flowrl.core.prompts import batch_for
 from flowrl.core.tables import size, text_table
-from flowrl.core.types import RewardBatch, medians
+from flowrl.core.types import Cond, FlowModel, RewardBatch, medians
 from flowrl.cost.architecture import VIDEO, tuning_of
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change
-from flowrl.cost.kernels import KernelWatch, kernels_table, summary
-from flowrl.cost.mfu import utilisation
 from flowrl.cost.overhead import PHASES, on_gpu, wait
-from flowrl.cost.random_model import random_model
-from flowrl.cost.sync_check import check_sync
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.training.method import method_of
 from flowrl.training.trainer import Trainer
 
+# Dense matrix products in bfloat16 with sums in float32, TFLOP/s, without sparsity: NVIDIA's data
+# sheets (H100, H200, A100, L40S, L4, A10) and white papers (Ada and Ampere GA102: GeForce, RTX
+# A6000). By torch's name of the device.
+PEAKS = {
+    r"NVIDIA H100 80GB HBM3": 989.4,
+    r"NVIDIA H100 PCIe": 756.0,
+    r"NVIDIA H200": 989.4,
+    r"NVIDIA A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe": 312.0,
+    r"NVIDIA L40S": 362.05,
+    r"NVIDIA L4": 121.0,
+    r"NVIDIA A10": 125.0,
+    r"NVIDIA RTX A6000": 154.8,
+    r"NVIDIA GeForce RTX 4090": 165.2,
+    r"NVIDIA GeForce RTX 3090": 71.0,
+}
+
+MOST = 12  # kernels that are named
 _ESTIMATED = {"rollout": "sampling", "decode": "decode", "train": "training"}
 
 
@@ -60,6 +81,81 @@ class PhaseWatch:
         """Show nothing."""
 
 
+def peak_flops(name: str) -> float | None:
+    """Return the dense bfloat16 peak of a device in FLOP/s by torch's name of it; None if it is not
+    in the table."""
+    found = [peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, name)]
+    return found[0] * 1e12 if found else None
+
+
+def utilisation(
+    flops: dict[str, int], seconds: dict[str, float], device: str, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the share of a device's peak that each phase's work is, or why none can be given."""
+    peak = peak_flops(device)
+    if peak is None or dtype.itemsize != 2:
+        why = (
+            f"no peak of {device} is in the table"
+            if peak is None
+            else f"the peak is of 16-bit products, not {dtype}"
+        )
+        return {"peak_flops": "unknown", "mfu": None, "why_no_mfu": why}
+    return {
+        "peak_flops": peak,
+        "mfu": {phase: work / seconds[phase] / peak for phase, work in flops.items()},
+    }
+
+
+class SyncGuard:
+    """Stand in for a model: between the first and the last of so many calls the host must not wait
+    for the device."""
+
+    def __init__(self, model: FlowModel, calls: int, switch: Callable[[str], None]) -> None:
+        self.model, self.calls, self.switch, self.seen = model, calls, switch, 0
+
+    def velocity(self, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """Return the model's velocity [B, *], and count."""
+        if self.seen == 0 and self.calls:
+            self.switch("error")
+        v = self.model.velocity(x, sigma, cond)
+        self.seen += 1
+        if self.seen == self.calls:
+            self.switch("default")
+        return v
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def check_sync(trainer: Trainer, *, switch: Callable[[str], None] | None = None) -> int:
+    """Sample an iteration's prompts and let any wait for the device between two network calls be an
+    error -> calls.
+
+    `switch` is torch.cuda.set_sync_debug_mode. Raises RunError with what waited.
+    """
+    # any prompts will do: waits do not depend on them
+    switch = switch or torch.cuda.set_sync_debug_mode
+    rows = batch_for(
+        trainer.train_set, seed=trainer.config.seed, iteration=0, count=trainer.config.train.prompts
+    )
+    model = trainer.model
+    # a first pass counts the calls, so that the second knows which one is the last
+    try:
+        counter = SyncGuard(model, 0, switch)
+        vars(trainer)["model"] = counter
+        trainer.sample(rows)
+        vars(trainer)["model"] = SyncGuard(model, counter.seen, switch)
+        trainer.sample(rows)
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise RunError(f"the sampling loop makes the host wait for the device: {error}") from error
+    finally:
+        switch("default")
+        vars(trainer)["model"] = model
+    return counter.seen
+
+
 def measure_throughput(
     config: Config,
     *,
@@ -72,7 +168,7 @@ def measure_throughput(
 
     Rewards are chance and prompts made up; without `vae` nothing is decoded. MFU needs a GPU of
     PEAKS and a 16-bit dtype. With `sync_check` first see that the sampling loop never waits for the
-    device; with `kernels` profile an iteration more, for what the device does in it. Raises
+    device; with `kernels` profile an iteration more, for the kernels that take longest. Raises
     ConfigError for less than one iteration, for a model that cannot be made, and for a `sync_check`
     without a GPU; RunError if it waits.
     """
@@ -95,7 +191,7 @@ def measure_throughput(
     rows = [_iteration(trainer, on_gpu=device.type == "cuda") for _ in range(iterations)]
     # medians over iterations, since one may be disturbed
     middle = medians(rows)
-    profiled = {"kernels": _kernels(trainer, middle)} if kernels else {}
+    profiled = {"kernels": _kernels(trainer)} if kernels else {}
     return {
         **_setting(config, device, iterations, vae),
         "seconds": {name: middle[name] for name in (*PHASES, "total")},
@@ -122,7 +218,7 @@ def stand_in(config: Config) -> Config:
             f"performance: loss {config.loss.fn} differentiates the rewards, and one by chance has "
             "no gradient; time another config of this model"
         )
-    where, frames = "flowrl.cost.throughput.chance", "first" if frames_of(config) > 1 else ""
+    where, frames = "throughput.chance", "first" if frames_of(config) > 1 else ""
     reward = Call("rewards.chance", "chance", where, {}, function=chance, frames=frames)
     prompts = PromptsConfig(train="assets/shapes/train.jsonl", test="assets/shapes/test.jsonl")
     return replace(
@@ -158,15 +254,20 @@ def _iteration(trainer: Trainer, *, on_gpu: bool) -> dict[str, float]:
     return {**watch.seconds, **memory, "total": total, "states": states}
 
 
-def _kernels(trainer: Trainer, middle: dict[str, float]) -> dict[str, Any]:
-    """Profile one iteration -> what the device does while it samples, and while it trains."""
-    watch = KernelWatch(("rollout", "train"), cuda=on_gpu())
-    trainer.state.log = watch  # type: ignore[assignment]
-    trainer.step()
-    trainer.state.log = None
-    return {
-        name: summary(list(found.values()), middle[name]) for name, found in watch.found.items()
-    }
+def _kernels(trainer: Trainer) -> list[dict[str, Any]]:
+    """Profile one iteration -> name, seconds and calls of the kernels that take longest; on a CPU
+    of PyTorch's operators."""
+    kind = ProfilerActivity.CUDA if on_gpu() else ProfilerActivity.CPU
+    took = "self_device_time_total" if on_gpu() else "self_cpu_time_total"
+    with profile(activities=[kind]) as seen:
+        trainer.step()
+        wait()
+    # the profiler counts microseconds
+    rows = []
+    for event in sorted(seen.key_averages(), key=lambda event: -getattr(event, took))[:MOST]:
+        seconds = getattr(event, took) / 1e6
+        rows.append({"name": event.key, "seconds": seconds, "calls": event.count})
+    return rows
 
 
 def _setting(config: Config, device: torch.device, iterations: int, vae: bool) -> dict[str, Any]:
@@ -283,7 +384,10 @@ def throughput_table(result: dict[str, Any], *, width: int | None = None) -> str
         f"{result['images_per_s']:.2f} images/s",
     ]
     if "kernels" in result:
-        lines += ["", kernels_table(result["kernels"], width=width)]
+        found = [["kernel", "seconds", "calls"]]
+        for one in result["kernels"]:
+            found.append([one["name"][:60], f"{one['seconds']:.3f}", f"{one['calls']}"])
+        lines += ["", text_table(found, width=width)]
     if "why_no_mfu" in result:
         lines.append(f"no MFU: {result['why_no_mfu']}")
     return "\n".join(lines)

@@ -1,10 +1,10 @@
 """Measure a config on this machine's GPU, at real size with random weights: seconds by phase,
 images/s, MFU, memory.
 
-    python scripts/performance.py sd3/flow_grpo train.prompts=4 --sync-check
-    python scripts/performance.py flux/flow_grpo train.prompts=2
-    python scripts/performance.py sd3/flow_grpo --kernels       # where the device's time goes
-    python scripts/performance.py sd3/flow_grpo --attention native,flash,xformers --compile all
+    python scripts/bench/performance.py sd3/flow_grpo train.prompts=4 --sync-check
+    python scripts/bench/performance.py flux/flow_grpo train.prompts=2
+    python scripts/bench/performance.py sd3/flow_grpo --kernels       # where the device's time goes
+    python scripts/bench/performance.py sd3/flow_grpo --attention native,flash --compile all
 
 With several attention back ends or ways to compile, every setting is measured in turn, each in a
 process of its own, so that none finds what another left in memory; the file has a row for each,
@@ -25,15 +25,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from queue_process import reason
+from throughput import measure_throughput, prepare, throughput_table
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
-from flowrl.cost.throughput import measure_throughput, prepare, throughput_table
 
-RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
 
 
 _ON = "model.runtime.compile=true"
@@ -77,8 +76,8 @@ def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, An
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             row: dict[str, Any] = {"setting": overrides}
             if done.returncode or not out.is_file():
-                said = reason(done.stderr.decode(errors="replace"))
-                row["failed"] = said or f"exit code {done.returncode}"
+                said = done.stderr.decode(errors="replace").strip().splitlines()
+                row["failed"] = said[-1] if said else f"exit code {done.returncode}"
             else:
                 one = json.loads(out.read_text(encoding="utf-8"))
                 found = found or one
@@ -128,8 +127,7 @@ def described() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernels",
         action="store_true",
-        help="profile an iteration more: seconds of products, attention, what is done element by "
-        "element, and of none of them",
+        help="profile an iteration more: the kernels that take longest",
     )
     parser.add_argument(
         "--attention", help="back ends to compare, with commas, such as native,flash,xformers"

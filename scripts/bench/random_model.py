@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import diffusers
 import torch
+from diffusers.quantizers import DiffusersAutoQuantizer
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -29,7 +30,6 @@ from flowrl.cost.architecture import (
     text_shape,
     tuning_of,
 )
-from flowrl.cost.random_quantized import quantise
 from flowrl.models.flow_matching import FlowMatchingModel
 from flowrl.models.flux import Flux, FluxOptions
 from flowrl.models.flux2 import Flux2, Flux2Options
@@ -39,9 +39,42 @@ from flowrl.models.options import checked_options
 from flowrl.models.pipeline import TunedPipeline
 from flowrl.models.prompt_encoding import NEGATIVE
 from flowrl.models.qwen_image import QwenImage, QwenImageOptions
+from flowrl.models.runtime import quantization
 from flowrl.models.sd3 import SD3, SD3Options
 from flowrl.models.wan import Wan, WanOptions
 from flowrl.models.z_image import ZImage, ZImageOptions
+
+PART = "transformer"  # any name: the settings are made for a part of a pipeline
+
+
+def quantise(network: Any, kind: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Quantise the linear layers of a network of diffusers in place, by diffusers' own code for
+    ``kind``, one layer after the other; LoRA must not be on it yet.
+
+    Raise ModelError where ``kind`` does not work, as loading does.
+    """
+    settings = quantization(kind, (PART,), dtype=dtype, device=device)
+    if settings is None:
+        return
+    # the weights as they were drawn, then layers without any
+    drawn = dict(network.named_parameters())
+    quantizer = DiffusersAutoQuantizer.from_config(
+        settings.quant_mapping[PART], pre_quantized=False
+    )
+    wide = list(network._keep_in_fp32_modules or ())
+    quantizer.preprocess_model(model=network, device_map=None, keep_in_fp32_modules=wide)
+    # each weight is let go once it is quantised, so that few are there twice
+    for key in [*drawn]:
+        value = drawn.pop(key)
+        if quantizer.check_if_quantized_param(network, value, key, {}, param_device=device):
+            quantizer.create_quantized_param(network, value.data, key, device, {}, [], dtype=dtype)
+        elif network.get_parameter(key).is_meta:
+            owner, _, name = key.rpartition(".")
+            module = network.get_submodule(owner)
+            module.register_parameter(name, nn.Parameter(value.data, requires_grad=False))
+    quantizer.postprocess_model(network)
+    network.hf_quantizer = quantizer
+    network.requires_grad_(False)
 
 
 class RandomModel:

@@ -56,17 +56,17 @@ def test_the_table_of_methods_is_written_anew() -> None:
     """A row that was wrong, gone or in another place comes back."""
     module = script_module("methods")
     old = "| old | `shapes/vgpo` | ? | ? | ? |\n| gone | `shapes/gone` | | | |\n"
-    text = module.readme(f"a\n\n{module.HEAD}{old}\nb\n")
+    text = module.overview(f"a\n\n{module.HEAD}{old}\nb\n")
     assert text.startswith("a\n\n") and text.endswith("\n\nb\n") and "gone" not in text
-    assert text.count("\n|") == 2 + len(load_methods()) and module.readme(text) == text
+    assert text.count("\n|") == 2 + len(load_methods()) and module.overview(text) == text
     (vgpo,) = (line for line in text.splitlines() if "`shapes/vgpo`" in line)
     assert vgpo == (
-        "| [VGPO](docs/methods/vgpo.md) | `shapes/vgpo`; sd3, flux | "
+        "| [VGPO](methods/vgpo.md) | `shapes/vgpo`; sd3, flux | "
         "[2512.12387](https://arxiv.org/abs/2512.12387) | reconstruction | "
         "3 seeds (0.1.0): `shapes/vgpo`; else dry run |"
     )
     with pytest.raises(ConfigError, match="expected a table with the head"):
-        module.readme("no table")
+        module.overview("no table")
 
 
 def test_the_head_of_a_method_page() -> None:
@@ -80,7 +80,7 @@ def test_the_head_of_a_method_page() -> None:
     for name in ("nothing", "vgpo"):
         with pytest.raises(ConfigError, match=f"docs/methods/{name}.md: expected the page"):
             module.page("# No marks\n", name)
-    pages = {path.stem for path, _ in module.targets()} - {"README"}
+    pages = {path.stem for path, _ in module.targets()} - {"methods"}
     assert pages == {method.page_name for method in load_methods()}
 
 

@@ -202,10 +202,15 @@ def test_dotted_keys_in_the_text_exist() -> None:
 
 @pytest.mark.parametrize("name", offered()["rewards"])
 def test_arguments_of_the_rewards(name: str) -> None:
-    known = offered()["rewards"][name]
-    table = rows(section(PAGES["docs/rewards.md"], f"`{name}`"), "argument") if known else []
-    assert {spans(row[0])[0]: documented(row[1]) for row in table} == known
-    assert [spans(row[0])[0] for row in table] == list(known)
+    """In its table, or in the one of what several share, with the same default."""
+    page, known = PAGES["docs/rewards.md"], offered()["rewards"][name]
+    shared = {spans(row[0])[0]: documented(row[1]) for row in rows(page, "shared argument")}
+    mine = section(page, f"`{name}`")
+    table = rows(mine, "argument") if "| argument |" in mine else []
+    said = {spans(row[0])[0]: documented(row[1]) for row in table}
+    left_out = {key: shared[key] for key in known if key not in said}
+    assert {**left_out, **said} == known
+    assert list(said) == [key for key in known if key in said]
 
 
 def test_the_functions_of_the_axes() -> None:

@@ -24,9 +24,7 @@ SHOWN = (
     "sdxl/spo",
     "sd3/flow_grpo_fast",
     "sd3/flow_grpo",
-    "sd3/diffusion_nft",
     "flux/flow_grpo_fast",
-    "flux/awm",
     "flux/mix_grpo",
     "flux_kontext/flow_grpo_fast",
     "flux2/flow_grpo_fast",
@@ -35,7 +33,6 @@ SHOWN = (
     "qwen_edit_plus/flow_grpo_fast",
     "z_image/flow_grpo_fast",
     "wan/flow_grpo_fast",
-    "wan/flow_grpo_fast_ti2v",
     "wan/flow_grpo_fast_22",
     "wan/flow_grpo_fast_i2v",
 )

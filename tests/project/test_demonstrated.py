@@ -193,9 +193,7 @@ def test_videos_beside_what_costs_no_training() -> None:
     assert (first["guidance"], first["steps"]) == (best["guidance"], best["steps"]) == (1.5, 20)
     base, eight = found["base"], found["best_of_8"]
     assert (best["nfe"], eight["nfe"]) == (4 * base["nfe"], 8 * base["nfe"])
-    assert f"({base['moving']:.3f} before)" in page
-    assert f"has {best['moving']:.3f} at four" in page
-    assert f"of eight videos {eight['moving']:.3f} at eight" in page
+    assert "reward further than guidance or the best of eight do" in page
     after = [row["after"]["moving"] for row in result("moving")["seeds"]]
     assert base["moving"] < best["moving"] < eight["moving"] < min(after)
 

@@ -3,7 +3,8 @@
 `python scripts/research/tables.py` writes them. Names, types and defaults are the code's. For plain
 sections so is the text. For arguments of functions the last column is written by hand: it stays
 with its row, and a row of a new argument has an empty one. A type may say more than the annotation
-does ("number in (0, 1]" for a float): such a cell stays, too.
+does ("number in (0, 1]" for a float): such a cell stays, too. Functions that take one argument
+alike share a row, "`steps` of `full`, `ode`".
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ OPTIONS = {"lora option": LoraOptions, "runtime option": Runtime}
 LOOSE = ("text", "mapping", "list", "any value")  # a table may well say more than that
 KINDS = {"rewards": "calls by name", "select": "call, or a list of calls", "name": "text"}
 NO_DEFAULT = object()
+SHARED = {
+    **{"device": "auto", "dtype": "float32", "batch": 32},
+    **{"references": "", "column": "references", "root": ".", "cache_mb": 1024},
+    **{"url": "http://localhost:8080", "api_key_env": None, "timeout": 120.0, "retries": 5},
+    **{"backoff": 1.0, "workers": 16, "max_failed": 0.1, "encoding": "png"},
+    **{"cache": None, "extra": None},
+}
+"""Arguments that many rewards take, with the default at which a reward's table leaves them out."""
 
 
 class Key(NamedTuple):
@@ -44,8 +53,10 @@ class Key(NamedTuple):
 
 
 def config_page(text: str) -> str:
-    """Fill the tables of docs/config.md."""
-    return "".join(_sections(text, _config_tables))
+    """Fill the tables of docs/config.md; again until nothing moves, since rows that are joined may
+    change the order of the functions."""
+    made = "".join(_sections(text, _config_tables))
+    return made if made == text else config_page(made)
 
 
 def rewards_page(text: str) -> str:
@@ -143,9 +154,21 @@ def _config_tables(part: str, heading: str) -> str:
 
 
 def _reward_tables(part: str, heading: str) -> str:
+    shared = [Key(name, "", default) for name, default in SHARED.items()]
+    part = _fill(part, "shared argument", lambda old: shared)
     if heading not in functions("rewards"):
         return part
-    return _fill(part, "argument", lambda old: argument_keys("rewards", heading))
+
+    def rows(old: dict[str, list[str]]) -> list[Key]:
+        keys = argument_keys("rewards", heading)
+        return [key for key in keys if key.name in old or not _shared_by_rewards(key)]
+
+    return _fill(part, "argument", rows)
+
+
+def _shared_by_rewards(key: Key) -> bool:
+    """Say whether the page's table of shared arguments has it, with this default."""
+    return key.name in SHARED and SHARED[key.name] == key.default
 
 
 def _fill(part: str, first: str, rows: Callable[[dict[str, list[str]]], list[Key]]) -> str:
@@ -156,10 +179,45 @@ def _fill(part: str, first: str, rows: Callable[[dict[str, list[str]]], list[Key
             return found[0]
         head, line, *_ = found[0].splitlines()
         old, columns = _old(found[0]), [cell.strip() for cell in head.strip("|").split("|")]
-        lines = [_row(key, columns, old.get(key.name, [])) for key in rows(old)]
+        made = [(key.name, _cells(key, columns, old.get(key.name, []))) for key in rows(old)]
+        lines = []
+        for names, cells in _shared(made):
+            lines.append(f"| {' | '.join([_written(names), *cells])} |")
         return "\n".join([head, line, *lines, ""])
 
     return TABLE.sub(table, part)
+
+
+def _shared(rows: list[tuple[str, list[str]]]) -> list[tuple[list[str], list[str]]]:
+    """Join the rows of functions that take an argument alike: the same type and default, and a text
+    that is the same or only names another of these rows."""
+    found: list[tuple[list[str], list[str]]] = []
+    for name, cells in rows:
+        _, dot, argument = name.rpartition(".")
+        for names, others in found:
+            alike = names[0].endswith(f".{argument}") and others[:-1] == cells[:-1]
+            same = cells[-1] in (others[-1], *(f"as `{one}`" for one in names))
+            if dot and alike and same:
+                names.append(name)
+                break
+        else:
+            found.append(([name], cells))
+    return found
+
+
+def _written(names: list[str]) -> str:
+    """Write the first cell of a row: "`full.steps`", or "`steps` of `full`, `ode`"."""
+    if len(names) == 1:
+        return f"`{names[0]}`"
+    argument = names[0].rpartition(".")[2]
+    functions = [f"`{name.rpartition('.')[0]}`" for name in names]
+    return f"`{argument}` of {', '.join(functions)}"
+
+
+def row_names(cell: str) -> list[str]:
+    """Return the keys that the first cell of a row names."""
+    first, *functions = re.findall(r"`([^`]*)`", cell)
+    return [f"{function}.{first}" for function in functions] or [first]
 
 
 def _functions(table: str) -> list[str]:
@@ -172,18 +230,18 @@ def _old(table: str) -> dict[str, list[str]]:
     found = {}
     for line in table.splitlines()[2:]:
         key, *cells = (cell.strip() for cell in line[1:-1].split(" | "))
-        found[key.strip("`")] = cells
+        for name in row_names(key):
+            found[name] = cells
     return found
 
 
-def _row(key: Key, columns: list[str], old: list[str]) -> str:
-    """Write a row; what the page says more exactly than the code stays."""
+def _cells(key: Key, columns: list[str], old: list[str]) -> list[str]:
+    """Return a row's cells after the first; what the page says more exactly than the code stays."""
     cells = dict(zip(columns[1:], old, strict=False))
     text = cells.get(columns[-1], "") if key.text is None else key.text
     made = {"type": _kind(key.kind, cells.get("type", "")), "kind": key.kind}
     made["default"] = _default(key, cells.get("default", ""))
-    middle = [made[name] for name in columns[1:-1]]
-    return f"| {' | '.join([f'`{key.name}`', *middle, text])} |"
+    return [*(made[name] for name in columns[1:-1]), text]
 
 
 def _kind(made: str, old: str) -> str:

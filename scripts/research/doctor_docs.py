@@ -25,10 +25,13 @@ def _filled(text: str, name: str, inside: str) -> str:
 
 
 def findings(text: str) -> str:
-    """Fill in the catalogue."""
-    rows = [[f"`{name}`", one.means, one.change] for name, one in CATALOGUE.items()]
+    """Fill in the catalogue, a row for each kind; what to change the doctor says itself."""
+    kinds: dict[str, list[str]] = {}
+    for name, one in CATALOGUE.items():
+        kinds.setdefault(name.partition("/")[0], []).append(f"`{name}`: {one.means}")
+    rows = [[kind, "; ".join(said)] for kind, said in kinds.items()]
     return _filled(
-        text, "findings", markdown_table([["finding", "it means", "change"], *rows], left=3)
+        text, "findings", markdown_table([["kind", "finding, and what it means"], *rows], left=2)
     )
 
 

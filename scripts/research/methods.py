@@ -1,8 +1,8 @@
-"""What configs/methods.yaml says of the methods, as text for the README and the method pages.
+"""What configs/methods.yaml says of the methods, as text for docs/methods.md and the method pages.
 
 `python scripts/research/tables.py` writes it. Filled in are
 
-- README.md: the table of methods;
+- docs/methods.md: the table of methods;
 - docs/methods: paper, status and configs of each method of a page, at its head.
 """
 
@@ -31,9 +31,9 @@ def arxiv(method: PublishedMethod) -> str:
 
 
 def row(method: PublishedMethod) -> str:
-    """Return a method's row of the README's table."""
+    """Return a method's row of the table."""
     cells = [
-        f"[{method.name}](docs/methods/{method.page_name}.md)",
+        f"[{method.name}](methods/{method.page_name}.md)",
         _configs(method),
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         status_words(method.status, method.parts, "`"),
@@ -55,11 +55,11 @@ def _configs(method: PublishedMethod) -> str:
     return "; ".join(filter(None, [" ".join(shapes), ", ".join(others)]))
 
 
-def readme(text: str) -> str:
-    """Fill the README's table."""
+def overview(text: str) -> str:
+    """Fill the table of docs/methods.md."""
     start, found, rest = text.partition(HEAD)
     if not found:
-        raise ConfigError(f"README.md: expected a table with the head {HEAD.splitlines()[0]}")
+        raise ConfigError(f"docs/methods.md: expected a table with the head {HEAD.splitlines()[0]}")
     rest = re.sub(r"\A(\|.*\n)*", "", rest)
     return start + HEAD + "".join(map(row, load_methods())) + rest
 
@@ -94,6 +94,6 @@ def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """List all files that say what the catalogue says, each with what fills it."""
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
     return [
-        (ROOT / "README.md", readme),
+        (ROOT / "docs" / "methods.md", overview),
         *((path, partial(page, name=path.stem)) for path in pages),
     ]

@@ -34,6 +34,7 @@ def test_gains_of_the_readme() -> None:
     over = 100 * found["rl_best_guidance_minus_base_best_guidance"]["mean"]
     assert f"With its own best guidance and equal NFE it is {over:.1f} above" in README
     assert f"With guidance on both sides, at equal NFE, {over:.1f} points lie between" in SHAPES
+    assert found["base_best_of_8"]["mean"] > found["rl_best_guidance"]["mean"]  # "stays ahead"
     nfe = script_module("demonstrated").nfe
     costs = {key: nfe(found[key]) for key in NFE}
     assert costs == NFE  # "an eighth of the NFE", "at equal NFE", "at eight times the NFE"
@@ -127,13 +128,6 @@ def test_held_out_combinations_guidance_and_variety() -> None:
     assert (
         f"one of the five seeds misses with {100 * missed[0]:.0f} %" in SHAPES and len(missed) == 1
     )
-    guided = spread["base_best_guidance"][1]
-    text = (
-        f"images keep {colors} % of the base model's variety of colours ({low:.0f} to {high:.0f})"
-    )
-    assert f"{text}; guidance" in README
-    both = spread["rl_best_guidance"][1]
-    assert f"guidance keeps {guided} % of it, and both together {both} %." in README
     assert f"{' and '.join(spread['base_best_guidance'])} % in the base model" in SHAPES
     assert f"{' and '.join(spread['rl_best_guidance'])} % after training" in SHAPES
 
@@ -199,9 +193,7 @@ def test_videos_beside_what_costs_no_training() -> None:
     assert (first["guidance"], first["steps"]) == (best["guidance"], best["steps"]) == (1.5, 20)
     base, eight = found["base"], found["best_of_8"]
     assert (best["nfe"], eight["nfe"]) == (4 * base["nfe"], 8 * base["nfe"])
-    assert f"({base['moving']:.3f} before)" in page
-    assert f"has {best['moving']:.3f} at four" in page
-    assert f"of eight videos {eight['moving']:.3f} at eight" in page
+    assert "reward further than guidance or the best of eight do" in page
     after = [row["after"]["moving"] for row in result("moving")["seeds"]]
     assert base["moving"] < best["moving"] < eight["moving"] < min(after)
 

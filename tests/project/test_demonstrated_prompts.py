@@ -61,8 +61,6 @@ def test_yellow_squares_and_the_two_pairs() -> None:
     )
     assert said in SHAPES
     assert sum(("yellow", "square") in pair(one) for one in prompts) == 6
-    said = f"{float(rate(base)):.0f} % are right before, {float(rate(after)):.0f} % after."
-    assert f"come out red or orange here: {said}" in README
     one = shares(prompts, prompt="a photo of a yellow square and a red triangle")
     assert f"falls from {rate(one['base'])} to {rate(one['rl'])} %" in SHAPES
     right, images = shares(prompts, tag="colors")["rl"]
@@ -77,7 +75,8 @@ def test_yellow_squares_and_the_two_pairs() -> None:
         ends = sorted(float(rate(one[key])) for one in others)
         spans[key] = f"{ends[0]:.0f} to {ends[-1]:.0f} %"
     assert f"left out have {spans['rl']}, where they had {spans['base']}" in SHAPES
-    assert f"three improve, to {spans['rl']}; yellow squares become worse" in README
+    improved = [float(rate(one["rl"])) > float(rate(one["base"])) for one in others]
+    assert all(improved) and "three improve; yellow squares become worse" in README
     # the two pairs without colours
     known, new = (
         shares(prompts, tag="two_object", classes={"circle", other})
@@ -86,7 +85,5 @@ def test_yellow_squares_and_the_two_pairs() -> None:
     said = f"right in {rate(known['base'])} % of the images before training and in"
     assert f"{said} {rate(known['rl'])} % after; circle and triangle" in SHAPES
     assert f"left out of training, in {rate(new['base'])} and {rate(new['rl'])} %" in SHAPES
-    assert f"is right in {float(rate(known['rl'])):.0f} % of the images, and circle" in README
-    assert f"left out of training, in {float(rate(new['rl'])):.0f} %." in README
     assert known["rl"][1] + new["rl"][1] == shares(prompts, tag="two_object")["rl"][1]
     assert {one["held_out"] for one in prompts if one["tag"] == "two_object"} == {True, False}

@@ -70,21 +70,25 @@ def test_links_anchors_and_files_exist(name: str) -> None:
     assert broken == []
 
 
-def test_the_readme_names_the_configs_of_shapes_that_need_something_made_first() -> None:
+def test_the_list_of_methods_names_the_configs_that_need_something_made_first() -> None:
     """Weights, pairs and runs that a config names and that are not shipped."""
     made = []
     for file in sorted((ROOT / "configs/shapes").glob("*.yaml")):
         text = re.sub(r"#.*", "", file.read_text(encoding="utf-8"))
         if re.search(r"[ :](data|runs|assets/shapes-student)/\w", text):
             made.append(file.stem)
-    _, _, rest = README.partition("Nine configs of `shapes/` need something")
-    assert rest and sorted(spans(rest.partition("No config for public")[0])) == made
+    _, _, rest = PAGES["docs/methods.md"].partition("Nine configs of `shapes/` need something")
+    assert rest and sorted(spans(rest)) == made
     assert len(made) == 9
 
 
-def test_the_readme_links_every_page() -> None:
-    linked = re.findall(r"\]\(([^)#\s]+\.md)\)", README)
-    assert {*linked} == {*PAGES} - {"README.md"}
+def test_every_page_is_linked_from_the_readme_the_index_or_the_list_of_methods() -> None:
+    linked = set()
+    for name in ("README.md", "docs/README.md", "docs/methods.md"):
+        for target in re.findall(r"\]\(([^)#\s]+\.md)\)", PAGES[name]):
+            file = ((ROOT / name).parent / target).resolve()
+            linked.add(file.relative_to(ROOT).as_posix())
+    assert linked == {*PAGES}
 
 
 @every_page
@@ -131,8 +135,8 @@ def test_commands_in_the_text_exist(name: str) -> None:
             assert (ROOT / words[1]).is_file(), span
 
 
-def test_every_command_is_in_the_readme() -> None:
-    shown = {words[1] for words in commands(README) if words[0] == "flowrl"}
+def test_every_command_is_in_the_index() -> None:
+    shown = {words[1] for words in commands(PAGES["docs/README.md"]) if words[0] == "flowrl"}
     assert {word for word in shown if not word.startswith("-")} == set(FLOWRL.commands)
 
 
@@ -165,19 +169,20 @@ def test_the_python_of_the_readme_runs(
 ) -> None:
     """On the embedded model, from a folder of its own; only made smaller."""
     small = [
-        *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.steps=4"),
-        *("likelihood.last=3", "eval.steps=1", "eval.images=1", "eval.every=0"),
-        "samples.prompts=1",
+        *("train.iterations=1", "train.prompts=2", "train.group=2", "plan.branch=2"),
+        *("eval.steps=1", "eval.images=1", "eval.every=0", "samples.prompts=1"),
     ]
+    (tmp_path / "train.txt").write_text("a red circle\na blue square\n", encoding="utf-8")
+    (tmp_path / "test.txt").write_text("a green cross\n", encoding="utf-8")
     load = flowrl.load_config
     monkeypatch.setattr(flowrl, "load_config", lambda name, more: load(name, [*more, *small]))
     monkeypatch.chdir(tmp_path)
     (code,) = blocks(README, "python")
-    assert len(code.splitlines()) <= 10
+    assert len(code.splitlines()) <= 15
     exec(compile(code, "README.md", "exec"), {})
-    before, after, reward = re.findall(r"\d\.\d+", capsys.readouterr().out)
-    assert all(0 <= float(number) <= 2 for number in (before, after, reward))
-    assert (tmp_path / "runs/notebook/summary.json").exists()
+    before, after = re.findall(r"\d\.\d+", capsys.readouterr().out)
+    assert all(0 <= float(number) <= 1 for number in (before, after))
+    assert (tmp_path / "runs/mine/summary.json").exists()
 
 
 # ------------------------------------------------------------------------------- keys and functions
@@ -197,10 +202,15 @@ def test_dotted_keys_in_the_text_exist() -> None:
 
 @pytest.mark.parametrize("name", offered()["rewards"])
 def test_arguments_of_the_rewards(name: str) -> None:
-    known = offered()["rewards"][name]
-    table = rows(section(PAGES["docs/rewards.md"], f"`{name}`"), "argument") if known else []
-    assert {spans(row[0])[0]: documented(row[1]) for row in table} == known
-    assert [spans(row[0])[0] for row in table] == list(known)
+    """In its table, or in the one of what several share, with the same default."""
+    page, known = PAGES["docs/rewards.md"], offered()["rewards"][name]
+    shared = {spans(row[0])[0]: documented(row[1]) for row in rows(page, "shared argument")}
+    mine = section(page, f"`{name}`")
+    table = rows(mine, "argument") if "| argument |" in mine else []
+    said = {spans(row[0])[0]: documented(row[1]) for row in table}
+    left_out = {key: shared[key] for key in known if key not in said}
+    assert {**left_out, **said} == known
+    assert list(said) == [key for key in known if key in said]
 
 
 def test_the_functions_of_the_axes() -> None:

@@ -3,14 +3,14 @@
 `python scripts/research/tables.py` writes it. Filled in are
 
 - README.md: the table of methods;
-- docs/methods: paper, status and configs of each method of a page, at its head.
+- docs/methods: paper, status, summary and configs of each method of a page, at its head.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -64,15 +64,21 @@ def readme(text: str) -> str:
     return start + HEAD + "".join(map(row, load_methods())) + rest
 
 
-def entry(method: PublishedMethod) -> str:
-    """Return a method's item at the head of its page."""
-    links = [f"[{name}](../../configs/{name}.yaml)" for name in method.configs]
-    paper = "a combination, which no paper has."
-    if method.paper:
-        number, title = method.paper.arxiv, method.paper.title
-        paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+def entry(method: PublishedMethod, above: Sequence[PublishedMethod] = ()) -> str:
+    """Return a method's item at the head of its page, below those of the methods `above`."""
     status = status_words(method.status, method.parts, "`")
-    text = f"- **{method.name}**: {paper} Status: {status}. Configs: {', '.join(links)}."
+    if method.paper is None:
+        return _item(f"- {_configs(method)}, {status}: {method.summary}")
+    number, title = method.paper.arxiv, method.paper.title
+    paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+    if method.paper in [other.paper for other in above]:
+        paper = "the same paper."
+    text = f"- **{method.name}**: {paper} Status: {status}. {method.summary}"
+    return _item(f"{text} Configs: {_configs(method)}.")
+
+
+def _item(text: str) -> str:
+    """Break an item of a list into lines of at most 100 columns."""
     return textwrap.fill(
         text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
@@ -87,7 +93,8 @@ def page(text: str, name: str) -> str:
         raise ConfigError(
             f"docs/methods/{name}.md: expected the page of a method, with {BEGIN} and {END}"
         )
-    return start + begin + "\n".join(map(entry, mine)) + f"\n{end}{rest}"
+    items = [entry(method, mine[:i]) for i, method in enumerate(mine)]
+    return start + begin + "\n".join(items) + f"\n{end}{rest}"
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

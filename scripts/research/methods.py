@@ -1,16 +1,16 @@
-"""What configs/methods.yaml says of the methods, as text for docs/methods.md and the method pages.
+"""What configs/methods.yaml says of the methods, as text for the README and the method pages.
 
 `python scripts/research/tables.py` writes it. Filled in are
 
-- docs/methods.md: the table of methods;
-- docs/methods: paper, status and configs of each method of a page, at its head.
+- README.md: the table of methods;
+- docs/methods: paper, status, summary and configs of each method of a page, at its head.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +31,9 @@ def arxiv(method: PublishedMethod) -> str:
 
 
 def row(method: PublishedMethod) -> str:
-    """Return a method's row of the table."""
+    """Return a method's row of the README's table."""
     cells = [
-        f"[{method.name}](methods/{method.page_name}.md)",
+        f"[{method.name}](docs/methods/{method.page_name}.md)",
         _configs(method),
         f"[{method.paper.arxiv}]({arxiv(method)})" if method.paper else "combination",
         status_words(method.status, method.parts, "`"),
@@ -55,24 +55,30 @@ def _configs(method: PublishedMethod) -> str:
     return "; ".join(filter(None, [" ".join(shapes), ", ".join(others)]))
 
 
-def overview(text: str) -> str:
-    """Fill the table of docs/methods.md."""
+def readme(text: str) -> str:
+    """Fill the README's table."""
     start, found, rest = text.partition(HEAD)
     if not found:
-        raise ConfigError(f"docs/methods.md: expected a table with the head {HEAD.splitlines()[0]}")
+        raise ConfigError(f"README.md: expected a table with the head {HEAD.splitlines()[0]}")
     rest = re.sub(r"\A(\|.*\n)*", "", rest)
     return start + HEAD + "".join(map(row, load_methods())) + rest
 
 
-def entry(method: PublishedMethod) -> str:
-    """Return a method's item at the head of its page."""
-    links = [f"[{name}](../../configs/{name}.yaml)" for name in method.configs]
-    paper = "a combination, which no paper has."
-    if method.paper:
-        number, title = method.paper.arxiv, method.paper.title
-        paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+def entry(method: PublishedMethod, above: Sequence[PublishedMethod] = ()) -> str:
+    """Return a method's item at the head of its page, below those of the methods `above`."""
     status = status_words(method.status, method.parts, "`")
-    text = f"- **{method.name}**: {paper} Status: {status}. Configs: {', '.join(links)}."
+    if method.paper is None:
+        return _item(f"- {_configs(method)}, {status}: {method.summary}")
+    number, title = method.paper.arxiv, method.paper.title
+    paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+    if method.paper in [other.paper for other in above]:
+        paper = "the same paper."
+    text = f"- **{method.name}**: {paper} Status: {status}. {method.summary}"
+    return _item(f"{text} Configs: {_configs(method)}.")
+
+
+def _item(text: str) -> str:
+    """Break an item of a list into lines of at most 100 columns."""
     return textwrap.fill(
         text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
@@ -87,13 +93,14 @@ def page(text: str, name: str) -> str:
         raise ConfigError(
             f"docs/methods/{name}.md: expected the page of a method, with {BEGIN} and {END}"
         )
-    return start + begin + "\n".join(map(entry, mine)) + f"\n{end}{rest}"
+    items = [entry(method, mine[:i]) for i, method in enumerate(mine)]
+    return start + begin + "\n".join(items) + f"\n{end}{rest}"
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:
     """List all files that say what the catalogue says, each with what fills it."""
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
     return [
-        (ROOT / "docs" / "methods.md", overview),
+        (ROOT / "README.md", readme),
         *((path, partial(page, name=path.stem)) for path in pages),
     ]

@@ -1,22 +1,29 @@
-"""The tables of a method's page are its configs': knobs, functions of the axes, arguments."""
+"""A method's page has one form, fits on two screens, and says what its configs say."""
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import pytest
 import yaml
-from docskit import PAGES, ROOT, offered, spans, tables
-from scriptkit import script_module
+from docskit import PAGES, ROOT, commands, offered, prose, spans, tables
 
 from flowrl.config.load import load_config
+from flowrl.config.sections import SECTIONS
+from flowrl.core.shipped_files import list_configs
+from flowrl.runs.catalogue import load_methods
 
 METHOD_PAGES = sorted(name for name in PAGES if name.startswith("docs/methods/"))
+FORM = ["Idea", "Axes", "Run it", "Knobs that matter", "Watch", "What it gains", "Where it differs"]
+LINES = 70
+NUMBERS = 3.5  # figures per 100 words of prose
+THEIRS = {"aggregate_fn", "sde_frac"}  # names of published code
+GAIN = re.compile(r"<!-- gain: (shapes/\w+) -->\n(.*?)<!-- gain: end -->", re.DOTALL)
 
 every_page = pytest.mark.parametrize("name", METHOD_PAGES)
-KNOBS = ("plan", "credit", "segment", "select", "loss")  # sections whose keys a page must all have
 
 
 def calls(config: dict[str, Any], key: str) -> list[dict[str, Any]]:
@@ -27,86 +34,130 @@ def calls(config: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return there if isinstance(there, list) else [there]
 
 
-def columns(page: str, *first: str) -> list[tuple[dict[str, Any], list[tuple[str, str]]]]:
-    """Return (resolved config, its (first cell, own cell) of each row) for every column of a shapes
+def functions(config: dict[str, Any]) -> set[str]:
+    """Return all functions of the axes that a config calls, but for the plain sum of rewards."""
+    found = set[str]()
+    for key in offered().keys() - {"model", "optimizer", "transform"}:
+        found |= {call["fn"] for call in calls(config, key)}
+    return found - {"weighted_sum"}
+
+
+def columns(page: str, first: str) -> list[tuple[dict[str, Any], list[tuple[str, str]]]]:
+    """Return (resolved config, its (first cell, own cell) of each row) for every column of a
     config in the tables whose first column is named so."""
     found = []
-    for head, *table in [table for name in first for table in tables(PAGES[page], name)]:
+    for head, *table in tables(PAGES[page], first):
         for i, cell in enumerate(head):
-            if match := re.fullmatch(r"`(shapes/\w+)`", cell):
+            if match := re.fullmatch(r"`(\w+/\w+)`", cell):
                 config = load_config(match[1]).to_dict()
                 found.append((config, [(row[0], row[i]) for row in table]))
     return found
 
 
+def holds(config: dict[str, Any], key: str, cell: str) -> bool:
+    """Say whether a cell is what a config has under a dotted key, also of a reward by its name."""
+    head, *names, tail = key.split(".")
+    section = calls(config, head) if head in config else [config["rewards"].get(head) or {}]
+    for name in names:
+        section = [call.get(name) or {} for call in section]
+    values = [call[tail] for call in section if tail in call]
+    return yaml.safe_load(spans(cell)[0]) in values if cell else values == []
+
+
+@every_page
+def test_a_method_page_has_the_form(name: str) -> None:
+    """Seven sections in one order, none of them empty, the last of them to the page's end."""
+    page = PAGES[name]
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == FORM
+    for text in re.split(r"^## .+$", page, flags=re.MULTILINE)[1:]:
+        assert text.strip()
+    assert page.startswith("# ") and "<!-- methods.yaml: end -->" in page.partition("## ")[0]
+
+
+@every_page
+def test_a_method_page_is_short(name: str) -> None:
+    """In lines, also once each gain is filled in by its one line, and in figures of its prose."""
+    page = PAGES[name]
+    empty = sum(text == "" for _, text in GAIN.findall(page))
+    assert len(page.splitlines()) + empty <= LINES
+    text = prose(GAIN.sub("", page).partition("<!-- methods.yaml: end -->")[2])
+    text = re.sub(r"^\|.*$|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.MULTILINE)
+    figures = re.findall(r"(?<![\w.])\d[\d.,]*", text)
+    assert len(figures) <= NUMBERS * len(text.split()) / 100
+
+
 @every_page
 def test_the_knobs_of_a_method_page_are_its_configs(name: str) -> None:
-    """A value in code is the config's; an empty cell says that the config has no such key; all
-    arguments that make the method are there."""
-    for config, cells in columns(name, "key", "knob"):
+    """A value is the config's; an empty cell says that the config has no such key."""
+    found = columns(name, "key")
+    assert found
+    for config, cells in found:
         keys = [(spans(first)[0], cell) for first, cell in cells]
         assert [key for key, cell in keys if not holds(config, key, cell)] == [], config["name"]
-    for config, cells in columns(name, "key"):
-        known = {f"{part}.fn" for part in KNOBS}
-        known |= {spans(first)[0] for first, _ in cells}
-        mine = {f"{part}.{arg}" for part in KNOBS for call in calls(config, part) for arg in call}
-        assert sorted(mine - known) == [], config["name"]
 
 
 @every_page
 def test_the_axes_of_a_method_page_are_its_configs(name: str) -> None:
-    """A column names every function of its config; arguments in code, as `a: 1, b: 2`, are those of
-    a config of the page."""
-    found = columns(name, "axis")
-    known = offered().keys() - {"model", "optimizer", "transform"}
-    page = [config for config, _ in columns(name, "axis", "key")]
-    used = [call for config in page for key in known for call in calls(config, key)]
-    for config, cells in found:
-        named = " ".join(cell for _, cell in cells)
-        mine = {call["fn"] for key in known for call in calls(config, key)} - {"weighted_sum"}
-        missing = [fn for fn in mine if not re.search(rf"\b{fn}\b", named)]
-        assert missing == [] or name.endswith("adv_grpo.md"), config["name"]
-        for span in [span for _, cell in cells for span in spans(cell)]:
-            for key, value in arguments(span).items():
-                assert any(call.get(key) == value for call in used), (config["name"], span)
+    """A row names a config, the functions of its axes, and no others."""
+    (table,) = tables(PAGES[name], "config")
+    for config, *cells in table[1:]:
+        (path,) = spans(config)
+        assert set(spans(" ".join(cells))) == functions(load_config(path).to_dict()), path
 
 
-def arguments(span: str) -> dict[str, Any]:
-    """Read `a: 1, b: 2` as arguments; a whole call or anything else has none."""
-    plain = re.match(r"\w+: (?!\{)", span)
-    return yaml.safe_load(f"{{{span}}}") if plain else {}
-
-
-def holds(config: dict[str, Any], key: str, cell: str) -> bool:
-    """Say whether a cell is what a config has under a dotted key."""
-    head, _, tail = key.partition(".")
-    values = [call[tail] for call in calls(config, head) if tail in call]
-    if not cell:
-        return values == []
-    return not spans(cell) or yaml.safe_load(spans(cell)[0]) in values
-
-
-SECTIONS = ("The idea", "On the five axes", "What we measured", "Where flowrl differs")
-WHOLE = (*SECTIONS, "Knobs", "Run it", "Known traps")
-OTHERS = {  # pages that are ordered in another way
-    "docs/methods/adv_grpo.md": SECTIONS,
-    "docs/methods/combinations.md": (*SECTIONS[:3], "Knobs"),
-}
+@cache
+def names() -> frozenset[str]:
+    """Return every function and argument that a config can name, every key, and every metric."""
+    found = set[str]()
+    for one in offered().values():
+        found |= set(one)
+        for arguments in one.values():
+            found |= set(arguments)
+    for section in SECTIONS.values():
+        found |= {field.name for field in fields(section)}
+    for file in (ROOT / "flowrl").rglob("*.py"):
+        found |= set(re.findall(r"\"([a-z0-9_]+)\"", file.read_text(encoding="utf-8")))
+    return frozenset(found)
 
 
 @every_page
-def test_a_method_page_is_whole(name: str) -> None:
-    """What every page tells is there, to its end."""
-    heads = re.findall(r"^## (.+)$", PAGES[name], re.MULTILINE)
-    assert [head for head in OTHERS.get(name, WHOLE) if head not in heads] == []
+def test_what_a_method_page_names_exists(name: str) -> None:
+    """A function in a call, any identifier of several words, every config."""
+    page = PAGES[name].partition("<!-- methods.yaml: end -->")[2]
+    axes = {function for one in offered().values() for function in one}
+    assert set(re.findall(r"\bfn[:=] ?(\w+)", page)) <= axes
+    words = {span for span in spans(prose(page)) if re.fullmatch(r"[a-z]+(_[a-z0-9]{2,})+", span)}
+    assert sorted(words - names() - THEIRS) == []
+    configs = set(re.findall(r"`((?:shapes|sd3|sd15|sdxl|flux\w*|wan|qwen_\w+)/\w+)`", page))
+    assert sorted(configs - {*list_configs()}) == []
 
 
-def test_every_comparison_is_on_a_method_page() -> None:
-    """The marks between which measured.py writes what a config gained are all there."""
-    marked = set[str]()
-    for name in METHOD_PAGES:
-        marked |= set(re.findall(r"^<!-- measured: ([\w ]+) -->$", PAGES[name], re.MULTILINE))
-    for later in script_module("measured").LATER:
-        found = json.loads((ROOT / "assets/results" / later.file).read_text(encoding="utf-8"))
-        names = {one["file"].removeprefix("shapes/") for one in found["configs"]}
-        assert sorted(names - marked) == [], later.file
+@every_page
+def test_a_method_page_shows_how_to_train(name: str) -> None:
+    """Every command to train names a shipped config, and the page's own are among them."""
+    trained = []
+    for words in commands(PAGES[name]):
+        if words[:2] == ["flowrl", "train"]:
+            trained.append(words[2])
+    assert set(trained) <= {*list_configs()}
+    mine = set[str]()
+    for method in load_methods():
+        if method.page_name == name.removeprefix("docs/methods/").removesuffix(".md"):
+            mine |= set(method.configs)
+    assert mine & {*trained}
+
+
+@every_page
+def test_a_method_page_has_the_marks_of_its_gains(name: str) -> None:
+    """Between them stands one line about that config, or none yet."""
+    page = PAGES[name]
+    found = GAIN.findall(page)
+    assert found and page.count("<!-- gain: ") == 2 * len(found)
+    assert {config for config, _ in found} <= {*list_configs()}
+    assert all(text.count("\n") <= 1 for _, text in found)
+
+
+def test_every_gain_is_on_one_page() -> None:
+    """A config's mark stands once."""
+    marks = [config for name in METHOD_PAGES for config, _ in GAIN.findall(PAGES[name])]
+    assert len(set(marks)) == len(marks)

@@ -15,12 +15,18 @@ from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 
 from .._common.scorer import to_pil
-from .._judge.accepting import accepting, warn_of_failures
+from .._judge.accepting import accepting, recall, warn_of_failures
 from .._judge.answer import Answer
-from .._judge.cache import recall
-from .._judge.client import JudgeQuestion, Server, ask_all, base_url, check_offered
+from .._judge.client import (
+    JudgeQuestion,
+    Server,
+    ask_all,
+    base_url,
+    check_offered,
+    check_server,
+    request_settings,
+)
 from .._judge.images import EncodedImage, encode
-from .._judge.options import check_server, request_settings
 from .protocols import Benchmark, Dpg, GenEval2, Slips, UniGenBench
 
 WHO = "rewards.questions"

@@ -16,8 +16,7 @@ from flowrl.core.reward_traits import judges_singly, judges_videos
 from flowrl.core.users_code import FAILURES
 from flowrl.core.version import __version__
 
-from .places import Places
-from .read_body import read_body
+from .read_body import Places, read_body
 from .read_request import RequestLimits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 

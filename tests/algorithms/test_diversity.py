@@ -16,8 +16,7 @@ from flowrl.algorithms.reward_mix._gate import doubt, most_doubted, next_share
 from flowrl.algorithms.reward_mix.aggregate import gardo
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Mixed, Scores, Tree
-from rewards._common.clusters import cluster_sizes
-from rewards.novelty import novelty
+from rewards.novelty import cluster_sizes, novelty
 
 FEATURES = torch.tensor([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]])
 

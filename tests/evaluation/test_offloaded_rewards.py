@@ -15,8 +15,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.offloaded_rewards import Resting, networks_of, resting
 from flowrl.evaluation.reward_call import ask, rewards_of
-from rewards._backbones.latent_judge import LatentJudge
-from rewards.latent_preference import load_transformer
+from rewards.latent_preference import LatentJudge, load_transformer
 
 CUDA = torch.cuda.is_available()
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from clipkit import batch_of, clip_tokenizer, pil, random_images
-from dinokit import save_dinov2, tokens_of, with_references
 from safetensors.torch import load_file, save_file
+from tinyscorers import save_dinov2, tokens_of, with_references
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPImageProcessorPil, CLIPModel, Dinov2Model, SiglipConfig, SiglipModel

@@ -228,7 +228,7 @@ def by_torchvision(images: Tensor) -> Tensor:
     return vision.center_crop(vision.resize(images, [224], bicubic, antialias=True), [224])
 
 
-SIZES = [(300, 227), (64, 64), (97, 333), (224, 224)]
+SIZES = [(300, 227), (512, 512), (64, 64), (97, 333), (224, 224)]
 
 
 @pytest.mark.parametrize("size", SIZES)

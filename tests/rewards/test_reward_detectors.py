@@ -13,9 +13,9 @@ import open_clip
 import pytest
 import torch
 from clipkit import clip_tokenizer, pil, random_images
-from detectorkit import tiny_grounding_dino, tiny_mask2former, tiny_owl
 from PIL import Image
 from runkit import rows
+from tinyscorers import tiny_grounding_dino, tiny_mask2former, tiny_owl
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 from toykit import toy

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from clipkit import PROMPTS, pil, random_images
+from clipkit import PROMPTS, batch_of, pil, random_images
 from PIL import Image
 from qwenkit import PADS, STATS, save_hpsv3, save_processor, save_videoalign
 from safetensors.torch import load_file, save_file
@@ -21,7 +21,6 @@ from transformers import VJEPA2Config, VJEPA2Model, VJEPA2VideoProcessor
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.types import RewardBatch
 from flowrl.evaluation.frame_rewards import fitting
 from rewards._backbones.qwen2_vl import check_prompt, load_processor, text_of
 from rewards.hpsv3 import fitted, hpsv3
@@ -29,14 +28,6 @@ from rewards.pfc import pfc, worst_first
 from rewards.videoalign import reward as videos
 from rewards.videoalign import videoalign
 from rewards.videoalign.reward import shown_frames
-
-
-def batch_of(images: Tensor, prompts: list[str] | None = None) -> RewardBatch:
-    count = len(images)
-    rows: list[dict[str, Any]] = [{}] * count
-    return RewardBatch(
-        images, prompts or [""] * count, torch.arange(count), rows, torch.zeros(count)
-    )
 
 
 def asked(processor: Any, kind: str, text: str) -> str:

@@ -115,35 +115,20 @@ def batch_of(
 
 
 # the reference's, addendum 3.3
-F = torch.tensor(
-    [
-        [0.8, 0.1, -0.2],
-        [0.6, -0.2, 0.3],
-        [0.4, 0.5, 0.1],
-        [-0.3, 0.2, 0.4],
-        [0.7, -0.1, -0.4],
-        [0.5, 0.3, 0.2],
-        [-0.1, 0.4, -0.3],
-        [0.9, -0.3, 0.1],
-    ]
-)
+ROWS = [[0.8, 0.1, -0.2], [0.6, -0.2, 0.3], [0.4, 0.5, 0.1], [-0.3, 0.2, 0.4], [0.7, -0.1, -0.4]]
+F = torch.tensor([*ROWS, [0.5, 0.3, 0.2], [-0.1, 0.4, -0.3], [0.9, -0.3, 0.1]])
 
 
-@pytest.mark.parametrize(
-    ("strength", "w", "value", "right"),
-    [
+def test_the_fit_is_the_references() -> None:
+    for strength, w, value, right in (
         (1.0, (1.12793402, 0, 0), 5.1338431, 0.75),
         (2.0, (2.11557195, 0, 0), 8.6754943, 0.75),
         (10.0, (4.7082709, 6.19771713, 1.5343895), 22.8499682, 1.0),
-    ],
-)
-def test_the_fit_is_the_references(
-    strength: float, w: tuple[float, ...], value: float, right: float
-) -> None:
-    found = fit(F, strength)
-    torch.testing.assert_close(found, torch.tensor(w, dtype=torch.float64), atol=2e-6, rtol=0)
-    assert float(objective(found, F.double(), strength)) == pytest.approx(value, abs=1e-6)
-    assert accuracy(found, F) == right
+    ):
+        found, expected = fit(F, strength), torch.tensor(w, dtype=torch.float64)
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+        assert float(objective(found, F.double(), strength)) == pytest.approx(value, abs=1e-6)
+        assert accuracy(found, F) == right
     assert threshold(F) == pytest.approx(0.5714286, abs=1e-7)
     assert not fit(F, 0.5714).any() and fit(F, 0.5716).any()
 

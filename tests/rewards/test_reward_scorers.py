@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 import timm
 import torch
-from blipkit import CLS, PAD, SEP, Public, head_shapes, public_state
 from clipkit import MEAN, STD, batch_of, pil, random_images
-from dinokit import TINY, tokens_of, with_references
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scorerkit import words
+from tinyscorers import (
+    CLS,
+    PAD,
+    SEP,
+    TINY,
+    Public,
+    head_shapes,
+    public_state,
+    tokens_of,
+    with_references,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, layer_norm, silu
 from torchvision import transforms

@@ -13,12 +13,11 @@ from PIL import Image
 
 from flowrl.core.errors import ConfigError
 
-from .accepting import accepting, recall, warn_of_failures
+from .accepting import find_answers
 from .answer import Answer
 from .client import (
     JudgeQuestion,
     Server,
-    ask_all,
     base_url,
     check_offered,
     check_server,
@@ -89,21 +88,14 @@ class Judge:
         encoded = [encode(image, self.encoding) for image in images]
         keys = [_key(settings, encoded, job) for job in jobs]
         asked = dict(zip(keys, jobs, strict=True))
-        found: dict[str, Any] = {}
 
-        # the cache first, then the server with the rest
-        accept = accepting(found, lambda _, answer: read(answer), self.cache, self.server.who)
-        for key in asked if self.cache is not None else ():
-            answer = recall(self.cache, key) if self.cache is not None else None
-            if answer is not None:
-                accept(key, answer)
-        left = {}
-        for key, job in asked.items():
-            if key not in found:
-                left[key] = _question(settings, encoded, job)
-        failed = ask_all(self.server, left, accept, len(asked)) if left else {}
-        warn_of_failures(self.server.who, failed, len(asked))
-        return [found.get(key) for key in keys]
+        def question(key: str) -> JudgeQuestion:
+            return _question(settings, encoded, asked[key])
+
+        found = find_answers(
+            self.server, self.cache, asked, lambda _, answer: read(answer), question
+        )
+        return [found.values.get(key) for key in keys]
 
 
 def _key(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> str:

@@ -20,11 +20,11 @@ from flowrl.core.types import RewardBatch
 
 from .._common.pairs import verdict
 from .._common.scorer import to_pil
-from .._judge.accepting import accepting, recall, warn_of_failures
+from .._judge.accepting import find_answers
+from .._judge.answer import Answer
 from .._judge.client import (
     JudgeQuestion,
     Server,
-    ask_all,
     base_url,
     check_offered,
     check_server,
@@ -223,29 +223,17 @@ class vlm:
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     def _ask(self, encoded: list[EncodedImage], jobs: dict[str, _Job]) -> dict[str, float]:
-        # the cache first, then the server with the rest
-        found = self._kept(jobs)
-        left = {k: self._question(encoded, job) for k, job in jobs.items() if k not in found}
+        def question(key: str) -> JudgeQuestion:
+            return self._question(encoded, jobs[key])
 
-        who = self.server.who
-        accept = accepting(found, lambda _, answer: read(answer, self.how), self.cache, who)
-        failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
-        self.counts["asked"] += len(left)
-        self.counts["cached"] += len(jobs) - len(left)
-        self.counts["failed"] += len(failed)
-        warn_of_failures(who, failed, len(jobs))
-        return found
+        def value(key: str, answer: Answer) -> float | str:
+            return read(answer, self.how)
 
-    def _kept(self, jobs: dict[str, _Job]) -> dict[str, float]:
-        if self.cache is None:
-            return {}
-        found: dict[str, float] = {}
-        for key in jobs:
-            answer = recall(self.cache, key)
-            value = read(answer, self.how) if answer is not None else ""
-            if not isinstance(value, str):
-                found[key] = value
-        return found
+        found = find_answers(self.server, self.cache, jobs, value, question)
+        self.counts["asked"] += found.asked
+        self.counts["cached"] += len(jobs) - found.asked
+        self.counts["failed"] += found.failed
+        return found.values
 
     def _question(self, encoded: list[EncodedImage], job: _Job) -> JudgeQuestion:
         def body() -> dict[str, Any]:

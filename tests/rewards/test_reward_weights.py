@@ -104,11 +104,11 @@ def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) 
     kit, hf, projection = weights.clip, weights.clip.folder, "visual_projection.weight"
     given: dict[str, Any] = {
         "open_clip": kit.open_clip,
-        "transformers": {"path": hf},
+        "transformers": {"path": str(hf)},
         "dino": {"path": weights.dino},
         "pickscore": kit.parts,
     }.get(name) or getattr(weights, name)
-    reward, file, tensor = {
+    kinds: dict[str, tuple[Any, str, str]] = {
         "open_clip": (clip, kit.file.name, "visual.proj"),
         "transformers": (clip, "model.safetensors", projection),
         "pickscore": (pickscore, "model.safetensors", projection),
@@ -121,7 +121,8 @@ def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) 
         ),
         "hpsv3": (hpsv3, "HPSv3.safetensors", "rm_head.5.bias"),
         "dino": (dino, "model.safetensors", "layernorm.weight"),
-    }[name]
+    }
+    reward, file, tensor = kinds[name]
     place = Path(given["path"])
     folder = place.parent if place.is_file() else place
     shutil.copytree(folder, tmp_path / "it", ignore=shutil.ignore_patterns("hf"))

@@ -106,6 +106,7 @@ def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) 
         "open_clip": kit.open_clip,
         "transformers": {"path": str(hf)},
         "dino": {"path": weights.dino},
+        "hpsv2": weights.hps,
         "pickscore": kit.parts,
     }.get(name) or getattr(weights, name)
     kinds: dict[str, tuple[Any, str, str]] = {

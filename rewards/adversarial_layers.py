@@ -13,8 +13,7 @@ from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.dino import Backbone, FeatureCache, Features
-from ._common.heads import hinge, make_head
-from ._common.learned import adam, pack, unpack
+from ._common.learned import adam, hinge, make_head, pack, unpack
 from ._common.references import References
 from ._common.scorer import to_pil
 

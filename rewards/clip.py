@@ -13,8 +13,8 @@ from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import OpenClip, Towers, TransformersClip, cosines, pair_cosines, positive
-from ._common.cells import cell_texts
 from ._common.pixels import shortest, squash
+from ._common.prompts import cell_texts
 from ._common.scorer import pick_device, pick_dtype, to_pil
 from ._judge.images import cut, grid_size
 

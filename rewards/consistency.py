@@ -15,14 +15,11 @@ from torch import Tensor
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 
-from ._common.cells import SUB_PROMPT
+from ._common.prompts import SUB_PROMPT
 from ._common.scorer import to_pil
-from ._judge.answer import Answer
-from ._judge.ask import Job, Judge
-from ._judge.first_token import yes_no
-from ._judge.images import cut, grid_size
-from ._judge.sources import first_source, needs_source
-from ._judge.wordings import fill, wordings
+from ._judge.answer import Answer, yes_no
+from ._judge.ask import Job, Judge, fill, wordings
+from ._judge.images import cut, first_source, grid_size, needs_source
 
 WHO = "rewards.consistency"
 WORDS = {

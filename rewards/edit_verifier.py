@@ -16,11 +16,9 @@ from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 
 from ._common.scorer import to_pil
-from ._judge.answer import Answer
-from ._judge.ask import Job, Judge
-from ._judge.first_token import level, yes_no
-from ._judge.sources import first_source, needs_source
-from ._judge.wordings import fill, wordings
+from ._judge.answer import Answer, level, yes_no
+from ._judge.ask import Job, Judge, fill, wordings
+from ._judge.images import first_source, needs_source
 
 WHO = "rewards.edit_verifier"
 KINDS = ("keep", "follow", "quality")  # always in this order

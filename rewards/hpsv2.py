@@ -14,8 +14,8 @@ from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import OpenClip, check_prompts, cosines, followed_cosines, positive
 from ._common.pixels import letterbox, letterbox_tensors
+from ._common.prompts import check_words, with_words
 from ._common.scorer import pick_device, pick_dtype
-from ._common.words import check_words, with_words
 
 WHO = "rewards.hpsv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

@@ -13,8 +13,7 @@ from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import load_part, positive
-from ._common.scorer import in_batches, pick_device, pick_dtype
-from ._common.weights import load_network, source_of
+from ._common.scorer import in_batches, load_network, pick_device, pick_dtype, source_of
 
 WHO = "rewards.pfc"
 

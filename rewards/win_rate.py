@@ -18,8 +18,7 @@ from flowrl.core.abilities import RewardWithProbe
 from flowrl.core.errors import ConfigError, RunError, unknown
 from flowrl.core.types import RewardBatch
 
-from ._common.pairs import all_pairs, both_orders, some_pairs, verdict, win_rates
-from ._common.tournament import tournament
+from ._common.pairs import all_pairs, both_orders, some_pairs, tournament, verdict, win_rates
 
 _NAME = re.compile(r"(rewards\.)?(?P<file>[a-z][a-z0-9_]*)(\.(?P<cls>[a-z][a-z0-9_]*))?")
 

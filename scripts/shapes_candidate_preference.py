@@ -44,10 +44,10 @@ from flowrl.core.shipped_files import resource
 from flowrl.core.types import Cond, Latents, RewardBatch
 from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
-from rewards._backbones.latent_judge import LatentJudge
 from rewards.latent_preference import (
     SHAPE,
     WEIGHTS,
+    LatentJudge,
     latent_preference,
     load_transformer,
     save_judge,

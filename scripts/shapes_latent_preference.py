@@ -35,8 +35,13 @@ from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
-from rewards._backbones.latent_judge import LatentJudge, fidelity
-from rewards.latent_preference import latent_preference, load_transformer, save_judge
+from rewards.latent_preference import (
+    LatentJudge,
+    fidelity,
+    latent_preference,
+    load_transformer,
+    save_judge,
+)
 
 LEVELS = (0.1, 0.4, 0.7)  # at which new pairs are judged
 HIGHEST = 0.8  # noise level of training: above it little of an image is left

@@ -41,8 +41,7 @@ from flowrl.evaluation.suites.shapes.prompts import scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.training.rollout import sample_forest
 from flowrl.training.trainer import Trainer
-from rewards._backbones.step_clip import StepClip
-from rewards.step_aware import WEIGHTS, step_aware
+from rewards.step_aware import WEIGHTS, StepClip, step_aware
 
 SIZE, WORDS = 64, 32
 LEVELS, MEASURED = (0.0, 0.25, 0.5, 0.75), 20  # sigmas, and draws of pairs, of a measurement

@@ -26,11 +26,11 @@ from .._common.scorer import (
     find_file,
     first_line,
     in_batches,
+    load_network,
     load_strict,
     read_weights,
     to_pil,
 )
-from .._common.weights import load_network
 
 Prepare = Callable[[Image.Image, int], Tensor]
 """``prepare(image, size) -> [3, size, size]`` in [0, 1], not normalised."""

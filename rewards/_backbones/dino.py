@@ -20,10 +20,11 @@ from .._common.scorer import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     first_line,
+    load_network,
     pick_device,
     pick_dtype,
+    source_of,
 )
-from .._common.weights import load_network, source_of
 
 SIGLIP = ("siglip", "siglip_vision_model")
 KINDS = ("dinov2", "dinov2_with_registers", "dinov3_vit", *SIGLIP)

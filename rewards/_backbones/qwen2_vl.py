@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from flowrl.core.errors import DataError, ModelError
 
-from .._common.scorer import first_line, load_strict
-from .._common.weights import source_of
+from .._common.scorer import first_line, load_strict, source_of
 
 FACTOR = 28  # pixels: sides are multiples of it
 TEXTS = Path(__file__).resolve().parents[1] / "_texts"

@@ -1,5 +1,5 @@
-"""What the scorers share: images as PIL images, files of weights, strict loading, devices,
-batches."""
+"""What the scorers share: images as PIL images, files of weights and strict loading (no code of
+theirs is run, every tensor is accounted for), devices, batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.core.deferred_checks import refuse_if
 from flowrl.core.devices import DTYPES
 from flowrl.core.devices import pick_device as pick_device
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.host_copies import refuse_if
+from flowrl.core.loaded_weights import misfits
 
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -152,3 +153,46 @@ def in_batches(
             parts.append(function(*(column[rows] for column in columns)).float().cpu())
     # outside: what is joined in inference mode could never be part of a graph
     return torch.cat(parts)
+
+
+def source_of(path: str) -> str:
+    """Return the folder that a path means, or the path as a hub id if there is none."""
+    folder = local(path)
+    return str(folder) if folder.is_dir() else path
+
+
+def load_network(
+    kind: Any, path: str, *, who: str, expected: str, more: bool = False, **options: Any
+) -> Any:
+    """Load a network from a folder or hub id, frozen and in evaluation mode.
+
+    Args:
+        kind: class of transformers. path: folder or hub id. who: the reward, for messages.
+        expected: what the folder should be of, for messages. more: whether the file may have
+        tensors that the network does not take. options: for ``from_pretrained``.
+
+    Raises:
+        ModelError: it cannot be loaded, or tensors are missing, of another size, or left over.
+    """
+    # safetensors only, and no code that comes with a model
+    try:
+        network, info = kind.from_pretrained(
+            source_of(path),
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # named below, like the missing ones
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # offline, misspelt, no safetensors, another kind of model
+        raise ModelError(
+            f"{who}: {path}: expected a folder, or a hub id with HF_HUB_OFFLINE unset, of "
+            f"{expected} (config.json and safetensors): {first_line(error)}"
+        ) from error
+    wrong = misfits(info, allowed=("unexpected",) if more else ())
+    if wrong:
+        raise ModelError(
+            f"{who}: {path}: the weights are not those of {expected} that config.json describes: "
+            f"{wrong}"
+        )
+    return network.eval().requires_grad_(False)

@@ -16,8 +16,7 @@ from flowrl.core.errors import ModelError
 from flowrl.core.prompt_lists.geneval import COCO_NAMES
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 
-from .._common.scorer import first_line
-from .._common.weights import load_network, source_of
+from .._common.scorer import first_line, load_network, source_of
 
 TOP = 100  # instances of an image that Mask2Former's inference keeps
 ALIASES = {coco: name for name, coco in COCO_NAMES.items()}

@@ -1,21 +1,29 @@
-"""A judge as rewards use it: questions about images in, what its answers are read as out."""
+"""A judge as rewards use it: questions about images in, in flowrl's own words or those of a config,
+and what its answers are read as out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
-from .accepting import accepting, warn_of_failures
+from flowrl.core.errors import ConfigError
+
+from .accepting import find_answers
 from .answer import Answer
-from .cache import recall
-from .client import JudgeQuestion, Server, ask_all, base_url, check_offered
+from .client import (
+    JudgeQuestion,
+    Server,
+    base_url,
+    check_offered,
+    check_server,
+    request_settings,
+)
 from .images import EncodedImage, encode
-from .options import check_server, request_settings
 
 Read = Callable[[Answer], Any]
 """``read(answer)`` -> its value, or a text that says what is wrong with it."""
@@ -80,21 +88,14 @@ class Judge:
         encoded = [encode(image, self.encoding) for image in images]
         keys = [_key(settings, encoded, job) for job in jobs]
         asked = dict(zip(keys, jobs, strict=True))
-        found: dict[str, Any] = {}
 
-        # the cache first, then the server with the rest
-        accept = accepting(found, lambda _, answer: read(answer), self.cache, self.server.who)
-        for key in asked if self.cache is not None else ():
-            answer = recall(self.cache, key) if self.cache is not None else None
-            if answer is not None:
-                accept(key, answer)
-        left = {}
-        for key, job in asked.items():
-            if key not in found:
-                left[key] = _question(settings, encoded, job)
-        failed = ask_all(self.server, left, accept, len(asked)) if left else {}
-        warn_of_failures(self.server.who, failed, len(asked))
-        return [found.get(key) for key in keys]
+        def question(key: str) -> JudgeQuestion:
+            return _question(settings, encoded, asked[key])
+
+        found = find_answers(
+            self.server, self.cache, asked, lambda _, answer: read(answer), question
+        )
+        return [found.values.get(key) for key in keys]
 
 
 def _key(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Job) -> str:
@@ -111,3 +112,39 @@ def _question(settings: dict[str, Any], encoded: Sequence[EncodedImage], job: Jo
         return {**settings, "messages": [{"role": "user", "content": content}]}
 
     return JudgeQuestion(job.name, body)
+
+
+def wordings(own: Mapping[str, str], given: Mapping[str, str] | None, who: str) -> dict[str, str]:
+    """Return the wordings by name, a config's where it gives some. Each must have the marks, such
+    as {prompt}, that our own has, once each. Raises ConfigError."""
+    unknown = sorted(set(given or {}) - set(own))
+    if unknown:
+        raise ConfigError(
+            f"{who}: wordings: expected some of {', '.join(own)}, got {', '.join(unknown)}"
+        )
+    for name, text in (given or {}).items():
+        for mark in marks(own[name]):
+            if text.count(mark) != 1:
+                raise ConfigError(
+                    f"{who}: wordings.{name}: expected {mark} once, got {text.count(mark)} times"
+                )
+    return {**own, **(given or {})}
+
+
+def marks(text: str) -> list[str]:
+    """Return which places for texts a wording has."""
+    return [mark for mark in ("{prompt}", "{criterion}", "{requirement}") if mark in text]
+
+
+def fill(wording: str, **texts: str) -> str:
+    """Put texts at their marks; what looks like a mark inside of a text stays as it is."""
+    out, rest = "", wording
+    places = {f"{{{name}}}": text for name, text in texts.items()}
+    while rest:
+        found = [(rest.find(mark), mark) for mark in places if mark in rest]
+        if not found:
+            break
+        at, mark = min(found)
+        out += rest[:at] + places[mark]
+        rest = rest[at + len(mark) :]
+    return out + rest

@@ -1,5 +1,5 @@
-"""Ask an OpenAI-compatible server many questions at once: bounded concurrency, retries with growing
-pauses."""
+"""Ask an OpenAI-compatible server many questions at once: its options, the fixed part of a request,
+bounded concurrency, and retries with growing pauses."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ LONGEST_ANSWER = 2**24  # bytes; 4096 tokens with 20 log-probs each take half of
 PROBE_SECONDS = 10.0  # for the list of models
 MOST_LOG_PROB = 0.1  # of a token: what is above 0 by more than rounding is no log-prob
 _JITTER = random.SystemRandom()  # leaves the run's own random numbers alone
+_OWN = {"model", "messages", "temperature", "logprobs", "top_logprobs", "max_tokens", "stream"}
 
 
 class Server(NamedTuple):
@@ -257,3 +258,41 @@ def _pause(header: str | None) -> float:
     except ValueError:  # a date, which servers of models do not send
         return 0.0
     return min(seconds, LONGEST_PAUSE) if seconds > 0 else 0.0
+
+
+def request_settings(
+    model: str,
+    log_probs: bool,
+    max_tokens: int | None,
+    extra: dict[str, Any] | None,
+    who: str = WHO,
+) -> dict[str, Any]:
+    """Return the request without its message; with `log_probs` for the likeliest first tokens."""
+    taken = sorted(_OWN & set(extra or {}))
+    if taken:
+        raise ConfigError(f"{who}: extra: {', '.join(taken)} cannot be given here: flowrl sets it")
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"{who}: max_tokens: expected 1 or more, got {max_tokens}")
+    likely = {"logprobs": True, "top_logprobs": 20} if log_probs else {}
+    most = max_tokens or (1 if likely else 4096)
+    # Without a temperature, servers take the model's own default, which samples.
+    return {**(extra or {}), "model": model, "temperature": 0, "max_tokens": most, **likely}
+
+
+def check_server(server: Server) -> Server:
+    """Return the options; raises ConfigError for one that is wrong, or a key that is not there."""
+    wrong = [
+        f"{name}: expected {expected}, got {getattr(server, name)}"
+        for name, expected, right in [
+            ("timeout", "seconds > 0", server.timeout > 0),
+            ("retries", "0 or more", server.retries >= 0),
+            ("backoff", "seconds >= 0", server.backoff >= 0),
+            ("workers", "1 or more", server.workers >= 1),
+            ("max_failed", "a share from 0 to 1", 0 <= server.max_failed <= 1),
+        ]
+        if not right
+    ]
+    if wrong:
+        raise ConfigError(f"{server.who}: {wrong[0]}")
+    api_key(server)  # a missing key is found now, not after the first images
+    return server

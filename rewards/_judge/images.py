@@ -1,4 +1,5 @@
-"""Images as a judge's server gets them: data URLs, and the cells of an image that is a grid."""
+"""Images as a judge's server gets them: data URLs, the cells of an image that is a grid, and the
+image that an edit started from."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import base64
 import hashlib
 import io
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from flowrl.core.errors import DataError
+from flowrl.core.types import RewardBatch
+
+from .._common.scorer import to_pil
 
 MOST_CELLS = 16  # more is no grid but a size in pixels, such as 512x512
 _GRID = re.compile(r"(\d+)\s*[x×\u2a09]\s*(\d+)")
@@ -60,3 +65,19 @@ def cut(image: Image.Image, rows: int, columns: int, who: str = "rewards.vlm") -
         )
     corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
     return [image.crop((x, y, x + width, y + height)) for x, y in corners]
+
+
+def needs_source(record: Mapping[str, Any], where: str, who: str) -> None:
+    """Refuse a record that names no source. Raises DataError."""
+    if not record.get("source"):
+        raise DataError(
+            f"{where}: {who}: expected a record with a source, the image that the edit starts from"
+        )
+
+
+def first_source(batch: RewardBatch, place: int, who: str) -> Image.Image:
+    """Return the first image that image `place` started from. Raises DataError if there is none."""
+    sources = batch.source[place] if batch.source else ()
+    if not sources:
+        raise DataError(f"{who}: image {place} comes without its source; edits have one")
+    return to_pil(sources[0][None])[0]

@@ -1,4 +1,5 @@
-"""The reward: detections of each image, judged by its prompt's GenEval record."""
+"""The reward: detections of each image, judged by its prompt's GenEval record; colours by CLIP
+between ten names, on a crop with the background painted over."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.prompt_lists.coco import COLORS
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
 from flowrl.evaluation.suites.geneval.rules import credit, judge, result_row, validate_record
@@ -19,9 +22,8 @@ from flowrl.evaluation.suites.shapes.scene import COLORS as SHAPES
 
 from .._backbones.clip import OpenClip, Towers, TransformersClip, positive
 from .._common.pixels import shortest
-from .._common.scorer import pick_device, pick_dtype, to_pil
+from .._common.scorer import in_batches, pick_device, pick_dtype, to_pil
 from .._detectors.networks import PATHS, Detector, load_detector
-from .colors import ClipColors
 
 WHO = "rewards.geneval"
 CLIP = {"transformers": "openai/clip-vit-large-patch14"}
@@ -37,6 +39,12 @@ LIMITS = {
     "shapes": DetectionLimits(0.0, 0.0, 16, 1.0),
 }
 MODES = ("strict", "graded", "exact")
+BACKGROUND = "#999"
+TEMPLATES = (
+    "a photo of a {color} {name}",
+    "a photo of a {color}-colored {name}",
+    "a photo of a {color} object",
+)
 
 
 class geneval:
@@ -218,3 +226,44 @@ def _towers(
     if backend == "open_clip":
         return OpenClip(path, architecture, prepare=shortest, device=device, dtype=dtype, who=WHO)
     return TransformersClip(path, path, device=device, dtype=dtype, who=WHO)
+
+
+class ClipColors:
+    """Tell the colour of objects, zero-shot, as djghosh13/geneval does (evaluate_images.py).
+
+    A colour's direction is the mean of three prompts' normalised embeddings, normalised again; the
+    object gets the colour with the highest cosine. Directions are kept by class.
+    """
+
+    def __init__(self, towers: Towers, *, batch: int) -> None:
+        self.towers, self.batch = towers, batch
+        self._known: dict[str, Tensor] = {}
+
+    def __call__(self, image: Image.Image, name: str, found: list[DetectedObject]) -> list[str]:
+        """Return the colour of each object of a class on an RGB image."""
+        crops = [crop(image, one) for one in found]
+        seen = normalize(in_batches(self.towers.see, crops, size=self.batch), dim=-1)
+        best = (seen @ self.directions(name).T).argmax(-1)
+        return [COLORS[place] for place in best.tolist()]
+
+    def directions(self, name: str) -> Tensor:
+        """Return the colours' directions for a class [10, D], float32 on the CPU."""
+        if name not in self._known:
+            texts = [text.format(color=c, name=name) for c in COLORS for text in TEMPLATES]
+            read = normalize(in_batches(self.towers.read, texts, size=self.batch), dim=-1)
+            means = read.unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1)
+            self._known[name] = normalize(means, dim=-1)
+        return self._known[name]
+
+
+def crop(image: Image.Image, found: DetectedObject) -> Image.Image:
+    """Cut an object out by its box; what its mask leaves out is painted grey."""
+    shown = image
+    if found.mask is not None:
+        blank = Image.new("RGB", image.size, BACKGROUND)
+        mask = torch.from_numpy(found.mask).to(torch.uint8).mul(255).numpy()
+        shown = Image.composite(image, blank, Image.fromarray(mask))
+    left, top, right, bottom = map(round, found.box)
+    # a box thinner than a pixel still has one
+    left, top = min(left, image.width - 1), min(top, image.height - 1)
+    return shown.crop((left, top, max(right, left + 1), max(bottom, top + 1)))

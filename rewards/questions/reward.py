@@ -15,12 +15,17 @@ from flowrl.core.errors import DataError
 from flowrl.core.types import RewardBatch
 
 from .._common.scorer import to_pil
-from .._judge.accepting import accepting, warn_of_failures
+from .._judge.accepting import find_answers
 from .._judge.answer import Answer
-from .._judge.cache import recall
-from .._judge.client import JudgeQuestion, Server, ask_all, base_url, check_offered
+from .._judge.client import (
+    JudgeQuestion,
+    Server,
+    base_url,
+    check_offered,
+    check_server,
+    request_settings,
+)
 from .._judge.images import EncodedImage, encode
-from .._judge.options import check_server, request_settings
 from .protocols import Benchmark, Dpg, GenEval2, Slips, UniGenBench
 
 WHO = "rewards.questions"
@@ -163,8 +168,6 @@ class questions:
     def _ask(
         self, jobs: dict[str, _Job], images: list[EncodedImage], records: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-
         # the benchmark reads an answer by its record; where it cannot, a message needs the answer
         def read(key: str, answer: Answer) -> Any:
             job = jobs[key]
@@ -172,17 +175,10 @@ class questions:
             unread = isinstance(value, str)
             return f"{value} in the answer {answer.text[:160]!r}" if unread else value
 
-        # the cache first, then the server with the rest
-        accept = accepting(found, read, self.cache, WHO)
-        if self.cache is not None:
-            for key in jobs:
-                answer = recall(self.cache, key)
-                if answer is not None:
-                    accept(key, answer)
-        left = {key: self._question(images, job) for key, job in jobs.items() if key not in found}
-        failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
-        warn_of_failures(WHO, failed, len(jobs))
-        return found
+        def question(key: str) -> JudgeQuestion:
+            return self._question(images, jobs[key])
+
+        return find_answers(self.server, self.cache, jobs, read, question).values
 
     def _key(self, image: EncodedImage, text: str, number: int) -> str:
         asked = [self.settings, text, number, image.digest]

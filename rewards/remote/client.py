@@ -12,10 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import DataError, RewardError
+from flowrl.core.errors import ConfigError, DataError, RewardError
 from flowrl.core.types import RewardBatch
 
-from .._common.http_client import HttpClient, RequestFailed, exchange, for_each, read_secret, run
+from .._common.http_client import (
+    HttpClient,
+    RequestFailed,
+    exchange,
+    for_each,
+    read_secret,
+    run,
+    split_url,
+    without_password,
+)
 from .endpoints import LONGEST, Endpoint, Endpoints, NoAnswer
 from .messages import (
     Hosted,
@@ -29,7 +38,6 @@ from .messages import (
     read_scores,
     refusal,
 )
-from .options import check, check_seconds, check_urls
 
 WHO = "rewards.remote"
 CONNECT = 10.0  # seconds for a connection, and for the answer to a probe
@@ -294,3 +302,38 @@ class remote:
         hosted = read_health(answer, url, self.reward, self.chunk, self.judges_videos)
         (self._singly.add if hosted.singly else self._singly.discard)(url)
         return hosted
+
+
+def check_url(url: str) -> str:
+    """Return the address without a slash at its end. Raises ConfigError, without showing a password
+    in it."""
+    parts = split_url(url)
+    if parts is None or parts.username is not None:
+        raise ConfigError(
+            f"{WHO}: urls: expected addresses like http://10.0.0.5:8321, got "
+            f"{without_password(url)!r}; no user names, passwords or queries: a token goes into an "
+            "environment variable that token_env names"
+        )
+    return url.rstrip("/")
+
+
+def check_urls(urls: list[str]) -> list[str]:
+    """Return the addresses as `check_url` does. Raises ConfigError for none, or one twice."""
+    checked = [check_url(url) for url in urls]
+    fine = 0 < len(set(checked)) == len(urls)
+    check("urls", fine, "one address or more, each once", urls)
+    return checked
+
+
+def check_seconds(**seconds: float) -> None:
+    """Raise ConfigError for a time below 0, or a timeout of 0."""
+    for name, value in seconds.items():
+        zero = name != "timeout"
+        text = f"a number of seconds {'>=' if zero else '>'} 0"
+        check(name, value > 0 or (zero and value == 0), text, value)
+
+
+def check(name: str, fine: bool, expected: str, got: Any) -> None:
+    """Raise ConfigError unless an argument is fine."""
+    if not fine:
+        raise ConfigError(f"{WHO}: {name}: expected {expected}, got {got!r}")

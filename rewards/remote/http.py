@@ -15,8 +15,7 @@ from flowrl.core.errors import FAILURES, DataError, FlowRLError
 from flowrl.core.local_server import asked_here, is_json, json_response
 from flowrl.core.version import __version__
 
-from .places import Places
-from .read_body import read_body
+from .read_body import Places, read_body
 from .read_request import RequestLimits, RequestRefused, parse, parse_records
 from .request_queue import Answer, RequestQueue, ScoreRequest
 

@@ -15,7 +15,7 @@ from flowrl.core.errors import ConfigError, ModelError
 
 from .._backbones.clip import load_part
 from .._common.pixels import normalise, squash
-from .._common.weights import load_network, source_of
+from .._common.scorer import load_network, source_of
 
 LENGTH = 35  # tokens of a question
 _DROPPED = re.compile(r"([.!\"()*#:;~])")

@@ -12,8 +12,7 @@ from torch import Tensor
 from flowrl.core.errors import ModelError
 
 from .._backbones.qwen2_vl import own_name
-from .._common.scorer import first_line, local, read_weights
-from .._common.weights import load_network, source_of
+from .._common.scorer import first_line, load_network, local, read_weights, source_of
 
 WHO = "rewards.videoalign"
 SETTINGS = "model_config.json"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._judge import first_token
+from .._judge import answer as judged
 from .._judge.answer import Answer
 
 AXES = ("Alignment", "Coherence", "Style")
@@ -131,13 +131,13 @@ def rating(answer: Answer, how: ReadingOptions) -> float | str:
 
 
 def yes_no(answer: Answer, how: ReadingOptions) -> float | str:
-    """Return P(yes) of the first token (PaCo-Reward): see `first_token`."""
-    return first_token.yes_no(answer, variants=how.variants)
+    """Return P(yes) of the first token (PaCo-Reward): see `_judge/answer.py`."""
+    return judged.yes_no(answer, variants=how.variants)
 
 
 def level(answer: Answer, how: ReadingOptions) -> float | str:
-    """Return the mean digit / 5 (UniWorld-V2's reward): see `first_token`."""
-    return first_token.level(answer)
+    """Return the mean digit / 5 (UniWorld-V2's reward): see `_judge/answer.py`."""
+    return judged.level(answer)
 
 
 _READERS: dict[str, Callable[[Answer, ReadingOptions], float | str]] = {

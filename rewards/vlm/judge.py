@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,14 +20,19 @@ from flowrl.core.types import RewardBatch
 
 from .._common.pairs import verdict
 from .._common.scorer import to_pil
-from .._judge.accepting import accepting, warn_of_failures
-from .._judge.cache import recall
-from .._judge.client import JudgeQuestion, Server, ask_all, base_url, check_offered
+from .._judge.accepting import find_answers
+from .._judge.answer import Answer
+from .._judge.client import (
+    JudgeQuestion,
+    Server,
+    base_url,
+    check_offered,
+    check_server,
+    request_settings,
+)
 from .._judge.images import EncodedImage, cut, encode, grid_size
-from .._judge.options import check_server, request_settings
 from .answers import ReadingOptions, read
-from .options import check_reading
-from .templates import LOG_PROB, PAIR, fill, load_wording
+from .templates import LOG_PROB, PAIR, WORDING, fill, load_wording
 
 Template = Literal[
     "pair_rank",
@@ -40,6 +46,14 @@ Template = Literal[
     "level",
     "rating",
 ]
+_USES = {  # the reading options that a template has; another one would do nothing
+    "acs": {"axes"},
+    "pair_score": {"axes"},
+    "flex": {"w_overall", "w_dims"},
+    "rating": {"pattern", "low", "high"},
+    "yes_no": {"variants"},
+    "consistency": {"variants"},
+}
 
 
 class _Job(NamedTuple):
@@ -209,29 +223,17 @@ class vlm:
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     def _ask(self, encoded: list[EncodedImage], jobs: dict[str, _Job]) -> dict[str, float]:
-        # the cache first, then the server with the rest
-        found = self._kept(jobs)
-        left = {k: self._question(encoded, job) for k, job in jobs.items() if k not in found}
+        def question(key: str) -> JudgeQuestion:
+            return self._question(encoded, jobs[key])
 
-        who = self.server.who
-        accept = accepting(found, lambda _, answer: read(answer, self.how), self.cache, who)
-        failed = ask_all(self.server, left, accept, len(jobs)) if left else {}
-        self.counts["asked"] += len(left)
-        self.counts["cached"] += len(jobs) - len(left)
-        self.counts["failed"] += len(failed)
-        warn_of_failures(who, failed, len(jobs))
-        return found
+        def value(key: str, answer: Answer) -> float | str:
+            return read(answer, self.how)
 
-    def _kept(self, jobs: dict[str, _Job]) -> dict[str, float]:
-        if self.cache is None:
-            return {}
-        found: dict[str, float] = {}
-        for key in jobs:
-            answer = recall(self.cache, key)
-            value = read(answer, self.how) if answer is not None else ""
-            if not isinstance(value, str):
-                found[key] = value
-        return found
+        found = find_answers(self.server, self.cache, jobs, value, question)
+        self.counts["asked"] += found.asked
+        self.counts["cached"] += len(jobs) - found.asked
+        self.counts["failed"] += found.failed
+        return found.values
 
     def _question(self, encoded: list[EncodedImage], job: _Job) -> JudgeQuestion:
         def body() -> dict[str, Any]:
@@ -240,3 +242,46 @@ class vlm:
             return {**self.settings, "messages": [{"role": "user", "content": [*shown, text]}]}
 
         return JudgeQuestion(f"{job.name}, prompt {job.prompt[:80]!r}", body)
+
+
+def check_reading(how: ReadingOptions) -> ReadingOptions:
+    """Return the options; raises ConfigError for one that is wrong or that the template has no use
+    for."""
+    # a template, and only options that it reads
+    if how.template not in WORDING:
+        raise ConfigError(
+            f"rewards.vlm: template: expected one of {', '.join(WORDING)}, got {how.template!r}"
+        )
+    for name, default in ReadingOptions._field_defaults.items():
+        if getattr(how, name) != default and name not in _USES.get(how.template, set()):
+            label = "alignment, coherence, style" if name == "axes" else name
+            raise ConfigError(
+                f"rewards.vlm: the template {how.template} makes no use of {label}; leave it out"
+            )
+    # numbers in their ranges
+    if min(how.axes) < 0 or sum(how.axes) <= 0:
+        raise ConfigError(
+            "rewards.vlm: alignment, coherence, style: expected weights >= 0, not all 0, got "
+            f"{how.axes}"
+        )
+    if min(how.w_overall, how.w_dims) < 0 or how.w_overall + how.w_dims <= 0:
+        got = f"{how.w_overall} and {how.w_dims}"
+        raise ConfigError(
+            f"rewards.vlm: w_overall, w_dims: expected weights >= 0, not both 0, got {got}"
+        )
+    if not how.low < how.high:
+        raise ConfigError(
+            f"rewards.vlm: low, high: expected low < high, got {how.low} and {how.high}"
+        )
+    # a pattern with one number
+    try:
+        groups = re.compile(how.pattern).groups
+    except re.error as error:
+        raise ConfigError(
+            f"rewards.vlm: pattern: expected a regular expression, got {how.pattern!r}: {error}"
+        ) from None
+    if groups != 1:
+        raise ConfigError(
+            f"rewards.vlm: pattern: expected one group in {how.pattern!r}, the number; got {groups}"
+        )
+    return how

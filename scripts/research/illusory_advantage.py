@@ -27,8 +27,7 @@ from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.tables import markdown_table
 from flowrl.core.types import Tree
-from rewards._common.pairs import all_pairs, verdict, win_rates
-from rewards._common.tournament import tournament
+from rewards._common.pairs import all_pairs, tournament, verdict, win_rates
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "assets" / "results" / "illusory-advantage.json"

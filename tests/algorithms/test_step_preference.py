@@ -263,7 +263,7 @@ def test_the_clock_is_the_scheduler_s() -> None:
     """diffusers' own schedule of Stable Diffusion: sigma = s / (a + s) of step t is seen at t."""
     from diffusers import DDIMScheduler
 
-    from rewards._backbones.step_clip import times
+    from rewards.step_aware import times
 
     made = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     kept = made.alphas_cumprod.double()

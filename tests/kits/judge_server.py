@@ -22,6 +22,8 @@ from torch import Tensor
 from flowrl.core.types import RewardBatch
 from rewards.vlm import vlm
 
+OPTIONS: dict[str, Any] = {"model": "UnifiedReward", "api_key_env": None, "timeout": 10.0}
+OPTIONS |= {"retries": 0, "backoff": 0.01, "workers": 4, "max_failed": 0.0, "encoding": "png"}
 LEVELS = [200, 40, 120, 80, 160]  # of grey images; JPEG keeps a flat image to a level or so
 
 

@@ -20,7 +20,6 @@ from weightkit import Weights
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
-from rewards._backbones.step_clip import StepClip
 from rewards.adversarial import adversarial
 from rewards.adversarial_layers import adversarial_layers
 from rewards.adversarial_pickscore import adversarial_pickscore
@@ -38,7 +37,7 @@ from rewards.pickscore import pickscore
 from rewards.shapes import shapes
 from rewards.soft_shapes import soft_shapes
 from rewards.step_aware import WEIGHTS as STEP_WEIGHTS
-from rewards.step_aware import step_aware
+from rewards.step_aware import StepClip, step_aware
 from rewards.t2i_compbench import t2i_compbench
 
 

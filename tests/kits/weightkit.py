@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blipkit import Public, save_image_reward, tiny_blip_vqa
 from clipkit import (
     add_architecture,
     save_open_clip,
     save_transformers,
     tiny_open_clip,
 )
-from detectorkit import tiny_grounding_dino, tiny_mask2former
-from dinokit import save_dinov2
 from qwenkit import save_hpsv3
+from tinyscorers import (
+    Public,
+    save_dinov2,
+    save_image_reward,
+    tiny_blip_vqa,
+    tiny_grounding_dino,
+    tiny_mask2former,
+)
 from torch import Tensor
 
 from rewards.aesthetic import FILE, layered

@@ -1,29 +1,36 @@
-"""Adv-GRPO's head: its loss, its reward and its training, on a tiny random DINOv2."""
+"""Rewards that are trained along: Adv-GRPO's head and PickScore against torch's own losses and
+Adam, on tiny random networks; what a checkpoint keeps of them, and what is refused."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from clipkit import pil
-from dinokit import save_dinov2, tokens_of, with_references
+from clipkit import batch_of, clip_tokenizer, pil, random_images
+from safetensors.torch import load_file, save_file
+from tinyscorers import save_dinov2, tokens_of, with_references
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Dinov2Model, SiglipConfig, SiglipModel
+from transformers import CLIPImageProcessorPil, CLIPModel, Dinov2Model, SiglipConfig, SiglipModel
 from weightkit import Weights
 
-from flowrl.core.errors import RunError
+from flowrl.core.abilities import LearnedReward
+from flowrl.core.errors import CheckpointError, DataError, RunError
+from flowrl.core.types import RewardBatch
 from rewards._backbones.dino import Features
-from rewards._common.heads import hinge
+from rewards._common.learned import hinge
 from rewards.adversarial import adversarial
 from rewards.adversarial_layers import adversarial_layers
+from rewards.adversarial_pickscore import adversarial_pickscore
 
+WIDTH, PATCH = 24, 14
 WIDTH, PATCH = 24, 14
 
 
@@ -260,3 +267,194 @@ def test_a_head_on_siglip(tmp_path: Path) -> None:
         pooled = network.vision_model(2 * images - 1).pooler_output
     expected = _head(reward.state_dict(), _unit(pooled))
     np.testing.assert_allclose(reward(_alone(images)).numpy(), expected, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------- PickScore
+
+
+PROMPTS = ["a red circle", "two blue squares", "a cross", "a cross"]
+IMAGES = random_images(8, 60, 50)
+
+
+def logits(model: CLIPModel, images: Tensor) -> Tensor:
+    """Return exp(logit_scale) cosine [4] by the library's own forward."""
+    pixels = CLIPImageProcessorPil()([pil(image) for image in images], return_tensors="pt")
+    words = clip_tokenizer()(PROMPTS, padding="max_length", max_length=77, return_tensors="pt")
+    return model(**pixels, **words).logits_per_image.diag()
+
+
+class Case:
+    """Images in the order of their scores: four low ones, then four high ones."""
+
+    def __init__(self, weights: Weights, folder: Path) -> None:
+        self.parts = weights.clip.parts
+        model = CLIPModel.from_pretrained(self.parts["path"]).eval()
+        with torch.no_grad():
+            each = [logits(model, image.expand(4, -1, -1, -1)).mean() for image in IMAGES]
+        order = torch.stack(each).argsort().tolist()
+        self.low, self.high, self.files = order[:4], order[4:], []
+        for index, image in enumerate(IMAGES):
+            self.files.append(str(folder / f"{index}.png"))
+            pil(image).save(self.files[index])
+
+    def make(self, **options: Any) -> adversarial_pickscore:
+        return adversarial_pickscore(**self.parts, device="cpu", **options)
+
+    def batch(self, rows: Sequence[int], references: Sequence[int]) -> RewardBatch:
+        columns: list[Any] = [self.files[i] for i in references]
+        return batch_of(IMAGES[list(rows)], PROMPTS, references=columns)
+
+
+@pytest.fixture(scope="module")
+def case(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(weights, tmp_path_factory.mktemp("references"))
+
+
+def test_scores_are_divided_by_26(case: Case) -> None:
+    batch = case.batch(range(4), range(4))
+    scores = case.make()(batch)
+    torch.testing.assert_close(case.make(divide=1.0)(batch), 26 * scores, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_step_equals_torchs_cross_entropy_and_adam(case: Case, layers: int) -> None:
+    reward = case.make(tune_layers=layers, lr=1e-4, batch=3)
+    before = copy.deepcopy(reward.towers.model.state_dict())
+    model = CLIPModel.from_pretrained(case.parts["path"]).eval().requires_grad_(False)
+    tuned = list(model.vision_model.encoder.layers[-layers:].requires_grad_(True).parameters())
+    optimizer = torch.optim.Adam(tuned, lr=1e-4, betas=(0.5, 0.999))
+    for _ in range(2):
+        pair = [logits(model, IMAGES[case.low]), logits(model, IMAGES[case.high])]
+        both = torch.stack(pair, dim=1)
+        assert both[:, 0].mean() < both[:, 1].mean()
+        # the reference is class 0
+        loss = torch.nn.functional.cross_entropy(both, torch.zeros(4, dtype=torch.long))
+        metrics = reward.update(case.batch(case.high, case.low))
+        assert metrics["loss"] == pytest.approx(loss.item(), abs=2e-4) and metrics["trained"] == 1
+        assert metrics["real"] == pytest.approx(both[:, 0].mean().item() / 26, abs=1e-5)
+        assert metrics["fake"] == pytest.approx(both[:, 1].mean().item() / 26, abs=1e-5)
+        assert not reward.trains_policy(0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after, expected = reward.towers.model.state_dict(), model.state_dict()
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    last = tuple(f"vision_model.encoder.layers.{2 - k}." for k in range(1, layers + 1))
+    assert moved and all(name.startswith(last) for name in moved)
+    for name in moved:
+        # softmax does not see k's bias: its gradient is rounding, which Adam scales to lr
+        if not name.endswith("k_proj.bias"):
+            off = ((after[name] - expected[name]).abs() > 2e-6).float().mean()  # a step is 1e-4
+            assert off < 0.01, name  # a few gradients are rounding only, too
+
+
+def test_references_ahead_leave_the_turn_to_the_policy(case: Case) -> None:
+    reward = case.make()
+    assert reward.trains_policy(0)
+    before = reward.state_dict()
+    metrics = reward.update(case.batch(case.low, case.high))
+    assert metrics["trained"] == 0 and metrics["real"] > metrics["fake"] and reward.trains_policy(1)
+    after = reward.state_dict()
+    changed = [name for name in after if not torch.equal(after[name], before[name])]
+    assert changed == ["counter.rounds"]
+    reward.update(case.batch(case.high, case.low))
+    restored = case.make()
+    restored.load_state_dict(reward.state_dict())
+    assert not reward.trains_policy(2) and not restored.trains_policy(2)
+
+
+def test_training_brings_the_references_ahead(case: Case) -> None:
+    reward, batch = case.make(lr=1e-3), case.batch(case.high, case.low)
+    seen = [reward.update(batch)]
+    while seen[-1]["trained"] and len(seen) < 40:
+        seen.append(reward.update(batch))
+    assert seen[0]["trained"] == 1 and seen[-1]["trained"] == 0
+    assert seen[-1]["loss"] < seen[0]["loss"]
+
+
+def test_bfloat16_computes_and_float32_learns(case: Case) -> None:
+    half, batch = case.make(dtype="bfloat16", lr=5e-6), case.batch(case.high, case.low)
+    before = half.state_dict()
+    half.update(batch)
+    after = half.state_dict()
+    name = next(name for name in after if name.startswith("weight.") and "q_proj.weight" in name)
+    assert after[name].dtype == torch.float32 and not torch.equal(after[name], before[name])
+
+
+# ----------------------------------------------------------------- what a checkpoint keeps, of both
+
+
+@pytest.fixture(scope="module")
+def batch(case: Case) -> RewardBatch:
+    """Images that score higher than their references, so that PickScore is trained on them."""
+    low = [case.files[i] for i in case.low]
+    columns: list[Any] = [low[:2], low[2], low[3], low[1:]]
+    return batch_of(IMAGES[case.high], PROMPTS, references=columns)
+
+
+@pytest.fixture(params=["adversarial", "adversarial_pickscore"])
+def make(request: pytest.FixtureRequest, weights: Weights, case: Case) -> Callable[..., Any]:
+    """Return how one of the rewards is made, such that every update trains."""
+    given: dict[str, Any] = {"patches": 4, "lr": 1e-2, "d_steps": 2, "policy_every": 3}
+    if request.param == "adversarial":
+        return partial(adversarial, path=weights.dino, device="cpu", batch=3, **given)
+    return partial(case.make, lr=1e-5, batch=3)
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    equal = [torch.equal(value, second[name]) for name, value in first.items()]
+    return first.keys() == second.keys() and all(equal)
+
+
+def rounds(reward: Any, batch: RewardBatch, count: int) -> list[Any]:
+    """Score and update `count` times -> all numbers."""
+    out = []
+    for _ in range(count):
+        out += [reward(batch).tolist(), reward.update(batch), reward.trains_policy(reward.rounds)]
+    return out
+
+
+def test_resume_is_exact(make: Callable[..., Any], batch: RewardBatch, tmp_path: Path) -> None:
+    whole, first, second = make(), make(), make()
+    assert isinstance(whole, LearnedReward)
+    fresh = whole.state_dict()
+    expected = rounds(whole, batch, 4)
+    rounds(first, batch, 2)
+    kept = first.state_dict()
+    save_file(kept, tmp_path / "state.safetensors")
+    name = next(name for name in kept if name.endswith(".weight") and "weight." in name)
+    assert fresh.keys() == kept.keys() and not torch.equal(kept[name], fresh[name])
+    rounds(first, batch, 2)  # goes on; what was saved must not change with it
+    assert not torch.equal(kept[name], first.state_dict()[name])
+    rounds(second, batch._replace(images=batch.images.flip(0)), 1)  # must be gone afterwards
+    second.load_state_dict(load_file(tmp_path / "state.safetensors"))
+    assert same(second.state_dict(), kept)
+    assert rounds(second, batch, 2) == expected[6:]
+    assert same(second.state_dict(), whole.state_dict())
+
+
+def test_scoring_changes_nothing(make: Callable[..., Any], batch: RewardBatch) -> None:
+    reward = make()
+    reward.update(batch)
+    before, scores = reward.state_dict(), reward(batch)
+    assert torch.equal(reward(batch), scores) and same(before, reward.state_dict())
+
+
+def test_a_state_or_a_batch_that_does_not_fit_is_refused(
+    make: Callable[..., Any], batch: RewardBatch
+) -> None:
+    reward = make()
+    head, before = isinstance(reward, adversarial), reward.state_dict()
+    other = (make(hidden=9) if head else make(tune_layers=2)).state_dict()
+    lost = {name: value for name, value in before.items() if name != "counter.rounds"}
+    wrong = [(other, "9 do not fit, first adam.0.bias" if head else "do not fit")]
+    wrong += [(lost, "counter.rounds"), (before | {"x": torch.zeros(1)}, "x")]
+    for state, name in wrong:
+        with pytest.raises(CheckpointError, match=name):
+            reward.load_state_dict(state)
+    with pytest.raises(DataError, match="1 records"):
+        reward.update(batch._replace(meta=[{}]))
+    with pytest.raises(DataError, match="line 3"):
+        reward.check_record({"prompt": "a"}, "line 3")
+    reward.check_record(batch.meta[0], "line 3")
+    assert same(before, reward.state_dict())

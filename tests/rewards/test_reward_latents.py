@@ -1,4 +1,4 @@
-"""A judge of latents: its loss, its features, and what a run shows it."""
+"""A judge of latents: its loss, its features, what a run shows it, and the pairs it learns from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from scriptkit import script_module
 from toykit import axes, toy
 
 from flowrl.core.abilities import sees_sigma
@@ -18,9 +19,16 @@ from flowrl.core.types import Latents, RewardBatch
 from flowrl.runs.evaluate import evaluate
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
-from rewards._backbones.latent_judge import LatentJudge, fidelity
-from rewards.latent_preference import SHAPE, WEIGHTS, latent_preference, load_transformer
+from rewards.latent_preference import (
+    SHAPE,
+    WEIGHTS,
+    LatentJudge,
+    fidelity,
+    latent_preference,
+    load_transformer,
+)
 
+MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
 MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
 
 
@@ -49,6 +57,13 @@ def words(count: int) -> dict[str, torch.Tensor]:
         "embeds": torch.randn(count, 5, 128, generator=draw),
         "pooled": torch.randn(count, 128, generator=draw),
     }
+
+
+def batch_of(x0: torch.Tensor, cond: dict[str, torch.Tensor]) -> RewardBatch:
+    count = len(x0)
+    images, zero = torch.zeros(count, 3, 8, 8), torch.zeros(count)
+    names = [""] * count
+    return RewardBatch(images, names, zero.long(), [{}] * count, zero, [], Latents(x0, cond))
 
 
 def test_features_are_the_whole_networks_and_a_head_learns(folder: Path) -> None:
@@ -114,15 +129,6 @@ def test_scores_belong_to_their_latents(folder: Path) -> None:
         LatentJudge(load_transformer(MODEL), taps=[2, 6])
 
 
-def test_it_judges_estimates_where_asked_to(folder: Path) -> None:
-    """A plan that compares estimates takes it then, and not without."""
-    for asked in (False, True):
-        reward = latent_preference(
-            path=str(folder), transformer=MODEL, estimates=asked, device="cpu"
-        )
-        assert sees_sigma(reward) is asked
-
-
 def test_it_judges_states_at_their_own_noise_level(folder: Path) -> None:
     """The judge's own numbers of four states at four levels, not those of their x0 estimates; in
     batches of three. Without states it reads what it is given. Not with estimates as well."""
@@ -139,15 +145,12 @@ def test_it_judges_states_at_their_own_noise_level(folder: Path) -> None:
     torch.testing.assert_close(reward(batch), known, atol=1e-5, rtol=0)
     bare = reward(batch._replace(latents=Latents(x0, cond)))
     assert not torch.allclose(bare, known)
+    # a plan that compares estimates takes it where it is asked to judge them, and not without
+    for asked in (False, True):
+        given: dict[str, Any] = {"path": str(folder), "transformer": MODEL, "device": "cpu"}
+        assert sees_sigma(latent_preference(**given, estimates=asked)) is asked
     with pytest.raises(ConfigError, match="set one of them"):
         latent_preference(path=str(folder), transformer=MODEL, estimates=True, states=True)
-
-
-def batch_of(x0: torch.Tensor, cond: dict[str, torch.Tensor]) -> RewardBatch:
-    count = len(x0)
-    images, zero = torch.zeros(count, 3, 8, 8), torch.zeros(count)
-    names = [""] * count
-    return RewardBatch(images, names, zero.long(), [{}] * count, zero, [], Latents(x0, cond))
 
 
 class Witness:
@@ -207,3 +210,57 @@ def test_a_run_shows_the_latents_of_its_leaves(tmp_path: Path) -> None:
     assert "red" not in evaluate(trainer.model, config, trainer=trainer)["rewards"]
     with pytest.raises(ConfigError, match="eval.score: red judges latents"):
         Trainer(toy(tmp_path, "rewards.red.fn=toykit.of_latents"))
+
+
+# ------------------------------------------------------------- the script that trains one on shapes
+
+
+SCRIPT: Any = script_module("shapes_latent_preference")
+
+
+class FewPrompts(SCRIPT.Pool):  # type: ignore[misc]
+    """A pool whose verdicts are made up: an image is right for prompts of its own parity."""
+
+    def __init__(self) -> None:
+        self.own = torch.arange(6).repeat_interleave(4)
+        self.tasks = [[0, 1, 2], [3, 4, 5]]
+
+    def right(self, prompts: torch.Tensor) -> torch.Tensor:
+        """Say so of image k, which is even or odd."""
+        return (torch.arange(len(self.own)) - prompts) % 2 == 0
+
+
+def test_pairs_are_a_right_and_a_wrong_image_of_one_prompt() -> None:
+    pool = FewPrompts()
+    pairs = SCRIPT.Pairs(pool, 5, torch.Generator().manual_seed(0))
+    better, worse, prompts = pairs.batch(400)
+    assert bool(((better - prompts) % 2 == 0).all()) and bool(((worse - prompts) % 2 == 1).all())
+    # other prompts are of the task of the image
+    assert torch.equal(pool.own[better] // 3, prompts // 3)
+    assert torch.equal(pool.own[worse] // 3, prompts // 3)
+    # every second pair is of a prompt's own images; of the others every second wrong image is
+    own = pool.own[better] == prompts
+    assert bool(own[1::2].all()) and not bool(own[::2].all())
+    wrong = pool.own[worse] == prompts
+    assert bool(wrong[1::2].all()) and bool(wrong[::4].all()) and not bool(wrong[2::4].all())
+    again = SCRIPT.Pairs(pool, 5, torch.Generator().manual_seed(0)).batch(400)
+    assert torch.equal(again[0], better) and torch.equal(again[1], worse)
+
+
+@pytest.mark.integration
+def test_verdicts_are_the_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is the reward `shapes` on the decoded latents, prompt by prompt."""
+    monkeypatch.setattr(SCRIPT, "groups_of", lambda *_: [])
+    pool = SCRIPT.Pool("validation", 2, seed=3)
+    assert pool.own.tolist() == torch.arange(66).repeat_interleave(2).tolist()
+    config = SCRIPT.load_config("shapes/best_of_n", [])
+    strict = SCRIPT.Trainer(config).rewards["strict"]
+    with torch.no_grad():
+        images = SCRIPT.Trainer(config).model.decode(pool.x0).float()
+    for shift in (0, 1):
+        asked = (pool.own + shift) % 66
+        records = [pool.records[k] for k in asked.tolist()]
+        texts = [pool.texts[k] for k in asked.tolist()]
+        score = strict(RewardBatch(images, texts, asked, records, torch.zeros(132)))
+        assert torch.equal(pool.right(asked), score > 0.5)
+    assert 0.4 < float(pool.right(pool.own).float().mean()) < 0.9  # the base model has 0.65

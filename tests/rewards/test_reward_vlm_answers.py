@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.errors import ConfigError
 from flowrl.core.types import RewardBatch
 from rewards._judge.answer import Answer
 from rewards.vlm import vlm
@@ -156,22 +156,16 @@ WITH_OPTIONS: list[tuple[str, str, float | None, dict[str, Any]]] = [
 def check(template: str, text: str, expected: float | None, top: Any = None, **how: Any) -> None:
     out = read(Answer(text, list((top or {}).items())), ReadingOptions(template, **how))
     if expected is MISSING:
-        assert isinstance(out, str) and " in the answer " in out
+        assert isinstance(out, str) and " in the answer " in out, (template, text)
     else:
-        assert out == pytest.approx(expected, abs=1e-7)
+        assert out == pytest.approx(expected, abs=1e-7), (template, text)
 
 
-TEMPLATES = ["pair_rank", "think", "flex", "point", "rating", "acs", "pair_score"]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_an_answer_is_read(template: str) -> None:
-    for name, text, expected in PLAIN:
-        if name == template:
-            check(name, text, expected)
-    for name, text, expected, how in WITH_OPTIONS:
-        if name == template:
-            check(name, text, expected, **how)
+def test_an_answer_is_read() -> None:
+    for template, text, expected in PLAIN:
+        check(template, text, expected)
+    for template, text, expected, how in WITH_OPTIONS:
+        check(template, text, expected, **how)
 
 
 def test_yes_no() -> None:
@@ -222,10 +216,6 @@ def test_addresses() -> None:
     bases = {"http://a:1": "http://a:1/v1", "https://b/api/v1": "https://b/api/v1"}
     for url, base in bases.items():
         assert vlm(url=url).server.base == vlm(url=f"{url}/").server.base == base
-    for url in ("http://me:secret@host", "ftp://me:secret@host"):
-        with pytest.raises(FlowRLError) as error:
-            vlm(url=url)
-        assert "secret" not in str(error.value)
 
 
 def test_a_pair_template_scores_no_single_images() -> None:
@@ -261,7 +251,7 @@ def test_a_wording_from_a_file(tmp_path: Path) -> None:
 
 
 def test_every_wording_has_its_mark_once() -> None:
-    names = ["yes_no", "consistency", "level", *TEMPLATES]
+    names = {"yes_no", "consistency", "level", *(row[0] for row in (*PLAIN, *WITH_OPTIONS))}
     wordings = {vlm(template=name).wording for name in names}  # type: ignore[arg-type]
     assert len(wordings) == 10
     assert all(text.count("{prompt}") == 1 and "{{" not in text for text in wordings)

@@ -1,10 +1,12 @@
-"""Prompts of images that are grids: what each cell of the grid has to show."""
+"""What prompts hold: the text of each cell of an image that is a grid, and words put in front, for
+rewards that compare what a scorer says of two."""
 
 from __future__ import annotations
 
 import re
 
-from flowrl.core.errors import DataError
+from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.types import RewardBatch
 
 SUB_PROMPT = re.compile(r'[."]\s+[A-Z0-9\-\[\]]+:')
 """Where the text of one cell begins, as in PaCo-RL's prompts: ``. [TOP-LEFT]:``."""
@@ -65,3 +67,27 @@ def _fits(label: str, place: tuple[int, int], grid: tuple[int, int]) -> bool:
     axes = both[1:] if words & {*AXES[0]} and not words & {*AXES[1]} else both
     inside = [0 < index < count - 1 for index, count in axes if count > 2]
     return any(inside) or not inside
+
+
+def check_words(words: list[str] | None, who: str) -> list[str]:
+    """Return a reward's words, none for None. Raises ConfigError for a list without words, or an
+    empty word."""
+    if words is None:
+        return []
+    fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if not fits or not words or not all(word.strip() for word in words):
+        raise ConfigError(
+            f"{who}: words: expected a list of words for the front of a prompt, such as [Real, "
+            f"Detailed], got {words!r}"
+        )
+    return [word.strip() for word in words]
+
+
+def with_words(batch: RewardBatch, words: list[str]) -> RewardBatch:
+    """Put one of the words, and a full stop, in front of each prompt: the first in front of those
+    of group 0, and so on in turn."""
+    if not words:
+        return batch
+    turns = (batch.group % len(words)).tolist()
+    prompts = zip(turns, batch.prompts, strict=True)
+    return batch._replace(prompts=[f"{words[turn]}. {prompt}" for turn, prompt in prompts])

@@ -1,14 +1,19 @@
-"""Which folders and files the CLIP family takes: the public layouts, old and new, and no others."""
+"""Which files of weights the CLIP family and the aesthetic predictor take: the public layouts, old
+and new, and no others."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
+import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -21,8 +26,21 @@ from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, ModelError
 from rewards._backbones.clip import _config_of
+from rewards._common.scorer import read_weights
+from rewards.aesthetic import (
+    FILE,
+    PUBLISHED,
+    Fingerprint,
+    aesthetic,
+    check_published,
+    collapse,
+    differences,
+)
 from rewards.clip import clip
+from rewards.dino import dino
 from rewards.hpsv2 import hpsv2
+from rewards.hpsv3 import hpsv3
+from rewards.image_reward import image_reward
 from rewards.pickscore import pickscore
 
 BATCH = batch_of(random_images(2), PROMPTS[:2])
@@ -30,52 +48,38 @@ PARTS = ("processor_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def test_the_public_layouts() -> None:
-    """Names and shapes of HPSv2's ViT-H/14 and of PickScore's (the reference, 4.3 and 4.4)."""
+    """Names and shapes of HPSv2's ViT-H/14, PickScore's (the reference, 4.3 and 4.4) and OpenAI's
+    ViT-L/14 (4.2 and the paper); built without memory."""
     text = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
     vision = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32}
     text["num_attention_heads"] = vision["num_attention_heads"] = 16
     vision["patch_size"] = 14
     with torch.device("meta"):
         state = open_clip.CLIP(**_config_of("ViT-H-14", "test")).state_dict()
+        openai = open_clip.CLIP(**_config_of("ViT-L-14-quickgelu", "test")).state_dict()
         both = CLIPConfig(text_config=text, vision_config=vision, projection_dim=1024)
         twin = CLIPModel(both).state_dict()
-    for name, shape in {
-        "visual.class_embedding": [1280],
-        "visual.positional_embedding": [257, 1280],
-        "visual.conv1.weight": [1280, 3, 14, 14],
-        "visual.proj": [1280, 1024],
-        "token_embedding.weight": [49408, 1024],
-        "positional_embedding": [77, 1024],
-        "text_projection": [1024, 1024],
-        "logit_scale": [],
-    }.items():
-        assert list(state[name].shape) == shape, name
+    huge = {"token_embedding.weight": [49408, 1024], "positional_embedding": [77, 1024]}
+    huge |= {"text_projection": [1024, 1024], "logit_scale": [], "visual.proj": [1280, 1024]}
+    huge |= {"visual.class_embedding": [1280], "visual.positional_embedding": [257, 1280]}
+    huge |= {"visual.conv1.weight": [1280, 3, 14, 14]}
+    large = {"visual.proj": [1024, 768], "text_projection": [768, 768]}
+    large |= {"visual.positional_embedding": [257, 1024], "positional_embedding": [77, 768]}
+    large |= {"visual.transformer.resblocks.23.mlp.c_fc.weight": [4096, 1024]}
+    large |= {"transformer.resblocks.11.attn.in_proj_weight": [2304, 768]}
+    for tensors, shapes in ((state, huge), (openai, large)):
+        assert {name: list(tensors[name].shape) for name in shapes} == shapes
     # all of them under transformers' names: of 32 and 24 layers, and no others
     renamed = {name: value.shape for name, value in to_transformers(state).items()}
     assert {name: value.shape for name, value in twin.items()} == renamed
     assert not open_clip.get_model_config("ViT-H-14").get("quick_gelu", False)
-    defaults = {name: p.default for name, p in inspect.signature(pickscore).parameters.items()}
-    assert defaults["path"] == "yuvalkirstain/PickScore_v1"
-    assert defaults["processor"] == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-
-
-def test_real_weights_of_openai_would_fit() -> None:
-    """Shapes of ViT-L/14: the reference (section 4.2) and OpenAI's paper; built without memory."""
-    with torch.device("meta"):
-        state = open_clip.CLIP(**_config_of("ViT-L-14-quickgelu", "test")).state_dict()
-    for name, shape in {
-        "visual.proj": [1024, 768],
-        "text_projection": [768, 768],
-        "visual.positional_embedding": [257, 1024],
-        "positional_embedding": [77, 768],
-        "visual.transformer.resblocks.23.mlp.c_fc.weight": [4096, 1024],
-        "transformer.resblocks.11.attn.in_proj_weight": [2304, 768],
-    }.items():
-        assert list(state[name].shape) == shape, name
     assert open_clip.get_model_config("ViT-L-14-quickgelu")["quick_gelu"] is True
     pretrained = open_clip.get_pretrained_cfg("ViT-L-14", "openai")
     assert pretrained["quick_gelu"] is True
     assert pretrained["hf_hub"] == "timm/vit_large_patch14_clip_224.openai/"
+    defaults = {name: p.default for name, p in inspect.signature(pickscore).parameters.items()}
+    assert defaults["path"] == "yuvalkirstain/PickScore_v1"
+    assert defaults["processor"] == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 def test_every_architecture_is_known_or_refused() -> None:
@@ -91,33 +95,50 @@ def test_every_architecture_is_known_or_refused() -> None:
     assert "ViT-B-32" in plain and not foreign & plain
 
 
-# ------------------------------------------------------------------------------- what does not fit
+SAVED = ["open_clip", "transformers", "pickscore", "hpsv2", "aesthetic", "image_reward"]
 
 
-def damaged(state: dict[str, Tensor], how: str) -> dict[str, Tensor]:
-    """Return the weights with one tensor missing, added or of another shape."""
-    first = "visual_projection.weight" if "visual_projection.weight" in state else "visual.proj"
-    if how == "missing":
-        del state[first]
-    elif how == "unexpected":
-        state["text_model.something.weight"] = torch.zeros(2)
-    else:
-        state[first] = torch.zeros(3, 5)
-    return state
-
-
-@pytest.mark.parametrize("how", ["missing", "unexpected", "mismatched"])
-def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, how: str) -> None:
-    kit = weights.clip
-    save_file(damaged(load_file(kit.file), how), tmp_path / kit.file.name)
-    named = "text_model.something" if how == "unexpected" else "visual.proj"
-    with pytest.raises(ModelError, match=named):
-        clip(**kit.open_clip | {"path": str(tmp_path)})
-    file = shutil.copytree(kit.folder, tmp_path / "hf") / "model.safetensors"
-    save_file(damaged(load_file(file), how), file, {"format": "pt"})
-    named = "something" if how == "unexpected" else "visual_projection"
-    with pytest.raises(ModelError, match=f"1 {how} .*{named}"):
-        clip(path=str(file.parent))
+@pytest.mark.parametrize("name", [*SAVED, "hpsv3", "dino"])
+def test_wrong_weights_are_refused(weights: Weights, tmp_path: Path, name: str) -> None:
+    """One tensor is missing, too many, or of another shape."""
+    kit, hf, projection = weights.clip, weights.clip.folder, "visual_projection.weight"
+    given: dict[str, Any] = {
+        "open_clip": kit.open_clip,
+        "transformers": {"path": str(hf)},
+        "dino": {"path": weights.dino},
+        "hpsv2": weights.hps,
+        "pickscore": kit.parts,
+    }.get(name) or getattr(weights, name)
+    kinds: dict[str, tuple[Any, str, str]] = {
+        "open_clip": (clip, kit.file.name, "visual.proj"),
+        "transformers": (clip, "model.safetensors", projection),
+        "pickscore": (pickscore, "model.safetensors", projection),
+        "hpsv2": (hpsv2, "HPS_v2.1_compressed.pt", "visual.proj"),
+        "aesthetic": (aesthetic, FILE, "layers.4.bias"),
+        "image_reward": (
+            image_reward,
+            "ImageReward.pt",
+            "blip.visual_encoder.blocks.1.attn.qkv.bias",
+        ),
+        "hpsv3": (hpsv3, "HPSv3.safetensors", "rm_head.5.bias"),
+        "dino": (dino, "model.safetensors", "layernorm.weight"),
+    }
+    reward, file, tensor = kinds[name]
+    place = Path(given["path"])
+    folder = place.parent if place.is_file() else place
+    shutil.copytree(folder, tmp_path / "it", ignore=shutil.ignore_patterns("hf"))
+    state = read_weights(folder / file, "test")
+    for changed, said in (
+        ({name: value for name, value in state.items() if name != tensor}, tensor),
+        (state | {"something.weight": torch.zeros(2)}, "something"),
+        (state | {tensor: torch.zeros(3, 5)}, tensor),
+    ):
+        if file.endswith(".safetensors"):
+            save_file(changed, tmp_path / "it" / file, {"format": "pt"})
+        else:
+            torch.save(changed, tmp_path / "it" / file)
+        with pytest.raises(ModelError, match=said):
+            reward(**given | {"path": str(tmp_path / "it")})
 
 
 def test_a_layout_or_a_folder_of_another_kind_is_refused(weights: Weights, tmp_path: Path) -> None:
@@ -151,14 +172,6 @@ def test_code_in_weights_is_not_run(weights: Weights, tmp_path: Path) -> None:
         clip(path=str(file.parent))
 
 
-def no_processor(folder: Path) -> None:
-    (folder / "processor_config.json").unlink()
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
 def foreign_tokenizer(folder: Path) -> None:
     """The text tower would look for its end token in vain, and embed the first one."""
     letters = ["<|startoftext|>", "<|endoftext|>", "a", "b", "a</w>", "b</w>"]
@@ -176,22 +189,25 @@ def no_scale(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (no_processor, "processor"),
-        (no_tokenizer, "tokenizer"),
+        ("processor_config.json", "processor"),
+        ("tokenizer.json", "tokenizer"),
         (foreign_tokenizer, "does not belong"),
         (no_scale, r"1 missing \['logit_scale'\]"),
     ],
 )
 def test_a_torn_folder_is_refused(
-    weights: Weights, tmp_path: Path, change: Callable[[Path], None], message: str
+    weights: Weights, tmp_path: Path, change: str | Callable[[Path], None], message: str
 ) -> None:
-    folder = shutil.copytree(weights.clip.folder, tmp_path / "hf")
-    change(folder)
+    folder = Path(shutil.copytree(weights.clip.folder, tmp_path / "hf"))
+    if isinstance(change, str):
+        (folder / change).unlink()
+    else:
+        change(folder)
     with pytest.raises(ModelError, match=message):
         pickscore(path=str(folder), processor=str(folder))
 
 
-# ------------------------------------------------------------------------------ what fits although
+# ------------------------------------------------------------------------------- what fits although
 
 
 def old_end_token(folder: Path) -> None:
@@ -279,3 +295,100 @@ def test_the_settings_beside_the_weights_are_taken(weights: Weights, tmp_path: P
             clip(**given)
     beside.write_text(json.dumps({"preprocess_cfg": {"resize_mode": "squash"}}))
     assert len(clip(**given, resize="squash")(BATCH)) == 2
+
+
+# ------------------------------------------------------------------- the aesthetic predictor's file
+
+
+def fingerprint_of(state: dict[str, Tensor]) -> Fingerprint:
+    """Compute a fingerprint by numpy, from the layers' matrices."""
+    known = {name: value.double().numpy() for name, value in state.items()}
+    matrix, offset = np.eye(768), np.zeros(768)
+    for n in (0, 2, 4, 6, 7):
+        weight, bias = known[f"layers.{n}.weight"], known[f"layers.{n}.bias"]
+        matrix, offset = weight @ matrix, weight @ offset + bias
+    sums = {name: float(known[name].sum()) for name in PUBLISHED.sums}
+    w = matrix[0]
+    norm, total, first = float(np.linalg.norm(w)), float(w.sum()), tuple(w[:6].tolist())
+    return Fingerprint("0" * 64, sums, float(offset[0]), norm, total, first)
+
+
+def test_published_numbers_fit_each_other() -> None:
+    """Scores of four embeddings in the reference, 4.1: e_0, ones / sqrt(768), w / |w|, -w / |w|."""
+    known = PUBLISHED
+    assert known.b + known.first[0] == pytest.approx(4.545052400553648, abs=1e-8)
+    assert known.b + known.total / math.sqrt(768) == pytest.approx(4.883284854377319, abs=1e-12)
+    assert known.b + known.norm == pytest.approx(23.232270621, abs=1e-8)
+    assert known.b - known.norm == pytest.approx(-12.758978932, abs=1e-8)
+
+
+def test_a_fingerprint_tells_mlps_apart(weights: Weights, tmp_path: Path) -> None:
+    state = weights.mlp
+    known, other = fingerprint_of(state), {name: value + 1 for name, value in state.items()}
+    assert differences(state, known) == []
+    assert len(differences(other, known)) == len(PUBLISHED.sums) + 3 + 6
+    for name in state:  # also in the tensors without a published sum: the affine map sees them
+        spoilt = {key: value.clone() for key, value in state.items()}
+        spoilt[name].view(-1)[0] += 1e-2
+        assert differences(spoilt, known), name
+    # another container of the same MLP passes
+    save_file(state, tmp_path / "a.safetensors")
+    check_published(tmp_path / "a.safetensors", state, known)
+    # another MLP does not, but for the hash
+    file = tmp_path / "b.safetensors"
+    save_file(other, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    said = rf"sha256 {digest[:16]}.*16 numbers differ.*verify: false"
+    with pytest.raises(ModelError, match=said):
+        check_published(file, other, known)
+    check_published(file, other, known._replace(sha256=digest))
+
+
+def test_another_mlp_is_refused_unless_the_user_says_so(weights: Weights) -> None:
+    given = dict(weights.aesthetic)
+    assert aesthetic(**given).b == pytest.approx(fingerprint_of(weights.mlp).b, abs=1e-9)
+    del given["verify"]
+    for options in (given, given | {"verify": True}):
+        with pytest.raises(ModelError, match="expected the published predictor"):
+            aesthetic(**options)
+
+
+def test_other_layouts_are_refused(weights: Weights, tmp_path: Path) -> None:
+    """Among them Linear, ReLU, Dropout, ..., the other net of the same repository."""
+    state = weights.mlp
+    deeper = {name.replace("layers.7", "layers.9"): value for name, value in state.items()}
+    for tensors, message in (
+        (
+            {f"mlp.{name}": state[name] for name in state},
+            r"10 missing .*10 unexpected \['mlp.layers",
+        ),
+        (deeper, r"2 missing \['layers.7.bias'.*2 unexpected \['layers.9.bias'"),
+        (
+            state | {"layers.0.weight": torch.zeros(1024, 512)},
+            r"layers.0.weight: expected \[1024, 768\], got \[1024, 512\]",
+        ),
+    ):
+        torch.save(tensors, tmp_path / FILE)
+        with pytest.raises(ModelError, match=message):
+            aesthetic(path=str(tmp_path))
+    kit, given = weights.clip, weights.aesthetic
+    other = {"clip": str(kit.file), "architecture": kit.architecture}
+    with pytest.raises(ConfigError, match="embeddings of 768 numbers, and 'tiny-clip' makes 24"):
+        aesthetic(**given | other)
+    with pytest.raises(ModelError, match="tiny-wide"):
+        aesthetic(**given | {"clip": str(kit.file)})
+
+
+@pytest.mark.skipif(
+    "FLOWRL_AESTHETIC" not in os.environ, reason="FLOWRL_AESTHETIC names the published file"
+)
+def test_the_real_file() -> None:
+    """Fixtures: the reference, section 4.1 (numpy float64 on the published file)."""
+    file = Path(os.environ["FLOWRL_AESTHETIC"])
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == PUBLISHED.sha256
+    assert not differences(state, PUBLISHED)
+    w, b = collapse(state)
+    wave = torch.arange(1, 769, dtype=torch.float64).sin()
+    assert (w @ wave / wave.norm() + b).item() == pytest.approx(5.483880132144336, abs=1e-9)
+    assert (w.argmax().item(), w.argmin().item()) == (288, 669)

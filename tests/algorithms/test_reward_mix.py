@@ -32,8 +32,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.types import Credit, Mixed, RewardBatch, Scores, Tree
 from flowrl.cost.meter import Meter
 from flowrl.training.trainer import Trainer
-from rewards._common.clusters import cluster_sizes
-from rewards.novelty import novelty
+from rewards.novelty import cluster_sizes, novelty
 
 NAN = math.nan
 

@@ -40,8 +40,7 @@ from flowrl.evaluation.reward_call import (
 )
 from flowrl.models.toy import LinearFlow
 from flowrl.training.trainer import Trainer
-from rewards._backbones.latent_judge import LatentJudge
-from rewards.latent_preference import load_transformer
+from rewards.latent_preference import LatentJudge, load_transformer
 from rewards.novelty import novelty
 from rewards.votes import votes
 

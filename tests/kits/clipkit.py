@@ -161,9 +161,7 @@ def pil(image: Tensor) -> Image.Image:
     return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
 
 
-def batch_of(
-    images: Tensor, prompts: list[str] | None = None, **records: list[Any]
-) -> RewardBatch:
+def batch_of(images: Tensor, prompts: list[str] | None = None, **records: list[Any]) -> RewardBatch:
     """Make a batch as the loop hands it to a reward, with further columns in its records."""
     n = len(images)
     prompts = [""] * n if prompts is None else prompts

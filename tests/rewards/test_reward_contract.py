@@ -22,8 +22,8 @@ from scorerkit import SCORERS, Scorer
 from torch import Tensor
 from weightkit import Weights
 
+from flowrl.core.abilities import differentiable
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.reward_traits import differentiable
 from flowrl.core.types import Reward
 from rewards._common.http_client import read_secret
 from rewards.aesthetic import aesthetic

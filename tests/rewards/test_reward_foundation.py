@@ -21,7 +21,7 @@ from transformers import VJEPA2Config, VJEPA2Model, VJEPA2VideoProcessor
 
 from flowrl.config.calls import Call
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.evaluation.frame_rewards import fitting
+from flowrl.evaluation.reward_call import fitting
 from rewards._backbones.qwen2_vl import check_prompt, load_processor, text_of
 from rewards.hpsv3 import fitted, hpsv3
 from rewards.pfc import pfc, worst_first

@@ -38,12 +38,12 @@ from toykit import redness, toy
 
 import flowrl
 from flowrl.config.load import Config
+from flowrl.core.abilities import judges_videos
 from flowrl.core.errors import ConfigError, DataError, RewardError, RunError
 from flowrl.core.pixels import round_8bit
 from flowrl.core.prompts import PromptSet, check_records
-from flowrl.core.reward_traits import judges_videos
 from flowrl.core.types import Reward, RewardBatch
-from flowrl.evaluation.suites.moving.scene import TRAIN, paint_video
+from flowrl.evaluation.suites.moving_shapes import TRAIN, paint_video
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.training.trainer import Trainer

@@ -27,7 +27,7 @@ from flowrl.evaluation.reward_call import ask
 from flowrl.evaluation.sources import check_sources, sources_of
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
 from flowrl.evaluation.suites.shapes.edits import KINDS, Edits, draw_edits
-from flowrl.evaluation.suites.shapes.harder import HARD_TASKS, hard_records
+from flowrl.evaluation.suites.shapes.lists import HARD_TASKS, hard_records
 from flowrl.evaluation.suites.shapes.nearest_right import nearest_right
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import SIZE, Scenes, render
@@ -334,7 +334,7 @@ def test_what_it_refuses(edits: Edits) -> None:
 
 def test_a_right_edit_with_a_flaw_is_wrong(edits: Edits) -> None:
     """Four dark specks in the corners, or paint on each object, on edits that are right without:
-    `tests/evaluation/test_checker_flaws.py` has what else is looked for."""
+    `tests/evaluation/test_checker.py` has what else is looked for."""
     right = render(edits.after)
     specks, painted = right.clone(), right.clone()
     for y, x in ((1, 1), (1, 62), (62, 1), (62, 62)):

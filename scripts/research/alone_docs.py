@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from figures import fixed, percent, points
 from measured import between, wrapped
 
 from flowrl.core.tables import markdown_table
@@ -171,16 +172,16 @@ def _row(words: str, values: np.ndarray, tags: Sequence[str], nfe: int) -> list[
     span = "–"  # where all images are right
     if found["interval"][0] is not None:
         low, high = (100 * min(1.0, max(0.0, end)) for end in found["interval"])
-        span = f"{low:.1f} to {high:.1f}"
-    return [words, f"{100 * found['mean']:.1f} %", span, str(nfe), "", ""]
+        span = f"{fixed(low)} to {fixed(high)}"
+    return [words, percent(found["mean"]), span, str(nfe), "", ""]
 
 
 def _points(found: Result, seeds: int) -> str:
-    said = f"{100 * found['mean']:+.1f}"
+    said = points(found["mean"])
     if seeds == 1 or found["interval"][0] is None:
         return said
-    low, high = (100 * end for end in found["interval"])
-    return f"{said} ({low:+.1f} to {high:+.1f})"
+    low, high = map(points, found["interval"])
+    return f"{said} ({low} to {high})"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from demonstrated import percent, span
+from demonstrated import span
+from figures import percent, points
 from measured import between, wrapped
 
 from flowrl.core.tables import markdown_table
@@ -99,7 +100,7 @@ def looks(result: Result) -> str:
     images, blank, right, flawed = map(sum, zip(*rows, strict=True))
     return wrapped(
         f"Of {images:,} images of training prompts after training, without guidance, {blank} are "
-        f"blank, {right:,} are right, and {flawed:,}, {100 * flawed / (right + flawed):.1f} % as "
+        f"blank, {right:,} are right, and {flawed:,}, {percent(flawed / (right + flawed))} as "
         "many, would be but for a [flaw](#strict-verdict)."
     )
 
@@ -109,4 +110,4 @@ def cell(key: str, one: Result) -> str:
     if "minus" not in key:
         return percent(one["mean"])
     known = f" ({span(one, '+')})" if one["interval"][0] is not None else ""
-    return f"{100 * one['mean']:+.1f}{known}"
+    return points(one["mean"]) + known

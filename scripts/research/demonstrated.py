@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from figures import fixed, percent, points
+
 from flowrl.core.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,15 +30,10 @@ RUNS = ("rl", "rl_best_guidance")
 Result = dict[str, Any]
 
 
-def percent(value: float) -> str:
-    """Write a share as percent."""
-    return f"{100 * value:.1f} %"
-
-
 def span(entry: Result, sign: str = "") -> str:
     """Write an interval in percent."""
     low, high = entry["interval"]
-    return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f}"
+    return f"{points(low, sign)} to {points(high, sign)}"
 
 
 def nfe(entry: Result) -> int:
@@ -82,11 +79,11 @@ def more(result: Result) -> str:
         )
     spreads = [result[key]["diversity"] for key in NAMES]
     for key, words in (("places", "places, pixels"), ("colors", "colours, as many as")):
-        rows.append([words, *(f"{one[key]:.1f}" if one else "–" for one in spreads)])
+        rows.append([words, *(fixed(one[key]) if one else "–" for one in spreads)])
     gains = [["gain in points, 95 % interval", *(NAMES[key] for key in RUNS)]]
     for key in ("base", "base_best_guidance", "base_best_of_8"):
         some = [result[f"{run}_minus_{key}"] for run in RUNS]
-        said = [f"{100 * gain['mean']:+.1f} ({span(gain, '+')})" for gain in some]
+        said = [f"{points(gain['mean'])} ({span(gain, '+')})" for gain in some]
         gains.append([f"over: {NAMES[key]}", *said])
     return f"{markdown_table(rows)}\n\n{markdown_table(gains)}"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import untrained
+from figures import fixed
 from later import EDITS, FURTHER, LATER
 
 from flowrl.core.tables import markdown_table
@@ -115,12 +116,12 @@ CLAIMS = (
 
 def percent(value: float) -> str:
     """Write a share as percent."""
-    return f"{100 * value:.1f}"
+    return fixed(100 * value)
 
 
 def points(value: float) -> str:
     """Write a difference of shares in points, with its sign."""
-    return f"{100 * value:+.1f}"
+    return fixed(100 * value, sign="+")
 
 
 def interval(summary: Result, what: str = "") -> str:
@@ -246,7 +247,7 @@ def claims(result: Result) -> str:
             i, j = (tested["names"].index(f"shapes-{name}") for name in (one, other))
             differences.append(label + points(tested["difference"][i][j]).replace("-", "−"))
             p = tested["p_holm"][i][j]
-            chances.append(f"{p:.2f}" if p >= 0.005 else "<0.01")
+            chances.append(fixed(p, 2) if p >= 0.005 else "<0.01")
             # a loser with a smaller share of its own learning rate may have lost by that
             loser, winner = (one, other) if tested["difference"][i][j] < 0 else (other, one)
             if rate_share(result, loser) < rate_share(result, winner):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from alone_docs import GROUPS, by_prompt, seeds_of
+from figures import percent, points
 from later import LATER, Later
 from measured import between
 from verified import levels
@@ -75,10 +76,10 @@ def row_of(one: Later, config: str) -> Row:
     entry = next(each for each in result["configs"] if each["file"] == config)
     end = entry["summary"]["nfe"]
     mean, low, high = end["gain"]
-    span = "–" if low is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
+    span = "–" if low is None else f"{points(low)} to {points(high)}"
     star = "*" if end["beats_base"] else ""
     where = one.where.split(", at ")[0].removeprefix("on ")
-    cells = [f"`{config}`", f"{100 * mean:+.1f}{star}", span, f"{100 * end['mean']:.1f} %"]
+    cells = [f"`{config}`", points(mean) + star, span, percent(end["mean"])]
     cells += [against(result, entry, one.file), f"{result['budgets']['nfe']:,.0f}"]
     return Row(mean, [*cells, f"{end['iteration']:.0f}", str(end["seeds"]), where])
 
@@ -92,18 +93,18 @@ def against(result: Result, entry: Result, file: str) -> str:
         return "–"
     guided = by_prompt(read(f"{group.alone}-guided.json"), result["base"]["tags"])
     seen = crossed(seeds_of(entry) - guided, result["base"]["tags"])
-    return f"{100 * seen['mean']:+.1f}"
+    return points(seen["mean"])
 
 
 def demonstrated() -> Row:
     """Read the demonstration's row."""
     found = read("demonstration.json")
     gain, over = found["rl_minus_base"], found["rl_minus_base_best_guidance"]
-    low, high = (100 * end for end in gain["interval"])
+    low, high = map(points, gain["interval"])
     steps = np.median([run["iterations"][-1] for run in found["curves"]["runs"]])
-    cells = ["`shapes/awm`, the demonstration", f"{100 * gain['mean']:+.1f}*"]
-    cells += [f"{low:+.1f} to {high:+.1f}", f"{100 * found['rl']['mean']:.1f} %"]
-    cells += [f"{100 * over['mean']:+.1f}", "–", f"{steps:.0f}", str(found["rl"]["seeds"])]
+    cells = ["`shapes/awm`, the demonstration", points(gain["mean"]) + "*"]
+    cells += [f"{low} to {high}", percent(found["rl"]["mean"])]
+    cells += [points(over["mean"]), "–", f"{steps:.0f}", str(found["rl"]["seeds"])]
     return Row(gain["mean"], [*cells, "the test prompts"])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alone_docs import Group, table
+from figures import percent, points
 from measured import between, wrapped
 
 from flowrl.core.tables import markdown_table
@@ -112,12 +113,8 @@ def arm_rows(result: Result) -> list[list[str]]:
 def span(value: float, error: Any) -> str:
     """Write a difference in points with its 95 % interval."""
     half = error.half()
-    return f"{100 * value:+.1f} ({100 * (value - half):+.1f} to {100 * (value + half):+.1f})"
-
-
-def percent(value: float) -> str:
-    """Write a share as percent."""
-    return f"{100 * value:.1f} %"
+    low, high = points(value - half), points(value + half)
+    return f"{points(value)} ({low} to {high})"
 
 
 def read(name: str) -> Result:

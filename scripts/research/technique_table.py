@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from figures import fixed, points
 from technique_list import TECHNIQUES
 
 from flowrl.core.tables import markdown_table
@@ -53,11 +54,11 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     out[0] += ["p (Holm)", "verdict"]
     known = result["controls"] | result["techniques"]
     for one in sorted(result["techniques"].values(), key=lambda one: -one["mean"]):
-        score, other = (f"{100 * one[key]:.1f}" for key in ("score", "control_score"))
+        score, other = (fixed(100 * one[key]) for key in ("score", "control_score"))
         control = known[one["control"]]["name"].removeprefix("none: ")
-        low, high = (f"{100 * end:+.1f}" for end in one["interval"])
-        chance = f"{one['p_holm']:.2f}" if one["p_holm"] >= 0.005 else "<0.01"
-        gap = f"{100 * one['mean']:+.1f}"
+        low, high = map(points, one["interval"])
+        chance = fixed(one["p_holm"], 2) if one["p_holm"] >= 0.005 else "<0.01"
+        gap = points(one["mean"])
         row = [one["name"], control, score, other, gap, f"{low} to {high}", chance, one["verdict"]]
         out.append(row)
     return out

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import verified
+from figures import percent, points
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
@@ -43,8 +44,8 @@ def beside_control(folder: Path = RESULTS) -> str:
     scale, count = guided["setting"]["guidance"], best["setting"]["best_of"]
     return (
         " Beside it, without training, by today's checker and from other noise: the control "
-        f"{_percent(base['strict'])}, with guidance {scale:g} {_percent(guided['strict'])}, the "
-        f"best of {count} of its images {_percent(best['strict'])}."
+        f"{percent(base['strict'])}, with guidance {scale:g} {percent(guided['strict'])}, the "
+        f"best of {count} of its images {percent(best['strict'])}."
     )
 
 
@@ -57,8 +58,8 @@ def beside_edits(folder: Path = RESULTS) -> str:
     )
     return (
         f" Beside it, without training: the base model in {steps['setting']['steps']} steps, its "
-        f"best setting on validation edits, {_percent(steps['strict'])}, the best of "
-        f"{best['setting']['best_of']} of its edits {_percent(best['strict'])}."
+        f"best setting on validation edits, {percent(steps['strict'])}, the best of "
+        f"{best['setting']['best_of']} of its edits {percent(best['strict'])}."
     )
 
 
@@ -70,12 +71,12 @@ def demonstrated(file: Path = DEMONSTRATION) -> dict[str, str]:
     found = json.loads(file.read_text(encoding="utf-8"))
     said = {}
     for config, runs in verified.measured(found, file.name, verified.names()):
-        low, high = (f"{100 * end:+.1f}" for end in found["rl_minus_base"]["interval"])
-        gain = f"{100 * found['rl_minus_base']['mean']:+.1f} points over {len(runs.seeds)} seeds"
+        low, high = map(points, found["rl_minus_base"]["interval"])
+        gain = f"{points(found['rl_minus_base']['mean'])} points over {len(runs.seeds)} seeds"
         guided, best = found["base_best_guidance"], found["base_best_of_8"]
         said[config.removeprefix("shapes/")] = (
             f"`{config}`, on the test prompts, in the [demonstration]({PLACE}): strict accuracy "
-            f"{_percent(found['base']['mean'])} → {_percent(found['rl']['mean'])}: {gain} (95 % "
+            f"{percent(found['base']['mean'])} → {percent(found['rl']['mean'])}: {gain} (95 % "
             f"{low} to {high})." + _said(guided["mean"], f"{guided['guidance']:g}", best["mean"], 8)
         )
     return said
@@ -83,13 +84,9 @@ def demonstrated(file: Path = DEMONSTRATION) -> dict[str, str]:
 
 def _said(guided: float, scale: str, best: float, count: int) -> str:
     return (
-        f" Beside it, without training: the base model with guidance {scale} {_percent(guided)}, "
-        f"the best of {count} of its images {_percent(best)}."
+        f" Beside it, without training: the base model with guidance {scale} {percent(guided)}, "
+        f"the best of {count} of its images {percent(best)}."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _judged(result: Result) -> tuple[int, str, int] | None:

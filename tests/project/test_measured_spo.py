@@ -12,6 +12,7 @@ from scriptkit import script_module
 from flowrl.config.load import load_config
 from flowrl.evaluation.crossed_errors import crossed
 
+fixed = script_module("figures").fixed
 COMPARE, PAGE = (" ".join(PAGES[f"docs/{name}.md"].split()) for name in ("compare", "methods/spo"))
 
 
@@ -24,19 +25,19 @@ def test_few_iterations_show_no_clear_gain() -> None:
     result = read("compare-spo-latent")
     (entry,) = result["configs"]
     end, base = entry["summary"]["nfe"], result["base"]
-    mean, low, high = (f"{100 * share:.1f}" for share in end["gain"])
+    mean, low, high = (fixed(100 * share) for share in end["gain"])
     assert end["gain"][1] < 0 < end["gain"][2] and not end["beats_base"]
     assert f"**No clear gain**: {mean} points ({low} to {high}); its two" in COMPARE
     assert f"no clear gain on test prompts: {mean} points ({low} to {high}), two seeds" in PAGE
-    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"]]
+    scores = [fixed(100 * seed["at"]["nfe"]["score"]) for seed in entry["seeds"]]
     assert f"its two seeds end at {scores[0]} and {scores[1]} %." in COMPARE
     before, after = base["tasks"]["colors"], end["tasks"]["colors"]["mean"]
-    assert f"Colours fall, {100 * before:.1f} to {100 * after:.1f} %" in COMPARE
+    assert f"Colours fall, {fixed(100 * before)} to {fixed(100 * after)} %" in COMPARE
     rising = [name for name in base["tasks"] if end["tasks"][name]["mean"] > base["tasks"][name]]
     assert len(rising) == 5
     told = read("latent-trials")["trials"][4]["eval"]
     gain = 100 * (told[-1]["strict"] - told[0]["strict"])
-    assert f"run had {gain:.1f} points in {told[-1]['iteration']} iterations" in COMPARE
+    assert f"run had {fixed(gain)} points in {told[-1]['iteration']} iterations" in COMPARE
 
 
 def test_a_fixed_budget_gains() -> None:
@@ -44,19 +45,19 @@ def test_a_fixed_budget_gains() -> None:
     result = read("compare-spo-latent-fixed")
     (entry,) = result["configs"]
     end, base = entry["summary"]["nfe"], result["base"]
-    mean, low, high = (f"{100 * share:.1f}" for share in end["gain"])
+    mean, low, high = (fixed(100 * share) for share in end["gain"])
     said = f"{mean} points ({low} to {high})"
     assert end["beats_base"] and end["seeds"] == 3 and end["failed"] == 0
     assert [seed["seed"] for seed in entry["seeds"]] == [3, 4, 5]
     assert f"**It gains with its own judge**: {said}; its seeds end at" in COMPARE
-    scores = [f"{100 * seed['at']['nfe']['score']:.1f}" for seed in entry["seeds"]]
+    scores = [fixed(100 * seed["at"]["nfe"]["score"]) for seed in entry["seeds"]]
     assert f"end at {scores[0]}, {scores[1]} and {scores[2]} %." in COMPARE
     rises = {name: end["tasks"][name]["mean"] - base["tasks"][name] for name in base["tasks"]}
     assert max(rises, key=lambda name: rises[name]) == "color_attr"
     assert min(rises, key=lambda name: rises[name]) == "colors"
     for name, words in (("color_attr", "objects rise most,"), ("colors", "colours least,")):
         before, after = base["tasks"][name], end["tasks"][name]["mean"]
-        assert f"{words} {100 * before:.1f} to {100 * after:.1f} %" in COMPARE
+        assert f"{words} {fixed(100 * before)} to {fixed(100 * after)} %" in COMPARE
     after = round(end["iteration"])
     assert f"latents it gains {said} after {after} iterations, three seeds" in PAGE
     config = load_config("shapes/spo_latent")
@@ -78,11 +79,11 @@ def test_longer_runs_lose_it_again() -> None:
         points = [seed["points"][mark] for seed in found["seeds"] if len(seed["points"]) > mark]
         shares = np.concatenate([module._shares(point["outcomes"]) for point in points])
         seen = crossed(shares - base, tags)
-        low, high = (f"{100 * end:.1f}" for end in seen["interval"])
-        said = f"{100 * seen['mean']:.1f} points ({low} to {high})"
+        low, high = (fixed(100 * end) for end in seen["interval"])
+        said = f"{fixed(100 * seen['mean'])} points ({low} to {high})"
         gains.append((said, seen["interval"][0]))
         means.append(sum(point["strict"] for point in points) / len(points))
-        cells = [f"{100 * point['strict']:.1f}" for point in points]
+        cells = [fixed(100 * point["strict"]) for point in points]
         cells += ["–"] * (3 - len(points))
         assert (
             f"| {budget} | {' | '.join(cells)} | {gains[-1][0].replace(' points', '')} |" in COMPARE
@@ -94,17 +95,17 @@ def test_longer_runs_lose_it_again() -> None:
     assert gains[2][1] < 0 and f"had been set it is {gains[2][0]}, two seeds" in COMPARE
     assert means[2] < means[1] - 0.04
     guided = 100 * found["guided"]["strict"]
-    assert f"the base model has {100 * found['base']['strict']:.1f}, with" in COMPARE
-    assert f"with guidance 3.5 {guided:.1f}:" in COMPARE
+    assert f"the base model has {fixed(100 * found['base']['strict'])}, with" in COMPARE
+    assert f"with guidance 3.5 {fixed(guided)}:" in COMPARE
     assert "an earlier run that went on to 160 had lost what it had gained after 105" in PAGE
 
 
 def test_validation_prompts_do_not_show_the_fall() -> None:
     checked = read("spo-latent-longer")["validation"]
-    before = f"{100 * checked['base']['strict']:.1f}"
+    before = fixed(100 * checked["base"]["strict"])
     said = {1: [], 2: []}  # type: dict[int, list[str]]
     for row in checked["rows"]:
-        said[row["seed"]].append(f"{100 * row['strict']:.1f} after {row['iteration']}")
+        said[row["seed"]].append(f"{fixed(100 * row['strict'])} after {row['iteration']}")
     assert f"From {before} %, checkpoints of the second seed have {', '.join(said[1])};" in COMPARE
     assert f"of the third {', '.join(said[2])}. Why" in COMPARE
     second = [row["strict"] for row in checked["rows"] if row["seed"] == 1]

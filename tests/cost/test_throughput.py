@@ -268,7 +268,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It writes performance-<model>.json; a mistake is one line and code 2."""
-    script = script_module("performance")
+    script = script_module("bench/performance")
     tiny(tmp_path, "sd3")
     text = (tmp_path / "toy" / "toy.yaml").read_text()
     text = text.replace("toykit.redness", "jpeg").replace("toykit.reddish", "jpeg")

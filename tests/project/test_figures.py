@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scriptkit import script_module
 
-FIGURES = script_module("figures")
+FIGURES = script_module("results/figures")
 
 
 def test_a_tie_is_printed_alike_in_every_order_of_its_sum() -> None:

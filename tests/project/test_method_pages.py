@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 import yaml
-from docskit import PAGES, ROOT, offered, spans, tables
-from scriptkit import script_module
+from docskit import PAGES, offered, spans, tables
 
 from flowrl.config.load import load_config
 
@@ -99,14 +97,3 @@ def test_a_method_page_is_whole(name: str) -> None:
     """What every page tells is there, to its end."""
     heads = re.findall(r"^## (.+)$", PAGES[name], re.MULTILINE)
     assert [head for head in OTHERS.get(name, WHOLE) if head not in heads] == []
-
-
-def test_every_comparison_is_on_a_method_page() -> None:
-    """The marks between which measured.py writes what a config gained are all there."""
-    marked = set[str]()
-    for name in METHOD_PAGES:
-        marked |= set(re.findall(r"^<!-- measured: ([\w ]+) -->$", PAGES[name], re.MULTILINE))
-    for later in script_module("measured").LATER:
-        found = json.loads((ROOT / "assets/results" / later.file).read_text(encoding="utf-8"))
-        names = {one["file"].removeprefix("shapes/") for one in found["configs"]}
-        assert sorted(names - marked) == [], later.file

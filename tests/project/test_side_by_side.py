@@ -14,9 +14,9 @@ from scriptkit import module_of
 from flowrl.config.load import load_config
 from flowrl.training.rehearsal import cost_of
 
-watch = module_of("side_by_side", "watch")
-trainers = module_of("side_by_side", "trainers")
-beside = module_of("side_by_side", "beside")
+watch = module_of("bench/side_by_side", "watch")
+trainers = module_of("bench/side_by_side", "trainers")
+beside = module_of("bench/side_by_side", "beside")
 ON_FLUX = ("dance_grpo", "mix_grpo", "branch_grpo")
 FILES = sorted((ROOT / "assets" / "results").glob("side-by-side-*.json"))
 

@@ -28,7 +28,7 @@ def seen_of(module: Any, estimate: torch.Tensor, state: list[int], end: list[flo
 def test_pairs_are_of_one_state_and_the_better_end_is_first() -> None:
     """By hand: ends 2, .2 and .3 of state 7, 1 and 1.1 of state 9. A gap of at most .15 is none;
     places count from 100."""
-    module = script_module("shapes_candidate_preference")
+    module = script_module("assets/shapes_candidate_preference")
     seen = seen_of(module, torch.zeros(5, 1), [7, 7, 9, 7, 9], [2, 0.2, 1, 0.3, 1.1])
     pairs = module.pairs_of(seen, 100)
     assert sorted(pairs.unlike.tolist()) == [[100, 101], [100, 103]]
@@ -43,7 +43,7 @@ def test_pairs_are_of_one_state_and_the_better_end_is_first() -> None:
 def test_the_judge_learns_how_candidates_end() -> None:
     """Random estimates, of which the better end is brighter by 0.5: at first the judge is at
     chance, after forty steps it prefers the better of nine in ten."""
-    module = script_module("shapes_candidate_preference")
+    module = script_module("assets/shapes_candidate_preference")
     torch.manual_seed(0)
     base = torch.randn(24, 16, 8, 8)
     bright = torch.arange(24) % 2 == 0
@@ -75,7 +75,7 @@ def test_the_judge_learns_how_candidates_end() -> None:
 def test_candidates_are_judged_by_how_they_end() -> None:
     """Of two prompts twelve candidates each: four of each of the three steps, of one state each. An
     end is graded plus strict, so right images have 2 and others less than 1."""
-    module = script_module("shapes_candidate_preference")
+    module = script_module("assets/shapes_candidate_preference")
     seen = module.Candidates("train", 2, seed=3).draw(0)
     assert len(seen.end) == 24 and seen.estimate.shape == (24, 16, 8, 8)
     assert sorted(seen.step.unique().tolist()) == [1, 2, 3]
@@ -88,7 +88,7 @@ def test_candidates_are_judged_by_how_they_end() -> None:
 def test_candidates_themselves_are_shown_at_their_own_noise_level() -> None:
     """An estimate is noised to the script's sigma, by hand .6 x + .4 noise; a candidate is shown as
     it is, with its own sigma."""
-    module = script_module("shapes_candidate_preference")
+    module = script_module("assets/shapes_candidate_preference")
     seen = seen_of(module, torch.arange(3.0)[:, None], [7, 7, 7], [2, 0.2, 1])
     places, noise = torch.tensor([2, 1]), torch.tensor([[1.0], [-1.0]])
     x, sigma = module.seen_by_judge(seen, places, noise)
@@ -102,7 +102,7 @@ def test_candidates_themselves_are_shown_at_their_own_noise_level() -> None:
 @pytest.mark.integration
 def test_both_forms_draw_the_same_candidates() -> None:
     """The estimates of the one form are x - sigma v of the states of the other."""
-    module = script_module("shapes_candidate_preference")
+    module = script_module("assets/shapes_candidate_preference")
     source = module.Candidates("train", 2, seed=3, states=True)
     states, estimates = source.draw(0), module.Candidates("train", 2, seed=3).draw(0)
     assert torch.equal(states.end, estimates.end) and estimates.level is None

@@ -10,7 +10,7 @@ from scriptkit import script_module
 
 from flowrl.core.types import RewardBatch
 
-SCRIPT: Any = script_module("shapes_latent_preference")
+SCRIPT: Any = script_module("assets/shapes_latent_preference")
 
 
 class FewPrompts(SCRIPT.Pool):  # type: ignore[misc]

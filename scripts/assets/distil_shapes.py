@@ -5,86 +5,56 @@ itself takes several.
 
     python scripts/assets/distil_shapes.py --minutes 20
 
-writes assets/shapes-student/four_steps.safetensors, the student of configs/shapes/tdm_r1.yaml, and
-assets/results/shapes-student.json, what it reaches on validation prompts beside its teacher. First
+writes assets/shapes-student/four_steps.safetensors, the student of shapes/tdm_r1. First
 the teacher samples `--trajectories` of training prompts in ten Euler steps, whose states at the
 student's four sigmas are kept. Then the student's velocity at each of them is fitted to the
 straight line to the next (progressive distillation, 2202.00512, in one go).
 
-The steps of four are not where the teacher does best with four, so it is measured on another grid
-as well. The teacher may be one that was trained further: `--teacher` names its run, `--out` and
-`--result` where student and figures go, and `--prompts` and `--noise` what they are judged on.
+The teacher may be one that was trained further: `--teacher` names its run.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
-import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.load import Config, load_config
-from flowrl.core.environment import environment
-from flowrl.core.files import write_json
 from flowrl.core.prompts import batch_for, load_prompts
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.start_weights import start_from
 from flowrl.training.weights import Weights
 
 OUT = Path("assets/shapes-student/four_steps.safetensors")
-RESULT = Path("assets/results/shapes-student.json")
 STEPS, KEPT = 4, (0, 3, 6, 9, 10)  # of the student; its sigmas' places among the teacher's ten
-GRID = (1.0, 0.85, 0.65, 0.35, 0.0)  # where the teacher does best in four steps, of three tried
 
 
 def main() -> None:
-    """Train and save, unless only asked to measure; then measure."""
+    """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="of training, one processor")
     parser.add_argument("--trajectories", type=int, default=8192, help="of the teacher")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--measure", action="store_true", help="the student that is there")
     parser.add_argument("--teacher", default="", help="run of a LoRA of the same layers")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--result", type=Path, default=RESULT)
-    parser.add_argument("--prompts", default="assets/shapes/validation.jsonl")
-    parser.add_argument("--noise", type=int, default=1234, help="seed of the images judged")
     asked = parser.parse_args()
-    here = environment()  # as it is now: others may work on the code meanwhile
     torch.set_num_threads(1)
-    judged = [f"prompts.test={asked.prompts}", f"eval.seed={asked.noise}"]
-    config = load_config("shapes/tdm_r1", ["train.start=''", *judged])
+    config = load_config("shapes/tdm_r1", ["train.start=''"])
     model: FlowModel = config.call("model")()
     weights = Weights(model.trainable())
     if asked.teacher:
         start_from(asked.teacher, model.trainable(), "--teacher")
     weights.snapshot("teacher")
     weights.snapshot("student")
-    if not asked.measure:
-        _distil(asked, config, model, weights)
-    # beside the teacher, from the file
-    student = {name: rows.float() for name, rows in load_file(asked.out).items()}
-    weights.add("student", student)
-    found = {"teacher, 10 steps": _measure(config, model, weights, "teacher", 10)}
-    found["teacher, 4 steps"] = _measure(config, model, weights, "teacher", STEPS)
-    grid, own = torch.tensor(GRID), model.sigmas
-    model.sigmas = lambda steps, height, width: grid  # type: ignore[method-assign]
-    found[f"teacher, 4 steps at {GRID}"] = _measure(config, model, weights, "teacher", STEPS)
-    model.sigmas = own  # type: ignore[method-assign]
-    found["student, 4 steps"] = _measure(config, model, weights, "student", STEPS)
-    command = shlex.join(["python", "scripts/assets/distil_shapes.py", *sys.argv[1:]])
-    write_json(asked.result, {"command": command, "strict": found, "environment": here})
-    print(found)
+    _distil(asked, config, model, weights)
 
 
 class Taught(NamedTuple):
@@ -155,27 +125,6 @@ def _loss(model: FlowModel, taught: Taught, batch: int, rng: torch.Generator) ->
     line = (start - end) / length[k].view(-1, *[1] * (start.ndim - 1))
     words = {name: value[taught.rows[one]] for name, value in taught.cond.items()}
     return (model.velocity(start, taught.sigmas[k], words) - line).square().mean()
-
-
-def _measure(
-    config: Config, model: FlowModel, weights: Weights, name: str, steps: int
-) -> dict[str, Any]:
-    """Score held-out prompts -> share of right images, and its interval."""
-    prompts = load_prompts(config.prompts.test)
-    rewards = {"strict": config.rewards["strict"].make()}
-    with weights.using(name):
-        found = evaluate_prompts(
-            model,
-            prompts,
-            rewards,
-            headline="strict",
-            height=config.image.height,
-            width=config.image.width,
-            steps=steps,
-            images=8,
-            seed=config.eval.seed,
-        )
-    return {"right": found["strict"], "interval": found["interval"]}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ model on moving shapes, or the editing model on edits.
 
     python scripts/assets/learning.py moving --seed 0 --out runs/moving-0.json   # seeds 0, 1, 2
     python scripts/assets/learning.py moving --join runs/moving-*.json
-    python scripts/assets/learning.py edits --seed 0 --out runs/edits-0.json --figure
+    python scripts/assets/learning.py edits --seed 0 --out runs/edits-0.json
 
 The first judges the base and the trained model on the test list, from the same noise; the second
-writes assets/results/moving.json with a 95 % interval over the seeds (Student's t). ``--figure``
-draws some test edits (source, before, after) into assets/figures.
+writes assets/results/moving.json with a 95 % interval over the seeds (Student's t).
 """
 
 from __future__ import annotations
@@ -20,19 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy import stats
-from torch import Tensor
 
 from flowrl.config.load import load_config
-from flowrl.core.files import replacing, write_json
+from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
-from flowrl.evaluation.held_out import evaluate_prompts, sampled_images, score_all
-from flowrl.evaluation.image_grids import labelled_grid
-from flowrl.evaluation.sources import sources_of
+from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.training.trainer import Trainer
-
-ROWS = 12  # of the figure: the first edits of the test list, every kind as often
 
 
 class Task(NamedTuple):
@@ -64,7 +57,6 @@ def main() -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--figure", action="store_true", help="of edits, before and after")
     parser.add_argument("--validation", action="store_true", help="judge the list of the config")
     parser.add_argument("--set", nargs="*", default=[], help="changes of the config")
     parser.add_argument("--join", nargs="+", type=Path)
@@ -75,14 +67,10 @@ def main() -> None:
         runs = [json.loads(file.read_text(encoding="utf-8")) for file in asked.join]
         write_json(Path(f"assets/results/{asked.task}.json"), joined(task, runs))
         return
-    # one seed; edits to draw are made before and after
     trainer = Trainer(load_config(task.config, [f"seed={asked.seed}", *asked.set]))
     if asked.validation:
         task = task._replace(test=trainer.config.prompts.test)
-    drawn = drawn_edits(trainer, task) if asked.figure else []
     write_json(asked.out, trained(trainer, task))
-    if asked.figure:
-        draw_figure(task, drawn, drawn_edits(trainer, task), asked.task)
 
 
 def trained(trainer: Trainer, task: Task) -> dict[str, Any]:
@@ -127,44 +115,6 @@ def gain(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     mean = float(np.mean(gains))
     half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
     return {"mean": round(mean, 4), "interval": [round(mean - half, 4), round(mean + half, 4)]}
-
-
-def drawn_edits(trainer: Trainer, task: Task) -> list[tuple[Tensor, Tensor, bool]]:
-    """Make the first test edits -> source, image and verdict of each."""
-    # the first rows of the list, each with the image that it edits
-    prompts, config = load_prompts(task.test), trainer.config
-    size = (config.image.height, config.image.width)
-    given = sources_of(prompts, range(ROWS), size)
-    found = list(
-        sampled_images(
-            trainer.model,
-            prompts.texts[:ROWS],
-            height=size[0],
-            width=size[1],
-            steps=config.eval.steps,
-            sources=lambda rows: [given[row] for row in rows],
-        )
-    )
-    # the strict reward says which edits are right
-    images = torch.cat([part for _, part in found])
-    rewards = {task.strict: trainer.rewards[task.strict]}
-    verdicts = score_all(rewards, images, prompts.records[:ROWS], sources=given)[task.strict]
-    rows = zip(given, images, verdicts, strict=True)
-    return [(source[0], image, bool(verdict)) for source, image, verdict in rows]
-
-
-def draw_figure(task: Task, before: list[Any], after: list[Any], name: str) -> None:
-    """Draw edits (source, before, after), right ones in green frames, into assets/figures."""
-    columns = {
-        "source": torch.stack([row[0] for row in before]),
-        "before": torch.stack([row[1] for row in before]),
-        "after": torch.stack([row[1] for row in after]),
-    }
-    right = {"before": [row[2] for row in before]}
-    right["after"] = [row[2] for row in after]
-    page = labelled_grid(columns, load_prompts(task.test).texts[:ROWS], right=right)
-    with replacing(Path(f"assets/figures/{name}.png")) as draft:
-        page.save(draft, "PNG")
 
 
 if __name__ == "__main__":

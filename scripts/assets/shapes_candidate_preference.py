@@ -14,19 +14,13 @@ something to see. With
     python scripts/assets/shapes_candidate_preference.py --states --out data/shapes_states
 
 it is shown the candidates themselves, at their own noise levels, and not their estimates: as DRM
-(2605.25661) and LPO (2502.01051) judge them. Afterwards
-
-    python scripts/assets/shapes_candidate_preference.py --measure runs/candidate-judge.json
-
-looks at candidates of validation prompts, of which it has seen nothing: of the pairs that
-shapes/spo_latent would train, how many end better, worse and alike.
+(2605.25661) and LPO (2502.01051) judge them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,18 +31,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from flowrl.algorithms.nodes import first_below_draw
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
-from flowrl.core.files import write_json
 from flowrl.core.noise_path import interpolate, x0_from
 from flowrl.core.shipped_files import resource
-from flowrl.core.types import Cond, Latents, RewardBatch
+from flowrl.core.types import Cond, RewardBatch
 from flowrl.training.collect import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge
 from rewards.latent_preference import (
     SHAPE,
     WEIGHTS,
-    latent_preference,
     load_transformer,
     save_judge,
 )
@@ -57,7 +48,6 @@ SIGMA = 0.4  # at which estimates are shown, as the reward does
 GAP = 0.15  # of graded plus strict: below it two images are as good as each other
 LR, WARM, FALLS = 5e-4, 20, 0.5  # the rate, its first steps, and the share from which it falls
 TIES = 0.3  # share of a batch's pairs that end alike
-FOUND = ("states", "better", "worse", "alike")
 
 
 class Seen(NamedTuple):
@@ -201,40 +191,8 @@ def train(judge: LatentJudge, seen: Seen, pairs: Pairs, steps: int, batch: int) 
             right = shown = 0
 
 
-def measure(folder: Path, file: Path, source: Candidates, rounds: int, least: float) -> None:
-    """Ask the reward about new candidates, and write how the best and the worst of each state end
-    where it is surer than `least`, by the step that was taken."""
-    reward = latent_preference(
-        path=str(folder),
-        transformer=str(resource("assets/shapes-sd3")),
-        sigma=SIGMA,
-        estimates=not source.states,
-        states=source.states,
-    )
-    counts: dict[int, dict[str, int]] = {}
-    for k in range(rounds):
-        seen = source.draw(k)
-        size = len(seen.end)
-        blank, zero = torch.zeros(size, 3, 1, 1), torch.zeros(size)
-        level = zero if seen.level is None else seen.level
-        batch = RewardBatch(blank, [""] * size, zero.long(), [{}] * size, level)
-        score = reward(batch._replace(latents=Latents(seen.estimate, seen.cond)))
-        for state in seen.state.unique():
-            mine = (seen.state == state).nonzero().flatten()
-            best, worst = mine[score[mine].argmax()], mine[score[mine].argmin()]
-            row = counts.setdefault(int(seen.step[best]), dict.fromkeys(FOUND, 0))
-            row["states"] += 1
-            if float(score[best] - score[worst]) > 2 * math.atanh(least):
-                more = float(seen.end[best] - seen.end[worst])
-                row["better" if more > GAP else "worse" if more < -GAP else "alike"] += 1
-        print(f"round {k + 1}: {counts}", flush=True)
-    steps = [{"step": step, **counts[step]} for step in sorted(counts)]
-    result = {"kind": "flowrl candidate judge", "least": least, "steps": steps}
-    write_json(file, {**result, "environment": environment()})
-
-
 def main() -> None:
-    """Train, and write the folder that reward `latent_preference` takes as its path; or measure."""
+    """Train, and write the folder that reward `latent_preference` takes as its path."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -245,14 +203,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=48, help="pairs of a step")
     parser.add_argument("--states", action="store_true", help="judge candidates, not estimates")
-    parser.add_argument("--measure", type=Path, help="count for the model that is there, as JSON")
-    parser.add_argument("--least", type=float, default=0.6, help="how sure, in --measure")
     given = parser.parse_args()
     torch.manual_seed(0)
-    if given.measure:
-        source = Candidates("validation", 32, seed=1, states=given.states)
-        measure(given.out, given.measure, source, 6, given.least)
-        return
     shape: dict[str, Any] = json.loads((given.start / SHAPE).read_text(encoding="utf-8"))
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)
     judge.load_state_dict(load_file(given.start / WEIGHTS))

@@ -7,11 +7,7 @@ are right, for their own prompts and for others of the same task. A pair is a ri
 image of one prompt. Half of the pairs are of images that were drawn for it; the others' right image
 was drawn for another prompt, so that it is not only its own prompts that the model learns to read.
 Both latents of a pair get the same noise at one noise level, and the model has to prefer the right
-one: DiNa-LRM (2602.11146) and its loss. Afterwards
-
-    python scripts/assets/shapes_latent_preference.py --measure runs/latent-judge.json
-
-counts the pairs of validation prompts, of which it has seen nothing, that the reward judges right.
+one: DiNa-LRM (2602.11146) and its loss.
 """
 
 from __future__ import annotations
@@ -25,20 +21,17 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
-from flowrl.core.files import write_json
 from flowrl.core.noise_path import interpolate
 from flowrl.core.prompts import groups_of
 from flowrl.core.shipped_files import resource
-from flowrl.core.types import Cond, Latents, RewardBatch
+from flowrl.core.types import Cond
 from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.training.collect import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.latent_judge import LatentJudge, fidelity
-from rewards.latent_preference import latent_preference, load_transformer, save_judge
+from rewards.latent_preference import load_transformer, save_judge
 
-LEVELS = (0.1, 0.4, 0.7)  # at which new pairs are judged
 HIGHEST = 0.8  # noise level of training: above it little of an image is left
 LR, WARM, FALLS = 1e-3, 20, 0.5  # the rate, its first steps, and the share from which it falls
 
@@ -157,34 +150,8 @@ def train(judge: LatentJudge, pool: Pool, pairs: Pairs, steps: int, batch: int) 
             right = seen = 0
 
 
-def measure(folder: Path, file: Path, images: int) -> None:
-    """Ask the reward about images of validation prompts, and write how many of all pairs of a right
-    and a wrong one of a prompt it judges rightly, by noise level."""
-    pool = Pool("validation", images, seed=1)
-    own = sorted_images(pool, pool.own[None])
-    texts = [pool.texts[row] for row in pool.own.tolist()]
-    records = [pool.records[row] for row in pool.own.tolist()]
-    blank = torch.zeros(len(texts), 3, 1, 1)  # it judges latents
-    batch = RewardBatch(blank, texts, pool.own, records, torch.zeros(len(texts)))
-    batch = batch._replace(latents=Latents(pool.x0, pool.words(pool.own)))
-    rows = []
-    for level in LEVELS:
-        reward = latent_preference(
-            path=str(folder), transformer=str(resource("assets/shapes-sd3")), sigma=level
-        )
-        score, right, pairs = reward(batch), 0, 0
-        for prompt in own.both():
-            better, worse = score[own.right[prompt]], score[own.wrong[prompt]]
-            right += int((better[:, None] > worse[None]).sum())
-            pairs += len(better) * len(worse)
-        rows.append({"sigma": level, "right": right, "pairs": pairs, "share": right / pairs})
-        print(f"sigma {level:g}: {right} of {pairs} pairs right", flush=True)
-    result = {"kind": "flowrl latent judge", "images": len(texts), "prompts": len(own.both())}
-    write_json(file, {**result, "levels": rows, "environment": environment()})
-
-
 def main() -> None:
-    """Train, and write the folder that reward `latent_preference` takes as its path; or measure."""
+    """Train, and write the folder that reward `latent_preference` takes as its path."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -193,11 +160,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="pairs of a step")
     parser.add_argument("--images", type=int, default=8, help="of each prompt")
     parser.add_argument("--others", type=int, default=16, help="prompts put to each image, too")
-    parser.add_argument("--measure", type=Path, help="count for the model that is there, as JSON")
     given = parser.parse_args()
-    if given.measure:
-        measure(given.out, given.measure, given.images)
-        return
     torch.manual_seed(0)
     shape: dict[str, Any] = {"taps": [2, 4, 5], "width": 128, "queries": 4}
     judge = LatentJudge(load_transformer(str(resource("assets/shapes-sd3"))), **shape)

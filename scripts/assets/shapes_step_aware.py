@@ -8,11 +8,7 @@ it has to pick the right one. Then the embedded base model draws images of a pro
 `shapes` says which is the best and which the worst; equal ones are left out. Both images of such a
 pair get the same noise at random noise levels, the base model estimates them again, and the
 preference model has to pick the better one from its estimate (SPO, 2406.04314). A part of the
-rendered pairs is estimated likewise. Afterwards
-
-    python scripts/assets/shapes_step_aware.py --measure runs/step-aware.json
-
-counts of new pairs, of other noise, how many the model in --out picks rightly at four noise levels.
+rendered pairs is estimated likewise.
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from torch.nn.functional import interpolate, logsigmoid
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from flowrl.config.load import load_config
-from flowrl.core.environment import environment
-from flowrl.core.files import write_json
 from flowrl.core.noise_path import interpolate as noised
 from flowrl.core.noise_path import x0_from
 from flowrl.core.pixels import round_8bit
@@ -42,10 +36,9 @@ from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.training.collect import sample_forest
 from flowrl.training.trainer import Trainer
 from rewards._backbones.step_clip import StepClip
-from rewards.step_aware import WEIGHTS, step_aware
+from rewards.step_aware import WEIGHTS
 
 SIZE, WORDS = 64, 32
-LEVELS, MEASURED = (0.0, 0.25, 0.5, 0.75), 20  # sigmas, and draws of pairs, of a measurement
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -199,12 +192,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--measure", type=Path, help="count for the model that is there, as JSON")
     given = parser.parse_args()
     torch.manual_seed(0)
-    if given.measure:
-        measure(given.out, given.measure, Pairs(given.prompts, given.images, seed=1))
-        return
     rng = np.random.default_rng(0)
     pairs = Pairs(given.prompts, given.images)
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
@@ -226,26 +215,6 @@ def main() -> None:
             learner.say(f"round {k + 1}")
     save(learner.model, tokens, given.out)
     print(f"{given.out}; now flowrl train shapes/spo")
-
-
-def measure(folder: Path, file: Path, pairs: Pairs) -> None:
-    """Ask the reward about new pairs, and write how many of them it picks rightly by sigma."""
-    reward = step_aware(path=str(folder))
-    right: dict[float, list[bool]] = {level: [] for level in LEVELS}
-    for k in range(MEASURED):
-        good, bad, texts = pairs.draw(k)
-        for level in LEVELS:
-            sigma = torch.full((len(texts),), level)
-            shown = torch.cat(pairs.estimates(good, bad, sigma, texts))
-            group = torch.arange(len(texts)).repeat(2)
-            batch = RewardBatch(shown, texts * 2, group, [{}] * len(shown), sigma.repeat(2))
-            better, worse = reward(batch).chunk(2)
-            right[level] += (better > worse).tolist()
-    found = [{"sigma": level, "right": sum(row), "pairs": len(row)} for level, row in right.items()]
-    every = [hit for row in right.values() for hit in row]
-    result = {"kind": "flowrl step-aware", "levels": found, "share": sum(every) / len(every)}
-    write_json(file, {**result, "environment": environment()})
-    print(f"{file}: {sum(every)} of {len(every)} pairs right")
 
 
 def save(model: StepClip, tokens: CLIPTokenizer, folder: Path) -> None:

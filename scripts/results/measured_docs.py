@@ -102,12 +102,6 @@ def work_of(result: Result) -> str:
     # what only some have
     if work["kl"]:
         parts.append(f"KL {work['kl']:g}")
-    if work.get("window"):
-        parts.append(f"noise in a window of {work['window']} steps")
-    if work.get("splits"):
-        parts.append(f"splits at steps {work['splits'].replace(',', '/')}")
-    if work.get("updates", 1) > 1:
-        parts.append(f"{work['updates']} optimizer steps")
     parts.append(f"{counted(work['batch'], 'sample')} in a network call, {work['dtype']}")
     changed = " with uncommitted changes" if result["commit"].endswith("-dirty") else ""
     return wrapped(

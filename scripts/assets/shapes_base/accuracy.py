@@ -18,6 +18,7 @@ from flowrl.evaluation.suites.shapes.lists import benchmark_lists
 from flowrl.evaluation.suites.shapes.prompts import TASKS, Record, all_records
 from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 
+GUIDANCE = (1.0, 2.5)
 STACK = 128
 """Images that are made together."""
 
@@ -37,7 +38,7 @@ def validation_records(task: str, number: int) -> list[Record]:
 def evaluate(
     network: nn.Module, vae: AutoencoderKL, tokenizer: CLIPTokenizer, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the strict accuracy per task on validation prompts, for each `--eval-guidance`.
+    """Return the strict accuracy per task on validation prompts, at each guidance.
 
     `order` counts, of the images of a task with exactly the two right shapes, those with the asked
     order, with the opposite one, and with neither.
@@ -51,7 +52,7 @@ def evaluate(
     generator = torch.Generator().manual_seed(99)
     noise = torch.randn(len(records), CHANNELS, GRID, GRID, generator=generator)
     out: dict[str, Any] = {}
-    for guidance in args.eval_guidance:
+    for guidance in GUIDANCE:
         # images
         parts = []
         for some, x in zip(ids.split(STACK), noise.split(STACK), strict=True):

@@ -1,17 +1,18 @@
-"""What all stages share: names and numbers of the recipe, schedule, log, state on the disk."""
+"""What all stages share: names and numbers of the recipe, schedule, log, optimizers."""
 
 from __future__ import annotations
 
+import argparse
+import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from muon import Muon
+from torch import Tensor, nn
 
-from flowrl.core.files import replacing, write_text
 from flowrl.evaluation.suites.shapes.prompts import TASKS
 from flowrl.evaluation.suites.shapes.scene import CLASSES, COLORS, SIZE
 
@@ -22,7 +23,8 @@ TOKENS = 20
 """Length of a text: the longest caption has 16 words, the longest prompt 10; start and end."""
 
 KINDS = (*TASKS, "mixed")
-"""Kinds of scenes; `mixed` ones show three or four objects of several classes."""
+SHARES = (0.05, 0.09, 0.16, 0.08, 0.25, 0.27, 0.10)
+"""Kinds of scenes, and their shares; `mixed` ones show three or four objects of several classes."""
 
 CHANNELS = 16
 GRID = SIZE // 8
@@ -32,7 +34,7 @@ NOTHING = len(CLASSES) * len(COLORS)
 """A cell's label where nothing stands. A thing's is class * 6 + colour."""
 
 WORK = "training"
-"""Folder in `--out` for the files that a stage resumes from; not part of the model."""
+"""Folder in `--out` for what a stage hands on to the next; not part of the model."""
 
 
 def warm_cosine(step: int, total: int, warmup: int, floor: float = 0.02) -> float:
@@ -52,12 +54,9 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class Log:
     """Append rows to a JSONL file and print them."""
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        """Keep the rows of `path` up to `resume_step`; later ones are made again."""
+    def __init__(self, path: Path) -> None:
         self.path = path
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
-        path.write_text("".join(line + "\n" for line in kept))
+        path.write_text("")
 
     def __call__(self, **row: Any) -> None:
         """Add one row; numbers are rounded to six places."""
@@ -67,49 +66,40 @@ class Log:
         print(" ".join(f"{k}={v}" for k, v in row.items()), flush=True)
 
 
-def save_state(folder: Path, name: str, tensors: dict[str, Tensor], step: int) -> None:
-    """Write tensors, then the small file that says after how many steps; each whole or not."""
-    whole = {key: value.contiguous().clone() for key, value in tensors.items()}
-    with replacing(folder / f"{name}.safetensors") as draft:
-        save_file(whole, draft)
-    write_text(folder / f"{name}.json", json.dumps({"step": step}))
+Network = TypeVar("Network", bound=nn.Module)
 
 
-def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], int]:
-    """Read what `save_state` wrote -> tensors, steps done; none and 0 where there is no state."""
-    if not (folder / f"{name}.json").exists():
-        return {}, 0
-    step = json.loads((folder / f"{name}.json").read_text())["step"]
-    return load_file(folder / f"{name}.safetensors"), step
+class Averaged(Generic[Network]):
+    """A network that is trained from nothing by two optimizers on one schedule, and its average
+    over steps; of `args` it needs lr, steps and ema."""
 
+    def __init__(self, args: argparse.Namespace, network: Network, warmup: int = 100) -> None:
+        self.args, self.network, self.warmup = args, network, warmup
+        self.average = copy.deepcopy(network).requires_grad_(False).eval()
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, p in network.named_parameters():
+            hidden = "transformer_blocks" in name and "norm" not in name and p.ndim == 2
+            (matrices if hidden else rest).append(p)
+        self.optimizers = (
+            Muon(matrices, lr=args.lr, weight_decay=0.01),
+            torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98)),
+        )
 
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put `prefix.` before all names."""
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}
-
-
-def part(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix.`, named without it."""
-    dotted = prefix + "."
-    return {k.removeprefix(dotted): v for k, v in tensors.items() if k.startswith(dotted)}
-
-
-def pack_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
-    """Return an optimizer's state as tensors named `prefix.<parameter>.<key>`."""
-    packed = {}
-    for index, row in optimizer.state_dict()["state"].items():
-        for key, value in row.items():
-            packed[f"{prefix}.{index}.{key}"] = torch.as_tensor(value)
-    return packed
-
-
-def unpack_optimizer(
-    optimizer: torch.optim.Optimizer, prefix: str, tensors: dict[str, Tensor]
-) -> None:
-    """Give an optimizer the state that `pack_optimizer` returned."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in part(prefix, tensors).items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    def descend(self, loss: Tensor, step: int) -> float:
+        """Take one step down a loss -> it as a number."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        # Muon for the matrices of attention blocks, AdamW for the rest, by one schedule
+        for optimizer in self.optimizers:
+            set_lr(optimizer, self.args.lr * warm_cosine(step, self.args.steps, self.warmup))
+            optimizer.step()
+        # averaged weights: short memory at first, long later
+        decay = min(self.args.ema, (1 + step) / (10 + step))
+        with torch.no_grad():
+            ours: list[Tensor] = [*self.average.parameters()]
+            theirs: list[Tensor] = [*self.network.parameters()]
+            torch._foreach_lerp_(ours, theirs, 1 - decay)
+        return loss.item()

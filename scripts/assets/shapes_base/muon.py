@@ -1,4 +1,4 @@
-"""The optimizer Muon, and which parameters it gets."""
+"""The optimizer Muon."""
 
 from __future__ import annotations
 
@@ -70,13 +70,3 @@ def orthogonal(x: Tensor) -> Tensor:
         cubic = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, cubic, x, beta=3.4445)
     return x.float()
-
-
-def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the hidden matrices of the transformer's blocks, for Muon, and the rest, for AdamW."""
-    hidden: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        blocks = "transformer_blocks" in name and "norm1" not in name
-        (hidden if blocks and parameter.ndim == 2 else rest).append(parameter)
-    return hidden, rest

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
-from common import CAPTIONS, GRID, KINDS, NOTHING, TOKENS, WORK
+from common import CAPTIONS, GRID, KINDS, NOTHING, SHARES, TOKENS, WORK
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,7 +57,7 @@ def make_scenes(args: argparse.Namespace) -> None:
     names = ("latents", "captions", "layout", "kind")
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     records, began = base_records(), time.time()
-    for k, (kind, share) in enumerate(zip(KINDS, args.shares, strict=True)):
+    for k, (kind, share) in enumerate(zip(KINDS, SHARES, strict=True)):
         # all blocks of a kind
         pool = [record for record in records if record["tag"] == kind]
         for block in range(max(1, round(share * args.pairs / BLOCK))):
@@ -70,6 +71,7 @@ def make_scenes(args: argparse.Namespace) -> None:
         # progress
         made = BLOCK * len(parts["kind"])
         print(f"{kind}: {made:,} twins so far, {time.time() - began:.0f} s", flush=True)
+    (args.out / WORK).mkdir(exist_ok=True)
     with replacing(args.out / WORK / "scenes.safetensors") as draft:
         save_file({name: torch.cat(some) for name, some in parts.items()}, draft)
 
@@ -96,14 +98,14 @@ def _indices(captions: list[list[str]]) -> Tensor:
 class Batches:
     """Draw batches of twins with captions from the training set."""
 
-    def __init__(self, args: argparse.Namespace, tokenizer: CLIPTokenizer) -> None:
-        """Read the training set in `--out`; `--shares` is how often each kind is drawn."""
-        data = load_file(args.out / WORK / "scenes.safetensors")
+    def __init__(self, folder: Path, tokenizer: CLIPTokenizer) -> None:
+        """Read the training set in a model's folder."""
+        data = load_file(folder / WORK / "scenes.safetensors")
         # scenes by kind
         self.latents, self.captions = data["latents"], data["captions"]
         self.layout = data["layout"]
         self.rows = [(data["kind"] == k).nonzero()[:, 0] for k in range(len(KINDS))]
-        self.shares = torch.tensor([float(share) for share in args.shares])
+        self.shares = torch.tensor(SHARES)
         # token ids of the numbers in `captions`
         words = [tokenizer(word).input_ids[1] for word in vocabulary()]
         self.words = torch.tensor([tokenizer.eos_token_id, *words])

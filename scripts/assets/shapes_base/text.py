@@ -7,21 +7,8 @@ import time
 
 import torch
 import torch.nn.functional as F
-from common import (
-    GRID,
-    NOTHING,
-    TOKENS,
-    WORK,
-    Log,
-    load_state,
-    pack_optimizer,
-    part,
-    prefixed,
-    save_state,
-    set_lr,
-    unpack_optimizer,
-    warm_cosine,
-)
+from common import GRID, NOTHING, TOKENS, WORK, Log, set_lr, warm_cosine
+from safetensors.torch import save_file
 from scenes import Batches
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
@@ -100,20 +87,15 @@ def layout_loss(logits: Tensor, layout: Tensor) -> Tensor:
 
 def train_text(args: argparse.Namespace) -> None:
     """Train both encoders on `--steps` batches of captions to say what stands where."""
-    # models and optimizer, as new or as they were left
     torch.manual_seed(args.seed + 1)
     tokenizer = build_tokenizer(args.out / "tokenizer")
-    batches, work = Batches(args, tokenizer), args.out / WORK
+    batches = Batches(args.out, tokenizer)
     text = TextStack(tokenizer, args.text_width, args.text_layers)
     reader = Reader(2 * args.text_width)
     both = nn.ModuleDict({"text": text, "reader": reader}).to(args.device)
     adam = torch.optim.AdamW(both.parameters(), lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98))
-    tensors, start = load_state(work, "text")
-    if start:
-        both.load_state_dict(part("model", tensors))
-        unpack_optimizer(adam, "adam", tensors)
-    log, began, running = Log(args.out / "text_log.jsonl", start), time.time(), 0.0
-    for step in range(start, args.steps):
+    log, began, running = Log(args.out / "text_log.jsonl"), time.time(), 0.0
+    for step in range(args.steps):
         # one batch
         set_lr(adam, args.lr * warm_cosine(step, args.steps, 100))
         ids, layout = _batch(batches, args, step)
@@ -124,12 +106,10 @@ def train_text(args: argparse.Namespace) -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(both.parameters(), 1.0)
         adam.step()
-        # log and state
-        running += (loss.item() - running) / min(step - start + 1, 100)
+        running += (loss.item() - running) / min(step + 1, 100)
         if (step + 1) % 100 == 0 or step == args.steps - 1:
             log(step=step + 1, loss=running, seconds=time.time() - began)
-            tensors = prefixed("model", both.state_dict()) | pack_optimizer(adam, "adam")
-            save_state(work, "text", tensors, step + 1)
+    save_file(text.state_dict(), args.out / WORK / "text.safetensors")
 
 
 def _batch(batches: Batches, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,7 @@ import time
 
 import numpy as np
 import torch
-from common import (
-    CHANNELS,
-    GRID,
-    WORK,
-    Log,
-    load_state,
-    pack_optimizer,
-    part,
-    prefixed,
-    save_state,
-    set_lr,
-    unpack_optimizer,
-    warm_cosine,
-)
+from common import CHANNELS, GRID, Log, set_lr, warm_cosine
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
@@ -52,16 +39,11 @@ def build_vae() -> AutoencoderKL:
 
 def train_vae(args: argparse.Namespace) -> None:
     """Fit the autoencoder for `--steps` batches of fresh scenes; fix latent shift and scale."""
-    # model and optimizer, as new or as they were left
     torch.manual_seed(args.seed)
-    work, vae = args.out / WORK, build_vae().to(args.device)
+    vae = build_vae().to(args.device)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=args.lr, weight_decay=0.0, betas=(0.9, 0.99))
-    tensors, start = load_state(work, "vae")
-    if start:
-        vae.load_state_dict(part("model", tensors))
-        unpack_optimizer(optimizer, "adam", tensors)
-    log, records, began = Log(args.out / "vae_log.jsonl", start), base_records(), time.time()
-    for step in range(start, args.steps):
+    log, records, began = Log(args.out / "vae_log.jsonl"), base_records(), time.time()
+    for step in range(args.steps):
         # one batch
         set_lr(optimizer, args.lr * warm_cosine(step, args.steps, 100))
         rng = np.random.default_rng((args.seed, 1, step))
@@ -73,14 +55,9 @@ def train_vae(args: argparse.Namespace) -> None:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(vae.parameters(), args.clip)
         optimizer.step()
-        # log and state
-        last = step == args.steps - 1
-        if step % 50 == 0 or last:
+        if step % 50 == 0 or step == args.steps - 1:
             row = {"loss": loss.item(), "psnr": -10 * math.log10(mse.item()), "kl": kl.item()}
             log(step=step, **row, norm=norm.item(), seconds=time.time() - began)
-        if (step + 1) % 500 == 0 or last:
-            tensors = prefixed("model", vae.state_dict()) | pack_optimizer(optimizer, "adam")
-            save_state(work, "vae", tensors, step + 1)
     _finish(vae, records, args)
 
 

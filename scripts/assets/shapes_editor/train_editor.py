@@ -32,8 +32,7 @@ from flowrl.evaluation.suites.shapes.scene import SIZE, render
 from flowrl.models.square_tokens import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
-from averaged import Averaged  # noqa: E402
-from common import Log  # noqa: E402
+from common import Averaged, Log  # noqa: E402
 
 VAE, VALIDATION = "assets/shapes-sd3/vae", "assets/shapes-edits/validation.jsonl"
 SEEDS = 10**6  # pools begin here; the lists' seeds are far below
@@ -116,7 +115,7 @@ def train(args: argparse.Namespace) -> None:
     validation = Validation(student.network, vae)
     print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    log = Log(args.out / "training.jsonl", 0)
+    log = Log(args.out / "training.jsonl")
     losses: list[float] = []
     for step in range(args.until):
         # a new pool now and then, so that edits are not learned by heart

@@ -32,9 +32,7 @@ from flowrl.models.quiet_libraries import quiet, without_bars
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shapes_base"))
 from accuracy import validation_records  # noqa: E402
-from averaged import Averaged  # noqa: E402
-from common import CHANNELS, GRID, Log  # noqa: E402
-from main import SHARES  # noqa: E402
+from common import CHANNELS, GRID, Averaged, Log  # noqa: E402
 from scenes import Batches  # noqa: E402
 
 SNR = 5.0  # above it a step's weight falls
@@ -111,12 +109,12 @@ def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     text, vae = Text(), Unet.autoencoder()
     tokenizer = CLIPTokenizer.from_pretrained(f"{BASE}/tokenizer")
-    batches = Batches(argparse.Namespace(out=args.scenes, shares=SHARES), tokenizer)
+    batches = Batches(args.scenes, tokenizer)
     student = Student(args, Unet(args.channels, args.layers))
     validation = Validation(text, vae, args.eval_images)
     print(sum(p.numel() for p in student.network.parameters()), "weights", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    log = Log(args.out / "training.jsonl", 0)
+    log = Log(args.out / "training.jsonl")
     losses: list[float] = []
     began = time.time()
     for step in range(args.steps):

@@ -6,18 +6,16 @@
         --size 512 --batch 24 --group 24 --prompts 4 --guidance 4.5 --kl 0.01 --dtype bfloat16
 
 The folder is yours, at whatever commit; its program is run unchanged, by the Python that has what
-it needs. The work is one iteration: on SD3 of Flow-GRPO with LoRA, on FLUX of DanceGRPO, MixGRPO or
-BranchGRPO with all weights; the same model, prompts, group, steps, guidance, KL, dtype and rows in
-a network call, the size of the JPEG file as reward, no averaged weights. With `--own-batch` flowrl
-runs once more with network calls of its own size, and computes what images share once, and with
-`--compile` again with `runtime.compile`; what compiling takes falls into the iteration that does
-not count.
+it needs. The work is one iteration of Flow-GRPO on SD3 with LoRA; the same model, prompts, group,
+steps, guidance, KL, dtype and rows in a network call, the size of the JPEG file as reward, no
+averaged weights. With `--own-batch` flowrl runs once more with network calls of its own size, and
+with `--compile` again with `runtime.compile`; what compiling takes falls into the iteration that
+does not count.
 Trainers take turns, `--rounds` times; each turn is a process of its own, whose first iteration does
 not count. `watch.py` says what the phases are and by which clock they are timed.
 
 The command is the same on a CPU and on a GPU. Without `--model` it takes the SD3 of this
-repository, with text encoders that read as many tokens as SD3's, or a small random FLUX (with
-another, say `--tokens 512`). Writes
+repository, with text encoders that read as many tokens as SD3's. Writes
 assets/results/side-by-side-<trainer>.json: seconds by phase (the median over iterations and
 rounds), calls and rows of the network, peak memory, and flowrl's share of each.
 `python scripts/results/tables.py` makes the tables of docs/compare.md from these files.
@@ -37,8 +35,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from beside import MODELS, SD3_WORK, TRAINERS
-from trainers import Start, Work
+from small_model import lengthened
+from trainers import TRAINERS, WORK, Start, Work, flowrl
 from watch import PHASES
 
 from flowrl.core.environment import environment
@@ -48,11 +46,6 @@ from flowrl.core.tables import text_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-WORK: tuple[str, ...] = (  # options that change the work
-    *("--model", "--prompts", "--group", "--steps", "--size", "--guidance", "--kl", "--batch"),
-    *("--dtype", "--noise-scale", "--rank", "--lr", "--updates", "--tokens", "--window"),
-    *("--every", "--splits"),
-)
 NOUNS = ("red circle", "blue square", "green triangle", "yellow star")
 
 
@@ -97,24 +90,27 @@ def write_prompts(place: Path, count: int) -> None:
 def measure(args: argparse.Namespace, work: Work) -> dict[str, list[dict[str, Any]]]:
     """Let the trainers take turns -> what the watch saw, by trainer."""
     seen: dict[str, list[dict[str, Any]]] = {}
-    trainer = TRAINERS[args.trainer]
     # the watch counts calls of the network, so it has to know its class
-    options = ["--network", trainer.network, "--updates", str(work.updates), "--warm-up", "1"]
+    options = ["--network", "diffusers:SD3Transformer2DModel", "--updates", "1", "--warm-up", "1"]
     options += ["--iterations", str(args.iterations)]
     # in turns: what else the machine does falls on all alike
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)
             write_prompts(place, work.prompts * (args.iterations + 2))
-            model = MODELS[work.model](place / "model") if work.model in MODELS else work.model
+            own_model = work.model == WORK.model
+            model = lengthened(ROOT / work.model, place / "model") if own_model else work.model
             here = replace(work, model=str(model))
             # their program, ours with their batches, and ours with our own
             starts = {
-                args.trainer: (trainer.theirs(here, args.folder.resolve(), place), args.python),
-                "flowrl": (trainer.ours(here, place, args.trainer, 0), sys.executable),
+                args.trainer: (
+                    TRAINERS[args.trainer](here, args.folder.resolve(), place),
+                    args.python,
+                ),
+                "flowrl": (flowrl(here, place, args.trainer, 0), sys.executable),
             }
             if args.own_batch:
-                own = trainer.ours(here, place, args.trainer, args.own_batch)
+                own = flowrl(here, place, args.trainer, args.own_batch)
                 starts["flowrl, own batches"] = (own, sys.executable)
             if args.own_batch and args.compile:
                 program = [*own.program, "model.runtime.compile=true"]
@@ -191,8 +187,8 @@ def main() -> int:
     parser.add_argument("trainer", choices=sorted(TRAINERS))
     parser.add_argument("folder", type=Path, help="a clone of its repository")
     parser.add_argument("--python", default=sys.executable, help="which has what it needs")
-    for option in WORK:
-        parser.add_argument(option, type=type(getattr(SD3_WORK, option[2:].replace("-", "_"))))
+    for name, value in asdict(WORK).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
     parser.add_argument("--own-batch", type=int, default=0, help="of flowrl, once more")
     parser.add_argument(
         "--compile",
@@ -205,10 +201,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.compile and not args.own_batch:
         parser.error("--compile is of flowrl's own batches: expected --own-batch too")
-    # the trainer's usual work, with what the command line changes
-    said = {name: getattr(args, name) for name in vars(SD3_WORK)}
+    # the usual work, with what the command line changes
+    said = {name: getattr(args, name) for name in asdict(WORK)}
     given = {name: value for name, value in said.items() if value is not None}
-    work = replace(TRAINERS[args.trainer].work, **given)
+    work = replace(WORK, **given)
     try:
         seen = measure(args, work)
     except FlowRLError as error:

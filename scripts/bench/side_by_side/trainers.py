@@ -30,13 +30,8 @@ class Work:
     batch: int  # samples of a network call, without guidance's second half
     dtype: str  # of the arithmetic: float32 or bfloat16
     noise_scale: float = 0.7
-    rank: int = 32  # of LoRA, where that is trained
+    rank: int = 32  # of LoRA
     lr: float = 3e-4
-    updates: int = 1  # optimizer steps of an iteration
-    tokens: int = 0  # that T5 reads of a prompt; 0: as many as in their code
-    window: int = 0  # steps with noise, where a window moves
-    every: int = 0  # iterations until it moves by a step
-    splits: str = ""  # steps at which a tree splits
 
     @property
     def images(self) -> int:
@@ -225,3 +220,18 @@ def flowrl(work: Work, place: Path, beside: str, own_batch: int = 0) -> Start:
     overrides = [f"{name}={json.dumps(value)}" for name, value in values.items()]
     program = [str(HERE / "ours.py"), "sd3/flow_grpo", *overrides]
     return Start(program, {"PYTHONPATH": str(HERE.parents[2])})
+
+
+TRAINERS = {"flow_grpo": flow_grpo, "flow_factory": flow_factory}
+WORK = Work(
+    model="assets/shapes-sd3",
+    prompts=4,
+    group=8,
+    steps=6,
+    size=64,
+    guidance=4.5,
+    kl=0.01,
+    batch=8,
+    dtype="float32",
+)
+"""The small work that each is given by default."""

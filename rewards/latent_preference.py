@@ -28,7 +28,7 @@ class latent_preference:
 
     DiNa-LRM (2602.11146; HKUST-C4G/diffusion-rm af485b4): the generator's transformer, VAE and
     prompt embeddings are the judge's too, so it knows its own latents alone. `path`: a folder as
-    `scripts/shapes_latent_preference.py` writes it; `transformer`: a pipeline of
+    `scripts/assets/shapes_latent_preference.py` writes it; `transformer`: a pipeline of
     StableDiffusion3Pipeline's layout, or its hub id. The noises follow from `seed` and are the same
     for all images. Finished images have no latents here, so evaluations leave this reward out. With
     `estimates` it also judges x0 estimates of noisy states, as it judges finished latents, where a

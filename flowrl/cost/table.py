@@ -22,7 +22,7 @@ EMBEDDED = ("shapes/",)  # configs of models that ship with flowrl
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")  # other releases keep other tensors
 NOT_MEASURED = "not measured"
 BEGIN, END = (
-    "<!-- estimates: written by scripts/research/estimates.py -->",
+    "<!-- estimates: written by scripts/results/estimates.py -->",
     "<!-- end of estimates -->",
 )
 _HEAD = ("config", "network", "trained", *PHASES, "work of an iteration", "measured peak")

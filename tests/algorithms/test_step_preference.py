@@ -185,7 +185,7 @@ def test_the_model_is_a_clip_until_it_learns_the_time(tmp_path: Path) -> None:
     from flowrl.core.types import RewardBatch
     from rewards.step_aware import step_aware
 
-    module = script_module("shapes_step_aware")
+    module = script_module("assets/shapes_step_aware")
     tokens = CLIPTokenizer.from_pretrained(resource("assets/shapes-sd3/tokenizer"))
     torch.manual_seed(0)
     model = module.make(32, 2, tokens).eval()
@@ -216,7 +216,7 @@ def test_the_judge_of_shapes_learns_from_right_and_wrong_scenes() -> None:
     from flowrl.core.shipped_files import resource
     from flowrl.evaluation.suites.shapes.checker import check
 
-    module = script_module("shapes_step_aware")
+    module = script_module("assets/shapes_step_aware")
     pairs, rng = module.Pairs(2, 2), np.random.default_rng(0)
     records = {record["prompt"]: record for record in pairs.trainer.train_set.records}
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from flowrl.cost.meta_run import workload_of
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return script_module("estimates")
+    return script_module("results/estimates")
 
 
 def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:

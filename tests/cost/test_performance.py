@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchkit import bench_module
 from estimatekit import model_config
+from scriptkit import script_module
 from tiny import tiny_sd3
 
 
@@ -34,7 +34,7 @@ def test_settings_are_compared_in_one_file(
 ) -> None:
     """A row for each, also for a back end that no CPU has, which says why; the other figures are of
     the first that runs."""
-    script, out = bench_module("performance"), tmp_path / "a.json"
+    script, out = script_module("bench/performance"), tmp_path / "a.json"
     argv = [*command(tmp_path), "--attention", "flash,native", "--json", str(out)]
     monkeypatch.setattr("sys.argv", argv)
     assert script.main() == 0
@@ -50,7 +50,7 @@ def test_all_combinations_are_measured_and_none_that_runs_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The processes are played here: each fails with a line of its own."""
-    script, asked = bench_module("performance"), []
+    script, asked = script_module("bench/performance"), []
 
     def failing(words: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         asked.append([word for word in words if word.startswith("model.runtime")])

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import checkerkit
 import numpy as np
 import pytest
 import torch
@@ -25,7 +26,6 @@ from paintkit import (
 )
 from PIL import Image
 from scipy import ndimage
-from scriptkit import script_module
 from torch import Tensor
 
 from flowrl.core.errors import DataError
@@ -44,13 +44,11 @@ from flowrl.evaluation.suites.shapes.scene import (
 )
 from rewards.shapes import shapes
 
-MEASURE = script_module("check_checker")
-
 
 @pytest.mark.parametrize("task", TASKS)
 def test_agrees_with_layouts(task: str) -> None:
-    """Truth: GenEval's rules on the layout, written a second time in the script."""
-    found = MEASURE.measure(task, scenes=150, seed=7)
+    """Truth: GenEval's rules on the layout, written a second time in the kit."""
+    found = checkerkit.measure(task, scenes=150, seed=7)
     assert min(found[f"{kind}_agreement"] for kind in ("own", "random", "near")) >= 0.99
     assert found["near_false_accepts"] == found["random_false_accepts"] == 0
 
@@ -78,7 +76,7 @@ def test_survives_blur_noise_and_compression() -> None:
     # 97.5 % here, and 99.6 % if 40 pixels of specks were let pass: compression leaves some
     assert check(spoilt, records).strict.float().mean() >= 0.97
     plain = [i for i, record in enumerate(records) if "position" not in record["include"][-1]]
-    wrong = [MEASURE.near_miss(records[i], rng) for i in plain]
+    wrong = [checkerkit.near_miss(records[i], rng) for i in plain]
     assert not check(spoilt[plain], wrong).strict.any()
 
 
@@ -201,9 +199,9 @@ def test_rules_agree_with_the_second_writing_on_any_layout() -> None:
     seen = [0, 0]
     for row in range(n):
         k = int(count[row])
-        box = np.array([MEASURE.extent(scenes, row, s) for s in range(k)])
+        box = np.array([checkerkit.extent(scenes, row, s) for s in range(k)])
         for i in rng.integers(len(EVERY), size=20):
-            expected = MEASURE.truth(scenes, row, EVERY[i])
+            expected = checkerkit.truth(scenes, row, EVERY[i])
             assert all(rules(EVERY[i], shape[row, :k], color[row, :k], box)) == expected
             seen[expected] += 1
     assert min(seen) > 20

@@ -13,7 +13,6 @@ from circlekit import CIRCLE, Painter, circles
 from PIL import Image
 from scriptkit import module_of
 
-from flowrl.core.errors import ConfigError
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.evaluation.suites.shapes.prompts import Record, all_records, entry, make_record
@@ -24,11 +23,13 @@ Modules = tuple[ModuleType, ModuleType]
 @pytest.fixture(scope="module")
 def modules() -> Modules:
     names = ("demonstration_measure", "demonstration_figure")
-    return module_of("demonstration", names[0]), module_of("demonstration", names[1])
+    return module_of("results/demonstration", names[0]), module_of(
+        "results/demonstration", names[1]
+    )
 
 
 def test_what_images_of_a_prompt_leave_alike() -> None:
-    variety = module_of("demonstration", "variety")
+    variety = module_of("results/demonstration", "variety")
     # by hand: places 12 pixels left and right of the mean; two colours as often: entropy log 2
     images = circles((0, 20, 32), (2, 44, 32), (0, 20, 32), (2, 44, 32))
     found = variety.spread(images)
@@ -47,7 +48,7 @@ def test_what_images_of_a_prompt_leave_alike() -> None:
 
 def test_which_share_of_the_variety_is_kept() -> None:
     """Two seeds that keep 80 and 90 %: 85 %, and by hand t(.975, 1) = 12.706 times 5 points."""
-    variety = module_of("demonstration", "variety")
+    variety = module_of("results/demonstration", "variety")
     base = {"places": 10.0, "colors": 4.0}
     runs = [{"places": 8.0, "colors": 3.2}, {"places": 9.0, "colors": 3.6}]
     for one in variety.kept(runs, base).values():
@@ -56,21 +57,6 @@ def test_which_share_of_the_variety_is_kept() -> None:
     assert variety.kept(runs[:1], base)["colors"]["interval"] == [None, None]
     assert variety.kept([{}, *runs], base) == variety.kept(runs, base)
     assert variety.kept([{}], base) == variety.kept(runs, {}) == {}
-
-
-def test_a_search_is_taken_from_an_earlier_result_of_the_same_search(tmp_path: Path) -> None:
-    """Guidance, steps and prompts have to be those that are asked for."""
-    module, file = module_of("demonstration", "demonstration"), tmp_path / "earlier.json"
-    rows = [{"guidance": 1.0, "steps": 2, "validation": 0.4}]
-    file.write_text(json.dumps({"search": {"prompts": "a.jsonl", "base": rows}}))
-    words = ["--runs", "x", "--validation", "a.jsonl", "--guidances", "1", "--step-counts", "2"]
-    asked = module.parser().parse_args
-    assert module.known_search(asked(words)) == []
-    words += ["--search-from", str(file)]
-    assert module.known_search(asked(words)) == rows
-    for other in (["--guidances", "1", "3"], ["--step-counts", "4"], ["--validation", "b.jsonl"]):
-        with pytest.raises(ConfigError, match="leave it out to search anew"):
-            module.known_search(asked([*words, *other]))
 
 
 @pytest.mark.parametrize(("best_of", "guidance", "calls"), [(1, 1.0, 2), (1, 2.0, 4), (3, 1.0, 6)])

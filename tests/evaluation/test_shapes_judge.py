@@ -17,12 +17,12 @@ from flowrl.evaluation.suites.shapes.scene import COLORS, render
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    return module_of("shapes_judge", "judge_network")
+    return module_of("assets/shapes_judge", "judge_network")
 
 
 @pytest.fixture(scope="module")
 def training() -> ModuleType:
-    return module_of("shapes_judge", "train_judge")
+    return module_of("assets/shapes_judge", "train_judge")
 
 
 CIRCLE, SQUARE, ODD = 0, 1, 4

@@ -24,7 +24,7 @@ from flowrl.evaluation.suites.shapes.scene import CLASSES, Scenes, render
 from rewards.shapes import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = script_module("make_shapes_prompts").all_lists(0)
+LISTS = script_module("assets/make_shapes_prompts").all_lists(0)
 
 
 def scenes_of(records: list[Any]) -> set[Any]:
@@ -198,7 +198,7 @@ def test_domains_are_halves_of_the_tasks(tmp_path: Path, monkeypatch: pytest.Mon
     """Every prompt is in one of the two domains, whose tasks are those that shapes/flow_opd has
     for the teacher of that name."""
     monkeypatch.setattr("sys.argv", ["shapes_domains.py", "--out", str(tmp_path)])
-    script_module("shapes_domains").main()
+    script_module("assets/shapes_domains").main()
     teachers = load_config("shapes/flow_opd").loss.kwargs["teachers"]
     for part in ("train", "validation"):
         whole = (ROOT / f"assets/shapes/{part}.jsonl").read_text(encoding="utf-8").splitlines()

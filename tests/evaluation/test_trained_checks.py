@@ -4,8 +4,6 @@ known."""
 from __future__ import annotations
 
 import json
-import sys
-from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from circlekit import CIRCLE, Painter, circles
-from scriptkit import module_of, script_module
+from scriptkit import module_of
 
 from flowrl.core.errors import ConfigError
 
@@ -22,7 +20,7 @@ RUN = "name: shapes-awm\nseed: {seed}\n"
 
 @pytest.fixture(scope="module")
 def checks() -> ModuleType:
-    return module_of("demonstration", "trained_checks")
+    return module_of("results/demonstration", "trained_checks")
 
 
 class _Better(Painter):
@@ -44,7 +42,6 @@ def test_the_command_by_hand(
     }
     runs = [tmp_path / "good", tmp_path / "idle"]
     monkeypatch.setattr(checks, "LISTS", lists)
-    monkeypatch.setattr(sys.modules["base_checks"], "LOOKED_AT", lists["hard"])
     seeds = [{"seed": 0}, {"seed": 1}]
     monkeypatch.setattr(checks, "described", lambda *_: {"config": "shapes-awm", "runs": seeds})
     monkeypatch.setattr(checks, "chosen_checkpoint", lambda run: run)
@@ -55,14 +52,11 @@ def test_the_command_by_hand(
         return _Better() if "good" in setting.target else Painter()
 
     monkeypatch.setattr(checks.Bench, "model", model)
-    words = [*map(str, runs), "--per-task", "6", "--images", "6", "--work", str(tmp_path / "work")]
+    words = [*map(str, runs), "--per-task", "6", "--work", str(tmp_path / "work")]
     out = tmp_path / "out.json"
     monkeypatch.setattr("sys.argv", ["trained_checks.py", *words, "--out", str(out)])
     checks.main()
     result = json.loads(out.read_text())
-    keys = ("seed", "right", "right_but_for_flaws")
-    counts = [itemgetter(*keys)(look) for look in result["looks"]]
-    assert counts == [(0, 6, 0), (1, 4, 0)]
     found = result["lists"]["hard"]
     assert found["base"]["mean"] == pytest.approx(2 / 3) and found["base"]["images"] == 6
     assert found["rl"]["mean"] == pytest.approx(5 / 6) and found["rl"]["images"] == 12
@@ -82,8 +76,7 @@ def test_the_command_by_hand(
 def test_settings_are_those_that_the_demonstration_found(checks: ModuleType) -> None:
     root = Path(__file__).resolve().parents[2]
     found = json.loads((root / "assets/results/demonstration.json").read_text())
-    base = module_of("demonstration", "base_checks").SETTINGS
-    for key, setting in {**base, **checks.SETTINGS}.items():
+    for key, setting in {**checks.OF_BASE, **checks.OF_RUNS}.items():
         assert (found[key]["guidance"], found[key]["steps"]) == setting, key
 
 
@@ -104,31 +97,3 @@ def test_which_runs_are_taken(checks: ModuleType, tmp_path: Path) -> None:
         checks.described([tmp_path / "b", tmp_path / "c"], places)
     with pytest.raises(ConfigError, match="expected a run folder with config.yaml"):
         checks.described([tmp_path], places[:1])
-
-
-def test_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shares in percent, gains in points, an interval where there is one; without a file the page
-    says that nothing was measured."""
-    docs = script_module("checks_docs")
-    page = "<!-- trained checks: table -->\n\nold\n\n<!-- trained checks: end -->\n"
-    monkeypatch.setattr(docs, "RESULT", tmp_path / "none.json")
-    assert docs.filled(page) == page.replace("old", docs.ABSENT)
-    rows: dict[str, Any] = {}
-    for key in docs.HEADS:
-        task = {"mean": 0.0, "interval": [None, None]}
-        rows[key] = {"mean": 0.25, "interval": [-0.1, 0.6], "guidance": 2.5, "steps": 20}
-        rows[key]["tasks"] = {"five_six": task}
-    result: dict[str, Any] = {"config": "shapes-awm", "runs": [{"seed": 0, "iteration": 36}]}
-    result["looks"] = [{"images": 700, "blank": 1, "right": 600, "right_but_for_flaws": 2}] * 2
-    docs.RESULT.write_text(json.dumps({**result, "lists": dict.fromkeys(docs.LISTS, rows)}))
-    text = docs.filled(page)
-    assert "`shapes/awm`, training seed 0" in text and "iteration 36" in text
-    gains = " | ".join(["+25.0 (-10.0 to +60.0)"] * 3)
-    assert f"| harder tier, test list | {' | '.join(['25.0 %'] * 4)} | {gains} |" in text
-    assert f"| five and six objects | {' | '.join(['0.0 %'] * 4)} | +0.0 | +0.0 | +0.0 |" in text
-    said = (
-        "Of 1,400 images of training prompts after training, without guidance, 2 are blank, 1,200 "
-        "are right, and 4, 0.3 % as many, would be but for a [flaw]"
-    )
-    assert said in text.replace("\n", " ")
-    assert "old" not in text and "not measured" not in text

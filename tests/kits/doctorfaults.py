@@ -1,5 +1,5 @@
 """Faults to be put into the run of doctorkit, each with what the doctor has to say of it: shared by
-the tests and by scripts/research/doctor.py."""
+the tests and by scripts/bench/doctor.py."""
 
 from __future__ import annotations
 

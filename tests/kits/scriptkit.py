@@ -12,13 +12,12 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def script_module(name: str) -> ModuleType:
-    """Import scripts/<name>.py, or scripts/research/<name>.py, under a name of its own."""
-    found = [folder / f"{name}.py" for folder in (SCRIPTS, SCRIPTS / "research")]
-    file = next(file for file in found if file.exists())
-    spec = importlib.util.spec_from_file_location(f"script_{name}", file)
+    """Import "assets/shapes_pairs", a file below scripts/, under a name of its own."""
+    file = SCRIPTS / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"script_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent))  # scripts import each other
+    sys.path.insert(0, str(file.parent))  # scripts of a folder import each other
     try:
         spec.loader.exec_module(module)
     finally:
@@ -27,8 +26,8 @@ def script_module(name: str) -> ModuleType:
 
 
 def module_of(folder: str, name: str) -> ModuleType:
-    """Import <name>.py of scripts/research/<folder>, whose files import each other."""
-    path = str(SCRIPTS / "research" / folder)
+    """Import <name>.py of a folder below scripts/, whose files import each other, once."""
+    path = str(SCRIPTS / folder)
     sys.path.insert(0, path)
     try:
         return importlib.import_module(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS = ROOT / "scripts" / "research" / "faults.yaml"
+FAULTS = ROOT / "scripts" / "bench" / "faults.yaml"
 
 
 def test_every_place_is_there_once() -> None:

@@ -19,7 +19,7 @@ from flowrl.core.shipped_files import list_configs
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 # of assets/: no run needs them
-LEFT_OUT = ("training", "results", "figures", "shapes-sd3-noisy")
+LEFT_OUT = ("training", "results", "figures")
 
 
 @pytest.fixture(scope="module")

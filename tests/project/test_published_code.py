@@ -20,7 +20,7 @@ def test_they_agree_to_rounding() -> None:
     end."""
     cases = json.loads(RESULT.read_text(encoding="utf-8"))["cases"]
     assert len(cases) == 13
-    assert cases.keys() == script_module("published_code/catalogue").CASES.keys()
+    assert cases.keys() == script_module("bench/published_code/catalogue").CASES.keys()
     for name, case in cases.items():
         for what, found in case["gaps"].items():
             least = 1e-5 if name == "ddpo" else 1e-6
@@ -29,7 +29,7 @@ def test_they_agree_to_rounding() -> None:
 
 
 def test_only_what_is_named_is_run(tmp_path: Path) -> None:
-    module = script_module("published_code/sources")
+    module = script_module("bench/published_code/sources")
     text = (
         "import nowhere\n\nraise SystemExit\n\n"
         "def scale(x: Nothing) -> Nothing:\n    return math.sqrt(x)\n\n"

@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = [record for records in all_records().values() for record in records[::40]]
 
 
-SCRIPT, TRAINING = script_module("make_shapes_references"), script_module("train_shapes_dino")
+SCRIPT, TRAINING = (
+    script_module("assets/make_shapes_references"),
+    script_module("assets/train_shapes_dino"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from comparekit import no_training, plan, tick
 
-from flowrl.core.errors import ConfigError, DataError, FlowRLError, RunError
-from flowrl.runs.compare import factorial
+from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.runs.compare.compare import Comparison, run_comparison
 from flowrl.runs.compare.file_shapes import BASE_FILE, RUN_FILE, mistake
 from flowrl.runs.compare.one_run import spend
@@ -212,24 +211,6 @@ def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None
         write_comparison(result, copied.out, tmp_path, copied.runs)
     (tmp_path / BASE / "result.json").write_text("{}")
     assert sample_grid(result, copied.runs) is None
-
-
-@pytest.mark.parametrize("name", ["guidance-search", "ram-search"])
-def test_a_factorial_result_of_another_kind(tmp_path: Path, name: str) -> None:
-    """Each value in turn: a message, or a value of the right kind that has no say in the effects
-    or is one of the numbers that they are worked out from."""
-    good = json.loads((ROOT / f"assets/results/{name}.json").read_text())
-    file = tmp_path / "r.json"
-    refused = 0
-    for path in places({key: good[key] for key in ("design", "cells", "tags", "runs")}):
-        for value in (GONE, None, "x", -1.0, ["x"]):
-            file.write_text(json.dumps(changed(good, path, value)))
-            try:
-                factorial.read_factorial(file)
-            except FlowRLError as error:
-                assert str(error).startswith(f"{file}: "), (path, value, error)
-                refused += 1
-    assert refused > 30
 
 
 def test_shapes_name_the_first_mistake() -> None:

@@ -18,31 +18,6 @@ from flowrl.runs.compare.earlier_files import config_then, setting_then
 from flowrl.runs.compare.result_file import setting, without_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, CONFIGS = ROOT / "assets" / "results", ROOT / "scripts" / "research" / "six"
-SIX = [
-    "prompts.test=assets/shapes/test.jsonl",
-    *("eval.seed=260031", "eval.images=16", "eval.batch=136", "train.threads=1"),
-]
-
-
-def test_more_seeds_can_be_added_to_the_committed_six_methods() -> None:
-    """What is stored of each arm lacks `train.empty_prompts`, which came later."""
-    found = json.loads((RESULTS / "compare-six.json").read_text(encoding="utf-8"))
-    assert len(found["configs"]) == 12
-    for entry in found["configs"]:
-        method, _, arm = entry["name"].rpartition("-")
-        file = CONFIGS / f"{arm}_{method.replace('-', '_')}.yaml"
-        now = load_config(file, SIX)
-        lacks = different(entry["config"], without_seed(now))
-        assert lacks == ["train.empty_prompts (None and 0.0)"]
-        assert config_then(entry["config"], now, without_seed) == without_seed(now)
-        # a value of today that is not the default differs from what there was
-        other = load_config(file, [*SIX, "train.empty_prompts=0.2", "train.threads=2"])
-        then = config_then(entry["config"], other, without_seed)
-        assert different(then, without_seed(other)) == ["train.empty_prompts (0.0 and 0.2)"]
-        equal = found["settings"]["equal"]
-        said = different(setting_then(equal, other, setting), setting(other))
-        assert said == ["train.threads (1 and 2)"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +88,7 @@ def test_a_file_of_an_earlier_version_is_gone_on_with(
 
 
 def test_what_cannot_be_loaded_today_stays_as_it_is() -> None:
-    now = load_config(CONFIGS / "tuned_awm.yaml", SIX)
+    now = load_config("shapes/awm")
     gone = without_seed(now) | {"credit": {"fn": "gone_by_now"}}
     del gone["train"]["empty_prompts"]
     assert config_then(gone, now, without_seed) == gone

@@ -259,9 +259,3 @@ def test_what_cells_cannot_take_is_refused(capsys: pytest.CaptureFixture[str]) -
     more = ["--seconds", "90", "--clock", "wall", "--points", "3", "--lr-search", "1", "2"]
     assert main(["compare", "--factorial", "design.yaml", *more]) == 2
     assert "leave out --lr-search, --seconds, --clock, --points" in capsys.readouterr().err
-
-
-def test_the_shipped_design_can_be_told() -> None:
-    root = Path(__file__).resolve().parents[2]
-    design = load_design(root / "scripts/research/factorial_shapes.yaml")
-    assert len(design.cells) == 32 and len(design.axes) == 7 and 0.9 < design.efficiency <= 1

@@ -15,13 +15,10 @@ from flowrl.core.errors import RunError
 from flowrl.runs.compare import tuning
 from flowrl.runs.compare.budgets import comparable
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.result_file import setting
 from flowrl.runs.compare.tuning_file import read_tuning
 from flowrl.runs.locks import lock
 from flowrl.runs.stop import Interrupted
-from flowrl.training.rehearsal import check_plan
 
-SIX = Path(__file__).resolve().parents[2] / "scripts/research/six"
 CLIPS = "loss.clip_low=0.2,0.3"
 
 
@@ -182,14 +179,3 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     )._replace(plugins=("toykit",))
     with lock(tmp_path, mend=""), pytest.raises(RunError, match="works in it now"):
         tuning.run_tuning(what)
-
-
-@pytest.mark.parametrize("file", sorted(SIX.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_configs_of_the_six_methods_can_be_trained(file: Path) -> None:
-    config = load_config(file)
-    check_plan(config)
-    arm, _, method = file.stem.partition("_")
-    assert config.name == f"{method}_{arm}".replace("_", "-")
-    # all are judged alike
-    first = load_config(min(SIX.glob("*.yaml")))
-    assert setting(config) == setting(first)

@@ -125,22 +125,6 @@ def test_long_values_have_room() -> None:
     assert min(box.y0 for box in boxes) > 0
 
 
-def test_the_example_of_the_page_is_as_measured() -> None:
-    root = Path(__file__).resolve().parents[2]
-    found = read_tuning(root / "assets/results/tune-flow-grpo.json")
-    page = " ".join((root / "docs/compare.md").read_text(encoding="utf-8").split())
-    score = {}
-    for trial in found["trials"]:
-        score[tuple(c.split("=")[1] for c in trial["changes"])] = f"{100 * trial['score']:.1f}"
-    few, many = score["0.4", "1e-3"], score["0.8", "1e-3"]
-    assert (
-        f"scale 0.4 ends at {few} % of the validation prompts, the one with 0.8 at {many}" in page
-    )
-    assert f"and the base model has {100 * found['base']['score']:.1f}." in page
-    assert f"2e-4, has {score['0.4', '2e-4']} and {score['0.8', '2e-4']}." in page
-    assert many == max(score.values()) and len(score) == 8 and found["seeds"] == [100]
-
-
 DAMAGE: list[tuple[str, Any]] = [
     ("choices", {}),
     ("choices", {"lr": []}),

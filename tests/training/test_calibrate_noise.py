@@ -17,7 +17,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
-SCRIPT = script_module("calibrate_noise")
+SCRIPT = script_module("assets/calibrate_noise")
 calibrate, gains, moved = SCRIPT.calibrate, SCRIPT.gains, SCRIPT.moved
 COMB = "plan={fn: comb, steps: 4, size: 2, noise_scale: 0.5, baseline: true}"
 MORE = (COMB, "train.group=12", "credit={fn: step_gain}")

@@ -257,7 +257,7 @@ def test_learning_without_the_trainer_s_preparation(tmp_path: Path) -> None:
 
 def test_the_script_s_list_is_what_a_run_reads(tmp_path: Path) -> None:
     """Two images of each of 242 prompts, all of them right by the strict checker."""
-    module = script_module("shapes_images")
+    module = script_module("assets/shapes_images")
     records = module.draw(load_prompts("assets/shapes/train.jsonl"), tmp_path, 2, 0)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
     prompts = load_prompts(str(tmp_path / "train.jsonl"))

@@ -1,0 +1,108 @@
+"""Estimate the shipped configs for released models, and those that are to fit a card.
+
+    python scripts/results/estimates.py                          # all configs, as they are
+    python scripts/results/estimates.py --only flux/flow_grpo    # these; the rest stays as it is
+    python scripts/results/estimates.py --profiles               # under the profiles of cards
+
+Writes assets/results/estimates.json, or profiles.json; `tables.py` makes the tables of
+docs/memory.md from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from figures import between, fixed
+
+from flowrl.cli.options import load_fitted
+from flowrl.config.load import load_config
+from flowrl.core.files import write_json
+from flowrl.core.installation import environment
+from flowrl.core.tables import markdown_table
+from flowrl.cost.estimate import estimate
+from flowrl.cost.fit_card import GIB, PROFILES, limit_of
+from flowrl.cost.table import estimate_configs, merged, put_into_page, released_configs
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "assets" / "results", ROOT / "docs" / "memory.md"
+PLAIN, FITTED = RESULTS / "estimates.json", RESULTS / "profiles.json"
+FAST = ("sd3", "flux", "flux_kontext", "qwen_image", "z_image", "flux2_klein", "flux2", "wan")
+VIDEO = ("wan/flow_grpo_fast_ti2v", "wan/flow_grpo_fast_22", "wan/flow_grpo_fast_i2v")
+LARGE = ("wan/branch_grpo", "wan/dance_grpo", "wan/branch_grpo_22", "wan/diffusion_nft_22")
+EDIT = "qwen_edit_plus/flow_grpo_fast"
+CONFIGS = (*(f"{model}/flow_grpo_fast" for model in FAST), *VIDEO, EDIT, *LARGE)
+"""Flow-GRPO-Fast on the released models, and the largest methods on Wan."""
+Row = dict[str, Any]
+
+
+def row(name: str, profile: str) -> Row:
+    """Estimate a config under a profile; `less`: what the profile trains less, if anything."""
+    config, plain = load_fitted(name, [], [], profile), load_config(name)
+    largest = estimate(config).largest
+    assert largest is not None  # all are released models
+    runtime, lora = config.model.kwargs["runtime"], config.model.kwargs["lora"] or {}
+    before = plain.model.kwargs["lora"] or {}
+    less = [f"rank {lora['rank']}"] if lora.get("rank") != before.get("rank") else []
+    less += ["8-bit AdamW"] * (config.optimizer.fn != plain.optimizer.fn)
+    return {
+        "config": name,
+        "profile": profile,
+        "gib": largest.bytes / GIB,
+        "phase": largest.name,
+        "fits": largest.bytes <= limit_of(PROFILES[profile].gigabytes),
+        "quantize": runtime.get("quantize", "none"),
+        "text_encoders": runtime.get("text_encoders", "device"),
+        **({"less": less} if less else {}),
+    }
+
+
+def main() -> None:
+    """Estimate all configs, those that are named, or the profiles."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", metavar="CONFIG", help="such as flux/flow_grpo")
+    parser.add_argument("--profiles", action="store_true")
+    args = parser.parse_args()
+    if args.profiles:
+        machine, rows = environment(), []
+        for name in CONFIGS:
+            rows += [row(name, profile) for profile in PROFILES]
+        about = {"command": "python scripts/results/estimates.py --profiles"}
+        write_json(FITTED, {**about, "rows": rows, "environment": machine})
+        return
+    result = estimate_configs(args.only or released_configs())
+    if args.only:
+        result = merged(json.loads(PLAIN.read_text(encoding="utf-8")), result)
+    write_json(PLAIN, result)
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """Return what fills both tables of docs/memory.md."""
+    results = json.loads(PLAIN.read_text(encoding="utf-8"))
+    return [(PAGE, lambda text: put_into_page(text, results)), (PAGE, profiles)]
+
+
+def profiles(text: str) -> str:
+    """Put a row for each config between the marks."""
+    rows = json.loads(FITTED.read_text(encoding="utf-8"))["rows"]
+    plain = {(one["config"], one["profile"]): one for one in rows}
+    table = [["config", *(f"`{profile}`" for profile in PROFILES)]]
+    for name in CONFIGS:
+        table.append([f"`{name}`", *(told(plain[name, profile]) for profile in PROFILES)])
+    return between(text, "profiles: table", "profiles: end", [markdown_table(table)])
+
+
+def told(one: Row) -> str:
+    """Say a peak, and what the profile did for it."""
+    words = [fixed(one["gib"])]
+    words += [one["quantize"]] * (one["quantize"] != "none") + one.get("less", [])
+    return ", ".join(words) + ("" if one["fits"] else ": does not fit")
+
+
+if __name__ == "__main__":
+    main()

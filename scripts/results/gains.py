@@ -1,0 +1,182 @@
+"""What each config gained on shapes: rows of assets/results/gains.json, and where docs show them.
+
+    flowrl compare shapes/slas --seeds 0 1 2 --nfe 64000 --run runs/slas
+    flowrl eval shapes/slas --set model.guidance=3.5 eval.steps=20 --json guided.json ...
+    python scripts/results/gains.py runs/slas/result.json --guided guided.json
+
+The command adds a row for each config of a comparison, or replaces the one that is there; the
+evaluation of the base model with guidance must be of the same prompts and noise. `tables.py` writes
+docs/results.md from the rows, and one line in docs/methods between
+`<!-- gain: shapes/NAME -->` and `<!-- gain: end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from figures import between, fixed, percent, points, wrapped
+
+from flowrl.core.files import write_json
+from flowrl.core.tables import markdown_table
+from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.compare.outcomes import unpacked
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "assets" / "results" / "gains.json"
+PAGE, METHODS = ROOT / "docs" / "results.md", ROOT / "docs" / "methods"
+TEST = "the test prompts"
+MARK = re.compile(r"<!-- gain: (\S+) -->\n.*?<!-- gain: end -->", re.DOTALL)
+HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "NFE"]
+COUNTS = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds", 5: "five seeds"}
+Row = dict[str, Any]
+
+
+def rows(file: Path = FILE) -> list[Row]:
+    """Read all rows, the largest gain first."""
+    found = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return sorted(found, key=lambda row: -row["gain"])
+
+
+# ------------------------------------------------------------------------------ from a comparison
+
+
+def rows_of(result: Mapping[str, Any], guided: Mapping[str, Any] | None, on: str) -> list[Row]:
+    """Read a comparison -> a row for each config that reached its budget of evaluations."""
+    made = []
+    for entry in result["configs"]:
+        end = entry["summary"]["nfe"]
+        runs = [run for run in entry["seeds"] if run["failed"] is None]
+        commits = sorted({_commit(result, run)["commit"] for run in runs})
+        mean, low, high = end["gain"]
+        row = {"config": entry["file"], "gain": mean, "low": low, "high": high}
+        row |= {"right": end["mean"], "against_guidance": _against(result, entry, guided)}
+        row |= {"nfe": result["budgets"]["nfe"], "iterations": end["iteration"]}
+        row |= {"seeds": end["seeds"], "on": on, "commits": commits}
+        made.append({**row, "version": max(_commit(result, run)["flowrl"] for run in runs)})
+    return made
+
+
+def _commit(result: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, str]:
+    return dict(result["environments"][run["environment"]])
+
+
+def _against(
+    result: Mapping[str, Any], entry: Mapping[str, Any], guided: Mapping[str, Any] | None
+) -> float | None:
+    """Return how far the runs are above the base model with guidance; None where it was not judged
+    on the same prompts."""
+    if guided is None:
+        return None
+    tags = result["base"]["tags"]
+    left = {task: iter(some) for task, some in guided["by_prompt"].items()}
+    alone = np.array([[next(left[tag]) for tag in tags]])
+    ends = [seed["at"]["nfe"] for seed in entry["seeds"] if seed["at"]["nfe"]]
+    shares = []
+    for end in ends:
+        shares.append([sum(some) / len(some) for some in unpacked(end["outcomes"])])
+    return float(crossed(np.array(shares) - alone, tags)["mean"])
+
+
+def added(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """Put rows in the place of those of the same configs, figures with six digits."""
+    made = {row["config"]: row for row in old}
+    for row in new:
+        made[row["config"]] = {
+            key: round(value, 6) if isinstance(value, float) else value
+            for key, value in row.items()
+        }
+    return [made[config] for config in sorted(made)]
+
+
+# ------------------------------------------------------------------------------------- for the docs
+
+
+def table(some: Sequence[Row], where: bool = False) -> str:
+    """Draw rows; `where` adds the column of what they were judged on."""
+    lines = [[*HEAD, "iterations", "seeds", *(["judged on"] * where)]]
+    for row in some:
+        span = "–" if row["low"] is None else f"{points(row['low'])} to {points(row['high'])}"
+        star = "*" if row["low"] is not None and row["low"] > 0 else ""
+        over = "–" if row["against_guidance"] is None else points(row["against_guidance"])
+        nfe = "–" if row["nfe"] is None else f"{row['nfe']:,.0f}"
+        cells = [f"`{row['config']}`", points(row["gain"]) + star, span, percent(row["right"])]
+        cells += [over, nfe, f"{row['iterations']:.0f}", str(row["seeds"])]
+        lines.append([*cells, *([row["on"]] * where)])
+    return markdown_table(lines)
+
+
+def page(text: str, found: Sequence[Row]) -> str:
+    """Fill both tables of docs/results.md."""
+    on_test = [row for row in found if row["on"] == TEST]
+    others = [row for row in found if row["on"] not in (TEST, "")]
+    text = between(text, "gains: table", "gains: end", [table(on_test)])
+    return between(text, "gains, others: table", "gains, others: end", [table(others, True)])
+
+
+def line(config: str, found: Sequence[Row], up: str = "../") -> str:
+    """Say in a line what a config gains."""
+    row = next((row for row in found if row["config"] == config and row["on"]), None)
+    if row is None:
+        return "Not measured on shapes."
+    verb = "loses" if row["gain"] < 0 else "gains"
+    sign = -1 if row["gain"] < 0 else 1
+    span, doubt = "", ""
+    if row["low"] is not None:
+        ends = sorted((sign * row["low"], sign * row["high"]))
+        span = f" ({fixed(100 * ends[0])} to {fixed(100 * ends[1])})"
+        doubt = ", which may be chance" if ends[0] <= 0 else ""
+    place = "On shapes" if row["on"] == TEST else f"On {row['on']}"
+    place += "," * ("," in place)
+    spent = f"for {row['nfe']:,.0f} NFE" if row["nfe"] else f"in {row['iterations']:.0f} iterations"
+    text = f"{place} `{config}` {verb} {fixed(100 * abs(row['gain']))} points{span} over "
+    text += f"{COUNTS[row['seeds']]} {spent}{doubt}"
+    if (over := row["against_guidance"]) is not None:
+        side = "ahead" if over < 0 else "behind"
+        far = fixed(100 * abs(over))
+        unit = "point" if far == "1.0" else "points"
+        text += f"; the base model with guidance is {far} {unit} {side}"
+    return wrapped(f"{text}. [All rows]({up}results.md)")
+
+
+def method_page(text: str, found: Sequence[Row]) -> str:
+    """Fill the lines of a method page; a page without marks stays as it is."""
+
+    def filled(match: re.Match[str]) -> str:
+        """Return a mark with its line."""
+        return f"<!-- gain: {match[1]} -->\n{line(match[1], found)}\n<!-- gain: end -->"
+
+    return MARK.sub(filled, text)
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """List the pages, each with what fills it."""
+    found = rows()
+    some: list[tuple[Path, Callable[[str], str]]] = [(PAGE, lambda text: page(text, found))]
+    for file in sorted(METHODS.glob("*.md")):
+        some.append((file, lambda text: method_page(text, found)))
+    return some
+
+
+def main() -> None:
+    """Add the rows of a comparison."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("result", type=Path, help="of flowrl compare")
+    parser.add_argument("--guided", type=Path, help="flowrl eval of the base model with guidance")
+    parser.add_argument("--on", default=TEST, help="what it was judged on")
+    args = parser.parse_args()
+    guided = json.loads(args.guided.read_text(encoding="utf-8")) if args.guided else None
+    new = rows_of(json.loads(args.result.read_text(encoding="utf-8")), guided, args.on)
+    write_json(FILE, {"rows": added(rows(), new)})
+    print(table(new))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Count the rooms of the source, their files, floors and arrows, and draw them.
+
+    python scripts/results/rooms.py              # print the figures
+    python scripts/results/rooms.py --root DIR   # of another checkout
+
+A room is what lies directly under flowrl/ (a folder, or a file that stands alone), and rewards/ as
+a whole; flowrl/__init__.py and flowrl/__main__.py are doors and not counted. An arrow goes from
+room to room where one imports the other, also inside a function. A room's floor is one above the
+highest room that it uses. `python scripts/results/tables.py` writes the table of
+docs/architecture.md and assets/figures/rooms.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, FIGURE = ROOT / "docs" / "architecture.md", ROOT / "assets" / "figures" / "rooms.svg"
+MARK, END = "<!-- rooms: table -->", "<!-- rooms: end -->"
+DOORS = ("flowrl", "flowrl.__main__")
+BEFORE = (77, 153, 16, 318)
+"""Rooms, files, floors and arrows of commit b799d1b, the last one with its files in one flat
+folder, as this script counts them (`--root`)."""
+
+
+class Room(NamedTuple):
+    """One room of the source."""
+
+    name: str
+    says: str  # the first line of its docstring
+    files: int
+    uses: frozenset[str]  # rooms that it imports
+    floor: int  # 1 is the lowest
+
+
+# ------------------------------------------------------------------------------ reading the source
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Return {dotted name: file} of flowrl and rewards."""
+    files = [file for package in ("flowrl", "rewards") for file in (root / package).rglob("*.py")]
+    names = [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
+    return {n.removesuffix(".__init__"): f for n, f in zip(names, files, strict=True)}
+
+
+def room_of(module: str) -> str:
+    """Return "runs" for "flowrl.runs.log", "rewards" for every reward, "" for the doors."""
+    parts = module.split(".")
+    if parts[0] == "rewards":
+        return "rewards"
+    return "" if module in DOORS else parts[1]
+
+
+def imports(text: str, known: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules of this repository that a source imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # an imported name may be a module: from flowrl.training import checkpoint
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [name if name in known else node.module for name in inside]
+            yield from (name for name in found if name in known)
+
+
+def rooms(root: Path = ROOT) -> list[Room]:
+    """Return all rooms, the lowest floor first. Raises CycleError if rooms import in a circle."""
+    known = modules(root)
+    uses: dict[str, set[str]] = {room_of(module): set() for module in known}
+    files = dict.fromkeys(uses, 0)
+    for module, file in known.items():
+        own = room_of(module)
+        files[own] += 1
+        targets = {room_of(name) for name in imports(file.read_text(encoding="utf-8"), known)}
+        uses[own] |= targets - {own, ""}
+    # the doors use rooms, no room uses a door
+    del uses[""]
+    floors: dict[str, int] = {}
+    for name in TopologicalSorter(uses).static_order():
+        floors[name] = 1 + max((floors[other] for other in uses[name]), default=0)
+    found = [Room(n, _says(root, n), files[n], frozenset(uses[n]), floors[n]) for n in uses]
+    return sorted(found, key=lambda room: (room.floor, room.name))
+
+
+def _says(root: Path, name: str) -> str:
+    """Return the first line of a room's docstring; empty for a room that is one file."""
+    file = root / ("rewards" if name == "rewards" else f"flowrl/{name}") / "__init__.py"
+    source = file.read_text(encoding="utf-8") if file.exists() else ""
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+
+
+# ------------------------------------------------------------------------------- table and figure
+
+
+def table(found: list[Room]) -> str:
+    """Show what is in each room, and the figures before and after."""
+    lines = ["| floor | room | files | what is in it | imports |", "|---:|---|---:|---|---|"]
+    for room in reversed(found):
+        path = "rewards/" if room.name == "rewards" else f"flowrl/{room.name}/"
+        used = ", ".join(r.name for r in found if r.name in room.uses) or "nothing"
+        lines.append(f"| {room.floor} | `{path}` | {room.files} | {room.says} | {used} |")
+    arrows = sum(len(room.uses) for room in found)
+    now = (len(found), sum(room.files for room in found), found[-1].floor, arrows)
+    lines += ["", "| | rooms | files | floors | arrows |", "|---|---:|---:|---:|---:|"]
+    for label, row in (("before: one flat folder", BEFORE), ("now", now)):
+        lines.append(f"| {label} | {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+def filled(text: str, found: list[Room]) -> str:
+    """Put the tables between the marks of the page."""
+    head, mark, rest = text.partition(MARK)
+    tail = rest.partition(END)[2]
+    return f"{head}{MARK}\n\n{table(found)}\n\n{END}{tail}" if mark else text
+
+
+WIDTH, HIGH, GAP = 860, 56, 30
+STYLE = (
+    "text{font-family:Helvetica,Arial,sans-serif;fill:#1f2933}"
+    ".name{font-size:15px;font-weight:bold}.says{font-size:11px;font-weight:normal;fill:#52606d}"
+    "rect{fill:#f2f6fb;stroke:#3b6ea5;stroke-width:1.2}"
+    "path{fill:none;stroke:#9fb3c8;stroke-width:1.2;marker-end:url(#tip)}"
+    ".far{stroke-dasharray:5 4}"
+)
+TIP = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#9fb3c8;stroke:none"/></marker></defs>'
+)
+
+
+def figure(found: list[Room]) -> str:
+    """Draw the rooms as SVG, the highest floor on top; an arrow goes to what a room imports.
+
+    Arrows that follow from others are left out: runs -> core is clear from runs -> cost -> core.
+    """
+    places = _places(found)
+    high = max(place[1] for place in places.values()) + HIGH + 10
+    near, far = _arrows(found, places)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {high}" role="img" '
+        f'aria-label="The rooms of flowrl and what they import">',
+        f"<style>{STYLE}</style>{TIP}",
+        *near,
+        *(_box(room, *places[room.name]) for room in found),
+        *far,
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _places(found: list[Room]) -> dict[str, tuple[int, int, int]]:
+    """Return {room: x, y and width of its box}."""
+    top = found[-1].floor
+    places = {}
+    for floor in range(1, top + 1):
+        here = [room.name for room in found if room.floor == floor]
+        wide = (WIDTH - 20 - 20 * (len(here) - 1)) // len(here)
+        for i, name in enumerate(here):
+            places[name] = (10 + i * (wide + 20), 10 + (top - floor) * (HIGH + GAP), wide)
+    return places
+
+
+def _box(room: Room, x: int, y: int, wide: int) -> str:
+    """Draw a room: name, number of files, and as much of what it says as its width holds."""
+    words, lines = room.says.split(), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) + 1 > wide // 6:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    text = "".join(
+        f'<text class="says" x="{x + 12}" y="{y + 37 + 14 * i}">{_safe(line)}</text>'
+        for i, line in enumerate(lines[:2])
+    )
+    return (
+        f'<rect x="{x}" y="{y}" width="{wide}" height="{HIGH}" rx="6"/>'
+        f'<text class="name" x="{x + 12}" y="{y + 20}">{room.name}'
+        f'<tspan class="says" dx="10">{room.files} files</tspan></text>{text}'
+    )
+
+
+def _arrows(
+    found: list[Room], places: dict[str, tuple[int, int, int]]
+) -> tuple[list[str], list[str]]:
+    """Return the arrows to the next floor, and the dashed ones that pass a floor."""
+    uses = {r.name: r.uses for r in found}
+    floors = {r.name: r.floor for r in found}
+    near, far = [], []
+    for room in found:
+        implied = set().union(*(uses[other] for other in room.uses))
+        for other in sorted(room.uses - implied):
+            (x, y, wide), (u, v, broad) = places[room.name], places[other]
+            if floors[other] < room.floor - 1:
+                at = u + 9 * broad // 10
+                far.append(f'<path class="far" d="M{at} {y + HIGH}L{at} {v - 2}"/>')
+            else:
+                # at the middle of the narrower box
+                at = x + wide // 2 if wide < broad else u + broad // 2
+                near.append(f'<path d="M{at} {y + HIGH}L{at} {v - 2}"/>')
+    return near, far
+
+
+def _safe(text: str) -> str:
+    """Write a text for XML; backquotes of code are left out."""
+    return text.replace("`", "").replace("&", "&amp;").replace("<", "&lt;")
+
+
+def targets() -> list[tuple[Path, Callable[[str], str]]]:
+    """Return what fills the page and the figure."""
+    found = rooms()
+    return [(PAGE, lambda text: filled(text, found)), (FIGURE, lambda _: figure(found))]
+
+
+def main() -> None:
+    """Print the figures of a checkout."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the checkout")
+    try:
+        print(table(rooms(parser.parse_args().root)))
+    except CycleError as error:
+        print(f"rooms import in a circle: {' -> '.join(error.args[1])}")
+
+
+if __name__ == "__main__":
+    main()

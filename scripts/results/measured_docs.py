@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "assets" / "results"
 SIDE = ("sampling", "decoding", "training", "between", "all")
 GPU = {"rollout": "sampling", "train": "training"}
+SHOWN = ("sd3 native", "sd3 large", "flux native", "flux _native_flash", "wan native")
 Result = dict[str, Any]
 
 
@@ -32,9 +33,12 @@ def read(name: str) -> Result:
 
 
 def findings() -> str:
-    """Show the catalogue of the doctor's findings."""
-    rows = [[f"`{name}`", one.means, one.change] for name, one in CATALOGUE.items()]
-    return markdown_table([["finding", "it means", "change"], *rows], left=3)
+    """Show the catalogue of the doctor's findings, a row for each kind."""
+    kinds: dict[str, list[str]] = {}
+    for name, one in CATALOGUE.items():
+        kinds.setdefault(name.partition("/")[0], []).append(f"`{name}`: {one.means}")
+    rows = [[kind, "; ".join(said)] for kind, said in kinds.items()]
+    return markdown_table([["kind", "finding, and what it means"], *rows], left=2)
 
 
 def examined() -> str:
@@ -124,6 +128,8 @@ def gpu() -> str:
     head = ["row", "images a call", "sampling, s", "training, s", "images/s"]
     rows = [[*head, "MFU of both", "peak, GiB", "estimate"]]
     for row in read("performance-queue")["rows"]:
+        if row["row"] not in SHOWN:
+            continue
         if "failed" in row:
             late = row["failed"].removeprefix("ended after ")  # "85 s", where that is what it says
             ended = late != row["failed"]

@@ -40,21 +40,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 KNOWN = frozenset(
     {
         *("old_log_prob", "old_mean", "old", "ref", "ema", "slow", "fake", "surrogate"),
-        *(
-            "best",
-            "data",
-            "reward",
-            "siblings",
-            "reward_variance",
-            "zero_advantage",
-            "shared_noise",
-            "log_prob",
-            "prompts",
-            "teacher",
-            "state",
-            "moved",
-            "sigma_rewards",
-        ),
+        *("best", "data", "reward", "siblings", "reward_variance", "zero_advantage"),
+        *("shared_noise", "log_prob", "prompts", "teacher", "state", "moved", "sigma_rewards"),
     }
 )
 SNAPSHOTS = ("old", "ref", "ema", "slow", "fake", "surrogate")

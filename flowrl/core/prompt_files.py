@@ -83,9 +83,8 @@ def _lines(text: str, file: str) -> Iterator[tuple[str, str]]:
     # Only "\n" ends a line: str.splitlines would also cut at U+2028, which JSON allows inside a
     # text.
     for number, line in enumerate(text.split("\n"), 1):
-        line = (
-            line.strip().lstrip(_BOM).strip()
-        )  # files joined with `cat` carry a mark at every seam
+        # files joined with `cat` carry a mark at every seam
+        line = line.strip().lstrip(_BOM).strip()
         if line:
             yield f"{file}, line {number}", line
 

@@ -46,14 +46,12 @@ class PromptSet:
     """A list of prompts, each with its own record for the rewards to read."""
 
     texts: list[str]  # [N]
-    records: list[
-        Record
-    ]  # [N]  at least {"prompt": text}; GenEval files also have tag, include, exclude
+    # [N]  at least {"prompt": text}; GenEval files also have tag, include, exclude
+    records: list[Record]
     name: str  # file name without its ending
     path: str  # the file as it was found
-    places: list[str] = field(
-        default_factory=list
-    )  # [N] "file, line 3", for messages; empty if not read from a file
+    # [N] "file, line 3", for messages; empty if not read from a file
+    places: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -29,10 +29,8 @@ def checkout() -> Path | None:
     """Return the root of the source checkout that this package runs from, or None when it is
     installed."""
     root = PACKAGE.parent
-    if root.name in (
-        "site-packages",
-        "dist-packages",
-    ):  # another wheel may have left a `configs` folder there
+    # another wheel may have left a `configs` folder there
+    if root.name in ("site-packages", "dist-packages"):
         return None
     return root if (root / "pyproject.toml").is_file() or (root / "configs").is_dir() else None
 

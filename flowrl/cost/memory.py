@@ -33,10 +33,8 @@ from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration
 
 FLOAT = 4  # bytes of what is always float32: latents, trained weights and all that belongs to these
-QUANTISED = {
-    "int8": 1.0,
-    "nf4": 0.5 + FLOAT / 64,
-}  # bytes of one number; nf4 has a float32 for each block of 64
+# bytes of one number; nf4 has a float32 for each block of 64
+QUANTISED = {"int8": 1.0, "nf4": 0.5 + FLOAT / 64}
 PHASES = ("sampling", "decode", "training", "optimizer step", "evaluation")
 SIDE = "VAE, text encoders"
 _ITERATION, _LEARNING, _SAMPLING = PHASES[:4], PHASES[2:4], PHASES[:2]

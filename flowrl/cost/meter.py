@@ -32,25 +32,13 @@ from flowrl.models.adapter import decode_latents
 # it as it is); of the operations that the networks of the adapters use. Source: PyTorch's list,
 # "Autocast Op Reference".
 _SHORT: set[Any] = {
-    F.linear,
-    F.conv2d,
-    F.conv3d,
-    torch.matmul,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    torch.bmm,
-    torch.baddbmm,
+    *(F.linear, F.conv2d, F.conv3d, torch.matmul, Tensor.matmul, Tensor.__matmul__),
+    *(torch.bmm, torch.baddbmm),
 }
 _WIDE: set[Any] = {
-    F.layer_norm,
-    F.group_norm,
-    F.rms_norm,
-    Tensor.pow,
-    Tensor.__pow__,
-    torch.rsqrt,
-    torch.exp,
+    *(F.layer_norm, F.group_norm, F.rms_norm, Tensor.pow, Tensor.__pow__, torch.pow),
+    *(torch.rsqrt, torch.exp, F.softmax, Tensor.softmax, Tensor.sum, torch.sum),
 }
-_WIDE |= {torch.pow, F.softmax, Tensor.softmax, Tensor.sum, torch.sum}
 
 # The attention that the meter runs, under the formulas of the GPU's: PyTorch knows those of the CPU
 # from 2.15 on only.
@@ -136,15 +124,12 @@ class DeviceRules(TorchFunctionMode):
         self._casts.clear()
 
     def _shorten(self, value: Any) -> Any:
-        if (
-            not isinstance(value, Tensor)
-            or not value.is_floating_point()
-            or value.dtype == self.autocast
-        ):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        if not (
-            value.is_leaf and value.requires_grad
-        ):  # autocast keeps trained weights' copies only
+        if value.dtype == self.autocast:
+            return value
+        # autocast keeps trained weights' copies only
+        if not (value.is_leaf and value.requires_grad):
             return value.to(self.autocast)
         if id(value) not in self._casts:
             self._casts[id(value)] = value.to(self.autocast)

@@ -51,15 +51,15 @@ def summarize_scores(values: Tensor, tags: list[str]) -> dict[str, Any]:
         tasks[tag] = {"mean": mean, "interval": interval, "images": n}
     # the mean over tasks, and the squared distances to both ends added
     overall = sum(task["mean"] for task in tasks.values()) / len(tasks)
-    below = math.sqrt(sum((one["mean"] - one["interval"][0]) ** 2 for one in tasks.values())) / len(
-        tasks
-    )
-    above = math.sqrt(sum((one["mean"] - one["interval"][1]) ** 2 for one in tasks.values())) / len(
-        tasks
-    )
+    below, above = [], []
+    for one in tasks.values():
+        below.append((one["mean"] - one["interval"][0]) ** 2)
+        above.append((one["mean"] - one["interval"][1]) ** 2)
+    low = overall - math.sqrt(sum(below)) / len(tasks)
+    high = overall + math.sqrt(sum(above)) / len(tasks)
     return {
         "mean": overall,
-        "interval": [overall - below, overall + above],
+        "interval": [low, high],
         "images": len(tags),
         "tasks": tasks,
     }

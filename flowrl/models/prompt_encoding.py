@@ -15,9 +15,8 @@ from flowrl.core.errors import DataError
 from flowrl.core.types import Cond
 from flowrl.models.text_cache import TextCache
 
-CACHE_BYTES = (
-    4 * 2**30
-)  # one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
+# one prompt of SD3.5 with T5 takes 2.7 MB in bfloat16, one of FLUX with 512 tokens 4.2 MB
+CACHE_BYTES = 4 * 2**30
 NEGATIVE = "negative_"
 MOST_T5_TOKENS = 512  # diffusers allows no more
 MOST_TOKENS = 1024  # the same, of a language model

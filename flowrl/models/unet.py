@@ -259,9 +259,8 @@ class Schedule:
         self._between = ((sigma[1:] + sigma[:-1]) / 2).float().to(device)  # [T-1]
         # where the last step ends: 0, or the level of timestep 0
         final = scheduler.final_alpha_cumprod.double()[None]
-        self.end = (
-            flow_from_vp(final, final.sqrt(), (1 - final).sqrt())[1].float().to(device)
-        )  # [1]
+        level = flow_from_vp(final, final.sqrt(), (1 - final).sqrt())[1]
+        self.end = level.float().to(device)  # [1]
 
     def grid(self, steps: int) -> Tensor:
         """Return the levels [steps+1] of the scheduler's own timesteps, then of its final alpha.

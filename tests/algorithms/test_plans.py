@@ -293,11 +293,6 @@ def slow(
     return out
 
 
-def test_the_shipped_run() -> None:
-    """Checklist 21: 300 iterations, tau 25, stride 1 -> floor(it / 25)."""
-    assert starts(300, every=25, **MIX) == [i // 25 for i in range(300)]
-
-
 def test_the_linear_pace_of_the_code() -> None:
     """By hand, 11 steps, so the line ends at step 9, with tau from 10 to 1: 10, 9, ..., 1
     iterations, 55 in all; then the round starts again."""

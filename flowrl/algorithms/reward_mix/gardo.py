@@ -27,7 +27,7 @@ class gardo:
 
     Source: GARDO (2512.24138) and its code, with credit `mean_centred` and a reference that is
     refreshed: `kl: {fn: transition_kl_slow}`, `slow: {fn: reset}` with `every` 16 times
-    train.updates. **Differs:** the sign of the gap, see `doubt`; the penalty is averaged over the
+    train.updates. **Differs:** the sign of the gap, see `_doubt`; the penalty is averaged over the
     doubted images of an iteration, in the code over those of each network call; where no image is
     doubted there is no penalty, in the code of its NFT there is all of it.
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from toykit import toy
+from trainkit import credited, put
 
 from flowrl.algorithms.credit.advantages import group_norm
 from flowrl.algorithms.prompt_samplers import budget
@@ -24,8 +25,7 @@ from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
 from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import CheckpointError, ConfigError
-from flowrl.training.advantages import give_credit
-from flowrl.training.batches import SharedForest
+from flowrl.techniques.chosen_prompts import ChosenPrompts
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
@@ -186,9 +186,9 @@ def test_a_run_in_two_halves_is_the_run_in_one(tmp_path: Path, name: str) -> Non
     assert again + [second.step() for _ in range(2)] == metrics
     if name != "refill":
         plain = Trainer(toy(tmp_path, *BINARY))
-        plain.iteration = 4
+        plain.state.iteration = 4
         assert whole.rows() != plain.rows()
-        with pytest.raises(CheckpointError, match="section sampler must be there or not"):
+        with pytest.raises(CheckpointError, match=r"parts \['copies', 'sampler'\], this run has"):
             Trainer(toy(tmp_path, *BINARY)).load(tmp_path / "middle")
 
 
@@ -197,16 +197,20 @@ def test_a_prompt_with_several_places_is_one_group(tmp_path: Path) -> None:
     more images than `train.group`."""
     more = ("train.prompts=6", "train.group=2", "seed=1")  # whose rewards differ
     trainer = Trainer(toy(tmp_path, *options("knapsack"), *more))
-    assert trainer.sampler is not None
-    trainer.sampler.update(draw(), [Visit(trainer.rows()[0], 1.0, 0.0, 8)])
+    chosen = trainer.parts.get(ChosenPrompts)
+    assert chosen is not None
+    chosen.sampler.update(draw(), [Visit(trainer.rows()[0], 1.0, 0.0, 8)])
     rows = trainer.rows()
     assert len(set(rows)) == 3 and max(rows.count(row) for row in rows) > 2
-    found = collect(trainer, rows)
-    ro = found.rollout
-    advantage, _ = give_credit(trainer, SharedForest(ro), found, rows)
+    it = credited(trainer, rows)
+    ro = it.found.rollout
     prompt = torch.tensor(rows)[ro.tree.group]
-    wanted = group_norm(found.values["red"], ro.leaf, ro.tree._replace(group=prompt))
-    assert torch.equal(advantage, wanted) and float(wanted.abs().max()) > 0.5
+    wanted = group_norm(it.found.values["red"], ro.leaf, ro.tree._replace(group=prompt))
+    assert (
+        it.advantage is not None
+        and torch.equal(it.advantage, wanted)
+        and float(wanted.abs().max()) > 0.5
+    )
 
 
 def test_prompts_without_a_signal_are_drawn_again(tmp_path: Path) -> None:
@@ -225,7 +229,7 @@ def test_prompts_without_a_signal_are_drawn_again(tmp_path: Path) -> None:
             found: Tensor = learn(reward, leaf, tree)
             return found
 
-        trainer.method = trainer.method._replace(credit=spy)
+        put(trainer, method=trainer.method._replace(credit=spy))
     texts = [base.train_set.texts[row] for row in base.rows()]
     bad = [n for n, text in enumerate(texts) if text in ("a red dot", "a green dot")]
     plain, other = base.step(), again.step()

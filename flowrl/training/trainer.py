@@ -32,7 +32,7 @@ from flowrl.training.optimizer_state import (
 )
 from flowrl.training.rollout import collect, sample_forest
 from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
-from flowrl.training.weights import put_saved
+from flowrl.training.weights import check_saved, put_saved
 
 
 class Trainer(Run):
@@ -147,13 +147,20 @@ class Trainer(Run):
             if name not in files:
                 raise KeyError(name)
         check_settings(self.config.optimizer.kwargs, state.optimizer, f"{folder}")
+        check_saved(self.params, files, "current")
         self.parts.check_states(self, [*state.parts], folder)
         # the parts, the weights, the optimizer
         for part in self.parts.at("state_dict"):
             kept = state.parts.get(part.title())
             if kept is not None:
                 there = PartState(files.only(kept.files), kept.plain)
-                part.load_state_dict(self, there, folder)
+                try:
+                    part.load_state_dict(self, there, folder)
+                except KeyError as error:
+                    raise CheckpointError(
+                        f"{folder / checkpoint.STATE}: parts.{part.title()}.files: {error} is in "
+                        "none of them: it is not what a run saves; go on from another checkpoint"
+                    ) from error
         put_saved(self.params, files, "current")
         if not self._finite():
             raise ValueError("a weight is no finite number")

@@ -205,10 +205,15 @@ def put_weights(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], whe
         p.copy_(shared_as(tensors[name], p))
 
 
+def check_saved(params: Mapping[str, nn.Parameter], files: CheckpointTensors, name: str) -> None:
+    """Raise CheckpointError unless a checkpoint's file has the parameters' names and shapes."""
+    _check_fit(params, files.shapes(name), files.folder)
+
+
 def put_saved(params: Mapping[str, nn.Parameter], files: CheckpointTensors, name: str) -> None:
     """Read the tensors of a checkpoint's file into the parameters of the same names, one after the
     other. Raises CheckpointError if names or shapes differ."""
-    _check_fit(params, files.shapes(name), files.folder)
+    check_saved(params, files, name)
     files.read_into(name, params)
 
 

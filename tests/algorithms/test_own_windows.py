@@ -11,14 +11,13 @@ import pytest
 import torch
 from rolloutkit import SHAPE, Counting, check_forest, run, seeds, sigmas_of
 from torch import Tensor
-from trainkit import trainer_for
+from trainkit import task_of, trainer_for
 
 from flowrl.algorithms.plans.windows import random_window
 from flowrl.algorithms.rollout.join import leaf_places, merge, of_prompt
 from flowrl.algorithms.rollout.own_windows import plan_of, sample, total_counts, windows_of
 from flowrl.algorithms.transitions import dance_sde
 from flowrl.core.errors import ConfigError
-from flowrl.core.processes import world
 from flowrl.core.types import Plan, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training.checks import check_processes
@@ -203,9 +202,9 @@ def test_a_resumed_run_draws_the_same_windows(tmp_path: Path) -> None:
 def test_fsdp_is_refused(tmp_path: Path) -> None:
     """Processes with different windows would make different numbers of network calls."""
     config = trainer_for(tmp_path, *OWN).config
-    check_processes(config, world(), sharded=False)
+    check_processes(task_of(config))
     with pytest.raises(ConfigError, match=r"plan random_window: .* set plan\.each=iteration"):
-        check_processes(config, world(), sharded=True)
+        check_processes(task_of(config, sharded=True))
 
 
 def test_a_window_that_no_prompt_could_train(tmp_path: Path) -> None:

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 from toykit import toy
 
+from flowrl.config.load import Config
+from flowrl.core.needs import needs, needs_of
 from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training import checkpoint
+from flowrl.training.advantages import give_credit
+from flowrl.training.batches import SharedForest
+from flowrl.training.learn import learn
+from flowrl.training.method import method_of
+from flowrl.training.parts import parts_of
+from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import collect
+from flowrl.training.run import Iteration
 from flowrl.training.trainer import Trainer
 
 KL = "kl={fn: transition_kl, beta: 0.1}"
@@ -64,6 +73,50 @@ def gradients(
     monkeypatch.setattr(trainer.optimizer, "step", grab)
     metrics = trainer.step()
     return got, metrics
+
+
+def put(trainer: Trainer, **things: Any) -> None:
+    """Put other things in the place of those that a trainer has; it is a frozen record."""
+    vars(trainer).update(things)
+
+
+def watch(trainer: Trainer, name: str = "loss") -> list[Any]:
+    """Let the loss of a trainer, or its kl, note what it is given -> the list that it fills."""
+    seen, plain = [], getattr(trainer.method, name)
+
+    @needs(*needs_of(plain))
+    def noted(data: Any) -> Any:
+        seen.append(data)
+        return plain(data)
+
+    put(trainer, method=trainer.method._replace(**{name: noted}))
+    return seen
+
+
+def task_of(config: Config, *, sharded: bool = False) -> Task:
+    """Return what is known of a config before anything is loaded, in one process."""
+    method = method_of(config)
+    parts = parts_of(config, method)
+    return Task(config=config, method=method, parts=parts, sharded=sharded)
+
+
+def credited(trainer: Trainer, rows: list[int] | None = None) -> Iteration:
+    """Sample and score the rows of this iteration, and give credit, in the loop's own way."""
+    rows = trainer.rows() if rows is None else rows
+    it = Iteration(rows, range(len(rows)), collect(trainer, rows))
+    give_credit(trainer, it)
+    return it
+
+
+def learnt(
+    trainer: Trainer, ro: Rollout, advantage: Tensor, rows: list[int] | None = None
+) -> dict[str, float]:
+    """Learn from a rollout with these advantages [V] -> metrics."""
+    rows = trainer.rows() if rows is None else rows
+    it = Iteration(rows, range(len(rows)), None, forest=SharedForest(ro), rollout=ro)
+    it.advantage = advantage
+    learn(trainer, it)
+    return it.metrics
 
 
 class Weighed(NamedTuple):

@@ -15,7 +15,7 @@ from trainkit import KL, unchanged, weights_of
 
 from flowrl.config.sections import GradientsMonitor
 from flowrl.core.types import RewardBatch
-from flowrl.training.run import informative, is_usual
+from flowrl.training.parts.gradient_monitor import informative, is_usual
 from flowrl.training.trainer import Trainer
 
 SHORT = "monitors.gradients.history=4"  # so many norms are enough, too

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from toykit import toy
+from trainkit import put
 
 from flowrl.core.errors import ProcessLost
 from flowrl.core.processes import World
@@ -62,11 +63,12 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
     """Process 0 writes: without it nothing is saved, and the newest checkpoint is named."""
     trainer = Trainer(toy(tmp_path))
     checkpoints = Checkpoints(trainer, tmp_path / "run", None)
-    trainer.world = World(1, 2)
+    put(trainer, world=World(1, 2))
     lost = ProcessLost("process 0 is gone")
     assert checkpoints.after(lost) == "process 0 says what there is to go on from"
-    trainer.world = World()
+    put(trainer, world=World())
     checkpoints.save()
-    trainer.world, trainer.state.iteration = World(1, 2), 1
+    put(trainer, world=World(1, 2))
+    trainer.state.iteration = 1
     said = checkpoints.after(lost)
     assert "000000 is whole; go on with: flowrl train --resume" in said and "saved" not in said

@@ -28,7 +28,7 @@ from flowrl.runs.monitors.evaluations import hacking, noise_of_change, plateau
 from flowrl.runs.monitors.iterations import look
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
-from flowrl.training.run import is_usual
+from flowrl.training.parts.gradient_monitor import is_usual
 from flowrl.training.trainer import Trainer
 
 

@@ -14,6 +14,7 @@ from storedkit import PAIRS, write_pairs
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
 from flowrl.models.toy import LinearFlow
+from flowrl.training.parts.real_images import RealImages
 
 
 def nameless(rows: Rows) -> None:
@@ -51,8 +52,8 @@ def test_lists_that_are_refused(tmp_path: Path, change: Callable[[Rows], None], 
     with pytest.raises(DataError, match=words):
         real_trainer(config, DATA, "model={fn: toykit.unloadable}")
     # nobody looks at images that the config does not train on
-    assert real_trainer(config).real_images is None
-    assert real_trainer(config, DATA, "kl.beta=0").real_images is None
+    assert real_trainer(config).parts.get(RealImages) is None
+    assert real_trainer(config, DATA, "kl.beta=0").parts.get(RealImages) is None
 
 
 @pytest.mark.parametrize(

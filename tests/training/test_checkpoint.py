@@ -162,9 +162,9 @@ OUTSIDE = '"../../x": {"size": 1, "sha256": ""}, "state.json": {"size": 1, "sha2
     ("text", "part"),
     [
         ("[]", "torn or altered"),
-        ('{"format": 99, "files": {}}', "expected format 1 or 2, got 99"),
-        (f'{{"format": 1, "files": {{{OUTSIDE}}}}}', "altered"),
-        ('{"format": 1, "files": {}}', "altered"),
+        ('{"format": 99, "files": {}}', "expected format 3 or 4, got 99"),
+        (f'{{"format": 3, "files": {{{OUTSIDE}}}}}', "altered"),
+        ('{"format": 3, "files": {}}', "altered"),
         (None, "no such checkpoint"),
     ],
 )

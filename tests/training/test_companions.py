@@ -9,6 +9,7 @@ import torch
 from toykit import axes, toy
 
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.training.parts.companions import Companions
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -120,7 +121,9 @@ def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:
     assert all(torch.equal(p, before[name]) for name, p in other.params.items())
     again = trainer(tmp_path, "fake.betas=[0.5, 0.9]", "fake.lr=0.125")
     again.load(tmp_path / "kept")
-    assert [group["lr"] for group in again.companions.optimizers["fake"].param_groups] == [0.125]
+    companions = again.parts.get(Companions)
+    assert companions is not None
+    assert [group["lr"] for group in companions.optimizers["fake"].param_groups] == [0.125]
 
 
 def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from toykit import toy
 
+from flowrl.algorithms.credit.single_stream import forgetting, single_stream
 from flowrl.algorithms.nodes import decision_nodes, root_above
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
-from flowrl.techniques.prompt_histories import forgetting, single_stream
+from flowrl.techniques.earlier_draws import EarlierDraws
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -59,6 +60,13 @@ def test_a_visit_forgets_by_what_has_moved() -> None:
     assert alpha / (alpha + beta) == pytest.approx(0.5625)
 
 
+def kept_of(trainer: Trainer) -> dict[int, Any]:
+    """Return the draws that a trainer keeps, by row of its prompts."""
+    earlier = trainer.parts.get(EarlierDraws)
+    assert earlier is not None
+    return earlier.kept
+
+
 def log_probs(trainer: Trainer, made: Any) -> Tensor:
     """Score the draws of a rollout under the weights of now, one image after the other."""
     nodes = decision_nodes(made)
@@ -74,8 +82,8 @@ def test_a_run_measures_the_draws_of_the_last_visit(tmp_path: Path) -> None:
     trainer = Trainer(toy(tmp_path, *STREAM))
     rows, made = trainer.rows(), trainer.sample(trainer.rows())
     first = trainer.step()
-    assert first["moved"] == 0 and trainer.earlier is not None
-    assert sorted(trainer.earlier.kept) == list(range(6))
+    assert first["moved"] == 0
+    assert sorted(kept_of(trainer)) == list(range(6))
     change = (log_probs(trainer, made) - made.log_prob[decision_nodes(made)]).abs()
     place = made.tree.group[decision_nodes(made)]
     by_place = [float(change[place == p].mean()) for p in range(6)]
@@ -98,10 +106,9 @@ def test_of_several_images_the_first_is_kept(tmp_path: Path) -> None:
         trainer = Trainer(toy(tmp_path, *STREAM, "train.group=4", *plan))
         made = trainer.sample(trainer.rows())
         trainer.step()
-        assert trainer.earlier is not None
         nodes = decision_nodes(made)
         mine = nodes[root_above(made)[nodes] == 0]
-        kept = trainer.earlier.kept[trainer.rows()[0]]
+        kept = kept_of(trainer)[trainer.rows()[0]]
         assert len(mine) == count == len(kept["sigma"])
 
 

@@ -55,7 +55,7 @@ def test_the_share_is_that_of_the_prompts(tmp_path: Path) -> None:
     whole = Trainer(config_of(tmp_path, *options))
     turns = Trainer(config_of(tmp_path, *options, "train.parts=2"))
     for iteration in range(10):
-        whole.iteration = turns.iteration = iteration
+        whole.state.iteration = turns.state.iteration = iteration
         rows = empty_rows(whole, collected(whole))
         assert rows == empty_rows(turns, collected(turns))
         count += sum(rows)

@@ -12,13 +12,12 @@ from benchkit import bench_module
 from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
 from toykit import toy
+from trainkit import watch
 
 from flowrl.algorithms.nodes import trained_nodes
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.needs import needs, needs_of
 from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import LossInput
 from flowrl.cost.estimate import estimate
 from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
@@ -215,17 +214,9 @@ def test_guided_rollouts_and_unguided_updates_begin_with_a_ratio_of_one(tmp_path
     assert float(batch.old_log_prob.abs().sum()) == 0
     assert float((now.log_prob - made.log_prob[nodes]).abs().max()) > 1e-4
     # the losses of an iteration: what each update is told, by the number of the update
-    told = list[tuple[torch.Tensor, torch.Tensor]]()
-    loss = run.method.loss
-
-    @needs(*needs_of(loss))
-    def noted(data: LossInput) -> Any:
-        told.append((data.now.log_prob.detach(), data.old_log_prob))
-        return loss(data)
-
-    run.method = run.method._replace(loss=noted)
+    told = watch(run)
     metrics = run.step()
-    gaps = [float((new - old).abs().max()) for new, old in told]
+    gaps = [float((one.now.log_prob.detach() - one.old_log_prob).abs().max()) for one in told]
     first = gaps[: len(gaps) // 2]
     assert first == [0.0] * len(first) and max(gaps[len(gaps) // 2 :]) > 0
     assert metrics["on_policy_gap"] == 0.0

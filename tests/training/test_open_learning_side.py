@@ -10,7 +10,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 from toykit import write_toy
-from trainkit import unchanged, weights_of
+from trainkit import put, unchanged, weights_of
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
@@ -181,7 +181,7 @@ def test_a_loss_cannot_overwrite_what_the_run_measures(tmp_path: Path, name: str
         value, metrics = loss(data)
         return value, metrics | {name: value.detach()}
 
-    run.method = run.method._replace(loss=taking)
+    put(run, method=run.method._replace(loss=taking))
     with pytest.raises(ConfigError, match=f"returns a metric '{name}'.*give it another name"):
         run.step()
 

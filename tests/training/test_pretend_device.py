@@ -20,7 +20,7 @@ from toyscale import SETTING, TOY_SCALE
 from flowrl.core.host_copies import checked_later, on_host, refuse_if, repeated
 from flowrl.runs.evaluate import evaluate
 from flowrl.training import learn
-from flowrl.training.parts import companions
+from flowrl.training.parts.companions import Companions
 from flowrl.training.trainer import Trainer
 
 SMALL = [*SETTING, "train.micro_batch=16", "train.ema=0.9"]
@@ -82,8 +82,8 @@ def test_no_inner_loop_waits_and_the_numbers_are_the_hosts(
                 check_sync = bench_module("throughput").check_sync
                 assert check_sync(run, switch=seen.set_sync_debug_mode) >= 4
             monkeypatch.setattr(learn, "backward", without_waits(seen, learn.backward))
-            along = without_waits(seen, companions._backward)
-            monkeypatch.setattr(learn_companions, "_backward", along)
+            along = without_waits(seen, Companions._backward)
+            monkeypatch.setattr(Companions, "_backward", along)
         first = run.step()
         scores = evaluate(run.model, run.config, trainer=run)
         run.save(tmp_path / device)

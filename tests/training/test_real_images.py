@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,18 +14,18 @@ from realkit import DATA, Rows, real_trainer, write_real
 from scriptkit import script_module
 from storedkit import GREEN, RED, paint
 from torch import Tensor
-from trainkit import ONE, TREE, flat, gradients
+from trainkit import ONE, TREE, flat, gradients, learnt
 
 from flowrl.algorithms.nodes import root_above, trained_nodes
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import NodeStreams
-from flowrl.core.types import Batch, Rollout
+from flowrl.core.types import Batch, LossInput, RealRows, Rollout
 from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
 from flowrl.models.toy import LinearFlow
-from flowrl.training.learn import learn
-from flowrl.training.parts.real_images import RealImages, real_rows
+from flowrl.training.learn import CallRows, LocalData
+from flowrl.training.parts.real_images import RealImages
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
@@ -37,6 +39,22 @@ def batch_of(run: Trainer) -> tuple[Rollout, Batch]:
     nodes = trained_nodes(ro, run.method.likelihood.trains)
     streams = NodeStreams(ro.tree.group, run.config.seed, "fresh", run.iteration)
     return ro, run.method.likelihood.batch(ro, torch.zeros(len(ro.tree.parent)), nodes, streams)
+
+
+def images_of(run: Trainer) -> RealImages:
+    """Return the part of a run that has the images."""
+    images = run.parts.get(RealImages)
+    assert images is not None
+    return images
+
+
+def real_rows(run: Trainer, ro: Rollout, batch: Batch) -> RealRows:
+    """Ask for the real images of a batch, as a network call of training does."""
+    local = LocalData(ro, cast(Any, None), cast(Any, None), tuple(run.rows()))
+    data = LossInput(batch, cast(Any, None), batch.old_log_prob)
+    found = images_of(run).provide(run, CallRows(local, batch, data.now, 0), data).data
+    assert found is not None
+    return found
 
 
 def latent(colour: tuple[int, int, int]) -> Tensor:
@@ -69,7 +87,7 @@ def test_a_row_has_its_own_level_and_its_own_initial_noise(
     run = real_trainer(write_real(tmp_path), DATA, *change)
     ro, batch = batch_of(run)
     assert torch.equal(root_above(ro)[batch.node], roots(ro, batch.node))
-    found = real_rows(run, ro, batch, run.rows())
+    found = real_rows(run, ro, batch)
     x0, eps = clean(run, ro, batch), ro.x[roots(ro, batch.node)]
     s = batch.sigma[:, None, None, None]
     torch.testing.assert_close(found.target, eps - x0)
@@ -84,16 +102,16 @@ def test_fresh_noise_is_that_of_a_state(tmp_path: Path, change: tuple[str, ...])
     config = write_real(tmp_path)
     run = real_trainer(config, DATA, *change, "kl.fresh=noise")
     ro, batch = batch_of(run)
-    found = real_rows(run, ro, batch, run.rows())
-    again = real_rows(run, ro, batch, run.rows())
+    found = real_rows(run, ro, batch)
+    again = real_rows(run, ro, batch)
     assert torch.equal(found.target, again.target) and torch.equal(found.sigma, batch.sigma)
     noise = found.target + clean(run, ro, batch)
     alike = (noise.flatten(1)[:, None] - noise.flatten(1)[None]).abs().amax(2) < 1e-5
     assert torch.equal(alike, batch.parent[:, None] == batch.parent[None])
-    run.iteration = 1
-    assert not torch.equal(real_rows(run, ro, batch, run.rows()).target, found.target)
+    run.state.iteration = 1
+    assert not torch.equal(real_rows(run, ro, batch).target, found.target)
     levels = real_trainer(config, DATA, *change, "kl.fresh=all")
-    drawn = real_rows(levels, ro, batch, levels.rows()).sigma
+    drawn = real_rows(levels, ro, batch).sigma
     assert bool(((drawn > 0) & (drawn < 1)).all()) and not torch.equal(drawn, batch.sigma)
     assert len(drawn.unique()) == len(batch.parent.unique())
 
@@ -105,7 +123,7 @@ def test_levels_that_are_drawn_have_the_published_distribution(tmp_path: Path) -
         write_real(tmp_path), DATA, "kl.fresh=all", "train.prompts=5", "train.group=16"
     )
     ro, batch = batch_of(run)
-    logits = torch.logit(real_rows(run, ro, batch, run.rows()).sigma)
+    logits = torch.logit(real_rows(run, ro, batch).sigma)
     assert len(logits) == 240
     assert float(logits.mean()) == pytest.approx(1.3863, abs=0.32)
     assert float(logits.std()) == pytest.approx(1.2, abs=0.22)
@@ -124,7 +142,7 @@ def test_the_gradient_is_that_of_both_terms(
     both = gradients(real_trainer(config, *options, DATA, f"kl.fresh={fresh}"), monkeypatch)[0][0]
     run = real_trainer(config, *options, DATA, f"kl.fresh={fresh}")
     ro, batch = batch_of(run)
-    found = real_rows(run, ro, batch, run.rows())
+    found = real_rows(run, ro, batch)
     weight = found.sigma.square() + (1 - found.sigma).square()
     error = (found.v - found.target).square().flatten(1).mean(1) * weight
     data = torch.autograd.grad(error.mean(), list(run.params.values()))
@@ -145,7 +163,7 @@ def test_data_alone_is_supervised_fine_tuning(
     assert torch.equal(flat(red[0].values()), flat(gradients(blue, monkeypatch)[0][0].values()))
     run = real_trainer(config, *options)
     ro, batch = batch_of(run)
-    found = real_rows(run, ro, batch, run.rows())
+    found = real_rows(run, ro, batch)
     error = (found.v - found.target).square().flatten(1).mean(1)
     error = error * (found.sigma.square() + (1 - found.sigma).square())
     data = torch.autograd.grad(error.mean(), list(run.params.values()))
@@ -184,8 +202,7 @@ def test_an_image_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(made) == 2
     # an image of 3 x 2 x 2 float32 numbers has 48 bytes: room for one
     monkeypatch.setattr("flowrl.training.parts.real_images.KEPT", 60)
-    images = run.real_images
-    assert images is not None
+    images = images_of(run)
     rows = list(range(6))
     images.prepare(run, [1], rows)
     images.prepare(run, [1], rows)
@@ -203,11 +220,10 @@ def test_of_several_images_chance_takes_one(tmp_path: Path) -> None:
             row["image"] = ["images/red.png", "images/green.png"]
 
     run = real_trainer(write_real(tmp_path, both), DATA)
-    assert run.real_images is not None
     taken = []
     for iteration in range(20):
-        run.iteration = iteration
-        found = run.real_images.latents(run, [0, 0, 1], run.rows())
+        run.state.iteration = iteration
+        found = images_of(run).latents(run, [0, 0, 1], run.rows())
         assert torch.equal(found[0], found[1])
         taken += [bool(found[place, 0, 0, 0] > found[place, 1, 0, 0]) for place in (0, 2)]
     # of 40 fair draws all but 1 in 10,000 cases have 8 to 32
@@ -241,8 +257,7 @@ def test_images_are_fitted_to_the_size_of_the_run(tmp_path: Path) -> None:
     config = write_real(tmp_path)
     paint(tmp_path / "images/red.png", RED, 40)
     run = real_trainer(config, DATA)
-    assert run.real_images is not None
-    found = run.real_images.latents(run, [0], [0])[0]
+    found = images_of(run).latents(run, [0], [0])[0]
     torch.testing.assert_close(found, latent(RED))
 
 
@@ -250,9 +265,9 @@ def test_learning_without_the_trainer_s_preparation(tmp_path: Path) -> None:
     """The doctor differentiates rows of its own: images are read where they are wanted."""
     run = real_trainer(write_real(tmp_path), DATA, *ONE)
     ro, batch = batch_of(run)
-    run.real_images = RealImages(run.train_set, run.size)
-    assert len(real_rows(run, ro, batch, run.rows()).v) == len(batch.node)
-    assert learn(run, ro, torch.zeros(len(ro.tree.parent)), run.rows())["kl"] > 0
+    images_of(run).begin(run)  # nothing is kept
+    assert len(real_rows(run, ro, batch).v) == len(batch.node)
+    assert learnt(run, ro, torch.zeros(len(ro.tree.parent)))["kl"] > 0
 
 
 def test_the_script_s_list_is_what_a_run_reads(tmp_path: Path) -> None:
@@ -262,7 +277,7 @@ def test_the_script_s_list_is_what_a_run_reads(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
     prompts = load_prompts(str(tmp_path / "train.jsonl"))
     assert len(prompts) == 242
-    RealImages(prompts, (64, 64))
+    RealImages().begin(cast(Any, SimpleNamespace(train_set=prompts, size=(64, 64))))
     some = prompts.records[::20]
     for number in (0, 1):
         files = find_images([tmp_path / record["image"][number] for record in some])

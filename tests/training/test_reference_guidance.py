@@ -9,11 +9,10 @@ import pytest
 import torch
 from guidekit import FORWARD, config_of
 from toykit import toy
+from trainkit import watch
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.needs import needs, needs_of
-from flowrl.core.types import LossInput
 from flowrl.cost.estimate import estimate
 from flowrl.training.guidance import guides_reference
 from flowrl.training.rehearsal import check_plan
@@ -23,20 +22,6 @@ SCALE = 3.0
 GUIDES = f"train.reference_guidance={SCALE}"
 
 
-def watched(trainer: Trainer) -> list[LossInput]:
-    """Keep what the penalty is given."""
-    seen, kl = [], trainer.method.kl
-    assert kl is not None
-
-    @needs(*needs_of(kl))
-    def noted(data: LossInput) -> torch.Tensor:
-        seen.append(data)
-        return kl(data)
-
-    trainer.method = trainer.method._replace(kl=noted)
-    return seen
-
-
 @pytest.mark.integration
 def test_the_base_model_alone_is_guided(tmp_path: Path) -> None:
     """Oracle: the same weights loaded with that guidance, and without, at the states that were
@@ -44,7 +29,7 @@ def test_the_base_model_alone_is_guided(tmp_path: Path) -> None:
     run = Trainer(config_of(tmp_path, GUIDES))
     throughout = Trainer(config_of(tmp_path, guidance=SCALE)).model
     without = Trainer(config_of(tmp_path)).model
-    seen = watched(run)
+    seen = watch(run, "kl")
     metrics = run.step()
     assert seen
     gaps = []
@@ -95,7 +80,7 @@ def test_both_guidances_of_a_run(tmp_path: Path) -> None:
     throughout = Trainer(config_of(tmp_path, guidance=SCALE)).model
     rows = run.rows()
     assert torch.equal(run.sample(rows).x, samples.sample(rows).x)
-    seen = watched(run)
+    seen = watch(run, "kl")
     run.step()
     batch, ref = seen[0].batch, seen[0].under["ref"].v
     with torch.no_grad():
@@ -143,7 +128,7 @@ def test_a_guided_policy_pays_nothing_more(tmp_path: Path) -> None:
     assert not guides_reference(config)
     assert check_plan(config).calls == check_plan(config_of(tmp_path, guidance=2.0)).calls
     run = Trainer(config)
-    seen = watched(run)
+    seen = watch(run, "kl")
     run.step()
     now, ref = seen[0].now.v, seen[0].under["ref"].v
     assert now is not None and ref is not None and not torch.equal(now.detach(), ref)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 from trainkit import trainer_for
 
-from flowrl.algorithms.ema_decays import reset
 from flowrl.core.errors import ConfigError
 from flowrl.core.processes import World
 from flowrl.training.metrics import Trained
-from flowrl.training.parts.copies import largest_kl, refresh_decay
+from flowrl.training.parts.copies import decay_of, follow, largest_kl
 from flowrl.training.trainer import Trainer
 
 KL = ("kl={fn: transition_kl_slow, beta: 0.01}", "train.updates=2", "train.prompts=4")
@@ -25,16 +23,18 @@ def gardo(folder: Path, slow: str, *more: str) -> Trainer:
     return trainer_for(folder, *KL, f"slow={{fn: reset, {slow}}}", *more)
 
 
-def test_when_it_is_refreshed() -> None:
+def test_when_it_is_refreshed(tmp_path: Path) -> None:
     """By hand, an optimizer step an iteration, `every` 4: after 4 steps without a refresh, and
     where the KL is too large; then the 4 steps begin anew. GARDO's code: reset, or epoch -
     prev_epoch > 15."""
-    memory: dict[str, Any] = {}
+    run = gardo(tmp_path, "every: 4, above: 0.1", "train.updates=1")
     far = [False, True, False, False, False, False, True, True, False, False]
     wanted = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
-    at = partial(reset, every=4)
-    found = [refresh_decay(at, step, memory, "slow", one) for step, one in enumerate(far, 1)]
-    assert found == wanted and memory == {"refreshed": {"slow": 8}}
+    for iteration, (one, decay) in enumerate(zip(far, wanted, strict=True)):
+        run.state.iteration = iteration
+        assert decay_of(run, "slow", far=one) == decay
+        assert follow(run, kl=0.2 * one) == {"refreshed/slow": float(decay == 0)}
+    assert run.memory == {"refreshed": {"slow": 8}}
 
 
 def test_the_largest_kl_of_a_step() -> None:
@@ -76,7 +76,7 @@ def test_a_run_refreshes_where_the_kl_is_large(tmp_path: Path) -> None:
 
 def test_with_one_update_it_is_the_kl_of_the_log(tmp_path: Path) -> None:
     run = gardo(tmp_path, "every: 100, above: 1.0e+9", "train.updates=1")
-    assert run.step()["kl"] == run.memory["refreshed"].get("slow", 0) == 0  # the copy is the policy
+    assert run.step()["kl"] == 0 and "refreshed" not in run.memory  # the copy is it
     metrics = run.step()
     assert metrics["kl_most"] == pytest.approx(metrics["kl"], rel=1e-6) and metrics["kl"] > 0
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from toykit import toy
-from trainkit import weights_of
+from trainkit import task_of, weights_of
 
 from flowrl.core.errors import ConfigError, RewardError
-from flowrl.core.processes import world
 from flowrl.core.types import RewardBatch
 from flowrl.training.checks import check_processes
 from flowrl.training.parts.reward_gradient import scored, summed
@@ -127,6 +126,8 @@ def test_one_reward_cannot_change_what_the_next_sees() -> None:
 def test_fsdp_is_refused(tmp_path: Path) -> None:
     """Its processes call the network in step, and these rows do not take equally many steps."""
     config = toy(tmp_path, *SMALL, "likelihood={fn: draft}")
-    check_processes(config, world(), sharded=False)
-    with pytest.raises(ConfigError, match="without FSDP"):
-        check_processes(config, world(), sharded=True)
+    check_processes(task_of(config))
+    with pytest.raises(
+        ConfigError, match="follows the reward.s gradient, .* does not go with FSDP"
+    ):
+        check_processes(task_of(config, sharded=True))

@@ -11,7 +11,7 @@ from toykit import axes, toy
 from flowrl.core.errors import ConfigError
 from flowrl.core.pixels import to_bytes
 from flowrl.core.seeds import generator
-from flowrl.training.parts.previews import chosen, scouted
+from flowrl.training.parts.previews import Previews, chosen
 from flowrl.training.trainer import Trainer
 
 SETTING = [*axes("shapes/sol_rl"), "scout={images: 12, steps: 2}", "train.group=4"]
@@ -50,7 +50,9 @@ def test_images_start_from_the_noises_that_were_scouted(tmp_path: Path) -> None:
     two least red of twelve that an ordinary rollout would have drawn."""
     run = Trainer(toy(tmp_path, *SETTING, "scout.steps=6"))
     rows = run.rows()
-    noise = scouted(run, rows, range(len(rows)), 0)
+    previews = run.parts.get(Previews)
+    assert previews is not None
+    noise = previews.noise(run, rows, range(len(rows)), 0)
     made = run.sample(rows)
     assert torch.equal(made.x[made.tree.parent < 0], noise)
     wide = Trainer(toy(tmp_path, *SETTING, "scout={images: 0}", "train.group=12"))

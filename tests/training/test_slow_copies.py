@@ -48,7 +48,7 @@ def test_a_copy_follows_by_its_decay_and_samples(tmp_path: Path) -> None:
     plain = trainer_of(tmp_path, *NFT)
     for name, value in run.weights.state_dict()["old"].items():
         plain.params[name].data.copy_(value)
-    plain.iteration = run.iteration
+    plain.state.iteration = run.iteration
     assert torch.equal(run.sample([0, 1]).x, plain.sample([0, 1]).x)
 
 

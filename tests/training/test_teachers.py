@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,17 +15,17 @@ from losskit import loss_input
 from modelkit import perturb
 from tiny import tiny_sd3
 from toykit import axes, write_toy
+from trainkit import watch
 
 from flowrl.algorithms.losses.distillation import distill
 from flowrl.algorithms.transitions import flow_sde
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError
-from flowrl.core.needs import needs, needs_of
 from flowrl.core.teacher_runs import TeacherRun, runs_of
-from flowrl.core.types import Eval, LossInput
+from flowrl.core.types import Eval
 from flowrl.training.checkpoint import checkpoint_folder
-from flowrl.training.checks import check_guides
-from flowrl.training.guidance import teacher_calls
+from flowrl.training.guidance import teacher_calls, teachers_of
+from flowrl.training.parts.teachers import Teachers
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -100,19 +101,6 @@ def student(folder: Path, teachers: object, *overrides: str) -> Trainer:
     return Trainer(load_config(str(write_toy(folder)), [loss, *more, *overrides], ("toykit",)))
 
 
-def seen_by_the_loss(run: Trainer) -> list[LossInput]:
-    """Let a run's loss note what it is given -> the list that it fills."""
-    seen, loss = list[LossInput](), run.method.loss
-
-    @needs(*needs_of(loss))
-    def noted(data: LossInput) -> Any:
-        seen.append(data)
-        return loss(data)
-
-    run.method = run.method._replace(loss=noted)
-    return seen
-
-
 def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
     """Each row's loss against all velocities put into the model by hand; each run is kept once, and
     the network calls are those that were made: two teachers of even prompts, one of odd ones."""
@@ -120,14 +108,20 @@ def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
     a, b = (teacher(tmp_path, config, seed) for seed in (11, 12))
     run = student(tmp_path, {"even": [a, {"run": b, "weight": 0.25}], "odd": b})
     assert run.weights.names()[-2:] == ["teacher-0", "teacher-1"]
-    rows, tags = run.rows(), [record["tag"] for record in run.train_set.records]
-    seen = seen_by_the_loss(run)
+    teachers = run.parts.get(Teachers)
+    assert teachers is not None
+    rows, tags, paths = (
+        run.rows(),
+        [record["tag"] for record in run.train_set.records],
+        teachers.paths,
+    )
+    seen = watch(run)
     metrics = run.step()
     wanted = []
     for data in seen:
         x, sigma, cond = data.batch.x, data.batch.sigma, data.batch.cond
         gaps = {}
-        for path, name in run.teachers.paths.items():  # type: ignore[union-attr]
+        for path, name in paths.items():
             with torch.no_grad(), run.weights.using(name):
                 v = run.model.velocity(x, sigma, cond)
             assert data.now.v is not None
@@ -186,7 +180,7 @@ def test_a_teacher_is_asked_at_its_own_guidance(tmp_path: Path, own: float, scal
     teachers = dict.fromkeys(("even", "odd"), {"run": path, "guidance": scale})
     config = guided_config(tmp_path, teachers, guidance=own)
     run = Trainer(config)
-    seen = seen_by_the_loss(run)
+    seen = watch(run)
     metrics = run.step()
     oracle = guided_config(tmp_path, ANY, guidance=scale).call("model")()
     for name, p in oracle.trainable().items():
@@ -249,5 +243,7 @@ def test_models_that_have_no_other_guidance(folders: Folders) -> None:
         check_plan(load_config("flux2/flow_grpo_fast", [loss]))
     klein = folders.load("flux2_klein distilled", tune="none")
     config = load_config("flux2_klein/flow_grpo_fast_distilled", [loss])
+    part, made = Teachers(), cast(Any, SimpleNamespace(config=config))
+    part.runs = teachers_of(config)
     with pytest.raises(ConfigError, match="is distilled, and its pipeline ignores guidance"):
-        check_guides(config, klein)
+        part.check_model(made, klein, 1)

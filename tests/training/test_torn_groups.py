@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from toykit import axes, toy
-from trainkit import weighed
+from trainkit import put, weighed
 
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs, needs_of
@@ -112,7 +112,7 @@ def watched(folder: Path, name: str, *changes: str) -> tuple[Trainer, list[tuple
         seen.append((data, said.detach()))
         return said, metrics
 
-    trainer.method = trainer.method._replace(loss=spied)
+    put(trainer, method=trainer.method._replace(loss=spied))
     return trainer, seen
 
 
@@ -126,14 +126,13 @@ def test_an_idle_call_has_a_whole_group(tmp_path: Path, name: str) -> None:
     if "old" in trainer.method.snapshots and "old" not in trainer.method.copies:
         trainer.weights.snapshot("old")
     streams, table = NodeStreams(ro.tree.group, "idle"), node_table(trainer, ro, advantage)
-    trainer.sharded = True
-    trainer.world = cast(Any, SimpleNamespace(gather=lambda calls: [calls, 2]))
+    put(trainer, sharded=True, world=SimpleNamespace(gather=lambda calls: [calls, 2]))
     nothing = Minibatch(ro.leaf[:0], ro.leaf[:0])
     data = LocalData(ro, table, streams, tuple(trainer.rows()))
     assert _differentiate(trainer, data, nothing, 8, 0, _Progress(trainer, 0)) == []
     first = first_unit(trainer, ro, table).node
     assert [sorted(set(handed.batch.node.tolist())) for handed, _ in seen] == [first.tolist()] * 2
-    assert table.siblings is not None and len(first) == int(table.siblings[first[0]])
+    assert len(first) == int(table.facts["siblings"][first[0]])
     grads = [p.grad for p in trainer.params.values() if p.grad is not None]
     assert grads and not any(bool(grad.any()) for grad in grads)
 
@@ -145,7 +144,7 @@ def test_an_idle_call_where_a_selection_took_all(tmp_path: Path) -> None:
     ro, advantage = found.ro, found.weight
     table = node_table(trainer, ro, advantage)
     want = first_unit(trainer, ro, table)
-    trainer.method = trainer.method._replace(select=[lambda data: data.advantage])
+    put(trainer, method=trainer.method._replace(select=[lambda data: data.advantage]))
     table = table._replace(factor=torch.zeros_like(table.factor))
     assert first_unit(trainer, ro, table).node.tolist() == want.node.tolist()
 

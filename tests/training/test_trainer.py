@@ -16,6 +16,8 @@ from trainkit import (
     Broken,
     flat,
     gradients,
+    learnt,
+    put,
     trainer_for,
     unchanged,
     weighed,
@@ -27,7 +29,6 @@ from flowrl.core.pixels import from_bytes
 from flowrl.core.processes import World
 from flowrl.core.seeds import generator
 from flowrl.models.toy import GaussianFlow, LinearFlow
-from flowrl.training.learn import learn
 from flowrl.training.metrics import Trained, reduce_metrics
 from flowrl.training.optimizer import lr_share
 from flowrl.training.weights import put_weights
@@ -54,7 +55,7 @@ def test_the_gap_shows_a_policy_that_moved(tmp_path: Path) -> None:
         batch = decisions(ro, ones)
         log_prob = score_draws(trainer.model, batch, trainer.method.transition).log_prob
         ratio = (log_prob - batch.old_log_prob).exp()
-    metrics = learn(trainer, ro, ones, rows)
+    metrics = learnt(trainer, ro, ones, rows)
     assert metrics["on_policy_gap"] == pytest.approx(float((ratio - 1).abs().max()), rel=1e-4)
     assert metrics["on_policy_gap"] > 1e-3
     assert metrics["ratio_std"] == pytest.approx(float(ratio.std(correction=0)), rel=1e-4)
@@ -206,7 +207,7 @@ STOPS: dict[str, tuple[tuple[str, ...], Any, str]] = {
 for at in (0, 2, 3):  # row 5 of 8 belongs to the second prompt; the reward never looks at it
     STOPS[f"sampler at {at}"] = (
         ("rewards.red.fn=toykit.same",),
-        lambda t, at=at: setattr(t, "model", Broken(t.model, step=at, training=False, row=5)),
+        lambda t, at=at: put(t, model=Broken(t.model, step=at, training=False, row=5)),
         f"iteration 0: .*latent .* by denoising step {at} .*prompt P1",
     )
 
@@ -233,7 +234,7 @@ def test_a_loss_that_is_no_number_leaves_no_trace(tmp_path: Path, updates: int) 
     trainer.save(tmp_path / "good")
     before, model = weights_of(trainer), trainer.model
     assert isinstance(model, LinearFlow)
-    vars(trainer)["model"] = Broken(model, step=1, training=True)
+    put(trainer, model=Broken(model, step=1, training=True))
     prompts = "|".join(repr(trainer.train_set.texts[row]) for row in trainer.rows())
     message = "ratio is not finite at denoising step 1 of prompt"
     with pytest.raises(RunError, match=f"iteration 1, optimizer step 1: {message} ({prompts})"):
@@ -242,7 +243,7 @@ def test_a_loss_that_is_no_number_leaves_no_trace(tmp_path: Path, updates: int) 
     assert all(p.grad is None for p in trainer.params.values())  # else the next step adds to it
     fresh = trainer_for(tmp_path, f"train.updates={updates}")
     fresh.load(tmp_path / "good")
-    vars(trainer)["model"] = model
+    put(trainer, model=model)
     trainer.step(), fresh.step()
     assert unchanged(trainer, weights_of(fresh))
 

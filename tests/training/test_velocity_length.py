@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from toykit import toy
 
-from flowrl.core.types import Eval
-from flowrl.training.parts.node_facts import velocity_length
+from flowrl.core.types import Eval, LossInput
+from flowrl.training.parts.node_facts import VelocityLength
 from flowrl.training.trainer import Trainer
 
 
 def seen(v: torch.Tensor | None) -> Eval:
     zero = torch.zeros(3)
     return Eval(zero, zero, zero, v)
+
+
+def velocity_length(now: Eval, under: dict[str, Eval]) -> dict[str, torch.Tensor]:
+    """Ask the part, in a run whose likelihood has no judge."""
+    run: Any = SimpleNamespace(method=SimpleNamespace(likelihood=None))
+    data = LossInput(cast(Any, None), now, torch.zeros(3), under=under)
+    return VelocityLength().measure(run, data)
 
 
 def test_lengths_by_hand() -> None:

@@ -25,7 +25,7 @@ from flowrl.config.load import load_config
 from flowrl.core.files import write_json
 from flowrl.evaluation.image_grids import load_strip, pairs_figure, save_png
 from flowrl.runs.report.curves import compare_curves
-from flowrl.runs.report.run_grid import sample_files
+from flowrl.runs.report.samples import sample_files
 from flowrl.training import checkpoint
 
 

@@ -19,7 +19,7 @@ from measured import between, wrapped
 
 from flowrl.core.tables import markdown_table
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.outcomes import unpacked
+from flowrl.runs.compare.records import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "assets" / "results", ROOT / "docs" / "compare.md"

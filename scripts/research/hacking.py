@@ -21,8 +21,8 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.environment import environment
 from flowrl.core.files import write_json
 from flowrl.core.tables import text_table
-from flowrl.runs.best import score_of
 from flowrl.runs.folder import EVALS, FINDINGS, Rows, read_rows
+from flowrl.runs.open_run import score_of
 from flowrl.runs.train import train
 
 SETTINGS = Path(__file__).with_suffix(".yaml")

@@ -16,8 +16,7 @@ from alone_docs import Group, table
 from measured import between, wrapped
 
 from flowrl.core.tables import markdown_table
-from flowrl.runs.compare.error_model import error_model
-from flowrl.runs.compare.summary import summarize_result
+from flowrl.runs.compare.summary import error_model, summarize_result
 from flowrl.runs.compare.tables import aggregate_table, comparison_table, notes, task_table
 
 ROOT = Path(__file__).resolve().parents[2]

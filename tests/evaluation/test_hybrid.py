@@ -23,7 +23,7 @@ from flowrl.core.seeds import generator
 from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate, sample_all
-from flowrl.runs.open import load_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer

@@ -11,7 +11,7 @@ from docskit import PAGES, ROOT
 from scriptkit import script_module
 
 from flowrl.config.load import load_config
-from flowrl.runs.compare.error_model import error_model
+from flowrl.runs.compare.summary import error_model
 
 RESULTS, SIX = ROOT / "assets/results", ROOT / "scripts/research/six"
 SIX_PAGE = "docs/six-methods.md"

@@ -29,12 +29,11 @@ from flowrl.evaluation.crossed_errors import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.outcomes import unpacked
+from flowrl.runs.compare.records import unpacked
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.folder import read_rows
-from flowrl.runs.locks import lock
-from flowrl.runs.open import open_run
+from flowrl.runs.folder import lock, read_rows
+from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import Interrupted
 
 pytestmark = pytest.mark.integration

@@ -24,16 +24,13 @@ from flowrl.evaluation.image_grids import load_strip
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.compare import compare as compare_module
-from flowrl.runs.compare.budgets import Budgets
-from flowrl.runs.compare.compare import Comparison, Search
+from flowrl.runs.compare.budgets import Budgets, Prices, TimeLeft, measured
+from flowrl.runs.compare.compare import Comparison, Search, sample_grid
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.report import sample_grid
 from flowrl.runs.compare.tables import notes
-from flowrl.runs.compare.time_left import TimeLeft
-from flowrl.runs.compare.work_prices import Prices, measured
 from flowrl.runs.evaluate import sample_all
 from flowrl.runs.folder import read_rows
-from flowrl.runs.open import open_run
+from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import StopSignal
 from flowrl.training.trainer import Trainer
 

@@ -13,20 +13,22 @@ from typing import Any
 import pytest
 from comparekit import no_training, plan, tick
 
-from flowrl.core.errors import ConfigError, DataError, FlowRLError, RunError
-from flowrl.runs.compare import factorial
-from flowrl.runs.compare.compare import Comparison, run_comparison
-from flowrl.runs.compare.file_shapes import BASE_FILE, RUN_FILE, mistake
+from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.runs.compare.budgets import prices_of
+from flowrl.runs.compare.compare import (
+    Comparison,
+    run_comparison,
+    sample_grid,
+    saved_result,
+    write_comparison,
+)
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.report import sample_grid, saved_result, write_comparison
+from flowrl.runs.compare.records import BASE_FILE, RUN_FILE, check_judged, mistake, stored
 from flowrl.runs.compare.result_file import add_run, read_result
-from flowrl.runs.compare.stored_files import check_judged, stored
 from flowrl.runs.compare.summary import summarize_result
-from flowrl.runs.compare.work_prices import prices_of
 from flowrl.runs.stop import StopSignal
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).resolve().parents[2]
 GONE = object()
 WRONG = (GONE, None, "x", -1.0)
 
@@ -212,24 +214,6 @@ def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None
         write_comparison(result, copied.out, tmp_path, copied.runs)
     (tmp_path / BASE / "result.json").write_text("{}")
     assert sample_grid(result, copied.runs) is None
-
-
-@pytest.mark.parametrize("name", ["guidance-search", "ram-search"])
-def test_a_factorial_result_of_another_kind(tmp_path: Path, name: str) -> None:
-    """Each value in turn: a message, or a value of the right kind that has no say in the effects
-    or is one of the numbers that they are worked out from."""
-    good = json.loads((ROOT / f"assets/results/{name}.json").read_text())
-    file = tmp_path / "r.json"
-    refused = 0
-    for path in places({key: good[key] for key in ("design", "cells", "tags", "runs")}):
-        for value in (GONE, None, "x", -1.0, ["x"]):
-            file.write_text(json.dumps(changed(good, path, value)))
-            try:
-                factorial.read_factorial(file)
-            except FlowRLError as error:
-                assert str(error).startswith(f"{file}: "), (path, value, error)
-                refused += 1
-    assert refused > 30
 
 
 def test_shapes_name_the_first_mistake() -> None:

@@ -13,12 +13,12 @@ from comparisonkit import BASE, config, result, scored
 from scipy import stats
 
 from flowrl.core.errors import DataError
-from flowrl.runs.compare.error_model import error_model
 from flowrl.runs.compare.figures import accuracy_figure, gains_figure, training_figure
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.compare.summary import (
     config_summary,
     detectable,
+    error_model,
     holm,
     labels,
     mean_curve,

@@ -10,16 +10,14 @@ from comparisonkit import BASE, config, scored
 from scipy import stats
 
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.error_model import (
+from flowrl.runs.compare.records import packed
+from flowrl.runs.compare.summary import (
+    detectable,
     error_model,
+    holm,
     improvement,
     iqm,
     iqm_interval,
-)
-from flowrl.runs.compare.outcomes import packed
-from flowrl.runs.compare.summary import (
-    detectable,
-    holm,
 )
 
 # --------------------------------------------------------------------------------------- statistics

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from flowrl.core.errors import RunError
-from flowrl.runs.best import best_iteration
 from flowrl.runs.folder import (
     EVALS,
     FINDINGS,
@@ -20,6 +19,7 @@ from flowrl.runs.folder import (
     read_rows,
 )
 from flowrl.runs.log import RunLogger
+from flowrl.runs.open_run import best_iteration
 
 
 @pytest.mark.parametrize("line", ['{"iteration": 0, "total": "a"}', '{"iteration": {}}'])

@@ -12,8 +12,7 @@ import pytest
 from toykit import toy
 
 from flowrl.core.errors import RunError
-from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, TIMING, read_rows
-from flowrl.runs.locks import try_lock
+from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, TIMING, read_rows, try_lock
 from flowrl.runs.train import train
 
 pytestmark = pytest.mark.integration

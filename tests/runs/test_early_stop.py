@@ -12,8 +12,8 @@ from runkit import config_for
 
 from flowrl.config.load import load_config
 from flowrl.runs import evaluate, milestones
-from flowrl.runs.monitors.evaluations import plateau
-from flowrl.runs.open import open_run
+from flowrl.runs.monitors.alarms import plateau
+from flowrl.runs.open_run import open_run
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import checkpoint_folders, load
 

@@ -16,7 +16,7 @@ from toykit import toy
 
 from flowrl.runs.export.export import export, trained_part
 from flowrl.runs.export.usage import shown, usage
-from flowrl.runs.open import open_run
+from flowrl.runs.open_run import open_run
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,9 +22,8 @@ from toykit import toy
 from flowrl.algorithms.rollout.engine import sample_ode
 from flowrl.config.load import Config
 from flowrl.core.pixels import to_bytes
-from flowrl.runs.export.call_arguments import call_arguments
 from flowrl.runs.export.export import _dtype, trained_part
-from flowrl.runs.export.usage import usage
+from flowrl.runs.export.usage import call_arguments, usage
 
 pytestmark = pytest.mark.integration
 PROMPT = "a red circle and a blue square"  # of a card without a grid

@@ -21,8 +21,7 @@ from toykit import toy
 
 from flowrl.config.load import Config
 from flowrl.runs.export.export import trained_part
-from flowrl.runs.export.starts import start_count
-from flowrl.runs.export.usage import task_of, usage
+from flowrl.runs.export.usage import start_count, task_of, usage
 
 pytestmark = pytest.mark.integration
 AREA, SEEN = 64 * 64, 96 * 96  # of Qwen's sources: the pipelines' own are too large for a test

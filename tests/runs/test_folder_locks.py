@@ -11,8 +11,8 @@ import pytest
 from toykit import toy
 
 from flowrl.core.errors import ConfigError
-from flowrl.runs.locks import try_lock
-from flowrl.runs.start import claimed
+from flowrl.runs.folder import try_lock
+from flowrl.runs.start_run import claimed
 from flowrl.runs.train import train
 
 pytestmark = pytest.mark.integration

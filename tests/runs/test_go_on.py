@@ -13,7 +13,7 @@ from toykit import toy
 
 from flowrl.config.from_program import with_rewards
 from flowrl.core.errors import CheckpointError, RunError
-from flowrl.runs.save_on_error import Checkpoints
+from flowrl.runs.milestones import Checkpoints
 from flowrl.training import checks
 from flowrl.training.optimizer_state import check_settings
 from flowrl.training.trainer import Trainer

@@ -21,10 +21,9 @@ from flowrl.config.from_program import with_rewards
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.types import RewardBatch
-from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS
-from flowrl.runs.locks import lock, try_lock
-from flowrl.runs.open import open_run
-from flowrl.runs.start import claimed
+from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, try_lock
+from flowrl.runs.open_run import open_run
+from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
@@ -221,7 +220,7 @@ def test_runs_that_start_at_once_have_folders_of_their_own(
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    text = "import pathlib, sys, time; from flowrl.runs.locks import try_lock\n"
+    text = "import pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
     text += "held = try_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"held\n"

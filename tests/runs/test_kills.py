@@ -15,7 +15,7 @@ from toykit import toy
 
 from flowrl.core.errors import ProcessLost
 from flowrl.core.processes import World
-from flowrl.runs.save_on_error import Checkpoints
+from flowrl.runs.milestones import Checkpoints
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 

@@ -17,7 +17,7 @@ import torch
 from toykit import toy
 
 from flowrl.core.errors import RunError
-from flowrl.runs import log, progress
+from flowrl.runs import log as log_module
 from flowrl.runs.folder import read_rows
 from flowrl.runs.log import RunLogger
 from flowrl.runs.train import train
@@ -117,8 +117,8 @@ def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
 
 def test_the_headline_reward_has_its_own_name_in_the_line() -> None:
     """Also where that is the name of another column."""
-    assert progress.headline_label("jpeg") == "jpeg"
-    assert progress.headline_label("reward") == "reward alone"
+    assert log_module.headline_label("jpeg") == "jpeg"
+    assert log_module.headline_label("reward") == "reward alone"
 
 
 def test_plain_progress_lines(
@@ -182,7 +182,7 @@ def test_a_running_phase_on_a_terminal(
     within a fifth of a second is shown only if it is the last."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     clock = [10.0]
-    monkeypatch.setattr("flowrl.runs.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flowrl.runs.log.time.monotonic", lambda: clock[0])
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
     with RunLogger(tmp_path, resume_from_iteration=1, tensorboard=False, total=3) as logger:
         within(logger, clock)
@@ -219,7 +219,7 @@ def test_a_run_says_how_far_its_iterations_are(
     time; two rewards answer in two turns, one after the other; 24 decisions in calls of 8 states
     are trained by 2 updates of 12; 6 held-out prompts are judged two at a time."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    monkeypatch.setattr(log_module, "PAUSE", -1.0)
     more = ("train.parts=2", "train.overlap=false", "train.rollout_batch=2", "eval.batch=4")
     train(toy(tmp_path, "train.iterations=1", *more), tmp_path / "run")
     said = capsys.readouterr().err
@@ -268,7 +268,7 @@ def test_missing_tensorboard_is_said_once(
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr(log, "_told", set())
+    monkeypatch.setattr(log_module, "_told", set())
     for name in ("a", "b"):
         RunLogger(tmp_path / name).close()
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1

@@ -23,9 +23,8 @@ from flowrl.config.monitors import (
     PlateauMonitor,
 )
 from flowrl.core.errors import ConfigError
-from flowrl.runs.monitors.actions import follow_kl
-from flowrl.runs.monitors.evaluations import hacking, noise_of_change, plateau
-from flowrl.runs.monitors.iterations import look
+from flowrl.runs.monitors.alarms import hacking, look, noise_of_change, plateau
+from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training.monitor_controls import is_usual

@@ -19,8 +19,7 @@ from flowrl.evaluation.held_out import evaluate_prompts
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate, grid_prompts, sample_all
-from flowrl.runs.open import open_run
-from flowrl.runs.target import open_target
+from flowrl.runs.open_run import open_run, open_target
 from flowrl.training import checkpoint
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from toykit import apprentice, toy
 
-from flowrl.runs.monitors.actions import go_back
+from flowrl.runs.monitors.watch import go_back
 from flowrl.training.checkpoint import checkpoint_folder
 from flowrl.training.trainer import Trainer
 

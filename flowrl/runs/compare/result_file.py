@@ -11,8 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
-from flowrl.runs.compare.earlier_files import config_then, setting_then
-from flowrl.runs.compare.file_shapes import RESULT_FILE, disagreement, mistake
+from flowrl.runs.compare.records import RESULT_FILE, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
 
 KIND, FORMAT = "flowrl comparison", 1
@@ -101,14 +100,11 @@ def open_result(
         }
     # or add to one of the same settings
     found = read_result(path)
-    found["budgets"] = {"counted": "calls", **found["budgets"]}
-    equal = setting_then(found["settings"].get("equal") or {}, configs[0], setting)
-    stated = {"budgets": found["budgets"], "settings": {**found["settings"], "equal": equal}}
+    stated = {"budgets": found["budgets"], "settings": found["settings"]}
     wrong = different(stated, fresh)
     there = {entry["name"]: entry["config"] for entry in found["configs"]}
     for c in [c for c in configs if c.name in there]:
-        then = config_then(there[c.name], c, without_seed)
-        wrong += different(then, without_seed(c), f"{c.name}: ")
+        wrong += different(there[c.name], without_seed(c), f"{c.name}: ")
     if wrong:
         raise ConfigError(
             f"{path} holds a comparison under other settings, there and now: "

@@ -30,7 +30,7 @@ from flowrl.core.votes import (
 )
 from flowrl.evaluation.bradley_terry import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
-from flowrl.runs.report.sample_images import sample_keys, source_tiles, strip_of
+from flowrl.runs.report.samples import sample_keys, source_tiles, strip_of
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}

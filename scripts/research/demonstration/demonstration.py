@@ -36,7 +36,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.compare.outcomes import packed
+from flowrl.runs.compare.records import packed
 
 LISTS = "assets/shapes"
 

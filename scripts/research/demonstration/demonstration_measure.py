@@ -23,7 +23,7 @@ from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.suites.shapes.checker import Verdict, check
 from flowrl.evaluation.suites.shapes.prompts import Record
 from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
-from flowrl.runs.target import open_target
+from flowrl.runs.open_run import open_target
 
 BEST_OF = 8
 

@@ -25,8 +25,8 @@ from demonstration_measure import Bench, Setting, entry
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
-from flowrl.runs.best import score_of
 from flowrl.runs.folder import ENVIRONMENT, EVALS, TIMING, read_object, read_rows
+from flowrl.runs.open_run import score_of
 
 BESIDE = ("eval", "save", "samples")  # phases that are not of an iteration
 

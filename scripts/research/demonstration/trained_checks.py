@@ -34,9 +34,8 @@ from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object
-from flowrl.runs.target import saved_config
+from flowrl.runs.open_run import chosen_checkpoint, saved_config
 
 SETTINGS = {"rl": (1.0, 10), "rl_best_guidance": (2.5, 40)}
 GAINS = (("rl", "base"), ("rl", "base_best_guidance"), ("rl_best_guidance", "base_best_guidance"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowrl.config.load import Config
 from flowrl.config.values import show
+from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number
-from flowrl.runs.compare.outcomes import unpacked
+from flowrl.runs.folder import read_object
 
 
 class Kind(NamedTuple):
@@ -285,3 +288,62 @@ def _unlike(row: Mapping[str, Any], base: Mapping[str, Any], where: str) -> str 
     if tags is not None and got != len(tags):
         return f"{where}.outcomes: expected {len(tags)} prompts, as base.tags has, got {got or 0}"
     return None
+
+
+AGAIN = "delete it, and the same command puts it together again from the run's logs"
+
+
+def stored(folder: Path, name: str, shape: Mapping[str, Any], mend: str) -> dict[str, Any]:
+    """Read an object of a run's folder; {} where there is no such file. Raises RunError that names
+    the file and key and says how to mend it."""
+    try:
+        found = read_object(folder, name)
+    except RunError as error:
+        raise RunError(f"{error}; {mend}") from error
+    if not found and not (folder / name).exists():
+        return {}
+    wrong = mistake(found, shape)
+    if wrong is not None:
+        raise RunError(f"{folder / name}: {wrong}; {mend}")
+    return found
+
+
+def check_whose(found: Mapping[str, Any], config: Config, file: Path) -> None:
+    """Raise ConfigError if a run's result is that of another config, seed or learning rate."""
+    mine = {"name": config.name, "seed": config.seed, "lr": config.lr}
+    for key, value in mine.items():
+        if found[key] != value:
+            raise ConfigError(
+                f"{file}: expected the result of {key} {value!r}, got that of {found[key]!r}: the "
+                f"file was copied from another run; {AGAIN}"
+            )
+
+
+def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
+    """Raise RunError if a run was judged on other tasks or prompts than the base model."""
+    wrong = unlike_base(found, base)
+    if wrong is not None:
+        raise RunError(f"{folder / 'result.json'}: {wrong}; {AGAIN}")
+
+
+def packed(outcomes: Sequence[Sequence[float]]) -> str:
+    """Write scores, one list per prompt, as a text."""
+    flat = {value for some in outcomes for value in some}
+    short = flat <= {0.0, 1.0}
+    words = []
+    for some in outcomes:
+        # -0.0 equals 0.0 but would be written "-0", two letters; + 0.0 takes its sign away
+        if short:
+            words.append("".join(f"{value + 0.0:.0f}" for value in some))
+        else:
+            words.append(",".join(f"{value + 0.0:.6g}" for value in some) + ",")
+    return " ".join(words)
+
+
+def unpacked(text: str) -> list[list[float]]:
+    """Read what `packed` wrote."""
+    out = []
+    for part in text.split(" "):
+        letters = part.strip(",").split(",") if "," in part else part
+        out.append([float(value) for value in letters])
+    return out

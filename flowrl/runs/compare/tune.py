@@ -63,7 +63,7 @@ Pruner = Literal["none", "median", "hyperband"]
 
 STUDY, JSON, BEST = "study.db", "result.json", "best.yaml"  # in the folder of a search
 KIND, FORMAT = "flowrl tuning", 2
-NAME = "flowrl"  # of the study
+NAME, ABOUT = "flowrl", "about"  # of the study, and what a trial holds of its runs
 TRIALS = 20  # unless their number is given
 # sections whose numbers leave a plan and its cost as they are
 _APART = ("name", "seed", "optimizer")
@@ -386,7 +386,6 @@ class _Search:
             room = self.what.most - len(self.study.trials)
             asked = [self._ask() for _ in range(min(self.what.processes, room))]
             self._batch(asked)
-        self._write()
 
     def _ask(self) -> int:
         """Let the sampler choose a trial -> its number."""
@@ -405,7 +404,7 @@ class _Search:
             try:
                 _checked(self.what, self.own, changes, self.rehearsed)
             except ConfigError as error:
-                self._end(number, changes, [], str(error))
+                self._end(number, [], str(error))
                 continue
             fit.append((number, changes))
         if self.what.processes > 1:
@@ -414,6 +413,7 @@ class _Search:
             train_all(runs, self.what.processes, self.stop, self._spend, quiet=self.quiet)
         for number, changes in fit:
             self._trial(number, changes)
+        write_json(self.what.out / JSON, result_of(self.study))
 
     def _trial(self, number: int, changes: list[str]) -> None:
         """Run the seeds of a trial, and tell the study."""
@@ -426,11 +426,11 @@ class _Search:
                 check_judged(found, self.base, run.folder)
                 runs.append(_short(found))
         except _Pruned as error:
-            self._end(number, changes, runs, str(error), pruned=True)
+            self._end(number, runs, str(error), pruned=True)
         except ConfigError as error:  # one iteration exceeds the budget
-            self._end(number, changes, runs, str(error))
+            self._end(number, runs, str(error))
         else:
-            self._end(number, changes, runs, _why(runs))
+            self._end(number, runs, _why(runs))
 
     def _asked(self, changes: Sequence[str]) -> list[Asked]:
         what, runs = self.what, list[Asked]()
@@ -456,25 +456,17 @@ class _Search:
             self.left.finish()
         return found
 
-    def _end(
-        self, number: int, changes: list[str], runs: list[Result], why: str, *, pruned: bool = False
-    ) -> None:
-        """Tell the study how a trial ended, and write the files anew."""
+    def _end(self, number: int, runs: list[Result], why: str, *, pruned: bool = False) -> None:
+        """Tell the study how a trial ended."""
         from optuna.trial import TrialState
 
-        about = {"changes": changes, "folder": folder_of(changes), "runs": runs, "why": why}
-        for key, value in about.items():
-            _live(self.study, number).set_user_attr(key, value)
+        _live(self.study, number).set_user_attr(ABOUT, {"runs": runs, "why": why})
         if pruned:
             self.study.tell(number, state=TrialState.PRUNED)
         elif why:
             self.study.tell(number, state=TrialState.FAIL)
         else:
             self.study.tell(number, sum(run["score"] for run in runs) / len(runs))
-        self._write()
-
-    def _write(self) -> None:
-        write_json(self.what.out / JSON, result_of(self.study))
 
 
 def _live(study: Study, number: int) -> Trial:
@@ -538,12 +530,12 @@ def result_of(study: Study) -> Result:
 
 def _trial_row(trial: FrozenTrial) -> Result:
     """Return a trial as plain data; one that failed or was given up has no score."""
-    changes = trial.user_attrs.get("changes", changes_of(trial.params))
+    changes = changes_of(trial.params)
     values = {key: str(value) for key, value in trial.params.items()}
-    row = {"number": trial.number, "state": trial.state.name.lower(), "values": values}
     score = trial.value if trial.state.name == "COMPLETE" else None
+    row = {"number": trial.number, "state": trial.state.name.lower(), "values": values}
     row |= {"score": score, "changes": changes, "folder": folder_of(changes)}
-    return {**row, "runs": trial.user_attrs.get("runs", []), "why": trial.user_attrs.get("why", "")}
+    return {**row, "runs": [], "why": "", **trial.user_attrs.get(ABOUT, {})}
 
 
 def _write_best(what: Tuning, own: Config, result: Result) -> None:

@@ -23,7 +23,15 @@ from flowrl.runs.compare.compare import (
     write_comparison,
 )
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.records import BASE_FILE, RUN_FILE, check_judged, mistake, stored
+from flowrl.runs.compare.records import (
+    BaseFile,
+    BudgetsRecord,
+    RunFile,
+    Settings,
+    check_judged,
+    mistake,
+    stored,
+)
 from flowrl.runs.compare.result_file import add_run, read_result
 from flowrl.runs.compare.summary import summarize_result
 from flowrl.runs.stop import StopSignal
@@ -125,7 +133,7 @@ def again(what: Comparison) -> dict[str, Any]:
     entry = result["configs"][0]
     found = spend(mine, what.runs / "toy-a/seed0", what.budgets, stop=StopSignal(), quiet=True)
     check_judged(found, result["base"], what.runs / "toy-a/seed0")
-    base = stored(what.runs / "base", "result.json", BASE_FILE, "it judges the base model again")
+    base = stored(what.runs / "base", "result.json", BaseFile, "it judges the base model again")
     assert base
     add_run(result, entry, found)
     return summarize_result(result)
@@ -216,11 +224,16 @@ def test_the_grid_of_damaged_samples(copied: Comparison, tmp_path: Path) -> None
     assert sample_grid(result, copied.runs) is None
 
 
-def test_shapes_name_the_first_mistake() -> None:
-    """By hand, of a value within lists and objects."""
-    assert mistake({"name": "a"}, RUN_FILE) == (
-        "the object: expected the key 'seed', which is missing"
-    )
-    assert mistake([{"n": 1}, {"n": True}], [{"n": RUN_FILE["seed"]}], "rows") == (
-        "rows[1].n: expected a whole number, got True (true or false)"
-    )
+def test_the_first_mistake_is_named() -> None:
+    """By hand, of values within lists and objects."""
+    assert mistake({"name": "a"}, RunFile) == "seed: expected this key, which is missing"
+    budgets = {"nfe": 1.0, "seconds": 0, "points": 1, "clock": "wall", "counted": "calls"}
+    assert mistake(budgets, BudgetsRecord) is None
+    for value in (True, "1", 1.5, None):
+        said = mistake({**budgets, "points": value}, BudgetsRecord)
+        assert said is not None and said.startswith("points: expected a valid integer, got ")
+    assert "greater than 0" in str(mistake({**budgets, "nfe": 0}, BudgetsRecord))
+    assert "finite number" in str(mistake({**budgets, "seconds": float("nan")}, BudgetsRecord))
+    settings = {"score": "red", "equal": {}, "search": {"factors": [1.0, "2"]}}
+    assert str(mistake(settings, Settings)).startswith("search.factors[1]: expected a valid number")
+    assert str(mistake([], Settings)).startswith("the file: expected ")

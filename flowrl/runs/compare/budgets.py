@@ -15,18 +15,24 @@ from flowrl.config.load import Config, load_config
 from flowrl.config.monitors import GradientsMonitor
 from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.files import write_json, write_text
+from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.merged_records import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
-from flowrl.runs.compare import records
-from flowrl.runs.compare.records import PRICES, stored
+from flowrl.runs.compare.records import (
+    Claim,
+    Evaluated,
+    PricesRecord,
+    Record,
+    Totals,
+    mistake,
+    stored,
+)
 from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_rows, write_evals
 from flowrl.training.method import TRAINED_CALLS
 from flowrl.training.trainer import Trainer
 
 CLAIM, RESULT = "claim.json", "result.json"
 TRACED = ("reward", "accuracy", "ratio_std", "clip_frac", "diversity", "grad_norm")
-TOTALS = {"total_nfe": records.AMOUNT, "total_seconds": records.AMOUNT}
 MOST = 50  # points of a stored trajectory
 
 
@@ -94,9 +100,8 @@ def prices_of(config: Config, folder: Path) -> Prices:
     Raises RunError if the folder cannot be written or the file is damaged, and what an iteration
     raises.
     """
-    found = stored(
-        folder, PRICES_FILE, PRICES, "delete it, and the same command measures them again"
-    )
+    mend = "delete it, and the same command measures them again"
+    found = stored(folder, PRICES_FILE, PricesRecord, mend)
     if found:
         return Prices(**found)
     prices = measured(Trainer(config))
@@ -221,8 +226,7 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
         return
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
-    claimed = {"counted": "calls", **_claimed(folder)["budgets"]}
-    wrong += different(claimed, budgets._asdict())
+    wrong += different(_claimed(folder)["budgets"], budgets._asdict())
     if wrong:
         raise ConfigError(
             f"{folder} holds a run of another config or budget, there and now: "
@@ -235,7 +239,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
     """Write what is run here, once -> the prices that this run counts with, from its beginning on.
     Raises RunError if the folder cannot be written."""
     if (folder / CONFIG).exists():
-        return Prices(**_claimed(folder).get("prices", {}))
+        return Prices(**_claimed(folder)["prices"])
     about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
     write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
@@ -245,7 +249,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
 def _claimed(folder: Path) -> dict[str, Any]:
     """Read what `claim` wrote. Raises RunError."""
     mend = f"put it back, or delete {folder} to make the run again"
-    found = stored(folder, CLAIM, records.CLAIM, mend)
+    found = stored(folder, CLAIM, Claim, mend)
     if not found:
         raise RunError(f"{folder / CLAIM}: is missing; {mend}")
     return found
@@ -276,13 +280,13 @@ def spent_at(folder: Path, iteration: int) -> Spent:
             f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
             "run again"
         )
-    _check_row(folder, METRICS, rows[-1], TOTALS)
+    _check_row(folder, METRICS, rows[-1], Totals)
     return Spent(iteration, rows[-1]["total_nfe"], rows[-1]["total_seconds"])
 
 
-def _check_row(folder: Path, name: str, row: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+def _check_row(folder: Path, name: str, row: Mapping[str, Any], record: type[Record]) -> None:
     """Raise RunError for a line of a log that is damaged."""
-    wrong = records.mistake(row, shape)
+    wrong = mistake(row, record)
     if wrong is not None:
         raise RunError(
             f"{folder / name}, iteration {row['iteration']}: {wrong}; delete {folder} to start "
@@ -314,11 +318,15 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     # its logs
     metrics, claimed = read_rows(folder, METRICS), _claimed(folder)
     for row in metrics:
-        _check_row(folder, METRICS, row, TOTALS)
+        _check_row(folder, METRICS, row, Totals)
     curve = []
     for row in read_rows(folder, EVALS):
-        _check_row(folder, EVALS, row, records.EVALUATED)
-        _check_row(folder, EVALS, row, {row["score"]: records.NUMBER})
+        _check_row(folder, EVALS, row, Evaluated)
+        if not is_finite_number(row.get(row["score"])):
+            raise RunError(
+                f"{folder / EVALS}, iteration {row['iteration']}: {row['score']}: expected a "
+                f"finite number; delete {folder} to start this run again"
+            )
         curve.append(score_row(row))
     spent = spent_at(folder, len(metrics))
     # the evaluation at the end of each budget; None where the run did not get there
@@ -340,7 +348,7 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
         "at": at,
         "last_quarter": {key: _mean(quarter, key) for key in TRACED},
         "trajectory": trajectory(metrics),
-        "prices": claimed.get("prices", Prices()._asdict()),
+        "prices": claimed["prices"],
         "load": claimed["load"],
         "environment": claimed["environment"],
     }

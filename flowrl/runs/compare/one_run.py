@@ -35,7 +35,7 @@ from flowrl.runs.compare.budgets import (
     result,
     spent_at,
 )
-from flowrl.runs.compare.records import AGAIN, BASE_FILE, RUN_FILE, check_whose, packed, stored
+from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
 from flowrl.runs.compare.result_file import setting
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
 from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, lock, read_object, read_rows, write_evals
@@ -81,7 +81,7 @@ def spend(
     """
     # what is there already
     check_same_run(folder, config, budgets)
-    found = stored(folder, RESULT, RUN_FILE, AGAIN)
+    found = stored(folder, RESULT, RunFile, AGAIN)
     if found:
         check_whose(found, config, folder / RESULT)
         return found
@@ -317,7 +317,7 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     folder, equal = runs / "base", setting(config)
     # what is there
     mend = f"delete {folder}, and the same command judges the base model again"
-    found = stored(folder, RESULT, BASE_FILE, mend)
+    found = stored(folder, RESULT, BaseFile, mend)
     if found:
         wrong = different(found["setting"], equal)
         if wrong:

@@ -1,329 +1,25 @@
-"""What the JSON of a comparison's files has to look like, and the first thing that does not."""
+"""What the JSON files of a comparison hold, as pydantic models, and how they are read: one that is
+damaged, of another version, or another run's, is one message.
+
+Outcomes per image are one short text for each evaluation. Prompts are separated by spaces. Verdicts
+0 and 1 are letters, "0110 1111"; other scores stand between commas, "0.25,0.5 0.75,1".
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from flowrl.config.load import Config
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.files import is_finite_number
 from flowrl.runs.folder import read_object
 
-
-class Kind(NamedTuple):
-    """A value of one kind: what it is in words, and whether something is one."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-class Maybe(NamedTuple):
-    """A value or null."""
-
-    shape: Any
-
-
-class Each(NamedTuple):
-    """An object whose values are all alike."""
-
-    shape: Any
-
-
-def mistake(value: Any, shape: Any, where: str = "") -> str | None:
-    """Return the first thing that is wrong, "at.nfe: expected an object, got 3 (a whole number)";
-    None where all is right.
-
-    A shape is a Kind, Maybe, Each, a list with the shape of its items, or a dict of keys to
-    shapes; a key that ends in "?" may be missing, others may be there beside.
-    """
-    return next(_mistakes(value, shape, where), None)
-
-
-def _mistakes(value: Any, shape: Any, where: str) -> Iterator[str]:
-    # null, or a single value
-    if isinstance(shape, Maybe):
-        if value is not None:
-            yield from _mistakes(value, shape.shape, where)
-        return
-    if isinstance(shape, Kind):
-        if not shape.fits(value):
-            yield _said(where, shape.words, value)
-        return
-    # a list of values that are alike
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            yield _said(where, "a list", value)
-            return
-        for place, item in enumerate(value):
-            yield from _mistakes(item, shape[0], f"{where}[{place}]")
-        return
-    # an object
-    if not isinstance(value, Mapping):
-        yield _said(where, "an object", value)
-    elif isinstance(shape, Each):
-        for key, item in value.items():
-            yield from _mistakes(item, shape.shape, _below(where, key))
-    else:
-        yield from _of_object(value, shape, where)
-
-
-def _of_object(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> Iterator[str]:
-    for name, inner in shape.items():
-        key = name.rstrip("?")
-        if key in value:
-            yield from _mistakes(value[key], inner, _below(where, key))
-        elif key == name:
-            yield f"{where or 'the object'}: expected the key {key!r}, which is missing"
-
-
-def _below(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
-def _said(where: str, words: str, value: Any) -> str:
-    return f"{where or 'the file'}: expected {words}, got {show(value)}"
-
-
-def _outcomes(value: Any) -> bool:
-    """Say whether a text holds one finite number or more for each prompt."""
-    try:
-        found = unpacked(value)
-    except (AttributeError, ValueError):
-        return False
-    return all(some and all(map(math.isfinite, some)) for some in found)
-
-
-WHOLE = Kind("a whole number", lambda value: type(value) is int)
-COUNT = Kind("a whole number from 0 on", lambda value: type(value) is int and value >= 0)
-NUMBER = Kind("a finite number", is_finite_number)
-AMOUNT = Kind("a finite number from 0 on", lambda value: is_finite_number(value) and value >= 0)
-POSITIVE = Kind("a finite number above 0", lambda value: is_finite_number(value) and value > 0)
-METRIC = Kind("a number", lambda value: type(value) in (int, float))
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-OUTCOMES = Kind("scores of each prompt's images, such as '01 11' or '0.5,1, 0.25,'", _outcomes)
-
-PRICES = {"trained": AMOUNT, "decoded": AMOUNT, "scored": AMOUNT}
-BUDGETS = {"nfe": POSITIVE, "seconds": AMOUNT, "points": COUNT, "clock?": TEXT, "counted?": TEXT}
-CLAIM = {
-    "budgets": BUDGETS,
-    "prices?": PRICES,
-    "load": Maybe(NUMBER),
-    "environment": OBJECT,
-}
-ROW = {
-    "iteration": COUNT,
-    "nfe": AMOUNT,
-    "seconds": AMOUNT,
-    "marks": [COUNT],
-    "budget": [TEXT],
-    "score": NUMBER,
-    "interval": [Maybe(NUMBER)],
-    "tasks": Each(NUMBER),
-}
-AT = {**ROW, "outcomes?": OUTCOMES}
-RUN = {
-    "seed": WHOLE,
-    "lr": POSITIVE,
-    "failed": Maybe(TEXT),
-    "iterations": COUNT,
-    "nfe": AMOUNT,
-    "seconds": AMOUNT,
-    "curve": [ROW],
-    "at": {"nfe": Maybe(AT), "seconds": Maybe(AT)},
-    "last_quarter": Each(Maybe(METRIC)),
-    "trajectory": Each([Maybe(METRIC)]),
-    "prices?": PRICES,
-    "load?": Maybe(NUMBER),
-}
-RUN_FILE = {**RUN, "name": TEXT, "environment": OBJECT}
-EVALUATED = {
-    "iteration": COUNT,
-    "nfe": AMOUNT,
-    "seconds": AMOUNT,
-    "marks": [COUNT],
-    "budget": [TEXT],
-    "score": TEXT,
-    "interval": [Maybe(NUMBER)],
-    "tasks": Each({"mean": NUMBER}),
-    "outcomes": OUTCOMES,
-}
-BASE = {
-    "score": NUMBER,
-    "interval": [Maybe(NUMBER)],
-    "images": COUNT,
-    "tasks": Each(NUMBER),
-    "tags?": [TEXT],
-    "outcomes?": OUTCOMES,
-}
-BASE_FILE = {"setting": OBJECT, "base": BASE}
-SEARCH = {"factors": [POSITIVE], "seed": WHOLE, "share": POSITIVE, "nfe": POSITIVE}
-TRIED = {"factor": POSITIVE, "score": Maybe(METRIC), "lr": POSITIVE, "failed": Maybe(TEXT)}
-ENTRY = {
-    "name": TEXT,
-    "file": TEXT,
-    "config": OBJECT,
-    "lr": POSITIVE,
-    "search": Maybe({"own_lr": POSITIVE, "chosen_lr": POSITIVE, "tried": [TRIED]}),
-    "seeds": [{**RUN, "environment?": COUNT}],
-}
-RESULT_FILE = {
-    "budgets": BUDGETS,
-    "settings": {"score": TEXT, "equal": OBJECT, "search": Maybe(SEARCH)},
-    "environments": [OBJECT],
-    "base": BASE,
-    "configs": [ENTRY],
-}
-FACTORIAL_FILE = {
-    "score": TEXT,
-    "nfe": POSITIVE,
-    "counted?": TEXT,
-    "design": {
-        "axes": Each(OBJECT),
-        "interactions": [[TEXT]],
-        "fraction": TEXT,
-        "efficiency": NUMBER,
-    },
-    "cells": [{"name": TEXT, "levels": OBJECT}],
-    "tags": [TEXT],
-    "environments": [OBJECT],
-    "runs": [
-        {
-            "cell": TEXT,
-            "seed": WHOLE,
-            "failed": Maybe(TEXT),
-            "score": Maybe(NUMBER),
-            "tasks?": Maybe(Each(NUMBER)),
-            "outcomes?": Maybe(OUTCOMES),
-            "iterations": COUNT,
-            "nfe": AMOUNT,
-            "seconds": AMOUNT,
-            "environment?": COUNT,
-        }
-    ],
-}
-
-
-TUNING_FILE = {
-    "config": TEXT,
-    "score": TEXT,
-    "settings": {"prompts": {"test": TEXT}, "eval": {"images": COUNT}},
-    "nfe": POSITIVE,
-    "counted": TEXT,
-    "choices": Each([TEXT]),
-    "seeds": [WHOLE],
-    "environments": [OBJECT],
-    "base": BASE,
-    "trials": [
-        {
-            "changes": [TEXT],
-            "folder": TEXT,
-            "runs": [
-                {
-                    "seed": WHOLE,
-                    "failed": Maybe(TEXT),
-                    "score": Maybe(NUMBER),
-                    "interval": Maybe([Maybe(NUMBER)]),
-                    "tasks": Maybe(Each(NUMBER)),
-                    "iterations": COUNT,
-                    "nfe": AMOUNT,
-                    "seconds": AMOUNT,
-                    "environment": COUNT,
-                }
-            ],
-        }
-    ],
-}
-
-
-def disagreement(result: Mapping[str, Any]) -> str | None:
-    """Return what does not fit together in a result whose parts are right: names, seeds, machines,
-    tasks, prompts; None where all does."""
-    base, machines = result["base"], len(result["environments"])
-    names = [entry["name"] for entry in result["configs"]]
-    if len(set(names)) < len(names):
-        return f"configs: expected each name once, got {', '.join(names)}"
-    said = _unlike(base, base, "base")
-    for number, entry in enumerate(result["configs"]):
-        seeds = [run["seed"] for run in entry["seeds"]]
-        if len(set(seeds)) < len(seeds):
-            return f"configs[{number}].seeds: expected each seed once, got {seeds}"
-        for place, run in enumerate(entry["seeds"]):
-            where = f"configs[{number}].seeds[{place}]"
-            if run.get("environment", -1) >= machines:
-                return f"{where}.environment: expected one of {machines} places in environments"
-            said = said or unlike_base(run, base, where)
-    return said
-
-
-def unlike_base(run: Mapping[str, Any], base: Mapping[str, Any], where: str = "") -> str | None:
-    """Return what a run's scores do not share with its own curve or those of the base model: the
-    evaluation at the end of a budget, tasks, or prompts."""
-    said = None
-    for name, row in run["at"].items():
-        key = _below(where, f"at.{name}")
-        ends = [point for point in run["curve"] if name in point["budget"]]
-        plain = row and {part: row[part] for part in row if part != "outcomes"}
-        if plain != (ends[0] if ends else None):
-            said = said or f"{key}: expected the point of the curve at which this budget ended"
-        elif row is not None:
-            said = said or _unlike(row, base, key)
-    return said
-
-
-def _unlike(row: Mapping[str, Any], base: Mapping[str, Any], where: str) -> str | None:
-    if row["tasks"].keys() != base["tasks"].keys():
-        return f"{where}.tasks: expected those of the base model, {', '.join(base['tasks'])}"
-    if row is base and "tags" in row and set(row["tags"]) != row["tasks"].keys():
-        return f"{where}.tags: expected those of its tasks, {', '.join(row['tasks'])}"
-    # outcomes of every prompt, or, in files of an earlier version, none at all
-    tags = base.get("tags")
-    got = len(unpacked(row["outcomes"])) if "outcomes" in row else None
-    if tags is None and row is base and got is not None:
-        return f"{where}: expected tags beside its outcomes"
-    if tags is not None and got != len(tags):
-        return f"{where}.outcomes: expected {len(tags)} prompts, as base.tags has, got {got or 0}"
-    return None
-
-
 AGAIN = "delete it, and the same command puts it together again from the run's logs"
-
-
-def stored(folder: Path, name: str, shape: Mapping[str, Any], mend: str) -> dict[str, Any]:
-    """Read an object of a run's folder; {} where there is no such file. Raises RunError that names
-    the file and key and says how to mend it."""
-    try:
-        found = read_object(folder, name)
-    except RunError as error:
-        raise RunError(f"{error}; {mend}") from error
-    if not found and not (folder / name).exists():
-        return {}
-    wrong = mistake(found, shape)
-    if wrong is not None:
-        raise RunError(f"{folder / name}: {wrong}; {mend}")
-    return found
-
-
-def check_whose(found: Mapping[str, Any], config: Config, file: Path) -> None:
-    """Raise ConfigError if a run's result is that of another config, seed or learning rate."""
-    mine = {"name": config.name, "seed": config.seed, "lr": config.lr}
-    for key, value in mine.items():
-        if found[key] != value:
-            raise ConfigError(
-                f"{file}: expected the result of {key} {value!r}, got that of {found[key]!r}: the "
-                f"file was copied from another run; {AGAIN}"
-            )
-
-
-def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
-    """Raise RunError if a run was judged on other tasks or prompts than the base model."""
-    wrong = unlike_base(found, base)
-    if wrong is not None:
-        raise RunError(f"{folder / 'result.json'}: {wrong}; {AGAIN}")
 
 
 def packed(outcomes: Sequence[Sequence[float]]) -> str:
@@ -347,3 +43,314 @@ def unpacked(text: str) -> list[list[float]]:
         letters = part.strip(",").split(",") if "," in part else part
         out.append([float(value) for value in letters])
     return out
+
+
+def _check_outcomes(text: str) -> str:
+    """Raise ValueError unless a text holds one finite number or more for each prompt."""
+    for some in unpacked(text):
+        if not some or not all(map(math.isfinite, some)):
+            raise ValueError
+    return text
+
+
+# the kinds of values
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(allow_inf_nan=False, ge=0)]
+Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
+Outcomes = Annotated[str, AfterValidator(_check_outcomes)]
+Interval = list[Number | None]
+Object = dict[str, Any]
+
+
+class Record(BaseModel):
+    """An object of a file; keys that it does not name may stand beside."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class PricesRecord(Record):
+    """What a piece of work costs, see `Prices`."""
+
+    trained: Amount
+    decoded: Amount
+    scored: Amount
+
+
+class BudgetsRecord(Record):
+    """What a run may use up, see `Budgets`."""
+
+    nfe: Positive
+    seconds: Amount
+    points: Count
+    clock: str
+    counted: str
+
+
+class Claim(Record):
+    """What a run writes about itself when it begins."""
+
+    budgets: BudgetsRecord
+    prices: PricesRecord
+    load: Number | None
+    environment: Object
+
+
+class Totals(Record):
+    """What a line of a run's metrics says that it has used up."""
+
+    total_nfe: Amount
+    total_seconds: Amount
+
+
+class Spot(Record):
+    """Where in a run an evaluation was made."""
+
+    iteration: Count
+    nfe: Amount
+    seconds: Amount
+    marks: list[Count]
+    budget: list[str]
+
+
+class TaskMean(Record):
+    """The mean of a task."""
+
+    mean: Number
+
+
+class Evaluated(Spot):
+    """A line of a run's evaluations."""
+
+    score: str
+    interval: Interval
+    tasks: dict[str, TaskMean]
+    outcomes: Outcomes
+
+
+class Point(Spot):
+    """An evaluation in a result."""
+
+    score: Number
+    interval: Interval
+    tasks: dict[str, Number]
+
+
+class End(Point):
+    """The evaluation at the end of a budget."""
+
+    outcomes: Outcomes
+
+
+class Ends(Record):
+    """The evaluations that count; null where a run did not get there."""
+
+    nfe: End | None
+    seconds: End | None
+
+
+class Run(Record):
+    """A finished run."""
+
+    seed: int
+    lr: Positive
+    failed: str | None
+    iterations: Count
+    nfe: Amount
+    seconds: Amount
+    curve: list[Point]
+    at: Ends
+    last_quarter: dict[str, float | None]
+    trajectory: dict[str, list[float | None]]
+    prices: PricesRecord
+    load: Number | None
+
+
+class RunFile(Run):
+    """The result of a run in its own folder."""
+
+    name: str
+    environment: Object
+
+
+class Base(Record):
+    """The model before training."""
+
+    score: Number
+    interval: Interval
+    images: Count
+    tasks: dict[str, Number]
+    tags: list[str]
+    outcomes: Outcomes
+
+
+class BaseFile(Record):
+    """How the model before training was judged."""
+
+    setting: Object
+    base: Base
+
+
+class SearchRecord(Record):
+    """Which learning rates every config has tried."""
+
+    factors: list[Positive]
+    seed: int
+    share: Positive
+    nfe: Positive
+
+
+class Tried(Record):
+    """A learning rate that was tried."""
+
+    factor: Positive
+    score: float | None
+    lr: Positive
+    failed: str | None
+
+
+class Found(Record):
+    """What the search of a config has found."""
+
+    own_lr: Positive
+    chosen_lr: Positive
+    tried: list[Tried]
+
+
+class EnteredRun(Run):
+    """A run in the result file, and the number of its machine."""
+
+    environment: Count
+
+
+class Entry(Record):
+    """A config in the result file."""
+
+    name: str
+    file: str
+    config: Object
+    lr: Positive
+    search: Found | None
+    seeds: list[EnteredRun]
+
+
+class Settings(Record):
+    """What is equal for all configs."""
+
+    score: str
+    equal: Object
+    search: SearchRecord | None
+
+
+class ResultFile(Record):
+    """The result file of a comparison."""
+
+    budgets: BudgetsRecord
+    settings: Settings
+    environments: list[Object]
+    base: Base
+    configs: list[Entry]
+
+
+def mistake(value: Any, record: type[Record]) -> str | None:
+    """Return the first thing that is wrong, "at.nfe: expected a valid dictionary, got 3 (a whole
+    number)"; None where all is right."""
+    try:
+        record.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    else:
+        return None
+    # where it is: a.b[0].c
+    where = ""
+    for part in first["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}"
+    where = where.lstrip(".") or "the file"
+    if first["type"] == "missing":
+        return f"{where}: expected this key, which is missing"
+    if first["type"] == "value_error":
+        said = "expected scores of each prompt's images, such as '01 11' or '0.5,1, 0.25,'"
+    else:
+        said = first["msg"].replace("Input should be", "expected", 1)
+    return f"{where}: {said}, got {show(first['input'])}"
+
+
+def disagreement(result: Mapping[str, Any]) -> str | None:
+    """Return what does not fit together in a result whose parts are right: names, seeds, machines,
+    tasks, prompts; None where all does."""
+    base, machines = result["base"], len(result["environments"])
+    names = [entry["name"] for entry in result["configs"]]
+    if len(set(names)) < len(names):
+        return f"configs: expected each name once, got {', '.join(names)}"
+    said = _unlike(base, base, "base")
+    for number, entry in enumerate(result["configs"]):
+        seeds = [run["seed"] for run in entry["seeds"]]
+        if len(set(seeds)) < len(seeds):
+            return f"configs[{number}].seeds: expected each seed once, got {seeds}"
+        for place, run in enumerate(entry["seeds"]):
+            where = f"configs[{number}].seeds[{place}]"
+            if run["environment"] >= machines:
+                return f"{where}.environment: expected one of {machines} places in environments"
+            said = said or unlike_base(run, base, where)
+    return said
+
+
+def unlike_base(run: Mapping[str, Any], base: Mapping[str, Any], where: str = "") -> str | None:
+    """Return what a run's scores do not share with its own curve or those of the base model: the
+    evaluation at the end of a budget, tasks, or prompts."""
+    said = None
+    for name, row in run["at"].items():
+        key = f"{where}.at.{name}".lstrip(".")
+        ends = [point for point in run["curve"] if name in point["budget"]]
+        plain = row and {part: row[part] for part in row if part != "outcomes"}
+        if plain != (ends[0] if ends else None):
+            said = said or f"{key}: expected the point of the curve at which this budget ended"
+        elif row is not None:
+            said = said or _unlike(row, base, key)
+    return said
+
+
+def _unlike(row: Mapping[str, Any], base: Mapping[str, Any], where: str) -> str | None:
+    if row["tasks"].keys() != base["tasks"].keys():
+        return f"{where}.tasks: expected those of the base model, {', '.join(base['tasks'])}"
+    if row is base and set(row["tags"]) != row["tasks"].keys():
+        return f"{where}.tags: expected those of its tasks, {', '.join(row['tasks'])}"
+    got = len(unpacked(row["outcomes"]))
+    if got != len(base["tags"]):
+        return (
+            f"{where}.outcomes: expected {len(base['tags'])} prompts, as base.tags has, got {got}"
+        )
+    return None
+
+
+def stored(folder: Path, name: str, record: type[Record], mend: str) -> dict[str, Any]:
+    """Read an object of a run's folder; {} where there is no such file. Raises RunError that names
+    the file and key and says how to mend it."""
+    try:
+        found = read_object(folder, name)
+    except RunError as error:
+        raise RunError(f"{error}; {mend}") from error
+    if not found and not (folder / name).exists():
+        return {}
+    wrong = mistake(found, record)
+    if wrong is not None:
+        raise RunError(f"{folder / name}: {wrong}; {mend}")
+    return found
+
+
+def check_whose(found: Mapping[str, Any], config: Config, file: Path) -> None:
+    """Raise ConfigError if a run's result is that of another config, seed or learning rate."""
+    mine = {"name": config.name, "seed": config.seed, "lr": config.lr}
+    for key, value in mine.items():
+        if found[key] != value:
+            raise ConfigError(
+                f"{file}: expected the result of {key} {value!r}, got that of {found[key]!r}: the "
+                f"file was copied from another run; {AGAIN}"
+            )
+
+
+def check_judged(found: Mapping[str, Any], base: Mapping[str, Any], folder: Path) -> None:
+    """Raise RunError if a run was judged on other tasks or prompts than the base model."""
+    wrong = unlike_base(found, base)
+    if wrong is not None:
+        raise RunError(f"{folder / 'result.json'}: {wrong}; {AGAIN}")

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from comparekit import no_training, plan, tick
 
+from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
+from flowrl.runs.compare import one_run
 from flowrl.runs.compare.budgets import prices_of
 from flowrl.runs.compare.compare import (
     Comparison,
@@ -101,11 +103,16 @@ def test_a_file_that_is_torn(copied: Comparison, tmp_path: Path, name: str, text
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_value_of_another_kind(copied: Comparison, tmp_path: Path, name: str) -> None:
+def test_a_value_of_another_kind(
+    copied: Comparison, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each value of a file in turn, with each wrong one: a message that names the file, or what is
     compared, or the same result as before."""
     file, before = tmp_path / name, read_result(copied.out)
     good, kept = json.loads(file.read_text()), copied.out.read_text()
+    if name != f"{RUN}/claim.json":  # which run the folder holds is then as it was
+        monkeypatch.setattr(one_run, "check_same_run", lambda *_: None)
+    mine = copied.load(copied.configs[0], "seed=0")
     refused = 0
     for path in places(good):
         if path[0] in ("environment", "environments", "load", "pairs") or "summary" in path:
@@ -116,7 +123,7 @@ def test_a_value_of_another_kind(copied: Comparison, tmp_path: Path, name: str) 
             copied.out.write_text(kept)
             file.write_text(json.dumps(changed(good, path, value)))
             try:
-                found = again(copied)
+                found = again(copied, mine)
             except (RunError, DataError, ConfigError) as error:
                 assert str(file.parent) in str(error), (path, value, error)
                 refused += 1
@@ -126,10 +133,10 @@ def test_a_value_of_another_kind(copied: Comparison, tmp_path: Path, name: str) 
     assert refused > 20
 
 
-def again(what: Comparison) -> dict[str, Any]:
+def again(what: Comparison, mine: Config) -> dict[str, Any]:
     """Read all files, as a comparison does that is run again; its checks of the model are left
     out."""
-    result, mine = read_result(what.out), what.load(what.configs[0], "seed=0")
+    result = read_result(what.out)
     entry = result["configs"][0]
     found = spend(mine, what.runs / "toy-a/seed0", what.budgets, stop=StopSignal(), quiet=True)
     check_judged(found, result["base"], what.runs / "toy-a/seed0")

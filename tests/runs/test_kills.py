@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from toykit import toy
@@ -20,7 +18,6 @@ from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "assets" / "results" / "kills.json"
 
 
 @pytest.mark.integration
@@ -37,36 +34,6 @@ def test_killed_runs_end_like_undisturbed_ones(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert found["by_processes"] == {"1": 3, "2": 1}
-    assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
-
-
-def test_kills_are_added_to_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: 2 + 3 kills, of which one more by two processes; each says where it was made."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "research"))
-    kills = importlib.import_module("kills")
-
-    def result(config: str, processes: int, count: int) -> dict[str, Any]:
-        row = {"family": "a", "config": config, "processes": processes, "wrong": [], "differ": []}
-        told = [{**row, "killed": ["update"] * count, "others": []}]
-        return {**kills.summed(told), "seconds": 1.0, "seed": 0, "machine": {"commit": config}}
-
-    before = json.loads(json.dumps(result("rwr", 1, 2)))
-    found = kills.together(before, result("tdm_r1", 2, 3))
-    assert (found["kills"], found["runs"], found["by_phase"]["update"]) == (5, 2, 5)
-    assert found["by_processes"] == {"1": 2, "2": 3} and found["machine"] == {"commit": "rwr"}
-    (added,) = found["added"]
-    assert added["configs"] == ["tdm_r1"] and added["machine"] == {"commit": "tdm_r1"}
-    assert [row["config"] for row in found["configs"]] == ["rwr", "tdm_r1"]
-    more = kills.together(found, result("ddpo", 1, 1))
-    assert more["kills"] == 6 and len(more["added"]) == 2
-
-
-def test_the_docs_say_what_was_measured() -> None:
-    found = json.loads(RESULT.read_text())
-    one, two = found["by_processes"].values()
-    text = " ".join((ROOT / "docs" / "run-folder.md").read_text().split())
-    assert f"**Measured:** {found['kills']} kills, {two} of them of runs of two processes" in text
-    assert one + two == found["kills"] == sum(found["by_phase"].values())
     assert found["checkpoints_unreadable"] == found["runs_that_differ"] == 0
 
 

@@ -21,14 +21,17 @@ class ManyValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write ``--seeds 0 1 2`` as ``--seeds 0 --seeds 1 --seeds 2``, then parse."""
-        spread, option = list[str](), ""
+        spread, option = list[str](), ""  # the option that the values belong to
         for text in args:
-            if text.startswith("--"):
-                name, joined, _ = text.partition("=")
-                option = name if name in MANY else ""
-                spread += [] if option and not joined else [text]
-            else:
-                spread += [option, text] if option else [text]
+            if not text.startswith("--"):
+                if option:
+                    spread.append(option)
+                spread.append(text)
+                continue
+            name, joined, _ = text.partition("=")
+            option = name if name in MANY else ""
+            if joined or not option:
+                spread.append(text)
         return super().parse_args(ctx, spread)
 
 
@@ -159,15 +162,30 @@ def compare(
     changes = [*_judge(suite, prompts), *changes]
     # a result, made or read
     if report_only:
-        _refuse("--report-only reads --out alone", configs)
+        if configs:
+            raise ConfigError(
+                f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
+            )
         result = saved_result(out)
     else:
-        asked: dict[str, Any] = {"seeds": seeds, "nfe": nfe, "seconds": seconds, "clock": clock}
-        asked |= {"count": count, "points": points, "lr_search": lr_search}
-        asked |= {"search_seed": search_seed, "search_share": search_share, "overrides": changes}
-        asked |= {"plugins": plugin, "runs": runs, "out": out, "quiet": quiet}
-        asked["processes"] = processes
-        result = run_comparison(configs, **asked)
+        result = run_comparison(
+            configs,
+            seeds=seeds,
+            nfe=nfe,
+            seconds=seconds,
+            clock=clock,
+            count=count,
+            points=points,
+            lr_search=lr_search,
+            search_seed=search_seed,
+            search_share=search_share,
+            overrides=changes,
+            plugins=plugin,
+            runs=runs,
+            out=out,
+            processes=processes,
+            quiet=quiet,
+        )
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
     _name(write_comparison(result, out, figures or out.parent, runs), json)
@@ -190,9 +208,3 @@ def _judge(suite: str | None, prompts: str | None) -> list[str]:
     if prompts is not None:
         raise ConfigError("--prompts belongs to --suite NAME")
     return []
-
-
-def _refuse(why: str, configs: list[str]) -> None:
-    """Raise ConfigError if configs were given."""
-    if configs:
-        raise ConfigError(f"{why}: leave out the configs, {', '.join(configs)}")

@@ -336,8 +336,8 @@ def begin_samples(run: RunPath, about: Mapping[str, Any]) -> Path | None:
     """Say in the folder of the samples what they are; those that are something else are set aside
     first -> the folder where they are now, None where nothing was moved.
 
-    `about` has the prompts, height and width, and the seed of the noise. Earlier versions wrote no
-    seed, and a damaged file says nothing; then only the rest is compared.
+    `about` has the prompts, height and width, and the seed of the noise. What a damaged file does
+    not say is not compared.
     """
     folder, moved = Path(run) / SAMPLES, None
     if folder.is_dir() and sample_files(run):

@@ -72,7 +72,7 @@ def best_checkpoint(run: Path) -> Path | None:
         try:
             checkpoint.verify(folder)
         except CheckpointError:
-            continue  # pruned by an earlier version, or torn
+            continue  # pruned, or torn
         return folder
     return None
 

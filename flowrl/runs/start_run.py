@@ -7,15 +7,13 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.differences import differences, flat
 from flowrl.config.load import Config, load_config
-from flowrl.config.sections import EvalConfig
-from flowrl.config.yaml_text import parse_yaml
 from flowrl.core.environment import environment
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
@@ -41,14 +39,12 @@ from flowrl.runs.folder import (
     RunPath,
     lock,
     read_evals,
-    read_object,
     read_rows,
     try_lock,
     write_evals,
 )
 from flowrl.runs.open_run import score_of
 from flowrl.training import checkpoint
-from flowrl.training.checkpoint import STATE
 from flowrl.training.trainer import Trainer
 
 Resume = bool | Literal["auto"]
@@ -231,8 +227,7 @@ def begin(
     # a log that is damaged is found before the model is loaded
     rows: Rows = []
     if start.checkpoint is not None:
-        found = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
-        rows = with_weights(found, start.checkpoint)
+        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model))
         if config.monitors.drift is not None:  # before any weight is loaded
@@ -310,18 +305,6 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
 _SINGLE = {"best_of": 1, "best_by": ""}  # what a setting leaves out where one image is drawn
 
 
-def with_weights(rows: Rows, place: Path) -> Rows:
-    """Return evaluations with the weights that they judged. Those of earlier versions do not say
-    so: they judged what the config in the checkpoint `place` names, or else the default."""
-    if all("weights" in row.get("setting", {}) for row in rows):
-        return rows
-    where, then = place / STATE, EvalConfig().weights
-    config = parse_yaml(str(read_object(place, STATE).get("config", "")), str(where))
-    section = config.get("eval") if isinstance(config, Mapping) else None
-    known = {"weights": section.get("weights", then) if isinstance(section, Mapping) else then}
-    return [{**row, "setting": {**known, **row.get("setting", {})}} for row in rows]
-
-
 def parted(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> tuple[Rows, Rows]:
     """Part a run's evaluations into those that are made as a config's `eval` section says now, by
     iteration and each once, and the others. One without a number as its score is of the others."""
@@ -339,7 +322,7 @@ def parted(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> tuple
 
 
 def _changed_settings(row: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Say what of an evaluation's setting is another one now; earlier versions knew fewer keys."""
+    """Say what of an evaluation's setting is another one now."""
     had = {**_SINGLE, **row.get("setting", {})}
     found = []
     for key, value in wanted.items():

@@ -40,7 +40,7 @@ def test_only_samples_that_were_drawn_alike_stand_side_by_side(
 
 
 def test_samples_of_the_same_prompts_and_noise_stay(tmp_path: Path) -> None:
-    """Also where an earlier version did not write the seed of the noise."""
+    """Also where the file does not say the seed of the noise."""
     run = tmp_path / "run"
     train(toy(tmp_path, *SHORT), run, quiet=True)
     file = run / "samples" / "prompts.json"

@@ -203,8 +203,8 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the monitors changes a run under budgets, where it is not the default, which
-    files of earlier versions leave out: which steps are skipped, and the weight of the KL."""
+    """Return what of the monitors changes a run under budgets, where it is not the default: which
+    steps are skipped, and the weight of the KL."""
     acting, gradients = dict[str, Any](), config.monitors.gradients
     if gradients != GradientsMonitor():
         # null in place of a word would be taken for a default that is not there

@@ -224,8 +224,7 @@ def _by_voter(every: Sequence[dict[str, Any]]) -> dict[str, set[VotePair]]:
 
 
 def _noise(run: Path) -> Any:
-    """Return the seed of a run's samples, as it stands beside them; in runs of earlier versions in
-    the config."""
+    """Return the seed of a run's samples, as it stands beside them, or else in the config."""
     about = read_object(run / SAMPLES, PROMPTS) if (run / SAMPLES / PROMPTS).exists() else {}
     if "seed" in about:
         return about["seed"]

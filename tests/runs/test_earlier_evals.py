@@ -1,4 +1,5 @@
-"""A run whose `eval` section is changed when it goes on: what is compared was judged alike."""
+"""A run that goes on with another `eval` or `samples` section: what is compared was judged alike,
+and what stands side by side was drawn alike."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import pytest
 from toykit import toy
 
 from flowrl.core.errors import RunError
-from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, TIMING, read_rows, try_lock
+from flowrl.runs.folder import EARLIER_EVALS, EVALS, METRICS, SUMMARY, TIMING, read_rows, try_lock
 from flowrl.runs.train import train
+from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 SHORT = ("train.iterations=1", "samples.every=0", "eval.images=1", "train.prompts=1")
@@ -135,3 +137,74 @@ def test_damaged_samples_end_no_run(run: Path, tmp_path: Path, name: str) -> Non
     said = [str(warning.message) for warning in caught if name in str(warning.message)]
     assert ["grid.png is not drawn" in said[0], "report.html is not" in said[1]] == [True] * 2
     assert done["iterations"] == 2 and done["after"]["iteration"] == 2
+
+
+DRAWN = ("train.iterations=1", "samples.every=1", "eval.images=1", "train.prompts=1")
+DRAWN_LONGER = (*DRAWN, "train.iterations=2")
+
+
+def strips(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("0*.png"))
+
+
+@pytest.mark.parametrize("change", ["samples.seed=99", "samples.prompts=2", "eval.height=8"])
+def test_only_samples_that_were_drawn_alike_stand_side_by_side(
+    tmp_path: Path, change: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(toy(tmp_path, *DRAWN, "samples.prompts=1"), run, quiet=True)
+    before = json.loads((run / "samples" / "prompts.json").read_text())
+    assert before["seed"] == 7 and len(before["prompts"]) == 1
+    changes = ["samples.prompts=1", change, *(["eval.width=8"] if "height" in change else [])]
+    train(toy(tmp_path, *DRAWN_LONGER, *changes), run, resume="auto")
+    aside = run / "samples-earlier"
+    assert f"they are in {aside}" in capfd.readouterr().err
+    assert strips(aside) == ["000000.png", "000001.png"]
+    assert json.loads((aside / "prompts.json").read_text()) == before
+    assert strips(run / "samples") == ["000001.png", "000002.png"]
+    assert (run / "grid.png").exists() and (run / "report.html").exists()
+
+
+def test_samples_of_the_same_prompts_and_noise_stay(tmp_path: Path) -> None:
+    """Also where the file does not say the seed of the noise."""
+    run = tmp_path / "run"
+    train(toy(tmp_path, *DRAWN), run, quiet=True)
+    file = run / "samples" / "prompts.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps({key: about[key] for key in about if key != "seed"}))
+    train(toy(tmp_path, *DRAWN_LONGER), run, resume="auto", quiet=True)
+    assert strips(run / "samples") == ["000000.png", "000001.png", "000002.png"]
+    assert not (run / "samples-earlier").exists() and json.loads(file.read_text()) == about
+
+
+def test_a_run_that_trains_longer_has_no_end_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(toy(tmp_path, *DRAWN), run, quiet=True)
+    step, seen = Trainer.step, []
+
+    def stepping(self: Trainer) -> dict[str, float]:
+        seen.append((run / SUMMARY).exists())
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", stepping)
+    train(toy(tmp_path, *DRAWN_LONGER), run, resume="auto", quiet=True)
+    assert seen == [False] and json.loads((run / SUMMARY).read_text())["iterations"] == 2
+    # one that is at its end keeps it
+    train(toy(tmp_path, *DRAWN_LONGER), run, resume="auto", quiet=True)
+    assert (run / SUMMARY).exists() and len(seen) == 1
+
+
+def test_what_runs_below_the_folder_are_writing_stays(tmp_path: Path) -> None:
+    """A new run in the folder that holds other runs, one of which writes a checkpoint."""
+    draft = tmp_path / "live" / "checkpoints" / "000020.tmp-4242-0a1b2c3d"
+    mine = tmp_path / "samples" / "000001.png.tmp-4242-0a1b2c3d"
+    for path in (draft, mine):
+        path.mkdir(parents=True)
+    train(toy(tmp_path / "toy", *DRAWN), tmp_path, quiet=True)
+    assert draft.exists()
+    # its own are deleted when it goes on
+    mine.mkdir(exist_ok=True)
+    train(toy(tmp_path / "toy", *DRAWN_LONGER), tmp_path, resume="auto", quiet=True)
+    assert draft.exists() and not mine.exists()

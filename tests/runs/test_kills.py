@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments end as if nobody had disturbed them."""
+"""Runs that are killed, or whose disks fail, end as if nobody had disturbed them."""
 
 from __future__ import annotations
 
@@ -70,3 +70,24 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
     trainer.world, trainer.iteration = World(1, 2), 1
     said = checkpoints.after(lost)
     assert "000000 is whole; go on with: flowrl train --resume" in said and "saved" not in said
+
+
+@pytest.mark.integration
+def test_faults_do_no_harm(tmp_path: Path) -> None:
+    """Three moments of the disk, and every other fault; the script compares every byte that holds
+    no time with the undisturbed run."""
+    out = tmp_path / "disks.json"
+    script = str(ROOT / "scripts" / "research" / "disks.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, script, "--every", "100", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    kinds = {row["fault"].split()[0] for row in found["rows"]}
+    assert {"ENOSPC", "EROFS", "EIO", "torn", "altered", "lost", "swapped", "clock"} <= kinds
+    assert found["did_harm"] == 0

@@ -326,8 +326,7 @@ def test_an_early_stop_keeps_the_best_checkpoint(
 
 
 def test_the_stop_of_the_quickstart_is_after_27_iterations_without_a_gain() -> None:
-    """Evaluations after 0, 9, ... 63 iterations and a patience of 3, as docs/shapes.md says. The
-    timed run was not stopped, and went on for as long as the config says."""
+    """Evaluations after 0, 9, ... 63 iterations and a patience of 3, as docs/shapes.md says."""
     config = load_config("shapes/awm")
     options = config.monitors.plateau
     assert options is not None and (options.action, options.patience) == ("stop", 3)
@@ -338,12 +337,6 @@ def test_the_stop_of_the_quickstart_is_after_27_iterations_without_a_gain() -> N
         ends = [n for n in range(1, 9) if plateau(options, rows[:n]) is not None]
         stops[9 * best] = 9 * (ends[0] - 1) if ends else None
     assert stops == {0: 27, 9: 36, 18: 45, 27: 54, 36: 63, 45: None, 54: None, 63: None}
-    # 63 is the last one anyway; the recorded course, and three more evaluations that are lower
-    file = Path(__file__).resolve().parents[2] / "assets/results/quickstart.json"
-    course = dict(json.loads(file.read_text(encoding="utf-8"))["validation"])
-    assert list(course) == [0, 9, 18, 27, 36, 45, 54, 63]
-    assert plateau(options, evals_at(course)) is None
-    assert plateau(options, evals_at({**course, 72: 0.1, 81: 0.1, 90: 0.1})) is not None
 
 
 def evals_at(scores: dict[int, float]) -> list[dict[str, Any]]:

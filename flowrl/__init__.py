@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flowrl.config.load import load_config
     from flowrl.core.part import Part
     from flowrl.cost.estimate import estimate
-    from flowrl.runs.compare.report import compare
+    from flowrl.runs.compare.compare import compare
     from flowrl.runs.evaluate import evaluate
     from flowrl.runs.export.export import export
-    from flowrl.runs.open import open_run
+    from flowrl.runs.open_run import open_run
     from flowrl.runs.train import train
     from flowrl.training.trainer import Trainer
 
@@ -39,12 +39,12 @@ __all__ = [
 _HOME = {
     "Part": "flowrl.core.part",
     "Trainer": "flowrl.training.trainer",
-    "compare": "flowrl.runs.compare.report",
+    "compare": "flowrl.runs.compare.compare",
     "estimate": "flowrl.cost.estimate",
     "evaluate": "flowrl.runs.evaluate",
     "export": "flowrl.runs.export.export",
     "load_config": "flowrl.config.load",
-    "open_run": "flowrl.runs.open",
+    "open_run": "flowrl.runs.open_run",
     "train": "flowrl.runs.train",
 }
 

@@ -14,15 +14,6 @@ from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
 MANY = ("--seeds", "--lr-search", "--set", "--try")
-NOT_OF_CELLS = (
-    "lr_search",
-    "search_seed",
-    "search_share",
-    "seconds",
-    "clock",
-    "points",
-)
-"""Parameters that a factorial experiment has no use for: its cells spend `nfe` and end."""
 
 
 class ManyValues(TyperCommand):
@@ -30,14 +21,17 @@ class ManyValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write ``--seeds 0 1 2`` as ``--seeds 0 --seeds 1 --seeds 2``, then parse."""
-        spread, option = list[str](), ""
+        spread, option = list[str](), ""  # the option that the values belong to
         for text in args:
-            if text.startswith("--"):
-                name, joined, _ = text.partition("=")
-                option = name if name in MANY else ""
-                spread += [] if option and not joined else [text]
-            else:
-                spread += [option, text] if option else [text]
+            if not text.startswith("--"):
+                if option:
+                    spread.append(option)
+                spread.append(text)
+                continue
+            name, joined, _ = text.partition("=")
+            option = name if name in MANY else ""
+            if joined or not option:
+                spread.append(text)
         return super().parse_args(ctx, spread)
 
 
@@ -128,20 +122,11 @@ Processes = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-Factorial = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DESIGN.yaml",
-        help="a factorial experiment: cells of a design in place of configs, for --nfe each",
-    ),
-]
 
 
 def compare(
-    context: typer.Context,
     configs: Configs,
     *,
-    factorial: Factorial = None,
     seeds: Seeds,
     nfe: Nfe = 60000,
     seconds: Seconds = 90,
@@ -169,30 +154,38 @@ def compare(
     seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
     The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
-    from flowrl.runs.compare.report import compare as run_comparison
-    from flowrl.runs.compare.report import saved_result, write_comparison
+    from flowrl.runs.compare.compare import compare as run_comparison
+    from flowrl.runs.compare.compare import saved_result, write_comparison
     from flowrl.runs.compare.tables import terminal
 
     options.quiet_libraries()
     changes = [*_judge(suite, prompts), *changes]
-    # another experiment
-    if factorial is not None:
-        _refuse("--factorial takes its config and rates from the design", configs)
-        _refuse_options(context)
-        rest = (plugin, runs, out, figures or out.parent, report_only, processes, quiet, json)
-        _factorial(factorial, seeds, nfe, count, changes, *rest)
-        return
     # a result, made or read
     if report_only:
-        _refuse("--report-only reads --out alone", configs)
+        if configs:
+            raise ConfigError(
+                f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
+            )
         result = saved_result(out)
     else:
-        asked: dict[str, Any] = {"seeds": seeds, "nfe": nfe, "seconds": seconds, "clock": clock}
-        asked |= {"count": count, "points": points, "lr_search": lr_search}
-        asked |= {"search_seed": search_seed, "search_share": search_share, "overrides": changes}
-        asked |= {"plugins": plugin, "runs": runs, "out": out, "quiet": quiet}
-        asked["processes"] = processes
-        result = run_comparison(configs, **asked)
+        result = run_comparison(
+            configs,
+            seeds=seeds,
+            nfe=nfe,
+            seconds=seconds,
+            clock=clock,
+            count=count,
+            points=points,
+            lr_search=lr_search,
+            search_seed=search_seed,
+            search_share=search_share,
+            overrides=changes,
+            plugins=plugin,
+            runs=runs,
+            out=out,
+            processes=processes,
+            quiet=quiet,
+        )
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
     _name(write_comparison(result, out, figures or out.parent, runs), json)
@@ -215,59 +208,3 @@ def _judge(suite: str | None, prompts: str | None) -> list[str]:
     if prompts is not None:
         raise ConfigError("--prompts belongs to --suite NAME")
     return []
-
-
-def _refuse(why: str, configs: list[str]) -> None:
-    """Raise ConfigError if configs were given."""
-    if configs:
-        raise ConfigError(f"{why}: leave out the configs, {', '.join(configs)}")
-
-
-def _refuse_options(context: typer.Context) -> None:
-    """Raise ConfigError for given options that a factorial experiment has no use for."""
-    sources = {name: context.get_parameter_source(name) for name in NOT_OF_CELLS}
-    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ConfigError(
-            "--factorial: cells train at the design's rates until --nfe is used up, and are judged "
-            f"once: leave out {names}"
-        )
-
-
-def _factorial(
-    design: Path,
-    seeds: list[int],
-    nfe: float,
-    count: Literal["cost", "calls"],
-    changes: list[str],
-    plugins: list[str],
-    runs: Path,
-    out: Path,
-    figures: Path,
-    report_only: bool,
-    processes: int,
-    quiet: bool,
-    json: Path | None,
-) -> None:
-    """Run or read a factorial experiment, print its effects or write JSON, and report them."""
-    from flowrl.core.tables import text_table
-    from flowrl.runs.compare import factorial as module
-    from flowrl.runs.compare.effects import effect_rows
-
-    # train the cells that are missing, or only read what is there
-    if report_only:
-        result = module.read_factorial(out)
-    else:
-        what = module.Experiment(
-            design, tuple(seeds), nfe, runs, out, tuple(changes), tuple(plugins), count, processes
-        )
-        result = module.run_factorial(what, quiet=quiet)
-
-    # the table is laid out for the terminal only where it is printed
-    def said(width: int | None) -> str:
-        table = [text_table(effect_rows(result), width=width)] if result["effects"] else []
-        return "\n".join([*table, *module.factorial_notes(result)])
-
-    show_or_write(said, result, json)
-    _name(module.write_effects(result, out, figures), json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrl.cli import options, target_options
+from flowrl.cli import options
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -28,7 +28,7 @@ Against = Annotated[
 
 
 def evaluate(
-    name: target_options.Name,
+    name: options.Name,
     *,
     suite: Annotated[
         str | None,
@@ -43,11 +43,11 @@ def evaluate(
     images: Annotated[int | None, typer.Option(help="images per prompt")] = None,
     out: Out = None,
     against: Against = None,
-    config: target_options.Settings = options.DEFAULT,
-    weights: target_options.Weights = None,
-    iteration: target_options.Iteration = None,
-    steps: target_options.Steps = None,
-    seed: target_options.Seed = None,
+    config: options.Settings = options.DEFAULT,
+    weights: options.Weights = None,
+    iteration: options.Iteration = None,
+    steps: options.Steps = None,
+    seed: options.Seed = None,
     changes: options.Set,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -72,7 +72,7 @@ def evaluate(
         return
     if out is not None or against is not None:
         raise ConfigError("--out and --against belong to --suite NAME")
-    found = target_options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
     show_or_write(
@@ -117,7 +117,7 @@ def _suite(
     # the suite's settings first, so that --set can change them
     chosen = own["prompts.test"]
     given = [*overrides_of(suite, str(chosen) if chosen else None), *changes]
-    found = target_options.opened(name, config, weights, iteration, own, given, plugin)
+    found = options.opened(name, config, weights, iteration, own, given, plugin)
     here = world()
     with explained(found.config, "eval"):
         result = run_suite(

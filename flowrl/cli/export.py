@@ -70,7 +70,7 @@ def export(
     # imported when the command runs, so that --help need not load torch
     from flowrl.runs.export.export import export as write_export
     from flowrl.runs.folder import EXPORT
-    from flowrl.runs.open import run_of
+    from flowrl.runs.open_run import run_of
 
     options.quiet_libraries()
     folder = out or run_of(run) / EXPORT

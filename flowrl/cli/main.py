@@ -14,18 +14,15 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from flowrl.cli.bench import bench
 from flowrl.cli.compare import ManyValues, compare
-from flowrl.cli.configs import configs, schema
+from flowrl.cli.configs import configs, methods, schema
 from flowrl.cli.doctor import doctor
-from flowrl.cli.estimate import estimate
+from flowrl.cli.estimate import bench, estimate
 from flowrl.cli.evaluate import evaluate
 from flowrl.cli.export import export
-from flowrl.cli.grid import grid
 from flowrl.cli.measure import measure
-from flowrl.cli.methods import methods
 from flowrl.cli.pairs import pairs
-from flowrl.cli.report import report
+from flowrl.cli.report import grid, report, view
 from flowrl.cli.sample import sample
 from flowrl.cli.score import score
 from flowrl.cli.serve_rewards import serve_rewards
@@ -33,7 +30,6 @@ from flowrl.cli.start_up import interrupt_as_usual, was_interrupted
 from flowrl.cli.sweep import sweep
 from flowrl.cli.train import train
 from flowrl.cli.tune import tune
-from flowrl.cli.view import view
 from flowrl.core.errors import ConfigError, FlowRLError
 
 # what the system refuses and a user can mend: a full disk, a name that is too long, no rights

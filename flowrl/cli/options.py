@@ -1,16 +1,18 @@
-"""Arguments that several commands share."""
+"""Arguments that several commands share, and those that name a model: a run, a checkpoint, a model
+folder or a config."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from flowrl.config.load import Config
+    from flowrl.runs.open_run import Target
 
 DEFAULT = "shapes/flow_grpo"
 
@@ -180,3 +182,60 @@ def _parents(override: str) -> set[str]:
     """Return the key of an override and those that hold it: "a.b.c", "a.b", "a"."""
     parts = override.partition("=")[0].split(".")
     return {".".join(parts[: n + 1]) for n in range(len(parts))}
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="a run, a checkpoint, a diffusers model folder, or a config (its base model)",
+        autocompletion=complete_config,
+    ),
+]
+Settings = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        help="settings for a bare model folder",
+        autocompletion=complete_config,
+    ),
+]
+Weights = Annotated[
+    Literal["ema", "current", "base"] | None,
+    typer.Option(help="of a run; default: its eval.weights"),
+]
+Iteration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|best|last",
+        help="of a run: the checkpoint to take; default: the best by held-out score",
+        autocompletion=lambda: ["best", "last"],
+    ),
+]
+Steps = Annotated[int | None, typer.Option(help="denoising steps")]
+Seed = Annotated[int | None, typer.Option(help="of the initial noise")]
+
+
+def opened(
+    target: str,
+    settings: str,
+    weights: str | None,
+    iteration: str | None,
+    changes: dict[str, int | str | None],
+    overrides: list[str],
+    plugins: list[str],
+) -> Target:
+    """Load a target; `changes` are settings that have an option of their own, None = as they
+    are."""
+    from flowrl.runs.open_run import open_target
+
+    quiet_libraries()
+    more = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    return open_target(
+        target,
+        settings=settings,
+        weights=weights,
+        iteration=iteration,
+        overrides=[*overrides, *more],
+        plugins=plugins,
+    )

@@ -1,4 +1,4 @@
-"""``flowrl report``."""
+"""``flowrl report``, ``flowrl grid`` and ``flowrl view``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ Out = Annotated[
 ]
 
 
+Folder = Annotated[Path, typer.Argument(metavar="RUNS", help="a folder with runs in or below it")]
+Votes = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="gets the votes; default: RUNS/votes", callback=options.check_folder
+    ),
+]
+Host = Annotated[str, typer.Option(help="address to listen on")]
+Port = Annotated[int, typer.Option(help="0 = a free one")]
+TokenEnv = Annotated[
+    str, typer.Option(metavar="NAME", help="environment variable with the viewers' token")
+]
+
+
 def report(runs: Runs, *, out: Out = None, json: options.Json = None) -> None:
     """Tell runs on one HTML page that opens offline: scores, samples, curves, findings, configs."""
     from flowrl.core.files import is_stdout, write_text
@@ -31,3 +45,42 @@ def report(runs: Runs, *, out: Out = None, json: options.Json = None) -> None:
     summaries = {f"{run}": read_object(run, SUMMARY) for run in runs}
     silent = is_stdout(file)
     show_or_write(f"{file}", {"page": f"{file}", "runs": summaries}, json, silent=silent)
+
+
+def grid(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    *,
+    out: Annotated[Path | None, typer.Option(metavar="PNG", help="default: RUN/grid.png")] = None,
+    columns: Annotated[int, typer.Option(help="checkpoints shown at most")] = 8,
+    json: options.Json = None,
+) -> None:
+    """Draw a run's checkpoints side by side."""
+    from flowrl.core.files import is_stdout
+    from flowrl.evaluation.image_pages import page_format, save_page
+    from flowrl.runs.folder import GRID, read_verdicts
+    from flowrl.runs.report.samples import evenly_spaced, run_grid, sample_files
+
+    file = out or run / GRID
+    refuse_both(out, json)
+    page_format(file)
+    save_page(run_grid(run, max_columns=columns), file)
+    shown, judged = evenly_spaced(sorted(sample_files(run)), columns), read_verdicts(run)
+    right = {iteration: judged[iteration] for iteration in shown if iteration in judged}
+    facts = {"grid": f"{file}", "iterations": shown, "right": right}
+    show_or_write(f"{file}", facts, json, silent=is_stdout(file))
+
+
+def view(
+    runs: Folder = Path("runs"),
+    *,
+    votes: Votes = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8322,
+    token_env: TokenEnv = "",
+    json: options.Json = None,
+) -> None:
+    """Look at runs in a browser while they train, and take blind votes on their images."""
+    from flowrl.runs.view.app import serve_view
+
+    box = votes or runs / "votes"
+    serve_view(runs, box=box, host=host, port=port, token_env=token_env, json=json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowrl.cli import options, target_options
+from flowrl.cli import options
 from flowrl.cli.output import refuse_both, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -31,17 +31,17 @@ BestBy = Annotated[
 
 
 def sample(
-    name: target_options.Name,
+    name: options.Name,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="the prompts")],
     *,
     images: Images = 4,
     source: Sources = None,
     out: Out = Path("samples.png"),
-    config: target_options.Settings = options.DEFAULT,
-    weights: target_options.Weights = None,
-    iteration: target_options.Iteration = None,
-    steps: target_options.Steps = None,
-    seed: target_options.Seed = None,
+    config: options.Settings = options.DEFAULT,
+    weights: options.Weights = None,
+    iteration: options.Iteration = None,
+    steps: options.Steps = None,
+    seed: options.Seed = None,
     best_of: BestOf = None,
     best_by: BestBy = None,
     json: options.Json = None,
@@ -54,18 +54,18 @@ def sample(
 
     from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
-    from flowrl.evaluation.image_grids import labelled_grid, page_format, save_page
-    from flowrl.evaluation.reward_call import frames_of
-    from flowrl.evaluation.video_files import KINDS, save_film
-    from flowrl.runs.evaluate import given_sources
-    from flowrl.runs.sample_best import sample_or_choose
+    from flowrl.evaluation.films import KINDS, save_film
+    from flowrl.evaluation.frame_rewards import frames_of
+    from flowrl.evaluation.image_grids import labelled_grid
+    from flowrl.evaluation.image_pages import page_format, save_page
+    from flowrl.runs.evaluate import given_sources, sample_or_choose
 
     # where it cannot be written is known before anything loads
     if out.suffix.lower() not in KINDS:
         page_format(out)
     own: dict[str, int | str | None] = {"eval.steps": steps, "eval.seed": seed}
     own |= _best(best_of, best_by, images)
-    found = target_options.opened(name, config, weights, iteration, own, changes, plugin)
+    found = options.opened(name, config, weights, iteration, own, changes, plugin)
     chosen = found.config
     if frames_of(chosen, found.model) == 1:
         page_format(out)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowrl.cli import measure, options, target_options
+from flowrl.cli import measure, options
 from flowrl.cli.output import count_up, show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -35,7 +35,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FOLDER", callback=options.che
 
 
 def sweep(
-    name: target_options.Name,
+    name: options.Name,
     *,
     suite: Suite,
     guidance: Numbers = None,
@@ -52,10 +52,10 @@ def sweep(
     bounds: Bounds = None,
     images: Images = None,
     out: Out = None,
-    config: target_options.Settings = options.DEFAULT,
-    weights: target_options.Weights = None,
-    iteration: target_options.Iteration = None,
-    seed: target_options.Seed = None,
+    config: options.Settings = options.DEFAULT,
+    weights: options.Weights = None,
+    iteration: options.Iteration = None,
+    seed: options.Seed = None,
     changes: options.Set,
     json: options.Json = None,
     plugin: options.Plugins,
@@ -65,9 +65,9 @@ def sweep(
     from flowrl.cli.evaluate import suite_folder
     from flowrl.evaluation.measures.of_images import Tools
     from flowrl.evaluation.suites.catalogue import overrides_of
+    from flowrl.runs.open_run import Target
     from flowrl.runs.sweep import SweepRequest, choose_prompts
     from flowrl.runs.sweep import sweep as swept
-    from flowrl.runs.target import Target
 
     # what was left out is not swept: it stays as the config has it
     asked = SweepRequest(
@@ -90,7 +90,7 @@ def sweep(
 
     # the sweep loads the model anew for each guidance
     def open_target(more: list[str]) -> Target:
-        return target_options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
+        return options.opened(name, config, weights, iteration, own, [*given, *more], plugin)
 
     _show_result(swept(open_target, asked, where, progress=count_up), where, json)
 
@@ -98,7 +98,7 @@ def sweep(
 def _show_result(result: dict[str, Any], where: Path, json: Path | None) -> None:
     """Draw the figure into the folder; print the table, or write JSON."""
     from flowrl.runs.report.style import save_figure
-    from flowrl.runs.sweep_report import sweep_figure, sweep_table
+    from flowrl.runs.sweep import sweep_figure, sweep_table
 
     save_figure(sweep_figure(result), where / "sweep.png", dpi=150)
     show_or_write(

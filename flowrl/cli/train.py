@@ -87,13 +87,13 @@ def train(
     if dry_run:
         _show_plan(str(config), given, plugin, profile, json)
         return
-    from flowrl.runs import target
+    from flowrl.runs import open_run
     from flowrl.runs.train import train as run_training
 
     options.quiet_libraries()
     # a run is resumed with what it has, so that it ends as an unbroken one
     if resume is not None and not auto:
-        saved = target.saved_config(resume, plugin)
+        saved = open_run.saved_config(resume, plugin)
         _write(run_training(saved, resume, resume=True, quiet=quiet, track=track), json)
         return
     chosen = options.load_fitted(str(config), given, plugin, profile)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from flowrl.cli import options
-from flowrl.cli.compare import Count, Nfe, Out, Processes, Quiet, Runs
+from flowrl.cli.compare import Count, Nfe, Processes, Quiet
 from flowrl.cli.output import show_or_write
 from flowrl.core.errors import ConfigError
 
@@ -18,13 +18,24 @@ Try = Annotated[
         "--try",
         default_factory=list,
         show_default=False,
-        metavar="KEY=VALUE,VALUE...",
-        help="values of a key of the config; repeatable: all combinations are tried",
+        metavar="KEY=VALUES",
+        help="values of a key of the config, parted by commas, or a range: "
+        '"optimizer.lr=1e-5..1e-3 log"; repeatable',
         callback=options.check_overrides,
     ),
 ]
-Trials = Annotated[
-    int, typer.Option(help="at most so many of all combinations, drawn by chance; 0: all")
+Trials = Annotated[int, typer.Option(help="0: all combinations of a grid, else 20")]
+Sampler = Annotated[
+    Literal["tpe", "random", "grid"] | None,
+    typer.Option(help="default: grid where it is no more than --trials, else tpe"),
+]
+SamplerSeed = Annotated[int, typer.Option(help="seed that draws the trials")]
+Pruner = Annotated[
+    Literal["none", "median", "hyperband"],
+    typer.Option(help="gives hopeless trials up by their evaluations at equal cost"),
+]
+Points = Annotated[
+    int | None, typer.Option(help="held-out evaluations of a run; default: 1, with a pruner 4")
 ]
 Config = Annotated[
     str,
@@ -40,12 +51,15 @@ Seeds = Annotated[
     typer.Option(
         default_factory=lambda: [100],
         show_default="100",
-        help="training seeds, a list: --seeds 0 1 2",
+        help="training seeds of each trial, a list: --seeds 0 1 2",
     ),
 ]
-Draw = Annotated[int, typer.Option(help="seed that draws the trials")]
+Out = Annotated[
+    Path,
+    typer.Option(help="folder of the study, its runs and files", callback=options.check_folder),
+]
 ReportOnly = Annotated[
-    bool, typer.Option("--report-only", help="train nothing; table and figure from --out again")
+    bool, typer.Option("--report-only", help="train nothing; table and figures from --out again")
 ]
 
 
@@ -54,86 +68,65 @@ def tune(
     *,
     tries: Try,
     trials: Trials = 0,
+    sampler: Sampler = None,
+    sampler_seed: SamplerSeed = 0,
+    pruner: Pruner = "none",
+    points: Points = None,
     seeds: Seeds,
-    draw: Draw = 0,
     nfe: Nfe = 60000,
     count: Count = "cost",
     changes: options.Set,
-    runs: Runs = Path("runs/tune"),
-    out: Out = Path("runs/tune/result.json"),
+    out: Out = Path("runs/tune"),
     report_only: ReportOnly = False,
     processes: Processes = 1,
     quiet: Quiet = False,
     json: options.Json = None,
     plugin: options.Plugins,
 ) -> None:
-    """Find the settings that serve a config best: trials on equal budgets, on held-out prompts.
+    """Find the settings that serve a config best, with Optuna: trials on equal budgets.
 
-    Train a config under every combination of values, or some of them, judge each run on the
-    config's prompts.test, and write a table, a figure and the best one as a config. The same
-    command goes on after a stop; with more values it adds to what is there.
+    Train a config under settings that a sampler draws, judge each run on the config's held-out
+    prompts.test, and write a table, figures and the best trial as a config. The same command goes
+    on after a stop; with more trials it adds to what is there.
     """
     # imported when the command runs, so that --help need not load torch
     from flowrl.core.tables import text_table
-    from flowrl.runs.compare.tuning import Tuning, run_tuning
-    from flowrl.runs.compare.tuning_file import read_tuning
-    from flowrl.runs.compare.tuning_report import tuning_notes, tuning_rows, write_tuning
+    from flowrl.runs.compare.search_space import read_space
+    from flowrl.runs.compare.tune import BEST, Tuning, read_tuning, run_tuning
+    from flowrl.runs.compare.tune_report import tuning_notes, tuning_rows, write_tuning
 
     options.quiet_libraries()
     if bool(config) == report_only or (report_only and tries):
         raise ConfigError("tune: expected a CONFIG and --try, or --report-only without them")
-    files = list[Path]()
     if report_only:
         result = read_tuning(out)
     else:
-        choices, limits = read_choices(tries), (trials, draw, count)
-        more = (tuple(changes), tuple(plugin), processes)
-        what = Tuning(config, choices, tuple(seeds), nfe, runs, out, *limits, *more)
+        if points is None:
+            points = 1 if pruner == "none" else 4
+        what = Tuning(
+            config,
+            read_space(tries),
+            tuple(seeds),
+            nfe,
+            out,
+            trials=trials,
+            sampler=sampler,
+            sampler_seed=sampler_seed,
+            pruner=pruner,
+            points=points,
+            counted=count,
+            overrides=tuple(changes),
+            plugins=tuple(plugin),
+            processes=processes,
+        )
         result = run_tuning(what, quiet=quiet)
-        files += [what.best] if result["best"] is not None else []
     # what is shown and written of it
-    files = [*write_tuning(result, out), *files]
+    files = write_tuning(result, out)
+    if result["best"] is not None and not report_only:
+        files.append(out / BEST)
 
     def said(width: int | None) -> str:
         table = text_table(tuning_rows(result), left=1, width=width)
         return "\n".join([table, *tuning_notes(result), *map(str, files)])
 
     show_or_write(said, result, json)
-
-
-def read_choices(texts: list[str]) -> dict[str, list[str]]:
-    """Read "optimizer.lr=1e-4,5e-4" -> key: values. Commas inside brackets and quotes do not part.
-
-    Raises ConfigError for a key that comes twice, an empty value, or a bracket or quote that is
-    left open.
-    """
-    choices: dict[str, list[str]] = {}
-    for text in texts:
-        key, _, values = text.partition("=")
-        key = key.strip()
-        if key in choices:
-            raise ConfigError(f"--try {key}: comes twice; give its values once, parted by commas")
-        choices[key] = _parted(values, key)
-    return choices
-
-
-def _parted(text: str, key: str) -> list[str]:
-    """Split at the commas that stand outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter in "\"'" and quote in ("", letter):
-            quote = "" if quote else letter
-        elif not quote:
-            depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-        if depth < 0:
-            break
-    if depth or quote:
-        raise ConfigError(f"--try {key}: a bracket or quote has no partner in {text!r}")
-    values = [part.strip() for part in parts]
-    if "" in values:
-        raise ConfigError(f"--try {key}: expected values parted by commas, got {text!r}")
-    return values

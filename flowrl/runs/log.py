@@ -1,25 +1,288 @@
-"""Write what happens in a run: its metrics, where the time went, and TensorBoard's events."""
+"""Write what happens in a run: metrics, timing and TensorBoard's events in its folder, the
+progress in the terminal, and experiment trackers (wandb, trackio, swanlab).
+
+What trackers hold is in the run folder, too, so one that fails is left out with a message, and the
+run goes on. Whether they talk to a server is for them to say: ``WANDB_MODE=offline``,
+``SWANLAB_MODE=offline``; trackio stays on this machine unless it is given a Space.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import json
 import math
 import os
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from statistics import median
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import RunError
+from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.extras import install
 from flowrl.core.files import replacing
-from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING, all_numbers
-from flowrl.runs.progress import COLUMNS, Progress
-from flowrl.runs.trackers import open_trackers
+from flowrl.core.nearest import unknown
+from flowrl.core.pixels import to_bytes
+from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING, all_numbers, read_object
+
+PROJECT = "flowrl"
+
+
+class Open(NamedTuple):
+    """A tracker that has begun."""
+
+    log: Callable[[Mapping[str, Any], int], object]  # values, iteration
+    image: Callable[[Any], Any]  # uint8 [H, W, 3] -> what `log` takes
+    close: Callable[[], object]
+
+
+class Tracker:
+    """One tracker of a run; its first fault ends it and not the run."""
+
+    def __init__(self, name: str, run: Open, say: Callable[[str], object]) -> None:
+        self.name, self._run, self._say = name, run, say
+        self._ended = False
+
+    def log(self, iteration: int, values: Mapping[str, Any]) -> None:
+        """Tell the numbers of an iteration."""
+        known = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        self._try(lambda: self._run.log(known, iteration))
+
+    def image(self, name: str, one: Tensor, iteration: int) -> None:
+        """Show an image [3, H, W] in [0, 1]."""
+        levels = to_bytes(one.detach().cpu()).permute(1, 2, 0).numpy()
+        self._try(lambda: self._run.log({name: self._run.image(levels)}, iteration))
+
+    def close(self) -> None:
+        """Let the tracker write what it still has; can be called twice."""
+        self._try(self._run.close)
+        self._ended = True
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self._ended:
+            return
+        try:
+            work()
+        except Exception as error:  # whatever a foreign package raises
+            self._ended = True
+            self._say(_fault(self.name, error))
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ConfigError for a tracker that is not known or not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"track: {unknown(name, TRACKERS, 'tracker')}")
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name is no package
+            raise ConfigError(f"track: {name} is not installed: {install(name)}")
+
+
+def open_trackers(
+    names: Sequence[str], run: Path, config: Mapping[str, Any], say: Callable[[str], object]
+) -> list[Tracker]:
+    """Begin trackers for a run; one that cannot begin is left out with a message."""
+    found = []
+    for name in names:
+        try:
+            found.append(Tracker(name, TRACKERS[name](run, config), say))
+        except Exception as error:
+            say(_fault(name, error))
+    return found
+
+
+def _fault(name: str, error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{name}: {text}; the run goes on without it"
+
+
+def _id(run: Path) -> str:
+    """Return the name under which a run goes on when it is resumed."""
+    found = read_object(run, "environment.json")
+    begun = f"{run.resolve()} {sorted(found.items())}"
+    return hashlib.blake2b(begun.encode(), digest_size=10).hexdigest()
+
+
+def _wandb(run: Path, config: Mapping[str, Any]) -> Open:
+    import wandb
+
+    begun = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
+        name=run.resolve().name,
+        id=_id(run),
+        resume="allow",
+        dir=str(run),
+        config=dict(config),
+    )
+    return Open(lambda values, at: begun.log(dict(values), step=at), wandb.Image, begun.finish)
+
+
+def _trackio(run: Path, config: Mapping[str, Any]) -> Open:
+    import trackio
+
+    name = f"{run.resolve().name}-{_id(run)[:6]}"
+    begun = trackio.init(project=PROJECT, name=name, config=dict(config), resume="allow")
+    return Open(lambda values, at: begun.log(dict(values), step=at), trackio.Image, trackio.finish)
+
+
+def _swanlab(run: Path, config: Mapping[str, Any]) -> Open:
+    import swanlab
+
+    begun = swanlab.init(
+        project=PROJECT,
+        experiment_name=run.resolve().name,
+        config=dict(config),
+        logdir=str(run / "swanlab"),
+    )
+    return Open(lambda values, at: begun.log(dict(values), step=at), swanlab.Image, swanlab.finish)
+
+
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Open]] = {
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "swanlab": _swanlab,
+}
+"""Name of a tracker, its package and its extra -> what begins it."""
+
+
+PAUSE = 0.2  # seconds between two looks at a running phase
+RECENT = 20  # iterations that the time left is told from
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+COLUMNS = {"reward": "reward", "acc": "accuracy", "ratio": "ratio", "approx_kl": "approx_kl"}
+
+
+def headline_label(name: str) -> str:
+    """Return what the headline reward is called beside `reward`, the sum: by its name."""
+    return f"{name} alone" if name in COLUMNS else name
+
+
+class Progress:
+    """Show the metrics of each iteration, its speed, the time left and the seconds of its phases;
+    in a terminal also the phase that is running, and how much of it is done.
+
+    Args:
+        total: iterations of the whole run, for the time left; None where it ends otherwise.
+        columns: {label: metric} that is shown. quiet: show nothing at all. begun: iterations that
+        are done already.
+    """
+
+    def __init__(
+        self,
+        *,
+        total: int | None = None,
+        columns: Mapping[str, str] = COLUMNS,
+        quiet: bool = False,
+        begun: int = 0,
+    ) -> None:
+        self.total, self.columns, self.quiet, self.begun = total, columns, quiet, begun
+        self._durations: list[float] = []
+        self._phase, self._last, self._looked = "", "", 0.0
+        self._bar: Any = None  # the progress, and below it the seconds of each phase
+        self._line: Any = None
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the bar; nothing when quiet."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, phase: str) -> None:
+        """Show in a terminal that a phase of the iteration has begun."""
+        self._phase = phase
+        if not self.quiet and sys.stderr.isatty():
+            self._look(phase)
+
+    def within(self, done: int, total: int) -> None:
+        """Show in a terminal how much of the phase is done, a few times a second at most."""
+        if self.quiet or not sys.stderr.isatty() or total < 2:
+            return
+        if time.monotonic() - self._looked >= PAUSE or done == total:
+            self._look(f"{self._phase} {done}/{total}")
+
+    def _look(self, now: str) -> None:
+        """Write the line below the bar: what is being done, and the last iteration's seconds."""
+        if self._bar is None:
+            self._open_bar(self.begun)
+        last = f"  before: {self._last}" if self._last else ""
+        self._bar.refresh()  # its clock
+        self._line.set_description_str(f"{now}{last}")
+        self._looked = time.monotonic()
+
+    def show(
+        self,
+        iteration: int,
+        values: Mapping[str, Any],
+        timing: Mapping[str, float | None],
+        *,
+        seconds: float,
+    ) -> None:
+        """Show a finished iteration; `seconds` is what of its time the others will take, too."""
+        self._durations.append(seconds)
+        if self.quiet:
+            return
+        text = "  ".join(self._parts(iteration, values, timing["images_per_s"]))
+        phases = [name for name in timing if name != "images_per_s"]
+        times = " ".join(f"{name} {timing[name]:.2f}s" for name in phases)
+        # a log file gets a line for each iteration
+        if not sys.stderr.isatty():
+            of = f"/{self.total}" if self.total else ""
+            self.say(f"iteration {iteration + 1}{of}  {text}  [{times}]")
+            return
+        # a terminal gets a bar: metrics on it, the phases' seconds below it
+        if self._bar is None:
+            self._open_bar(iteration)
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(1)
+        self._last = times
+        self._line.set_description_str(times)
+
+    def close(self) -> None:
+        """Close the bar; can be called twice."""
+        if self._bar is not None:
+            self._line.close()
+            self._bar.close()
+            self._bar = self._line = None
+
+    def _parts(self, iteration: int, values: Mapping[str, Any], speed: float | None) -> list[str]:
+        """Return metrics, speed and time left as texts."""
+        parts = []
+        for label, name in self.columns.items():
+            if _is_number(values.get(name)):
+                parts.append(f"{label} {values[name]:.4g}")
+        if speed:
+            parts.append(f"{speed:.3g} img/s")
+        if self.total:
+            # one long wait, as of a machine that slept, says nothing of the iterations to come
+            each = median(self._durations[-RECENT:])
+            parts.append(f"ETA {_clock(max(self.total - iteration - 1, 0) * each)}")
+        return parts
+
+    def _open_bar(self, iteration: int) -> None:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        both = {"file": sys.stderr, "dynamic_ncols": True}
+        self._bar = tqdm(total=self.total, initial=iteration, bar_format=BAR, **both)
+        self._line = tqdm(total=0, bar_format="{desc}", position=1, leave=False, **both)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
 
 LOGS = (METRICS, TIMING, HISTOGRAMS)
 # phases of a few iterations only: they do not count for the time left
@@ -296,3 +559,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+Log = RunLogger | Silence

@@ -15,7 +15,6 @@ from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.types import FlowModel
-from flowrl.runs.best import best_checkpoint, score_of
 from flowrl.runs.folder import (
     CONFIG,
     CURVES,
@@ -30,18 +29,15 @@ from flowrl.runs.folder import (
     Rows,
     read_rows,
 )
-from flowrl.runs.log import RunLogger, Silence
-from flowrl.runs.milestones import Milestones
+from flowrl.runs.log import Log, RunLogger, Silence, check_trackers, headline_label
+from flowrl.runs.milestones import Checkpoints, Milestones, rescued
 from flowrl.runs.monitors.watch import Watch
-from flowrl.runs.progress import headline_label
+from flowrl.runs.open_run import best_checkpoint, score_of
 from flowrl.runs.report.curves import curves
-from flowrl.runs.report.page import html_report
+from flowrl.runs.report.page import before_after_table, best_line, html_report
 from flowrl.runs.report.style import save_figure
-from flowrl.runs.report.tables import before_after_table, best_line
-from flowrl.runs.save_on_error import Checkpoints, Log, rescued
-from flowrl.runs.start import Resume, begin, claimed
+from flowrl.runs.start_run import Resume, begin, claimed
 from flowrl.runs.stop import StopSignal
-from flowrl.runs.trackers import check_trackers
 from flowrl.training.trainer import Trainer
 
 WHY_NOTHING = "every advantage was 0, since the rewards of each prompt's images were equal"

@@ -19,7 +19,7 @@ from flowrl.cli.main import GROUPS, main
 from flowrl.config.load import load_config
 from flowrl.core.prompts import load_prompts, prompts_hash
 from flowrl.core.shipped_files import list_configs, resource
-from flowrl.runs.target import open_target
+from flowrl.runs.open_run import open_target
 
 pytestmark = pytest.mark.integration
 WEIGHTS = ("ema", "current", "base")

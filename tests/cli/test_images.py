@@ -14,9 +14,8 @@ from torch import Tensor
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.evaluation.held_out import score_all
-from flowrl.evaluation.image_grids import save_page
-from flowrl.runs.evaluate import sample_all
-from flowrl.runs.sample_best import best_by, sample_best
+from flowrl.evaluation.image_pages import save_page
+from flowrl.runs.evaluate import best_by, sample_all, sample_best
 
 pytestmark = pytest.mark.integration
 FOLDERS = (

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate
 from trainkit import same_files
 
 from flowrl.core.errors import CheckpointError
-from flowrl.runs.open import load_run
+from flowrl.runs.open_run import load_run
 from flowrl.training import checkpoint
 
 TUNES = ("lora", "full")

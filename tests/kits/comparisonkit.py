@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowrl.runs.compare.error_model import ErrorModel, error_model
-from flowrl.runs.compare.summary import summarize_result
+from flowrl.runs.compare.summary import ErrorModel, error_model, summarize_result
 
 BASE = {
     "score": 0.2,

@@ -16,13 +16,15 @@ from flowrl.config.schema import functions
 from flowrl.core.errors import ConfigError
 from flowrl.core.shipped_files import list_configs, resource
 from flowrl.runs.catalogue import (
+    _PAGE,
     AXES,
     describe_method,
     load_methods,
+    methods_in_full,
+    methods_table,
     parse_methods,
     status_words,
 )
-from flowrl.runs.method_tables import _PAGE, methods_in_full, methods_table
 
 METHODS = load_methods()
 BY_SLUG = {method.slug: method for method in METHODS}

@@ -13,10 +13,9 @@ from comparekit import SMALL, before_step, plan, scores, tick
 
 from flowrl.core.errors import RewardError
 from flowrl.evaluation import held_out
-from flowrl.runs.compare.base_model import base_of
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
-from flowrl.runs.compare.one_run import STRIP, evaluated
+from flowrl.runs.compare.one_run import STRIP, base_of, evaluated
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration

@@ -14,19 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from comparekit import COST, no_training, plan, scores
 from toykit import write_toy
 
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
-from flowrl.runs.compare import side_by_side
+from flowrl.runs.compare import processes as side_by_side
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.one_run import spend
-from flowrl.runs.compare.run_process import Asked, RunProcess, _lost
-from flowrl.runs.compare.side_by_side import Ended
+from flowrl.runs.compare.processes import Asked, Ended, RunProcess, _lost
 from flowrl.runs.stop import SIGNALS, Interrupted, Stop
 
 CALLS = Budgets(2.5 * COST, 0.0, 2)
@@ -119,33 +117,21 @@ def test_what_is_said_of_a_process_that_says_nothing() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["factorial", "tune"])
-def test_cells_and_trials_side_by_side(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rates as cells of a design, and as trials of a search. What they ask processes for is
-    what the command trains alone: it finds all of it finished, and says the same. The processes
-    are played here, by one run after the other in this one."""
+def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rates as trials of a search. What they ask processes for is what the command trains
+    alone: it finds all of it finished, and says the same. The processes are played here, by one
+    run after the other in this one."""
     monkeypatch.setattr(side_by_side, "train_side_by_side", one_after_the_other)
     toy, found = str(write_toy(tmp_path)), []
-    axes = {"rate": {"small": ["optimizer.lr=0.01"], "large": ["optimizer.lr=0.2"]}}
-    design = {"base": toy, "axes": axes, "set": ["eval.score=red"]}
-    (tmp_path / "design.yaml").write_text(yaml.safe_dump(design))
-    words = {
-        "factorial": ["compare", "--factorial", str(tmp_path / "design.yaml")],
-        "tune": ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"],
-    }[kind]
-    out = tmp_path / "out.json"
-    seeds = ["0", "1"] if kind == "factorial" else ["0"]  # of which effects need two
-    words += ["--seeds", *seeds, "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
-    words += ["--runs", str(tmp_path / "runs"), "--out", str(out), "--quiet"]
+    words = ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"]
+    out = tmp_path / "out"
+    words += ["--seeds", "0", "--nfe", "150", "--count", "calls", "--plugin", "toykit"]
+    words += ["--out", str(out), "--quiet"]
     for number in ("2", "1"):
         assert main([*words, "--processes", number]) == 0
-        found.append(json.loads(out.read_text()))
+        found.append(json.loads((out / "result.json").read_text()))
         no_training(monkeypatch)
-    assert found[0] == found[1] and len(list(tmp_path.glob("runs/*/seed*/result.json"))) == 2 * len(
-        seeds
-    )
+    assert found[0] == found[1] and len(list(out.glob("trials/*/seed*/result.json"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from adapterkit import PROMPTS, Folders, diffusers_images
 from exportkit import KINDS, ExportedRun, assert_code_draws, exported_facts
 from huggingface_hub import ModelCard
-from modelkit import perturb
+from modelkit import noise, perturb
 from toykit import toy
 
-from flowrl.runs.export.export import export, trained_part
+from flowrl.runs.export.export import export, trained_part, write_lora, write_merged
 from flowrl.runs.export.usage import shown, usage
-from flowrl.runs.open import open_run
+from flowrl.runs.open_run import open_run
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,3 +153,34 @@ def test_what_a_card_shows_of_a_config() -> None:
         "other": ["x.txt", "z.json", "p.csv", "(address left out)"],
         "kept": given["kept"],
     }
+
+
+@pytest.mark.parametrize("fn", ["qwen_image", "z_image", "flux2", "flux2_klein"])
+def test_the_plain_pipeline_draws_the_run_s_image(
+    folders: Folders, tmp_path: Path, fn: str
+) -> None:
+    """By load_lora_weights on the base, and from the merged pipeline."""
+    options = {"lora": {"rank": 4, "alpha": 14.0}, "guidance": 3.0}
+    model = folders.load(fn, **options)
+    perturb(model)
+    x = noise(model, 1, 32, 48)
+    expected = diffusers_images(folders[fn], model, x, PROMPTS[:1], steps=2)
+    base = folders.load(fn, tune="none", guidance=3.0)
+    plain = diffusers_images(folders[fn], base, x, PROMPTS[:1], steps=2)
+    assert (plain - expected).abs().max() > 1e-3
+
+    trained = trained_part(model, name="tiny")
+    write_lora(trained, tmp_path)
+    base.pipeline().load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+    found = diffusers_images(folders[fn], base, x, PROMPTS[:1], steps=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    write_merged(trained, merged)
+    whole = type(folders)(tmp_path)
+    whole._made[fn] = merged
+    found = diffusers_images(
+        merged, whole.load(fn, tune="none", guidance=3.0), x, PROMPTS[:1], steps=2
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -24,7 +24,7 @@ from flowrl.core.errors import CheckpointError, ConfigError, FlowRLError, ModelE
 from flowrl.models.sd3 import sd3
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.export.export import FORMATS, export, trained_part, write_merged
-from flowrl.runs.open import open_run
+from flowrl.runs.open_run import open_run
 from flowrl.training import checkpoint
 
 pytestmark = pytest.mark.integration

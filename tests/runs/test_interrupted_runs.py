@@ -1,7 +1,9 @@
-"""What ends a run, what it has saved by then, and how it goes on."""
+"""What ends a run, what it has saved by then, how it goes on, and who has its folder."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -10,23 +12,28 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.load import Config, load_config, with_rewards
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.config.from_program import with_rewards
+from flowrl.config.load import Config, load_config
+from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.types import RewardBatch
-from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS
-from flowrl.runs.locks import lock, try_lock
-from flowrl.runs.open import open_run
-from flowrl.runs.start import claimed
+from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, try_lock
+from flowrl.runs.milestones import Checkpoints
+from flowrl.runs.open_run import open_run
+from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
-from flowrl.training import checkpoint
+from flowrl.training import checkpoint, checks
+from flowrl.training.optimizer_state import check_settings
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -220,7 +227,7 @@ def test_runs_that_start_at_once_have_folders_of_their_own(
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    text = "import pathlib, sys, time; from flowrl.runs.locks import try_lock\n"
+    text = "import pathlib, sys, time; from flowrl.runs.folder import try_lock\n"
     text += "held = try_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"held\n"
@@ -262,3 +269,115 @@ def test_a_run_is_opened_without_the_plugin_of_its_reward(tmp_path: Path) -> Non
         opened.rewards["red"].make()
     with pytest.raises(ConfigError, match="--plugin elsewhere"):
         load_config(tmp_path / "run" / CONFIG, (), ("toykit",))
+
+
+def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
+    trainer, run = Trainer(toy(tmp_path)), tmp_path / "my run"
+    checkpoints = Checkpoints(trainer, run, None)
+    assert f"flowrl train --resume '{run}'" in checkpoints.how_to_go_on()
+    handed = with_rewards(trainer.config, {"b": lambda batch: torch.zeros(len(batch.images))})
+    trainer.config = replace(handed, plugins=("toykit",))
+    assert checkpoints.how_to_go_on() == (
+        f"flowrl.train(flowrl.load_config('{run}/config.yaml', plugins=['toykit']), '{run}', "
+        "rewards={'b': ...}, resume=True)"
+    )
+
+
+def test_latents_that_broke_before_anything_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no earlier checkpoint in iteration 0."""
+    monkeypatch.setattr(checks, "_prompt", lambda *_: "P")
+    tree = SimpleNamespace(step=torch.tensor([1]))
+    ro: Any = SimpleNamespace(x=torch.full((1, 2), torch.nan), tree=tree, sigmas=torch.zeros(3))
+    with pytest.raises(RunError, match="nothing was trained yet: use a wider model.dtype"):
+        checks.check_latents(ro, ["P"], 0)
+    with pytest.raises(RunError, match="go on from an earlier checkpoint with a lower"):
+        checks.check_latents(ro, ["P"], 1)
+
+
+def test_other_settings_of_the_optimizer_are_refused(tmp_path: Path) -> None:
+    """Before a weight is changed; the learning rate may be another."""
+    trainer = Trainer(toy(tmp_path))
+    trainer.save(tmp_path / "saved")
+    Trainer(toy(tmp_path, "optimizer.lr=0.5")).load(tmp_path / "saved")
+    other = Trainer(toy(tmp_path, "optimizer.betas=[0.5, 0.6]"))
+    said = r"optimizer\.betas: the config says \[0.5, 0.6\], .* trained with \[0.9, 0.999\]"
+    with pytest.raises(CheckpointError, match=said):
+        other.load(tmp_path / "saved")
+    check_settings({"eps": 1e-8, "own": 3}, {"groups": [{"eps": 1e-8, "lr": 1.0}]})
+
+
+def test_a_folder_in_which_nothing_began_goes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where this command made it and has written nothing; the next try has the same name."""
+    monkeypatch.chdir(tmp_path)
+    broken = toy(tmp_path, "train.start=nowhere.safetensors")
+    before = sorted(tmp_path.iterdir())
+    for run in (None, "one/two"):
+        with pytest.raises(ConfigError, match="nowhere"):
+            train(broken, run, quiet=True)
+        assert sorted(tmp_path.iterdir()) == before
+    # a folder that was there stays, and so does what somebody put into a new one
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "notes").touch()
+    for run in ("one", "one/two"):
+        with pytest.raises(ConfigError, match="nowhere"):
+            train(broken, run, quiet=True)
+    assert (tmp_path / "one" / "notes").exists() and not (tmp_path / "one" / "two").exists()
+    for name in ("notes", "samples/000000.png"):
+        with claimed(broken, tmp_path / "new", False) as start:
+            (start.run / name).touch()
+        assert (start.run / name).exists()
+        shutil.rmtree(start.run)
+
+
+def test_a_lock_on_a_folder_that_has_just_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first owner left between opening and locking the file: the lock is on a new one."""
+    first, flock = try_lock(tmp_path / "new"), fcntl.flock
+    assert first is not None
+
+    def leaving(handle: int, how: int) -> None:
+        first.leave()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", leaving)
+    second = try_lock(tmp_path / "new")
+    assert second is not None and (tmp_path / "new" / ".lock").exists()
+    assert try_lock(tmp_path / "new") is None
+    second.release()
+
+
+def test_a_lock_on_a_folder_that_somebody_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first owner left and a third process has it anew: two must not have it."""
+    first, flock = try_lock(tmp_path / "new"), fcntl.flock
+    assert first is not None
+    third = []
+
+    def leaving(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.leave()
+        third.append(try_lock(tmp_path / "new"))
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", leaving)
+    assert try_lock(tmp_path / "new") is None
+    assert third[0] is not None
+    third[0].release()
+
+
+def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has none, somebody else may have begun in the folder."""
+
+    def none(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    first, second = try_lock(tmp_path / "new"), try_lock(tmp_path / "new")
+    assert first is not None and second is not None
+    first.leave()
+    assert (tmp_path / "new" / ".lock").exists()
+    second.release()

@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments end as if nobody had disturbed them."""
+"""Runs that are killed, or whose disks fail, end as if nobody had disturbed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit import put
 
 from flowrl.core.errors import ProcessLost
 from flowrl.core.processes import World
-from flowrl.runs.save_on_error import Checkpoints
+from flowrl.runs.milestones import Checkpoints
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
@@ -72,3 +72,24 @@ def test_a_process_whose_other_one_died_says_only_what_it_knows(tmp_path: Path) 
     trainer.state.iteration = 1
     said = checkpoints.after(lost)
     assert "000000 is whole; go on with: flowrl train --resume" in said and "saved" not in said
+
+
+@pytest.mark.integration
+def test_faults_do_no_harm(tmp_path: Path) -> None:
+    """Three moments of the disk, and every other fault; the script compares every byte that holds
+    no time with the undisturbed run."""
+    out = tmp_path / "disks.json"
+    script = str(ROOT / "scripts" / "research" / "disks.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, script, "--every", "100", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    kinds = {row["fault"].split()[0] for row in found["rows"]}
+    assert {"ENOSPC", "EROFS", "EIO", "torn", "altered", "lost", "swapped", "clock"} <= kinds
+    assert found["did_harm"] == 0

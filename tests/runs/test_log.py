@@ -17,9 +17,19 @@ import torch
 from toykit import toy
 
 from flowrl.core.errors import RunError
-from flowrl.runs import log, progress
-from flowrl.runs.folder import read_rows
+from flowrl.runs import log as log_module
+from flowrl.runs.folder import (
+    EVALS,
+    FINDINGS,
+    HISTOGRAMS,
+    METRICS,
+    TIMING,
+    read_evals,
+    read_prompts,
+    read_rows,
+)
 from flowrl.runs.log import RunLogger
+from flowrl.runs.open_run import best_iteration
 from flowrl.runs.train import train
 
 
@@ -117,8 +127,8 @@ def test_phases_add_up_and_survive_exceptions(tmp_path: Path) -> None:
 
 def test_the_headline_reward_has_its_own_name_in_the_line() -> None:
     """Also where that is the name of another column."""
-    assert progress.headline_label("jpeg") == "jpeg"
-    assert progress.headline_label("reward") == "reward alone"
+    assert log_module.headline_label("jpeg") == "jpeg"
+    assert log_module.headline_label("reward") == "reward alone"
 
 
 def test_plain_progress_lines(
@@ -182,7 +192,7 @@ def test_a_running_phase_on_a_terminal(
     within a fifth of a second is shown only if it is the last."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     clock = [10.0]
-    monkeypatch.setattr("flowrl.runs.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flowrl.runs.log.time.monotonic", lambda: clock[0])
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
     with RunLogger(tmp_path, resume_from_iteration=1, tensorboard=False, total=3) as logger:
         within(logger, clock)
@@ -219,7 +229,7 @@ def test_a_run_says_how_far_its_iterations_are(
     time; two rewards answer in two turns, one after the other; 24 decisions in calls of 8 states
     are trained by 2 updates of 12; 6 held-out prompts are judged two at a time."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "PAUSE", -1.0)
+    monkeypatch.setattr(log_module, "PAUSE", -1.0)
     more = ("train.parts=2", "train.overlap=false", "train.rollout_batch=2", "eval.batch=4")
     train(toy(tmp_path, "train.iterations=1", *more), tmp_path / "run")
     said = capsys.readouterr().err
@@ -268,7 +278,7 @@ def test_missing_tensorboard_is_said_once(
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr(log, "_told", set())
+    monkeypatch.setattr(log_module, "_told", set())
     for name in ("a", "b"):
         RunLogger(tmp_path / name).close()
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
@@ -290,3 +300,44 @@ def test_events_that_cannot_be_written_end_no_run(
             mine.log(iteration, {"reward": 0.5}, images=1)
         assert mine._board is None
     assert [row["iteration"] for row in read_rows(tmp_path, "metrics.jsonl")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("line", ['{"iteration": 0, "total": "a"}', '{"iteration": {}}'])
+def test_times_that_are_no_numbers_are_found_before_training(tmp_path: Path, line: str) -> None:
+    (tmp_path / TIMING).write_text(f'{line}\n{{"iteration": 1, "total": 0.5}}\n')
+    with pytest.raises(RunError, match=r"timing\.jsonl, line 1: expected an object with a whole"):
+        RunLogger(tmp_path, 1, tensorboard=False, quiet=True)
+
+
+def test_a_number_beyond_float64(tmp_path: Path) -> None:
+    (tmp_path / HISTOGRAMS).write_text('{"iteration": 0, "reward": [1e400]}\n')
+    with pytest.raises(RunError, match=r"histograms\.jsonl, line 1: .*1e400 is no finite number"):
+        read_rows(tmp_path, HISTOGRAMS)
+
+
+def test_a_setting_that_is_none(tmp_path: Path) -> None:
+    row = {"iteration": 0, "score": "red", "red": 0.5, "setting": "x"}
+    (tmp_path / EVALS).write_text(json.dumps(row) + "\n")
+    with pytest.raises(RunError, match=r"eval\.jsonl, line 1: \"setting\": expected an object"):
+        read_evals(tmp_path)
+
+
+@pytest.mark.parametrize("height", ["1e400", "0", '"x"'])
+def test_sizes_of_samples(tmp_path: Path, height: str) -> None:
+    (tmp_path / "samples").mkdir()
+    text = f'{{"prompts": ["a"], "height": {height}, "width": 8}}'
+    (tmp_path / "samples" / "prompts.json").write_text(text)
+    with pytest.raises(RunError, match=r"prompts\.json: expected"):
+        read_prompts(tmp_path)
+
+
+@pytest.mark.parametrize("name", [METRICS, TIMING, HISTOGRAMS, FINDINGS])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_lacks(tmp_path: Path, name: str, value: str) -> None:
+    """Only evaluations may hold it; then they have no score that could be the best."""
+    line = f'{{"iteration": 1, "score": "red", "red": {value}}}\n'
+    (tmp_path / name).write_text(line)
+    with pytest.raises(RunError, match=rf"{name}, line 1: .*{value} is no number of JSON; write"):
+        read_rows(tmp_path, name)
+    (tmp_path / EVALS).write_text(line)
+    assert best_iteration(read_rows(tmp_path, EVALS)) is None

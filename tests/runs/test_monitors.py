@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import scipy.stats
+import torch
 from runkit import config_for, rows
-from toykit import toy
+from torch import Tensor
+from toykit import apprentice, toy
 
-from flowrl.config.load import Config
-from flowrl.config.sections import (
+from flowrl.config.load import Config, load_config
+from flowrl.config.monitors import (
     AdaptiveKl,
     GradientsMonitor,
     HackingMonitor,
@@ -23,12 +25,14 @@ from flowrl.config.sections import (
     PlateauMonitor,
 )
 from flowrl.core.errors import ConfigError
-from flowrl.runs.monitors.actions import follow_kl
-from flowrl.runs.monitors.evaluations import hacking, noise_of_change, plateau
-from flowrl.runs.monitors.iterations import look
+from flowrl.runs import evaluate, milestones
+from flowrl.runs.monitors.alarms import hacking, look, noise_of_change, plateau
+from flowrl.runs.monitors.watch import follow_kl, go_back
+from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
-from flowrl.training.parts.gradient_monitor import is_usual
+from flowrl.training.checkpoint import checkpoint_folder, checkpoint_folders, load
+from flowrl.training.monitor_controls import is_usual
 from flowrl.training.trainer import Trainer
 
 
@@ -291,3 +295,73 @@ def test_adaptive_kl() -> None:
 def test_wrong_options(home: Path, wrong: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         toy(home, wrong)
+
+
+@pytest.mark.integration
+def test_an_early_stop_keeps_the_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best score is that of iteration 1, two evaluations later the run ends. Of the checkpoints
+    only the newest is to be kept, and the best stays beside it: it is what the run is opened at."""
+    scores = iter([0.2, 0.6, 0.5, 0.4, 0.3])
+    real = evaluate.evaluate
+
+    def scripted(*args: Any, **options: Any) -> dict[str, Any]:
+        return real(*args, **options) | {"red": next(scores)}
+
+    monkeypatch.setattr(milestones, "evaluate", scripted)
+    stop = "monitors.plateau={patience: 2, action: stop}"
+    run = tmp_path / "run"
+    config = config_for(tmp_path, "eval.every=1", "checkpoint={every: 1, keep: 1}", stop)
+    summary = train(config, run, quiet=True)
+    assert config.train.iterations == 4 and summary["iterations"] == 3
+    assert summary["stopped"]["monitor"] == "plateau"
+    best = "checkpoints/000001"
+    assert summary["best"] == {"iteration": 1, "score": 0.6, "checkpoint": best}
+    assert [folder.name for folder in checkpoint_folders(run)] == ["000001", "000003"]
+    model, _, iteration = open_run(run, plugins=("toykit",), weights="current")
+    saved = load(run / best)[0]["current"]
+    assert iteration == 1
+    assert all(torch.equal(p, saved[name]) for name, p in model.trainable().items())
+
+
+def test_the_stop_of_the_quickstart_is_after_27_iterations_without_a_gain() -> None:
+    """Evaluations after 0, 9, ... 63 iterations and a patience of 3, as docs/shapes.md says."""
+    config = load_config("shapes/awm")
+    options = config.monitors.plateau
+    assert options is not None and (options.action, options.patience) == ("stop", 3)
+    assert (config.eval.every, config.train.iterations) == (9, 63)
+    stops = {}
+    for best in range(8):
+        rows = evals_at({9 * i: 0.9 - 0.1 * abs(i - best) for i in range(8)})
+        ends = [n for n in range(1, 9) if plateau(options, rows[:n]) is not None]
+        stops[9 * best] = 9 * (ends[0] - 1) if ends else None
+    assert stops == {0: 27, 9: 36, 18: 45, 27: 54, 36: 63, 45: None, 54: None, 63: None}
+
+
+def evals_at(scores: dict[int, float]) -> list[dict[str, Any]]:
+    """Return evaluations after so many iterations."""
+    return [{"iteration": n, "score": "strict", "strict": s} for n, s in scores.items()]
+
+
+def test_its_rounds_go_on_with_the_iterations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it learned is the checkpoint's. Its count is not, else its turns and the policy's, which
+    follow from the iteration, would fall apart after an odd number of iterations."""
+    trainer = Trainer(toy(tmp_path, "rewards.fan={fn: toykit.apprentice, every: 2}"))
+    fan: Any = trainer.reward_set.learned_rewards()["fan"]
+    before = float(fan.taste)
+    trainer.save(checkpoint_folder(tmp_path, 0))
+    trainer.step()
+    fan.rounds = 1
+    assert float(fan.taste) > before
+    load = apprentice.load_state_dict
+
+    def with_count(self: Any, state: dict[str, Tensor]) -> None:
+        load(self, state)
+        self.rounds = 0
+
+    monkeypatch.setattr(apprentice, "load_state_dict", with_count)
+    assert go_back(trainer, tmp_path, [{"iteration": 0, "score": "red", "red": 1.0}]) == 0
+    assert (float(fan.taste), fan.rounds, trainer.iteration) == (before, 1, 1)

@@ -12,9 +12,7 @@ import pytest
 from flowrl.core.errors import FlowRLError
 from flowrl.evaluation.image_grids import load_strip
 from flowrl.models.loading import _check_part
-from flowrl.runs.compare.design import load_design
-from flowrl.runs.compare.factorial import read_factorial
-from flowrl.runs.compare.report import saved_result
+from flowrl.runs.compare.compare import saved_result
 from flowrl.runs.folder import SUMMARY, read_object, read_prompts, read_verdicts
 from flowrl.runs.report.page import html_report
 from flowrl.training.checkpoint import verify
@@ -30,9 +28,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
         folder / "tokenizer", "Tokenizer"
     ),
     "config.yaml": html_report,
-    "design.yaml": lambda folder: load_design(folder / "design.yaml"),
     "result.json": lambda folder: saved_result(folder / "result.json"),
-    "factorial.json": lambda folder: read_factorial(folder / "factorial.json"),
 }
 
 

@@ -19,9 +19,8 @@ from flowrl.core.errors import DataError, RunError
 from flowrl.runs.folder import read_rows
 from flowrl.runs.report.columns import Series
 from flowrl.runs.report.curves import _mean, _smooth, compare_curves, curves
-from flowrl.runs.report.page import html_report
-from flowrl.runs.report.run_grid import run_grid
-from flowrl.runs.report.tables import before_after_table
+from flowrl.runs.report.page import before_after_table, html_report
+from flowrl.runs.report.samples import run_grid
 
 
 @pytest.fixture

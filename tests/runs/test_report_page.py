@@ -18,10 +18,9 @@ from starlette.testclient import TestClient
 
 from flowrl.core.errors import RunError
 from flowrl.evaluation.image_grids import save_strip
-from flowrl.runs.report import sample_images
+from flowrl.runs.report import samples
 from flowrl.runs.report.columns import Series, thinned
-from flowrl.runs.report.page import html_report
-from flowrl.runs.report.page_data import story
+from flowrl.runs.report.page import html_report, story
 from flowrl.runs.view.app import make_app
 
 DOCTOR: dict[str, Any] = {
@@ -100,8 +99,8 @@ def test_images_are_evenly_spaced_and_keep_to_their_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run", samples=11)
-    monkeypatch.setattr(sample_images, "MOST", 3)
-    found = sample_images.samples(run)
+    monkeypatch.setattr(samples, "MOST", 3)
+    found = samples.samples(run)
     assert found is not None and found["iterations"] == [0, 100, 200]
     # noise takes the most; of it three quarters of what the best quality takes
     noise = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -112,7 +111,7 @@ def test_images_are_evenly_spaced_and_keep_to_their_budget(
     with pytest.raises(
         RunError, match=r"height and width \(8, 8\) as prompts.json says, got \(64, 8\)"
     ):
-        sample_images.samples(run)
+        samples.samples(run)
     about |= {"height": 64, "width": 64}
     (run / "samples" / "prompts.json").write_text(json.dumps(about))
     whole = total(run, 10**6)
@@ -121,7 +120,7 @@ def test_images_are_evenly_spaced_and_keep_to_their_budget(
 
 def total(run: Path, budget: int) -> int:
     """Bytes of a run's images: of base64 three in four characters."""
-    found = sample_images.samples(run, budget=budget)
+    found = samples.samples(run, budget=budget)
     assert found is not None
     urls = [url for row in found["images"] for url in row]
     return sum(len(url.partition(",")[2]) * 3 // 4 for url in urls)

@@ -22,8 +22,8 @@ from flowrl.core.errors import CheckpointError, ConfigError, DataError, RunError
 from flowrl.core.types import Cond
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.open import open_run
-from flowrl.runs.start import claimed
+from flowrl.runs.open_run import open_run
+from flowrl.runs.start_run import claimed
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import describe_training, train
 from flowrl.training import checkpoint

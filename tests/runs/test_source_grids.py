@@ -20,7 +20,7 @@ from toykit import toy
 from flowrl.core.errors import DataError
 from flowrl.core.types import Cond, Source
 from flowrl.evaluation.image_grids import labelled_grid
-from flowrl.runs.report.run_grid import run_grid, source_images
+from flowrl.runs.report.samples import run_grid, source_images
 from flowrl.runs.train import train
 
 RED, GREEN = (200, 10, 10), (10, 200, 10)

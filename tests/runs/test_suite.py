@@ -25,8 +25,7 @@ from flowrl.evaluation import held_out
 from flowrl.evaluation.statistics import paired_bootstrap
 from flowrl.runs import suite as suites
 from flowrl.runs.evaluate import evaluate
-from flowrl.runs.suite import run_suite
-from flowrl.runs.suite_report import scores_of
+from flowrl.runs.suite import run_suite, scores_of
 
 
 @pytest.fixture

@@ -19,10 +19,16 @@ from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.measures.mmhm import mmhm
 from flowrl.runs import sweep as module
+from flowrl.runs.open_run import Target
 from flowrl.runs.suite import run_suite
-from flowrl.runs.sweep import SweepRequest, choose_prompts, lora_scaled, sweep
-from flowrl.runs.sweep_report import sweep_figure, sweep_table
-from flowrl.runs.target import Target
+from flowrl.runs.sweep import (
+    SweepRequest,
+    choose_prompts,
+    lora_scaled,
+    sweep,
+    sweep_figure,
+    sweep_table,
+)
 from flowrl.training.weights import Weights
 
 

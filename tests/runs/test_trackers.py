@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flowrl.core.errors import ConfigError
-from flowrl.runs import trackers
+from flowrl.runs import log as log_module
 from flowrl.runs.log import RunLogger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ import sys
 import torch
 from pathlib import Path
 from flowrl.runs.log import RunLogger
-from flowrl.runs.trackers import check_trackers
+from flowrl.runs.log import check_trackers
 name, folder = sys.argv[1:]
 check_trackers([name])
 options = dict(tensorboard=False, quiet=True, config={"seed": 3})
@@ -102,9 +102,9 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
         if at == 1:
             raise ConnectionError("no answer")
 
-    opened = trackers.Open(refuse, lambda levels: levels, lambda: told.append("closed"))
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda run, config: opened)
-    monkeypatch.setitem(trackers.TRACKERS, "trackio", lambda run, config: 1 / 0)
+    opened = log_module.Open(refuse, lambda levels: levels, lambda: told.append("closed"))
+    monkeypatch.setitem(log_module.TRACKERS, "wandb", lambda run, config: opened)
+    monkeypatch.setitem(log_module.TRACKERS, "trackio", lambda run, config: 1 / 0)
     with RunLogger(tmp_path, tensorboard=False, track=["wandb", "trackio"]) as log:
         for iteration in range(4):
             log.log(iteration, {"reward": 1.0})
@@ -115,7 +115,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
 
 def test_what_cannot_be_tracked_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="track: .*wandb"):
-        trackers.check_trackers(["wandbb"])
+        log_module.check_trackers(["wandbb"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install -e "\.\[swanlab\]" in a checkout'):
-        trackers.check_trackers(["swanlab"])
+        log_module.check_trackers(["swanlab"])

@@ -22,11 +22,10 @@ from flowrl.evaluation.image_grids import RIGHT, WRONG, save_strip
 from flowrl.evaluation.suites.shapes.prompts import all_records, scenes_for
 from flowrl.evaluation.suites.shapes.scene import render
 from flowrl.runs import evaluate as evaluate_module
-from flowrl.runs.compare.compare import run_comparison
+from flowrl.runs.compare.compare import run_comparison, sample_grid
 from flowrl.runs.compare.one_run import read_samples
-from flowrl.runs.compare.report import sample_grid
 from flowrl.runs.evaluate import verdicts
-from flowrl.runs.report.run_grid import run_grid
+from flowrl.runs.report.samples import run_grid
 from rewards.shapes import shapes
 
 

@@ -24,8 +24,7 @@ from flowrl.core.votes import ask_people, keep_image, pair_of, read_votes
 from flowrl.evaluation.image_grids import save_strip
 from flowrl.evaluation.pair_formats import convert_pairs
 from flowrl.evaluation.preference_pairs import check_pairs
-from flowrl.runs.view.app import make_app
-from flowrl.runs.view.server import serve_view
+from flowrl.runs.view.app import make_app, serve_view
 
 VOTER = "0123456789abcdef"
 SIDES = {"one": "a@0", "two": "a@40"}

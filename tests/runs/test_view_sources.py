@@ -25,7 +25,7 @@ from flowrl.evaluation.image_grids import save_strip
 from flowrl.evaluation.pair_formats import convert_pairs
 from flowrl.evaluation.sources import check_sources, source_paths
 from flowrl.runs.report.page import html_report
-from flowrl.runs.report.sample_images import sample_index, samples
+from flowrl.runs.report.samples import sample_index, samples
 from flowrl.runs.view.app import make_app
 
 VOTER = "0123456789abcdef"

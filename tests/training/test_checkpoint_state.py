@@ -13,7 +13,7 @@ import pytest
 from toykit import axes, toy
 
 from flowrl.core.errors import CheckpointError
-from flowrl.runs.open import load_run
+from flowrl.runs.open_run import load_run
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 

@@ -177,7 +177,7 @@ def sample_ode(
     if tuned < 1 and late is None:
         raise ConfigError(
             f"sampling: {tuned=} leaves steps to the base model, whose weights are not at hand; "
-            "hand over `late`, or the `base` that flowrl.runs.open.load_run returns"
+            "hand over `late`, or the `base` that flowrl.runs.open_run.load_run returns"
         )
     # each different initial noise once
     run = _start(model, cond, sigmas, shape, generators, micro_batch, torch.float32)

@@ -1,28 +1,43 @@
-"""The budgets of a run: what may be used up, what was, and the files in its folder that say so."""
+"""The budgets of a run: what may be used up, what each kind of work costs, what was used, and the
+files in its folder that say so."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.sections import GradientsMonitor
+from flowrl.config.monitors import GradientsMonitor
+from flowrl.core.environment import environment
 from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.files import write_json, write_text
-from flowrl.core.installation import environment
-from flowrl.runs.compare import file_shapes
-from flowrl.runs.compare.stored_files import stored
-from flowrl.runs.compare.work_prices import Prices
+from flowrl.core.files import is_finite_number, write_json, write_text
+from flowrl.core.merged_records import medians
+from flowrl.cost.overhead import PhaseClock, without_overlap
+from flowrl.runs.compare.records import (
+    Claim,
+    Evaluated,
+    PricesRecord,
+    Record,
+    Totals,
+    mistake,
+    stored,
+)
 from flowrl.runs.folder import CONFIG, EVALS, METRICS, read_rows, write_evals
+from flowrl.training.method import TRAINED_CALLS
+from flowrl.training.trainer import Trainer
 
 CLAIM, RESULT = "claim.json", "result.json"
 TRACED = ("reward", "accuracy", "ratio_std", "clip_frac", "diversity", "grad_norm")
-TOTALS = {"total_nfe": file_shapes.AMOUNT, "total_seconds": file_shapes.AMOUNT}
 MOST = 50  # points of a stored trajectory
+
+
+PRICES_FILE = "prices.json"
+ITERATIONS = 3  # that are timed, after one that is not
 
 
 class Spent(NamedTuple):
@@ -65,6 +80,105 @@ class Budgets(NamedTuple):
         return [k for k, end in ends.items() if getattr(before, k) < end <= getattr(now, k)]
 
 
+class Prices(NamedTuple):
+    """What one piece of work costs; 1 is the velocity of one latent while sampling."""
+
+    trained: float = float(TRAINED_CALLS)  # a row of the network forward and backward
+    decoded: float = 0.0  # an image
+    scored: float = 0.0  # an image
+
+    def of(self, metrics: Mapping[str, float]) -> float:
+        """Return what an iteration cost, from what its metrics count."""
+        beyond = (self.trained - TRAINED_CALLS) * metrics["backwards"]
+        images = self.decoded * metrics["decoded"] + self.scored * metrics["scored"]
+        return metrics["nfe"] + beyond + images
+
+
+def prices_of(config: Config, folder: Path) -> Prices:
+    """Read a config's prices from its folder, or measure them and write them there.
+
+    Raises RunError if the folder cannot be written or the file is damaged, and what an iteration
+    raises.
+    """
+    mend = "delete it, and the same command measures them again"
+    found = stored(folder, PRICES_FILE, PricesRecord, mend)
+    if found:
+        return Prices(**found)
+    prices = measured(Trainer(config))
+    write_json(folder / PRICES_FILE, prices._asdict())
+    return prices
+
+
+def measured(trainer: Trainer) -> Prices:
+    """Run a few iterations of a trainer that nobody needs any more -> the medians of what they
+    cost.
+
+    Each phase counts as a whole: the bookkeeping around network, VAE and rewards, optimizer steps,
+    and forward passes that checkpointing repeats. Seconds are those that a processor works, on a
+    GPU those of the wall. Raises RunError if sampling took no time that the clock can tell.
+    """
+    trainer.step()
+    rows = [_iteration(trainer) for _ in range(ITERATIONS)]
+    return Prices(**medians(rows))
+
+
+def _iteration(trainer: Trainer) -> dict[str, float]:
+    """Run one iteration -> the price of each kind of work in it."""
+    planned, clock = trainer.cost.nfe, PhaseClock()
+    trainer.log = clock  # type: ignore[assignment]
+    with without_overlap(trainer):
+        metrics = trainer.step()
+    # prompts that were drawn again
+    sampled = planned * (1 + metrics.get("refilled", 0.0) / trainer.config.train.prompts)
+    unit = clock.seconds["rollout"] / sampled if sampled else 0.0
+    if not unit:
+        raise RunError(
+            f"compare: {trainer.config.name} samples too little for its time to be told; take more "
+            "images, or --count calls"
+        )
+    # passes forward alone cost what they cost while sampling
+    forward = metrics["nfe"] - sampled - TRAINED_CALLS * metrics["backwards"]
+    spent: dict[str, Any] = {name: seconds / unit for name, seconds in clock.seconds.items()}
+    return {
+        "trained": _each(spent["train"] - forward, metrics["backwards"], float(TRAINED_CALLS)),
+        "decoded": _each(spent["decode"], metrics["decoded"], 0.0),
+        "scored": _each(spent["reward"], metrics["scored"], 0.0),
+    }
+
+
+def _each(spent: float, count: float, otherwise: float) -> float:
+    """Share out what was spent; `otherwise` where there was nothing of it."""
+    return max(0.0, spent) / count if count else otherwise
+
+
+class TimeLeft:
+    """Tell how many minutes the whole comparison still takes, from the work done since it was
+    started."""
+
+    def __init__(self, todo: float) -> None:
+        self.todo, self.done, self.size, self.first = todo, 0.0, 0.0, math.nan
+        self.began = time.perf_counter()
+
+    def start(self, size: float) -> None:
+        """Begin a run of `size` units of work."""
+        self.size, self.first = size, math.nan
+
+    def finish(self) -> None:
+        """End the run."""
+        self.todo -= self.size
+        self.done += 0.0 if math.isnan(self.first) else self.size * (1 - self.first)
+
+    def __call__(self, used: float) -> float:
+        """Return the minutes left when the run has used a share of its budgets; NaN before it is
+        known."""
+        # a resumed run starts somewhere; the first report is already one iteration on
+        if math.isnan(self.first):
+            self.first = used
+        done = self.done + self.size * (used - self.first)
+        minutes = (time.perf_counter() - self.began) / 60
+        return minutes * (self.todo - self.size * used) / done if done else math.nan
+
+
 def different(a: Mapping[str, Any], b: Mapping[str, Any], path: str = "") -> list[str]:
     """Return the dotted keys in which two nested dicts differ, each with both values."""
     out = []
@@ -89,8 +203,8 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def _acting(config: Config, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the monitors changes a run under budgets, where it is not the default, which
-    files of earlier versions leave out: which steps are skipped, and the weight of the KL."""
+    """Return what of the monitors changes a run under budgets, where it is not the default: which
+    steps are skipped, and the weight of the KL."""
     acting, gradients = dict[str, Any](), config.monitors.gradients
     if gradients != GradientsMonitor():
         # null in place of a word would be taken for a default that is not there
@@ -112,8 +226,7 @@ def check_same_run(folder: Path, config: Config, budgets: Budgets) -> None:
         return
     there = load_config(folder / CONFIG, (), config.plugins)
     wrong = different(comparable(there), comparable(config))
-    claimed = {"counted": "calls", **_claimed(folder)["budgets"]}
-    wrong += different(claimed, budgets._asdict())
+    wrong += different(_claimed(folder)["budgets"], budgets._asdict())
     if wrong:
         raise ConfigError(
             f"{folder} holds a run of another config or budget, there and now: "
@@ -126,7 +239,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
     """Write what is run here, once -> the prices that this run counts with, from its beginning on.
     Raises RunError if the folder cannot be written."""
     if (folder / CONFIG).exists():
-        return Prices(**_claimed(folder).get("prices", {}))
+        return Prices(**_claimed(folder)["prices"])
     about = {"budgets": budgets._asdict(), "prices": prices._asdict()}
     write_json(folder / CLAIM, {**about, "load": machine_load(), "environment": _machine()})
     write_text(folder / CONFIG, config.dump())
@@ -136,7 +249,7 @@ def claim(folder: Path, config: Config, budgets: Budgets, prices: Prices) -> Pri
 def _claimed(folder: Path) -> dict[str, Any]:
     """Read what `claim` wrote. Raises RunError."""
     mend = f"put it back, or delete {folder} to make the run again"
-    found = stored(folder, CLAIM, file_shapes.CLAIM, mend)
+    found = stored(folder, CLAIM, Claim, mend)
     if not found:
         raise RunError(f"{folder / CLAIM}: is missing; {mend}")
     return found
@@ -167,13 +280,13 @@ def spent_at(folder: Path, iteration: int) -> Spent:
             f"{folder / METRICS} lacks iteration {iteration - 1}: delete {folder} to start this "
             "run again"
         )
-    _check_row(folder, METRICS, rows[-1], TOTALS)
+    _check_row(folder, METRICS, rows[-1], Totals)
     return Spent(iteration, rows[-1]["total_nfe"], rows[-1]["total_seconds"])
 
 
-def _check_row(folder: Path, name: str, row: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+def _check_row(folder: Path, name: str, row: Mapping[str, Any], record: type[Record]) -> None:
     """Raise RunError for a line of a log that is damaged."""
-    wrong = file_shapes.mistake(row, shape)
+    wrong = mistake(row, record)
     if wrong is not None:
         raise RunError(
             f"{folder / name}, iteration {row['iteration']}: {wrong}; delete {folder} to start "
@@ -205,11 +318,15 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
     # its logs
     metrics, claimed = read_rows(folder, METRICS), _claimed(folder)
     for row in metrics:
-        _check_row(folder, METRICS, row, TOTALS)
+        _check_row(folder, METRICS, row, Totals)
     curve = []
     for row in read_rows(folder, EVALS):
-        _check_row(folder, EVALS, row, file_shapes.EVALUATED)
-        _check_row(folder, EVALS, row, {row["score"]: file_shapes.NUMBER})
+        _check_row(folder, EVALS, row, Evaluated)
+        if not is_finite_number(row.get(row["score"])):
+            raise RunError(
+                f"{folder / EVALS}, iteration {row['iteration']}: {row['score']}: expected a "
+                f"finite number; delete {folder} to start this run again"
+            )
         curve.append(score_row(row))
     spent = spent_at(folder, len(metrics))
     # the evaluation at the end of each budget; None where the run did not get there
@@ -231,7 +348,7 @@ def result(config: Config, folder: Path, failed: str | None) -> dict[str, Any]:
         "at": at,
         "last_quarter": {key: _mean(quarter, key) for key in TRACED},
         "trajectory": trajectory(metrics),
-        "prices": claimed.get("prices", Prices()._asdict()),
+        "prices": claimed["prices"],
         "load": claimed["load"],
         "environment": claimed["environment"],
     }

@@ -1,13 +1,15 @@
-"""Train one config in a folder until a budget of network evaluations and one of seconds are both
-used up."""
+"""Train one config in a folder until its budgets are used up; and judge the model from before
+training, once per folder of runs."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +18,29 @@ from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.config.values import show
-from flowrl.core.devices import free_memory
+from flowrl.core.abilities import LearnsNoise
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
+from flowrl.core.free_memory import free_memory
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
     Budgets,
+    Prices,
     Spent,
     check_same_run,
     claim,
+    different,
     drop_evaluations,
     result,
     spent_at,
 )
-from flowrl.runs.compare.file_shapes import RUN_FILE
-from flowrl.runs.compare.outcomes import packed
-from flowrl.runs.compare.stored_files import AGAIN, check_whose, stored
-from flowrl.runs.compare.work_prices import Prices
+from flowrl.runs.compare.records import AGAIN, BaseFile, RunFile, check_whose, packed, stored
+from flowrl.runs.compare.result_file import setting
 from flowrl.runs.evaluate import eval_weights, evaluate, grey, sample_grid_prompts, verdicts
-from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, read_object, read_rows, write_evals
-from flowrl.runs.locks import lock
-from flowrl.runs.log import RunLogger
-from flowrl.runs.monitors.actions import follow_kl
-from flowrl.runs.progress import headline_label
+from flowrl.runs.folder import EVALS, PROMPTS, VERDICTS, lock, read_object, read_rows, write_evals
+from flowrl.runs.log import RunLogger, headline_label
+from flowrl.runs.monitors.watch import follow_kl
 from flowrl.runs.stop import Interrupted, Stop
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
@@ -50,6 +51,7 @@ NAMES = {"nfe": "network evaluations", "seconds": "seconds"}  # of the budgets
 clock, processor = time.perf_counter, time.process_time
 Say = Callable[[str], object]  # tells the user
 MinutesLeft = Callable[[float], float]  # used share of the run -> of the whole comparison
+Judged = Callable[[Mapping[str, Any]], object]  # is told each evaluation, and may raise
 
 
 class MethodFailed(RunError):
@@ -66,9 +68,11 @@ def spend(
     quiet: bool = False,
     minutes_left: MinutesLeft | None = None,
     prices: Prices | None = None,
+    judged: Judged | None = None,
 ) -> dict[str, Any]:
     """Train until both budgets are used up -> the result, also in ``result.json``; one that is
-    there is returned. `prices` are for `Budgets.counted` ``cost``.
+    there is returned. `prices` are for `Budgets.counted` ``cost``; `judged` is told each row of
+    ``eval.jsonl``, also those that are there, and ends the run by what it raises.
 
     Goes on from the folder's newest whole checkpoint. A run that breaks (RunError) is a result too,
     with its message. Raises Interrupted after Ctrl-C and RewardError after a reward failed or left
@@ -77,7 +81,7 @@ def spend(
     """
     # what is there already
     check_same_run(folder, config, budgets)
-    found = stored(folder, RESULT, RUN_FILE, AGAIN)
+    found = stored(folder, RESULT, RunFile, AGAIN)
     if found:
         check_whose(found, config, folder / RESULT)
         return found
@@ -96,9 +100,9 @@ def spend(
         }
         options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
         with RunLogger(folder, trainer.iteration, **options) as log:
-            trainer.state.log = log
+            trainer.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
-            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices)
+            run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices, judged)
             trainer.encode_ahead()
             failed = run.train(stop)
         found = result(config, folder, failed)
@@ -174,9 +178,10 @@ class _BudgetedRun:
         log: RunLogger,
         minutes_left: MinutesLeft | None,
         prices: Prices,
+        judged: Judged | None,
     ) -> None:
         self.trainer, self.folder, self.budgets, self.log = trainer, folder, budgets, log
-        self.minutes_left, self.prices = minutes_left, prices
+        self.minutes_left, self.prices, self.judged = minutes_left, prices, judged
 
     def train(self, stop: Stop) -> str | None:
         """Run iterations until both budgets are used up -> what broke the run, or None."""
@@ -194,6 +199,8 @@ class _BudgetedRun:
         trainer, budgets = self.trainer, self.budgets
         spent = spent_at(self.folder, trainer.iteration)
         drop_evaluations(self.folder, spent)
+        for row in read_rows(self.folder, EVALS):
+            self._tell(row)
         self._judge_if_missed(spent)
         while budgets.used(spent) < 1:
             # one iteration
@@ -268,6 +275,12 @@ class _BudgetedRun:
         self.log.say(
             f"held out after {now.nfe:g} NFE, {now.seconds:.1f} s: {name} {found[name]:.3f}"
         )
+        self._tell(row)
+
+    def _tell(self, row: Mapping[str, Any]) -> None:
+        """Tell of an evaluation; what is raised ends the run."""
+        if self.judged is not None:
+            self.judged(row)
 
     def _check_first(self, spent: Spent) -> None:
         """Raise ConfigError, and leave nothing behind, if the first iteration alone exceeds a
@@ -293,3 +306,33 @@ class _BudgetedRun:
         place = checkpoint.checkpoint_folder(self.folder, self.trainer.iteration)
         self.trainer.save(place)
         return place
+
+
+def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
+    """Read how the base model was judged, or judge it and draw its samples -> score, interval,
+    tasks and outcomes; `trainer` has the config's model, untrained.
+
+    Raises ConfigError if the folder's base model was judged under other settings.
+    """
+    folder, equal = runs / "base", setting(config)
+    # what is there
+    mend = f"delete {folder}, and the same command judges the base model again"
+    found = stored(folder, RESULT, BaseFile, mend)
+    if found:
+        wrong = different(found["setting"], equal)
+        if wrong:
+            raise ConfigError(
+                f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
+            )
+        return dict(found["base"])
+    # or else the model itself, also where a config learns a noise that begins elsewhere
+    model = trainer.model
+    with model.plain_noise() if isinstance(model, LearnsNoise) else nullcontext():
+        row = evaluated(trainer)
+        draw_samples(trainer, folder, partial(print, file=sys.stderr))
+    tasks = {task: values["mean"] for task, values in row["tasks"].items()}
+    base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
+    tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
+    base |= {"tasks": tasks, "tags": tags, "outcomes": row["outcomes"]}
+    write_json(folder / RESULT, {"setting": equal, "base": base})
+    return base

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, DataError, RunError
 from flowrl.core.files import read_text, write_json
 from flowrl.runs.compare.budgets import Budgets, comparable, different
-from flowrl.runs.compare.earlier_files import config_then, setting_then
-from flowrl.runs.compare.file_shapes import RESULT_FILE, disagreement, mistake
+from flowrl.runs.compare.records import ResultFile, disagreement, mistake
 from flowrl.runs.compare.summary import Result, summarize_result
 
 KIND, FORMAT = "flowrl comparison", 1
@@ -45,7 +44,7 @@ def read_result(path: Path) -> Result:
         found = json.loads(read_text(path))
         if found["kind"] != KIND or found["format"] != FORMAT:
             raise DataError(
-                f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, "
+                f"{path}: expected a {KIND} of format {FORMAT}, got {found['kind']!r}, format "
                 f"{found['format']!r}"
             )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -53,33 +52,10 @@ def read_result(path: Path) -> Result:
             f"{path}: cannot be read as a {KIND}: {type(error).__name__}: {error}; {MEND}"
         ) from error
     # its parts, and whether they fit together
-    wrong = mistake(found, RESULT_FILE) or disagreement(found)
+    wrong = mistake(found, ResultFile) or disagreement(found)
     if wrong is not None:
         raise DataError(f"{path}: {wrong}; {MEND}")
     return dict(found)
-
-
-def read_checked(
-    path: Path,
-    kind: str,
-    version: int,
-    shape: Mapping[str, Any],
-    unfit: Callable[[Result], str | None],
-    finish: Callable[[Result], Result],
-) -> Result:
-    """Read a result file of another kind, and finish it. Raises DataError if it is none, or if its
-    parts, or what `unfit` and `finish` look at, are wrong."""
-    try:
-        found = json.loads(read_text(path))
-        if found["kind"] == kind and found["format"] == version:
-            wrong = mistake(found, shape) or unfit(found)
-            if wrong is None:
-                return finish(found)
-            raise DataError(f"{path}: {wrong}; {MEND}")
-        got = f"{found['kind']!r}, {found['format']!r}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}"
-    raise DataError(f"{path}: expected a {kind} of format {version}, got {got}")
 
 
 def open_result(
@@ -101,14 +77,11 @@ def open_result(
         }
     # or add to one of the same settings
     found = read_result(path)
-    found["budgets"] = {"counted": "calls", **found["budgets"]}
-    equal = setting_then(found["settings"].get("equal") or {}, configs[0], setting)
-    stated = {"budgets": found["budgets"], "settings": {**found["settings"], "equal": equal}}
+    stated = {"budgets": found["budgets"], "settings": found["settings"]}
     wrong = different(stated, fresh)
     there = {entry["name"]: entry["config"] for entry in found["configs"]}
     for c in [c for c in configs if c.name in there]:
-        then = config_then(there[c.name], c, without_seed)
-        wrong += different(then, without_seed(c), f"{c.name}: ")
+        wrong += different(there[c.name], without_seed(c), f"{c.name}: ")
     if wrong:
         raise ConfigError(
             f"{path} holds a comparison under other settings, there and now: "

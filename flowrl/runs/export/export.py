@@ -3,30 +3,145 @@ hub."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.load import Config
 from flowrl.core.devices import DTYPES, named_device
-from flowrl.core.errors import ConfigError, RunError
+from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
-from flowrl.models.options import pick_dtype
-from flowrl.runs.best import Which
+from flowrl.core.types import FlowModel
+from flowrl.models.tuning import pick_dtype
+from flowrl.models.wan_experts import Experts
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights
-from flowrl.runs.export.merged import Change, write_pipeline
-from flowrl.runs.export.trained import TrainedPart as TrainedPart
-from flowrl.runs.export.trained import trained_part as trained_part
 from flowrl.runs.export.usage import LORA_FILE, SECOND_LORA_FILE, CardFacts
 from flowrl.runs.folder import ENVIRONMENT, read_object
-from flowrl.runs.open import OpenedRun, load_run, run_of
+from flowrl.runs.open_run import OpenedRun, Which, load_run, run_of
 
 PEFT_FILE = "adapter_model.safetensors"  # the name that peft looks for
+
+
+NETWORKS = ("transformer", "unet")  # the part of a pipeline that is trained
+SECOND = "transformer_2"  # and the other one, of Wan 2.2
+ADAPTER = "default"  # the name that peft gives the adapter
+
+
+INDEX = "model_index.json"
+# Variants such as model.fp16.safetensors, and weights in other formats, stay behind.
+_COPIED = re.compile(
+    r"[\w-]+\.(json|txt|model|jinja)|(diffusion_pytorch_model|model)(-\d+-of-\d+)?\.safetensors"
+)
+_SHARDS = re.compile(r"(diffusion_pytorch_model|model)\.safetensors\.index\.json")
+
+Change = Callable[[Tensor], Tensor]
+"""``change(stored) -> new``, of a tensor's shape, in float32."""
+
+
+@runtime_checkable
+class HasPipeline(FlowModel, Protocol):
+    """A FlowModel around a diffusers pipeline."""
+
+    def pipeline(self) -> Any:
+        """Return the pipeline with the current weights."""
+
+
+class TrainedPart(NamedTuple):
+    """What was trained, apart from the run."""
+
+    pipeline: Any
+    network: str  # name of the trained part
+    weights: dict[str, Tensor]  # of full tuning, by name in the network; empty with LoRA
+    layers: dict[str, Layer]  # of LoRA, by name of the adapted layer; empty without
+    lora: dict[str, Any]  # r, lora_alpha, target_modules; empty without
+    base: str  # the hub id of the base model, "" if it was a local folder
+    name: str  # of the run
+    dtype: torch.dtype | None
+    second: TrainedPart | None = None  # the other expert of Wan 2.2
+
+    @property
+    def scale(self) -> float:
+        """Return what the product of an adapter's matrices is multiplied with."""
+        return float(self.lora["lora_alpha"]) / int(self.lora["r"])
+
+    def module(self, name: str = "") -> Any:
+        """Return the trained network, or a layer of it."""
+        return getattr(self.pipeline, self.network).get_submodule(name)
+
+
+def trained_part(
+    model: Any, *, name: str = "model", dtype: torch.dtype | None = None
+) -> TrainedPart:
+    """Find what is trained in a model around a diffusers pipeline. Raise ModelError if there is
+    none, or nothing is."""
+    if not isinstance(model, HasPipeline):
+        raise ModelError(
+            f"export: expected a model around a diffusers pipeline, got a {type(model).__name__}; "
+            "its weights are in the checkpoint's safetensors files"
+        )
+    # the trained network
+    pipeline, params = model.pipeline(), model.trainable()
+    network = next((part for part in NETWORKS if part in pipeline.components), None)
+    if network is None or not params:
+        raise ModelError(
+            "export: there is nothing to export, the model has no trained weights (tune: none)"
+        )
+    values = {key: value.detach().cpu() for key, value in params.items()}
+    if not isinstance(getattr(model, "network", None), Experts):
+        return _part(pipeline, network, values, name, dtype)
+    second = _part(pipeline, SECOND, _under(SECOND, values), name, dtype)
+    first = _part(pipeline, network, _under(network, values), name, dtype)
+    return first._replace(second=second)
+
+
+def _under(network: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of one of two networks, by their names in it."""
+    start = f"{network}."
+    return {key.removeprefix(start): v for key, v in values.items() if key.startswith(start)}
+
+
+def _part(
+    pipeline: Any, network: str, values: dict[str, Tensor], name: str, dtype: torch.dtype | None
+) -> TrainedPart:
+    """Say what was trained of one network."""
+    if not any(".lora_A." in key for key in values):
+        return TrainedPart(pipeline, network, values, {}, {}, "", name, dtype)
+    # with LoRA
+    config = getattr(pipeline, network).peft_config[ADAPTER]
+    lora = {
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": sorted(config.target_modules),  # a set, in any order
+    }
+    return TrainedPart(pipeline, network, {}, _layers(values), lora, "", name, dtype)
+
+
+def _layers(values: Mapping[str, Tensor]) -> dict[str, Layer]:
+    """Pair the matrices of each adapted layer."""
+    down, up = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+    names = [key.removesuffix(down) for key in values if key.endswith(down)]
+    if 2 * len(names) != len(values):
+        raise ModelError(
+            "export: expected nothing but LoRA matrices A and B among the trained weights of a "
+            "LoRA run"
+        )
+    layers = {name: Layer(values[name + down], values[name + up]) for name in names}
+    for name, layer in layers.items():
+        if layer.down.dim() != 2:
+            raise ModelError(
+                f"export: {name} is no linear layer; only LoRA of linear layers can be written"
+            )
+    return layers
 
 
 def export(
@@ -233,3 +348,96 @@ def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str,
 
 def _kohya_file(trained: TrainedPart) -> str:
     return f"{trained.name}-kohya.safetensors"
+
+
+def write_pipeline(
+    base: Path,
+    out: Path,
+    *,
+    changes: dict[str, dict[str, Change]],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the pipeline of the folder ``base`` into ``out`` with ``changes`` of tensors, by the
+    name of the part and their own.
+
+    All tensors are stored in ``dtype``; with None the changed ones in float32 and the others as
+    they are, so that no number is rounded. A part whose folder is missing becomes null in the
+    index. Licence files come along. Raise ModelError if a tensor to change is not there, or stored
+    in whole numbers.
+    """
+    # part by part
+    index = json.loads((base / INDEX).read_text(encoding="utf-8"))
+    missing = {(part, name) for part, tensors in changes.items() for name in tensors}
+    total = len(missing)
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry[0] is None:
+            continue
+        if not (base / name).is_dir():
+            index[name] = [None, None]
+            continue
+        done = _write_part(base / name, out / name, changes.get(name, {}), dtype)
+        missing -= {(name, tensor) for tensor in done}
+    # all of what was trained has to be in them
+    if missing:
+        part, name = min(missing)
+        raise ModelError(
+            f"{base / part}: {len(missing)} of {total} trained tensors are not in its "
+            f"files, such as {name}: this is another model than the one that was trained"
+        )
+    # what holds them together
+    (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for file in base.glob("LICENSE*"):
+        shutil.copyfile(file, out / file.name)
+
+
+def _write_part(
+    source: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
+) -> set[str]:
+    """Write one part's folder -> the names of the tensors that were changed."""
+    out.mkdir()
+    found: set[str] = set()
+    for file in sorted(source.iterdir()):
+        if not (_COPIED.fullmatch(file.name) or _SHARDS.fullmatch(file.name)):
+            continue
+        if file.suffix == ".safetensors" and (changes or dtype is not None):
+            found |= _write_tensors(file, out / file.name, changes, dtype)
+        else:
+            shutil.copyfile(file, out / file.name)
+    for shards in out.glob("*.safetensors.index.json"):
+        _set_size(shards, out.glob("*.safetensors"))
+    return found
+
+
+def _write_tensors(
+    file: Path, out: Path, changes: dict[str, Change], dtype: torch.dtype | None
+) -> set[str]:
+    # one file at a time, so that memory holds a shard and not the network
+    tensors: dict[str, Tensor] = {}
+    with safe_open(file, framework="pt") as stored:
+        about = stored.metadata()
+        for name in stored.keys():  # noqa: SIM118 - this is no dict
+            value = stored.get_tensor(name)
+            if name in changes:
+                # packed integers of 4 or 8 bits cannot take an addition
+                if not value.is_floating_point():
+                    raise ModelError(
+                        f"{file}: {name} is quantised; merge into the same model in 16 or 32 bits "
+                        "instead"
+                    )
+                value = changes[name](value)
+            tensors[name] = (
+                value.to(dtype) if dtype is not None and value.is_floating_point() else value
+            )
+    save_file(tensors, out, metadata=about)
+    return changes.keys() & tensors.keys()
+
+
+def _set_size(index: Path, files: Iterable[Path]) -> None:
+    """Correct the number of bytes that the index of a network in several files tells."""
+    shards = json.loads(index.read_text(encoding="utf-8"))
+    total = 0
+    for file in files:
+        with safe_open(file, framework="pt") as stored:
+            total += sum(stored.get_tensor(name).nbytes for name in stored.keys())  # noqa: SIM118
+    shards.setdefault("metadata", {})["total_size"] = total
+    index.write_text(json.dumps(shards, indent=2) + "\n", encoding="utf-8")

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from flowrl.config.load import Config
 from flowrl.core.errors import RunError
-from flowrl.runs.export.call_arguments import VIDEOS, call_arguments, negative_lines
-from flowrl.runs.export.starts import start_argument, start_count, start_note
-from flowrl.runs.folder import read_prompts
+from flowrl.cost.architecture import references
+from flowrl.models.qwen_edit import WHOLE
+from flowrl.models.qwen_edit_plus import SEEN
+from flowrl.runs.folder import SAMPLES, SOURCES, read_prompts
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
 SECOND_LORA_FILE = "pytorch_lora_weights_2.safetensors"  # of Wan 2.2's second expert
@@ -24,6 +25,49 @@ READERS = {
     "kohya": "LoRA for ComfyUI and kohya's sd-scripts",
     "merged": "the whole pipeline, the training merged in: `from_pretrained`; add no LoRA to it",
 }
+
+
+VIDEOS = ("wan", "wan_i2v")
+# flowrl's arguments of a model -> those of its pipeline's call; values that change nothing are left
+# out
+CALL = {
+    "guidance": "guidance_scale",
+    "true_cfg_scale": "true_cfg_scale",
+    "negative_prompt": "negative_prompt",
+    "guidance_rescale": "guidance_rescale",
+    "cfg_normalization": "cfg_normalization",
+    "max_sequence_length": "max_sequence_length",
+    "original_size": "original_size",
+    "crop": "crops_coords_top_left",
+    "target_size": "target_size",
+}
+# the same of one adapter
+QWEN_CALL = {"guidance": "true_cfg_scale"}
+OWN_CALL = {
+    "qwen_image": QWEN_CALL,
+    # whose pipelines cut no prompt
+    **dict.fromkeys(("qwen_edit", "qwen_edit_plus"), QWEN_CALL | {"max_sequence_length": ""}),
+    **dict.fromkeys(VIDEOS, {"frames": "num_frames", "guidance_2": "guidance_scale_2"}),
+    "flux2_klein": {"negative_prompt": ""},  # see `negative_lines`
+}
+NEUTRAL: dict[str, Any] = {
+    "true_cfg_scale": 1.0,
+    "negative_prompt": "",
+    "guidance_rescale": 0.0,
+    "cfg_normalization": 0.0,
+    "crop": (0, 0),
+}
+# the same of one adapter: without a negative prompt the pipeline leads away from zeros
+OWN_NEUTRAL: dict[str, dict[str, Any]] = {"sdxl": {"negative_prompt": None}}
+# whose pipelines guide only if there is a negative prompt, and be it an empty one
+TRUE_CFG = ("flux", "flux_kontext", "qwen_image", "qwen_edit", "qwen_edit_plus")
+EMBEDS = "negative_prompt_embeds"
+
+
+# models whose images or videos always start from one, and those that take references if a prompt
+# has them
+EDITS = ("flux_kontext", "qwen_edit", "qwen_edit_plus", "wan_i2v")
+REFERRING = ("flux2", "flux2_klein")
 
 
 class CardFacts(NamedTuple):
@@ -233,3 +277,91 @@ def _quoted(text: str) -> str:
 def local(facts: CardFacts) -> str:
     """Return the base model's path as a card may show it."""
     return str(shown(str(facts.config.model.kwargs.get("path", "base-model"))))
+
+
+def call_arguments(config: Config) -> list[str]:
+    """Return what the pipeline is called with beside the prompt and its images, as code."""
+    fn, given = config.model.fn, config.model.kwargs
+    height, width = config.eval_size
+    chosen: dict[str, Any] = {
+        "height": height,
+        "width": width,
+        "num_inference_steps": config.eval.steps,
+    }
+    if fn == "flux_kontext":  # sizes as they are
+        chosen |= {"max_area": height * width, "_auto_resize": False}
+    neutral = NEUTRAL | OWN_NEUTRAL.get(fn, {})
+    for name, call in (CALL | OWN_CALL.get(fn, {})).items():
+        value = given.get(name)
+        plain = tuple(value) if isinstance(value, list) else value
+        if call and plain is not None and plain != neutral.get(name):
+            chosen[call] = plain
+    if fn in TRUE_CFG:
+        chosen.pop("negative_prompt", None)
+        if chosen.get("true_cfg_scale", 1.0) > 1:
+            chosen["negative_prompt"] = given["negative_prompt"]
+    found = [f"{name}={value!r}" for name, value in chosen.items()]
+    return found + [f"{EMBEDS}=negative"] * bool(negative_lines(config))
+
+
+def negative_lines(config: Config) -> list[str]:
+    """Return the lines that encode a negative prompt for FLUX.2 klein, whose pipeline knows the
+    empty one only, but takes the embeddings of any; [] where none are needed."""
+    given = config.model.kwargs
+    if config.model.fn != "flux2_klein" or not given["negative_prompt"]:
+        return []
+    text = json.dumps(given["negative_prompt"], ensure_ascii=False)
+    length = f"max_sequence_length={given['max_sequence_length']}"
+    return [
+        "with torch.no_grad():",
+        f"    negative, _ = pipeline.encode_prompt({text}, {length})",
+    ]
+
+
+def start_count(config: Config, run: Path) -> int:
+    """Return how many images each prompt of a run starts from; 0: they start from noise alone.
+
+    The run's prompt list says it. Where that is not at hand any more, a run that started from
+    images is known by the strip of them beside its samples, and one is assumed.
+    """
+    if config.model.fn not in (*EDITS, *REFERRING):
+        return 0
+    assumed = config.model.fn in EDITS or (run / SAMPLES / SOURCES).is_file()
+    return references(config.prompts.train) or int(assumed)
+
+
+def start_files(count: int) -> list[str]:
+    """Name the files that a card's code loads."""
+    return ["source.png"] if count == 1 else [f"source-{n}.png" for n in range(1, count + 1)]
+
+
+def start_argument(count: int) -> str:
+    """Return the argument of the pipeline's call: one image, or a list of them."""
+    loaded = [f'load_image("{file}")' for file in start_files(count)]
+    return f"image={loaded[0]}" if count == 1 else f"image=[{', '.join(loaded)}]"
+
+
+def start_note(config: Config, count: int) -> str:
+    """Say which images the code starts from, and how large they were in the run; "" for none."""
+    if not count:
+        return ""
+    files, (height, width) = start_files(count), config.eval_size
+    named = " and ".join(f"`{file}`" for file in files) if count < 3 else f"`{files[0]}` and so on"
+    what = "is the image" if count == 1 else "are the images"
+    note = f"{named} {what} to start from; the run scaled its own to {width} x {height} pixels."
+    return f"\n\n{note}{_other_area(config)}"
+
+
+def _other_area(config: Config) -> str:
+    """Say where the run scaled a source otherwise than the pipeline of Qwen-Image-Edit does."""
+    given = config.model.kwargs
+    if "source_pixels" not in given:
+        return ""
+    seen = SEEN if config.model.fn == "qwen_edit_plus" else WHOLE
+    areas = (given["source_pixels"], given["seen_pixels"] or given["source_pixels"])
+    if areas == (WHOLE, seen):
+        return ""
+    return (
+        f" Then it scaled them to an area of {areas[0]} pixels for the VAE and of {areas[1]} for "
+        f"the language model. The pipeline scales to {WHOLE} and {seen}, so its images differ."
+    )

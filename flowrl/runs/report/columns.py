@@ -1,16 +1,52 @@
-"""The logs of a run as columns of numbers, and fewer of them for a plot."""
+"""The logs of a run as columns of numbers, and as the curves that a page draws, by title."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowrl.core.errors import DataError, RunError
-from flowrl.runs.folder import number_or_nan
+from flowrl.runs.folder import Evaluation, Rows, number_or_nan
 
 MOST = 300  # points of a curve
+
+
+NO_PHASE = ("iteration", "total", "images_per_s")  # keys of timing.jsonl that are no phase
+Panel = dict[str, Any]
+
+# metric -> title of its panel; several of one title share it
+METRICS = {
+    "reward": "Training reward",
+    "approx_kl": "Policy change per iteration",
+    "kl": "KL to the reference",
+    "kl_share": "KL's share of the loss",
+    "kl_weight": "Weight of the KL",
+    "velocity_length": "Length of the velocity over the reference's",
+    "ratio": "Mean likelihood ratio",
+    "ratio_std": "Spread of the likelihood ratio",
+    "clip_frac": "Share of clipped decisions",
+    "grad_norm": "Gradient norm",
+    "zero_std": "Groups without spread (zero std)",
+    "reward_std": "Reward spread within groups",
+    "diversity": "Distance of a group's images",
+    "saturation": "Saturation of images",
+    "sharpness": "Sharpness of images",
+    "grid": "Grid energy of images",
+    "prompt_entropy": "Entropy of prompts used",
+    "lr": "Learning rate",
+}
+STEPS = {
+    "ratio": "Ratio, mean",
+    "ratio_std": "Ratio, spread",
+    "approx_kl": "Policy change",
+    "kl": "KL to the reference",
+    "clip_frac": "Clipped share",
+    "velocity_grad": "Gradient norm at the velocity",
+    "velocity_length": "Length of the velocity over the reference's",
+}
 
 
 class Series(NamedTuple):
@@ -48,3 +84,78 @@ def thinned(line: Series, most: int = MOST) -> Series:
 def json_numbers(values: Iterable[float]) -> list[float | None]:
     """Return numbers as JSON has them: six digits, null for what is not finite."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+
+
+def panels(metrics: Rows, evals: Sequence[Evaluation], timing: Rows) -> list[Panel]:
+    """Return ``{"title", "lines": [{"name", "x", "y", "low"?, "high"?}]}`` for each panel that has
+    something measured, long curves thinned. Raises RunError for a text in place of a number."""
+    found = [_held_out(evals)] if evals else []
+    for key, title in METRICS.items():
+        found.append({"title": title, "lines": [_line("all", series(metrics, key))]})
+    names = sorted({key for row in metrics for key in row if key.startswith("reward/")})
+    if len(names) > 1:
+        lines = [_line(name.partition("/")[2], series(metrics, name)) for name in names]
+        found.append({"title": "Each reward", "lines": lines})
+    if timing:
+        phases = list(dict.fromkeys(key for row in timing for key in row if key not in NO_PHASE))
+        lines = [_line("total", series(timing, "total"))]
+        lines += [_line(name, series(timing, name)) for name in phases]
+        found.append({"title": "Seconds by phase", "lines": lines})
+    return [panel for panel in found if _measured(panel)]
+
+
+def by_step(metrics: Rows) -> list[Panel]:
+    """Return ``{"title", "steps", "x", "rows"}`` of what was logged by denoising step: a row of
+    values per step, a column per stretch of iterations."""
+    found = []
+    for name, title in STEPS.items():
+        steps = sorted(_steps(metrics, name))
+        if not steps:
+            continue
+        lines = [thinned(series(metrics, f"{name}/step{step}"), 60) for step in steps]
+        rows = [json_numbers(line.y) for line in lines]
+        found.append({"title": title, "steps": steps, "x": json_numbers(lines[0].x), "rows": rows})
+    return found
+
+
+def histograms(rows: Rows, most: int = 60) -> Rows:
+    """Return evenly spaced lines of histograms.jsonl, the first and the last included."""
+    if len(rows) <= most:
+        return rows
+    places = np.linspace(0, len(rows) - 1, most).round().astype(int)
+    return [rows[place] for place in places.tolist()]
+
+
+def _held_out(evals: Sequence[Evaluation]) -> Panel:
+    x = [float(row.iteration) for row in evals]
+    whole = {
+        "name": "all",
+        "x": x,
+        "y": json_numbers(row.total.mean for row in evals),
+        "low": json_numbers(row.total.low for row in evals),
+        "high": json_numbers(row.total.high for row in evals),
+    }
+    lines = [whole]
+    for task in dict.fromkeys(task for row in evals for task in row.tasks):
+        there = [row for row in evals if task in row.tasks]
+        y = json_numbers(row.tasks[task].mean for row in there)
+        lines.append({"name": task, "x": [float(row.iteration) for row in there], "y": y})
+    return {"title": f"Held-out {evals[-1].name} score", "lines": lines}
+
+
+def _line(name: str, line: Series) -> dict[str, Any]:
+    few = thinned(line)
+    return {"name": name, "x": json_numbers(few.x), "y": json_numbers(few.y)}
+
+
+def _measured(panel: Panel) -> bool:
+    panel["lines"] = [line for line in panel["lines"] if {*line["y"]} - {None}]
+    return bool(panel["lines"])
+
+
+def _steps(metrics: Rows, name: str) -> Iterator[int]:
+    pattern = re.compile(re.escape(name) + r"/step(\d+)")
+    for key in dict.fromkeys(key for row in metrics for key in row):
+        match = pattern.fullmatch(key)
+        if match:
+            yield int(match[1])

@@ -1,23 +1,55 @@
-"""Runs on one page that loads nothing from elsewhere: scores, curves, samples, config."""
+"""Runs on one page that loads nothing from elsewhere: scores, curves, samples, config; and the
+table of the score before and after training. All comes from the files in the runs' folders."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 
-from flowrl.core.errors import DataError
-from flowrl.runs.folder import RunPath
-from flowrl.runs.report.page_data import story
-from flowrl.runs.report.sample_images import BUDGET, samples
+from flowrl.config.differences import differences, flat
+from flowrl.core.errors import DataError, RunError
+from flowrl.core.files import read_text
+from flowrl.core.tables import fixed_digits, text_table
+from flowrl.runs.folder import (
+    CONFIG,
+    DOCTOR,
+    ENVIRONMENT,
+    EVALS,
+    FINDINGS,
+    HISTOGRAMS,
+    SUMMARY,
+    TIMING,
+    Evaluation,
+    RunPath,
+    Score,
+    evaluation,
+    read_evals,
+    read_metrics,
+    read_object,
+    read_rows,
+)
+from flowrl.runs.report.columns import by_step, histograms, panels
+from flowrl.runs.report.samples import BUDGET, samples
 
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPTS = ("elements.js", "charts.js", "samples.js", "story.js")
+
+
+# keys of a config that say when a run looks at itself, not what it trains
+LOOKS = ("eval", "samples", "checkpoint", "monitors")
+
+
+UNKNOWN = Score(math.nan, math.nan, math.nan, None)
+DASH = "-"
 
 
 def html_report(*runs: RunPath) -> str:
@@ -72,3 +104,223 @@ def _tell_apart(stories: Sequence[dict[str, Any]], runs: Sequence[RunPath]) -> N
     for found, run in zip(stories, runs, strict=True):
         if names.count(found["name"]) > 1:
             found["name"] = str(run)
+
+
+def story(run: RunPath) -> dict[str, Any]:
+    """Return what is known of a run but its images; what it lacks is empty.
+
+    Without summary.json the first and the last evaluation are compared. Raises RunError if the
+    folder is no run or a file in it is damaged.
+    """
+    # files of the run; an unfinished one has no summary yet
+    folder, metrics = Path(run), read_metrics(run)
+    summary, evals, timing = _summary(folder), read_evals(run), read_rows(run, TIMING)
+    both = "before" in summary and "after" in summary
+    config = _config(folder)
+    # the keys are what the page's scripts ask for
+    return {
+        "name": folder.resolve().name,
+        "facts": _facts(summary, len(metrics), config),
+        "finished": "finished" in summary,
+        "table": before_after_rows(summary) if both else [],
+        "findings": read_rows(run, FINDINGS),
+        "doctor": _doctor(folder, config),
+        "panels": panels(metrics, evals, timing),
+        "by_step": by_step(metrics),
+        "histograms": histograms(read_rows(run, HISTOGRAMS)),
+        "config": {key: _text(value) for key, value in config.items()},
+        "environment": {key: _text(value) for key, value in _environment(folder).items()},
+        "noise": str(config.get("samples.seed", "")),
+    }
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Read the summary, checked; without one the first and the last evaluation stand for it."""
+    if not (folder / SUMMARY).is_file():
+        evals = read_rows(folder, EVALS)
+        if len(evals) < 2 or evals[0]["iteration"] != 0:
+            return {}
+        return {"before": evals[0], "after": evals[-1]}
+    found = read_object(folder, SUMMARY)
+    if "before" in found and "after" in found:
+        try:
+            before_after_rows(found)
+        except DataError as error:
+            raise RunError(f"{folder / SUMMARY}: {error}") from error
+    return found
+
+
+def _facts(
+    summary: Mapping[str, Any], iterations: int, config: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the headline and every plain value of the summary, as texts."""
+    # the headline, before and after training
+    facts = {}
+    if "before" in summary and "after" in summary:
+        before, after = evaluation(summary["before"]), evaluation(summary["after"])
+        moved = f"{before.total.mean:.3f} → {after.total.mean:.3f}"
+        facts[f"held-out {after.name} score"] = moved
+        if math.isfinite(after.total.low) and math.isfinite(after.total.high):
+            facts["95 % interval after"] = f"{after.total.low:.3f} to {after.total.high:.3f}"
+    of = config.get("train.iterations")
+    facts["iterations logged"] = f"{iterations} of {of}" if of else str(iterations)
+    # and the summary's plain values, under their own names
+    for key, value in summary.items():
+        if isinstance(value, str | int | float):
+            facts[key.replace("_", " ")] = _value(value)
+    for line in best_line(summary):
+        name, _, value = line.partition(": ")
+        facts[name] = value
+    return facts
+
+
+def _value(value: str | int | float) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return format(value, ",.0f" if abs(value) >= 1000 else ".4g")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Read the resolved config by dotted key; {} where there is none."""
+    path = folder / CONFIG
+    try:
+        found = yaml.safe_load(read_text(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: expected a mapping, got {type(found).__name__}")
+    return flat(found)
+
+
+def _doctor(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the doctor found before the run, and where its config was another one."""
+    # most runs were never shown to the doctor
+    found = read_object(folder, DOCTOR)
+    if not found:
+        return None
+    if not _is_checkup(found):
+        raise RunError(
+            f"{folder / DOCTOR}: is not what `flowrl doctor --run` writes; make it anew, or delete "
+            "it"
+        )
+    seen, sections = flat(found.get("settings", {})), found.get("sections", {})
+    # settings that were changed since, but for those that do not change the training
+    other = [key for key in differences(seen, config) if key.partition(".")[0] not in LOOKS]
+    # sections that were not looked at, and the tables that have a row below their head
+    skipped = {}
+    for name, section in sections.items():
+        if section.get("skipped"):
+            skipped[name] = str(section["skipped"])
+    tables = {}
+    for name in ("ratio", "gradient"):
+        table = sections.get(name, {}).get("table", [])
+        if len(table) > 1:
+            tables[name] = table
+    return {
+        "findings": found.get("findings", []),
+        "looked_at": [name for name in sections if name not in skipped],
+        "skipped": skipped,
+        "tables": tables,
+        "other": other if config else [],
+    }
+
+
+def _is_checkup(found: Mapping[str, Any]) -> bool:
+    """Say whether what a page shows of a checkup is there as texts: findings, sections with why one
+    was skipped, and their tables."""
+    findings, sections = found.get("findings", []), found.get("sections", {})
+    if not (isinstance(found.get("settings", {}), dict) and isinstance(sections, dict)):
+        return False
+    rows: list[Any] = []
+    for section in sections.values():
+        if not isinstance(section, dict) or not isinstance(section.get("table", []), list):
+            return False
+        rows += section.get("table", [])
+    whys = [section.get("skipped", "") for section in sections.values()]
+    good = isinstance(findings, list) and all(isinstance(one, dict) for one in findings)
+    good = good and all(isinstance(row, list) for row in rows)
+    if not good:
+        return False
+    texts = [*itertools.chain.from_iterable(one.values() for one in findings), *whys]
+    texts += itertools.chain.from_iterable(rows)
+    return all(isinstance(text, str) for text in texts)
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    return read_object(folder, ENVIRONMENT)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def before_after_table(summary: Mapping[str, Any]) -> str:
+    """Set the held-out score before and after training, per task and in all, as aligned plain text.
+
+    `summary` holds two evaluations, "before" and "after", each as a line of eval.jsonl has them.
+    Both see the same prompts, so their intervals do not give one for the change, and no change is
+    called significant. What is not known is "-". Raises DataError if an evaluation is missing or
+    malformed.
+    """
+    rows = before_after_rows(summary)
+    # a rule above the last row, the total
+    return text_table(rows, rules=[len(rows) - 2])
+
+
+def best_line(summary: Mapping[str, Any]) -> list[str]:
+    """Say which checkpoint is the best and what ended the run early, a line each; nothing of what
+    the summary does not have."""
+    lines, best, stopped = [], summary.get("best"), summary.get("stopped")
+    if best:
+        score, last = f"{best['score']:.3f}", summary["after"]["iteration"]
+        later = "" if best["iteration"] == last else f", the last is {last}: --iteration last"
+        lines.append(f"best checkpoint: {best['checkpoint']} (held out {score}){later}")
+    if stopped:
+        lines.append(
+            f"stopped after {stopped['iteration']} iterations by the monitor {stopped['monitor']}: "
+            f"{stopped['why']}"
+        )
+    return lines
+
+
+def before_after_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return `before_after_table` as rows of texts: the head, one per task, the total."""
+    before, after = _side(summary, "before"), _side(summary, "after")
+    if before.name != after.name:
+        raise DataError(
+            f"expected one score before and after, got {before.name!r} and {after.name!r}"
+        )
+    rows = [["task", "before", "after", "change", "images"]]
+    for task in dict.fromkeys([*before.tasks, *after.tasks]):
+        scores = (side.tasks.get(task, UNKNOWN) for side in (before, after))
+        rows.append(_table_row(task, *scores))
+    return [*rows, _table_row(f"all ({before.name})", before.total, after.total)]
+
+
+def _side(summary: Mapping[str, Any], side: str) -> Evaluation:
+    """Return the evaluation "before" or "after". Raises DataError if it is missing or malformed."""
+    if not isinstance(summary.get(side), Mapping):
+        raise DataError(
+            f'expected the summary to hold the evaluations "before" and "after", got no {side!r}'
+        )
+    try:
+        return evaluation(summary[side])
+    except DataError as error:
+        raise DataError(f"summary, {side!r}: {error}") from error
+
+
+def _table_row(name: str, before: Score, after: Score) -> list[str]:
+    change = after.mean - before.mean
+    moved = fixed_digits(change, sign=True) if math.isfinite(change) else DASH
+    counts = [DASH if side.images is None else str(side.images) for side in (before, after)]
+    return [name, _cell(before), _cell(after), moved, " / ".join(dict.fromkeys(counts))]
+
+
+def _cell(score: Score) -> str:
+    if not math.isfinite(score.mean):
+        return DASH
+    known = math.isfinite(score.low) and math.isfinite(score.high)
+    mean = fixed_digits(score.mean)
+    return f"{mean} [{fixed_digits(score.low)}, {fixed_digits(score.high)}]" if known else mean

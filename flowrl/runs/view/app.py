@@ -1,22 +1,116 @@
-"""What the pages of `flowrl view` ask for over HTTP: JSON and PNG."""
+"""The pages of `flowrl view`: the runs below a folder, what the pages ask for over HTTP (JSON and
+PNG), and the server, until Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
+import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.core.errors import FlowRLError
-from flowrl.core.local_server import asked_here, is_json, json_response
-from flowrl.runs.report.page import SCRIPTS, source, template_environment
-from flowrl.runs.report.page_data import story
-from flowrl.runs.report.sample_images import sample_as_png, sample_index, source_as_png
+from flowrl.core.errors import ConfigError, FlowRLError
+from flowrl.core.local_server import (
+    UVICORN,
+    announce,
+    asked_here,
+    bind,
+    forget,
+    import_uvicorn,
+    is_json,
+    json_response,
+    listening_address,
+    no_exit_by_signal,
+    read_token,
+    url,
+)
+from flowrl.runs.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    EVALS,
+    METRICS,
+    SAMPLES,
+    SUMMARY,
+    Rows,
+    read_rows,
+)
+from flowrl.runs.open_run import score_of
+from flowrl.runs.report.page import SCRIPTS, source, story, template_environment
+from flowrl.runs.report.samples import sample_as_png, sample_index, source_as_png
 from flowrl.runs.view.ballots import Booth, Side
-from flowrl.runs.view.listing import find_runs, stamp, summary_of
+
+PORT = 8322
+
+
+DEEP, MOST = 4, 500  # folders below the given one; runs
+FRESH = 120.0  # seconds since the last line, after which a run no longer counts as training
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return {path as seen from `folder`: run folder} of all runs in and below it, sorted; links
+    are not followed, and inside a run nothing is looked for."""
+    found: dict[str, Path] = {}
+    for here, below, files in os.walk(folder):
+        path = Path(here)
+        depth = len(path.relative_to(folder).parts)
+        begun = CONFIG in files and ENVIRONMENT in files
+        if begun or {METRICS, EVALS} & {*files}:
+            found[path.relative_to(folder).as_posix()] = path
+            below.clear()
+        elif depth >= DEEP:
+            below.clear()
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if len(found) >= MOST:
+            break
+    return dict(sorted(found.items()))
+
+
+def stamp(run: Path) -> str:
+    """Return a text that changes whenever something is written into a run."""
+    seen = []
+    for path in [run, run / SAMPLES, *sorted(run.glob("*.json*")), run / CONFIG]:
+        try:
+            about = path.stat()
+        except OSError:
+            continue
+        seen.append((path.name, about.st_mtime_ns, about.st_size))
+    return f"{hash(tuple(seen)) & (2**63 - 1):016x}"
+
+
+def summary_of(name: str, run: Path) -> dict[str, Any]:
+    """Return a line of the list of runs; what cannot be read is said in it."""
+    found: dict[str, Any] = {"id": name, "stamp": stamp(run), "iterations": 0, "score": None}
+    try:
+        metrics, evals = read_rows(run, METRICS), read_rows(run, EVALS)
+    except FlowRLError as error:
+        return {**found, "error": str(error), "state": "damaged"}
+    if metrics:
+        found["iterations"] = metrics[-1]["iteration"] + 1
+        found["reward"] = metrics[-1].get("reward")
+    if evals:
+        scored: Rows = [row for row in evals if score_of(row) is not None]
+        found["scored_by"] = evals[-1].get("score")
+        found["score"] = score_of(scored[-1]) if scored else None
+        found["before"] = score_of(scored[0]) if scored else None
+    found["state"] = _state(run)
+    return found
+
+
+def _state(run: Path) -> str:
+    """Say whether a run is done, still writes, or has stopped in between."""
+    if (run / SUMMARY).is_file():
+        return "done"
+    newest = 0.0
+    for name in (METRICS, EVALS, CONFIG):
+        if (run / name).is_file():
+            newest = max(newest, (run / name).stat().st_mtime)
+    return "training" if time.time() - newest < FRESH else "stopped"
+
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -261,3 +355,47 @@ def _whole(request: Request, name: str) -> int:
     if not given.isdecimal() or not given.isascii() or len(given) > 12:
         raise Refused(400, f"{name}: expected a whole number")
     return int(given)
+
+
+def serve_view(
+    folder: Path,
+    *,
+    box: Path,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token_env: str = "",
+    json: Path | None = None,
+) -> None:
+    """Show the runs below a folder, and take votes into `box`, until SIGTERM or Ctrl-C.
+
+    Args:
+        host: address to listen on; any but a loopback one needs a token.
+        port: 0 takes a free one. The address is printed once requests are answered.
+        token_env: name of the environment variable with the token.
+        json: a file that gets the address and what is shown, too; ``-`` prints that alone.
+
+    Raises ConfigError for an argument, a missing folder, token or extra, RunError if the address is
+    taken.
+    """
+    # mend what is wrong before a port is taken
+    if not folder.is_dir():
+        raise ConfigError(f"view: {folder}: there is no such folder")
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"view: port: expected 0 to 65535, got {port}")
+    uvicorn = import_uvicorn()
+    family, address = listening_address(host, port)
+    token = read_token(address[0], token_env)
+    # listen only once the app is there, so that the first request is answered
+    with contextlib.closing(bind(family, address)) as listener:
+        forget(json)
+        app = make_app(folder, box, token)
+        server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
+        listener.listen(128)
+        # the token itself is never printed
+        note = f"/?token=... (that of {token_env})" if token else ""
+        here, runs = url(listener), len(find_runs(folder))
+        facts = {"url": here, "token": bool(token), "runs": runs, "votes": str(box)}
+        announce(f"{runs} runs at {here}{note}; votes go to {box}", facts, json)
+        # uvicorn would end the process by the signal; here the listener is closed first
+        with no_exit_by_signal():
+            server.run(sockets=[listener])

@@ -30,7 +30,7 @@ from flowrl.core.votes import (
 )
 from flowrl.evaluation.statistics import Strength, bradley_terry
 from flowrl.runs.folder import CONFIG, PROMPTS, SAMPLES, read_object, read_prompts
-from flowrl.runs.report.sample_images import sample_keys, source_tiles, strip_of
+from flowrl.runs.report.samples import sample_keys, source_tiles, strip_of
 
 KEPT = 4096  # ballots that wait for a vote; an older one is asked anew
 CHOICES = {"left": 1.0, "right": 0.0, "tie": 0.5}
@@ -224,8 +224,7 @@ def _by_voter(every: Sequence[dict[str, Any]]) -> dict[str, set[VotePair]]:
 
 
 def _noise(run: Path) -> Any:
-    """Return the seed of a run's samples, as it stands beside them; in runs of earlier versions in
-    the config."""
+    """Return the seed of a run's samples, as it stands beside them, or else in the config."""
     about = read_object(run / SAMPLES, PROMPTS) if (run / SAMPLES / PROMPTS).exists() else {}
     if "seed" in about:
         return about["seed"]

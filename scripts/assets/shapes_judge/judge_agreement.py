@@ -31,7 +31,7 @@ from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.statistics import wilson
 from flowrl.evaluation.suites.shapes.checker import check
 from flowrl.evaluation.suites.shapes.prompts import Record
-from flowrl.runs.target import open_target
+from flowrl.runs.open_run import open_target
 
 
 def main() -> None:

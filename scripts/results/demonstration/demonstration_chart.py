@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from flowrl.core.files import write_json
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import CONFIG, EVALS, TIMING, read_object, read_rows
+from flowrl.runs.open_run import open_target, saved_config
 from flowrl.runs.report.style import INK, PALETTE, grid_along, save_figure, styled
-from flowrl.runs.target import open_target, saved_config
 
 CEILING = 0.9974  # the share of true scenes that the checker accepts after the VAE
 PHASES = ("rollout", "decode", "reward", "train")

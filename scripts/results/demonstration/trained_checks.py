@@ -27,9 +27,8 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.evaluation.crossed_errors import crossed
-from flowrl.runs.best import chosen_checkpoint
 from flowrl.runs.folder import ENVIRONMENT, read_object
-from flowrl.runs.target import saved_config
+from flowrl.runs.open_run import chosen_checkpoint, saved_config
 
 BASE, SEED = "assets/shapes-sd3", 260_023
 LISTS = {"hard": "assets/shapes/hard-test.jsonl", "out of distribution": "assets/shapes/ood.jsonl"}

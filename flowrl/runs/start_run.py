@@ -1,9 +1,10 @@
-"""The start of a run: a folder that is its alone, and the trainer, at a checkpoint where there is
-one to go on from."""
+"""Start a run, or go on with one: a folder that is its alone, the trainer at its newest checkpoint,
+and which of its evaluations can still be compared."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
 from flowrl.core.processes import world
+from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
-from flowrl.runs.earlier_evals import parted, set_aside, why, with_weights
-from flowrl.runs.evaluate import eval_weights, evaluate, probe_of
+from flowrl.runs.evaluate import eval_weights, evaluate, guidance_of, probe_of
 from flowrl.runs.folder import (
     CONFIG,
     EARLIER_EVALS,
@@ -32,12 +33,16 @@ from flowrl.runs.folder import (
     SUMMARY,
     TENSORBOARD,
     TIMING,
+    FolderLock,
     Rows,
+    RunPath,
+    lock,
     read_evals,
     read_rows,
+    try_lock,
     write_evals,
 )
-from flowrl.runs.locks import FolderLock, lock, try_lock
+from flowrl.runs.open_run import score_of
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer
 
@@ -221,8 +226,7 @@ def begin(
     # a log that is damaged is found before the model is loaded
     rows: Rows = []
     if start.checkpoint is not None:
-        found = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
-        rows = with_weights(found, start.checkpoint)
+        rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
     with explained(config, "load"):
         trainer = here.together(lambda: Trainer(config, model=model))
         if config.monitors.drift is not None:  # before any weight is loaded
@@ -295,3 +299,69 @@ def _evaluated_anew(trainer: Trainer, run: Path, quiet: bool) -> dict[str, Any]:
     found["setting"]["weights"] = trainer.config.eval.weights
     moved = {} if trainer.state.probe is None else {"drift": 0.0}
     return {"iteration": 0, **found, **moved}
+
+
+_SINGLE = {"best_of": 1, "best_by": ""}  # what a setting leaves out where one image is drawn
+
+
+def parted(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> tuple[Rows, Rows]:
+    """Part a run's evaluations into those that are made as a config's `eval` section says now, by
+    iteration and each once, and the others. One without a number as its score is of the others."""
+    wanted = _wanted(model, c, prompts)
+    alike: dict[int, dict[str, Any]] = {}
+    others = []
+    for row in rows:
+        score = score_of(row)
+        judged = row.get("score") == c.headline and score is not None and math.isfinite(score)
+        if judged and not _changed_settings(row, wanted):
+            alike.setdefault(row["iteration"], row)
+        elif row not in others:
+            others.append(row)
+    return [alike[iteration] for iteration in sorted(alike)], others
+
+
+def _changed_settings(row: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Say what of an evaluation's setting is another one now."""
+    had = {**_SINGLE, **row.get("setting", {})}
+    found = []
+    for key, value in wanted.items():
+        if key in had and had[key] != value:
+            found.append(f"{key} {had[key]!r} -> {value!r}")
+    return found
+
+
+def why(rows: Rows, model: FlowModel, c: Config, prompts: PromptSet) -> str:
+    """Say in a few words what differs between evaluations that were set aside and the config."""
+    wanted = _wanted(model, c, prompts)
+    said: dict[str, None] = {}
+    for row in rows:
+        if row.get("score") != c.headline:
+            said[f"score {row.get('score')!r} -> {c.headline!r}"] = None
+        elif score_of(row) is None:
+            said["no score"] = None
+        said |= dict.fromkeys(_changed_settings(row, wanted))
+    return ", ".join(said)
+
+
+def set_aside(run: RunPath, rows: Rows) -> None:
+    """Add evaluations to the file of those that count no longer. Raises RunError."""
+    write_evals(run, [*read_rows(run, EARLIER_EVALS), *rows], EARLIER_EVALS)
+
+
+def _wanted(model: FlowModel, c: Config, prompts: PromptSet) -> dict[str, Any]:
+    """Return what an evaluation's setting would be now; how many images go through the network at
+    once is no part of what is judged."""
+    height, width = c.eval_size
+    return {
+        "height": height,
+        "width": width,
+        "steps": c.eval.steps,
+        "images": c.eval.images,
+        "seed": c.eval.seed,
+        "tuned": c.eval.tuned,
+        "weights": c.eval.weights,
+        "best_of": c.eval.best_of,
+        "best_by": (c.eval.best_by or c.headline) if c.eval.best_of > 1 else "",
+        "prompts_hash": prompts_hash(prompts),
+        **guidance_of(model, c),
+    }

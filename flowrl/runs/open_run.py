@@ -1,0 +1,262 @@
+"""Find a run and its best checkpoint, and open its model; or open whatever else a command line may
+name: a checkpoint, a model folder, a config."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flowrl.config.load import Config, load_config
+from flowrl.core.abilities import stays
+from flowrl.core.errors import CheckpointError, ConfigError, RunError
+from flowrl.core.files import is_finite_number
+from flowrl.core.shipped_files import config_file, resource
+from flowrl.core.types import FlowModel
+from flowrl.cost.out_of_memory import explained
+from flowrl.runs.folder import CONFIG, EVALS, read_rows
+from flowrl.training import checkpoint
+from flowrl.training.checkpoint import MANIFEST
+from flowrl.training.checkpoint_state import checked_iteration
+from flowrl.training.setup import build_model, use_threads
+from flowrl.training.weights import Weights, put_saved
+
+Row = Mapping[str, Any]
+Which = int | str | None
+BEST, LAST = "best", "last"
+
+
+def score_of(row: Row) -> float | None:
+    """Return the headline score of an evaluation; None where it has none, or no finite one."""
+    value: Any = row.get(str(row.get("score")))
+    return float(value) if is_finite_number(value) else None
+
+
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """Sort the evaluations after training began by score, the best first; of equals the earlier.
+
+    Only those of the last one's score count, since a run that goes on may be given another. Those
+    of a comparison, which is about the end of a budget, do not.
+    """
+    rows = [row for row in rows if "marks" not in row]
+    if not rows:
+        return []
+    name = rows[-1].get("score")
+    known = []
+    for row in rows:
+        if row["iteration"] > 0 and row.get("score") == name and score_of(row) is not None:
+            known.append(row)
+    return sorted(known, key=lambda row: (-(score_of(row) or 0.0), row["iteration"]))
+
+
+def best_iteration(rows: Sequence[Row]) -> int | None:
+    """Return the iteration of the best evaluation; None before there is one."""
+    found = best_first(rows)
+    return int(found[0]["iteration"]) if found else None
+
+
+def best_checkpoint(run: Path) -> Path | None:
+    """Return the whole checkpoint with the best held-out score; None where none was judged.
+
+    An unreadable `eval.jsonl` is a warning: the weights are there all the same.
+    """
+    try:
+        rows = best_first(read_rows(run, EVALS))
+    except RunError as error:
+        warnings.warn(f"cannot tell the best checkpoint: {error}", stacklevel=2)
+        return None
+    for row in rows:
+        folder = checkpoint.checkpoint_folder(run, row["iteration"])
+        try:
+            checkpoint.verify(folder)
+        except CheckpointError:
+            continue  # pruned, or torn
+        return folder
+    return None
+
+
+def chosen_checkpoint(run: Path, which: Which = None) -> Path:
+    """Return a checkpoint of a run: a number, ``last``, or ``best``; by default the best, and the
+    last where none was judged. Raises CheckpointError."""
+    text = BEST if which is None else str(which)
+    # a number says which one; whether it is whole is found out when it is read
+    if text.isdecimal():
+        return checkpoint.checkpoint_folder(run, int(text))
+    if text not in (BEST, LAST):
+        raise CheckpointError(
+            f"{run}: expected the number of an iteration, best or last, got {text!r}"
+        )
+    # the best needs an evaluation; who asked for none in particular gets the last one instead
+    found = best_checkpoint(run) if text == BEST else None
+    if found is None and which == BEST:
+        raise CheckpointError(
+            f"{run}: no checkpoint has a held-out score yet; take the last one, or a numbered one"
+        )
+    found = found or checkpoint.latest(run)
+    if found is None:
+        raise CheckpointError(f"{run}: there is no whole checkpoint yet")
+    return found
+
+
+def which_of(run: Path, folder: Path) -> str:
+    """Say how a checkpoint stands to the run's last one: "best held out, the last is 45"; nothing
+    of the last one."""
+    every = checkpoint.checkpoint_folders(run)
+    if not every or every[-1] == folder:
+        return ""
+    kind = "best held out, " if best_checkpoint(run) == folder else ""
+    return f"{kind}the last is {int(every[-1].name)}"
+
+
+class OpenedRun(NamedTuple):
+    """A model with the weights of a checkpoint."""
+
+    model: FlowModel
+    config: Config
+    iteration: int
+    base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
+    what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
+    weights: str = "base"  # ema, current or base
+
+
+def open_run(
+    path: str | Path,
+    *,
+    weights: str | None = None,
+    iteration: Which = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> tuple[FlowModel, Config, int]:
+    """Load the model of a run at a checkpoint, as `load_run` does -> (model, config, iteration)."""
+    return load_run(
+        path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+    )[:3]
+
+
+def load_run(
+    path: str | Path,
+    *,
+    weights: str | None = None,
+    iteration: Which = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> OpenedRun:
+    """Load the model of a run at a checkpoint.
+
+    `path` is a checkpoint folder or a run. Of a run, `iteration` is a number, ``last`` or ``best``,
+    by held-out score; by default it is the best, and the last where none was judged. `weights` is
+    ema, current or base (as before training), by default what the run's evaluations take. Raises
+    CheckpointError if there is none or it does not fit.
+    """
+    # the config of the run
+    path = Path(path)
+    run = run_of(path)
+    if not (run / CONFIG).exists():
+        raise CheckpointError(
+            f"{path}: expected a run folder with {CONFIG}, or a checkpoint inside one"
+        )
+    config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
+    # its model, as before training
+    with explained(config, "load"):
+        model = build_model(config)
+    base = base_weights(model, config)
+    if weights == "base":
+        return OpenedRun(model, config, 0, base)
+    # the weights of the checkpoint
+    folder = path if path != run else chosen_checkpoint(run, iteration)
+    files, state = checkpoint.open_checkpoint(folder)
+    done = checked_iteration(state, folder / checkpoint.STATE)
+    name = weights or config.eval.weights
+    if name not in files:
+        there = ", ".join(files.keys() - {"optimizer"})
+        raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
+    put_saved(model.trainable(), files, name)
+    what = "" if path != run else which_of(run, folder)
+    return OpenedRun(model, config, done, base, what, name)
+
+
+def run_of(path: Path) -> Path:
+    """Return the run that a checkpoint is in, or `path` if it is no checkpoint."""
+    return path.parent.parent if (path / checkpoint.MANIFEST).exists() else path
+
+
+def base_weights(model: FlowModel, config: Config) -> Weights:
+    """Keep a model's weights as the snapshot "ref" where `eval.tuned` needs them; to be called
+    before training."""
+    base = Weights(model.trainable(), stay=stays(model))
+    if config.eval.tuned < 1:
+        base.snapshot("ref")
+    return base
+
+
+class Target(NamedTuple):
+    """A loaded model, and what it is."""
+
+    model: FlowModel
+    config: Config
+    what: str  # in words: "runs/a at iteration 20, current weights"; averaged ones are not named
+    base: Weights  # the weights from before training, where `eval.tuned` needs them
+
+
+def open_target(
+    target: str,
+    *,
+    settings: str,
+    weights: str | None = None,
+    iteration: Which = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Target:
+    """Find out what a target is and load it.
+
+    A run or a checkpoint is opened as `load_run` does. A diffusers model folder, also a shipped
+    one, takes the config `settings`; a config gives its base model. From then on torch has the CPU
+    threads of ``train.threads``. Raises ConfigError for a name that is none of these, ModelError
+    for a broken model folder, and CheckpointError as `load_run`.
+    """
+    # a run or a checkpoint
+    path = Path(target)
+    if (path / CONFIG).exists() or (path / MANIFEST).exists():
+        run = load_run(
+            path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+        )
+        why = f" ({run.what})" if run.what else ""
+        own = ", current weights" if run.weights == "current" else ""
+        what = f"{path} at iteration {run.iteration}{own}{why}"
+        use_threads(run.config)
+        return Target(run.model, run.config, what, run.base)
+    # a model folder with settings of a config, or a config with its model
+    if not path.is_dir() and target.startswith("assets/"):
+        path = resource(target)  # a model that is shipped, from any folder
+    if path.is_dir():
+        config = load_config(settings, [f"model.path={path}", *overrides], plugins)
+    else:
+        config = _named_config(target, overrides, plugins)
+    # the model as it is before training
+    use_threads(config)
+    with explained(config, "load"):
+        model = config.call("model")()
+    what = f"the base model {config.model.kwargs.get('path', '')}"
+    return Target(model, config, what, base_weights(model, config))
+
+
+def _named_config(target: str, overrides: Sequence[str], plugins: Sequence[str]) -> Config:
+    """Load a config by name or file. Raises ConfigError that says all that a target may be."""
+    if not target.endswith((".yaml", ".yml")) and not os.path.isfile(target):
+        try:
+            config_file(target)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{target}: expected a run folder, a checkpoint, a model folder or a config; there "
+                f"is no folder of this name, and {error}"
+            ) from error
+    return load_config(target, overrides, plugins)
+
+
+def saved_config(run: Path, plugins: Sequence[str] = ()) -> Config:
+    """Load the config of a run folder. Raises ConfigError for a folder that is none."""
+    if not (run / CONFIG).exists():
+        raise ConfigError(f"{run}: expected a run folder with config.yaml in it")
+    return load_config(run / CONFIG, (), plugins)

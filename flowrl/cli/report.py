@@ -56,7 +56,7 @@ def grid(
 ) -> None:
     """Draw a run's checkpoints side by side."""
     from flowrl.core.files import is_stdout
-    from flowrl.evaluation.image_pages import page_format, save_page
+    from flowrl.evaluation.image_grids import page_format, save_page
     from flowrl.runs.folder import GRID, read_verdicts
     from flowrl.runs.report.samples import evenly_spaced, run_grid, sample_files
 

@@ -54,10 +54,9 @@ def sample(
 
     from flowrl.core.files import is_stdout
     from flowrl.cost.out_of_memory import explained
-    from flowrl.evaluation.films import KINDS, save_film
-    from flowrl.evaluation.frame_rewards import frames_of
-    from flowrl.evaluation.image_grids import labelled_grid
-    from flowrl.evaluation.image_pages import page_format, save_page
+    from flowrl.evaluation.image_grids import labelled_grid, page_format, save_page
+    from flowrl.evaluation.reward_call import frames_of
+    from flowrl.evaluation.video_files import KINDS, save_film
     from flowrl.runs.evaluate import given_sources, sample_or_choose
 
     # where it cannot be written is known before anything loads

@@ -22,6 +22,9 @@ rest is made only for functions that ask for it by name:
 ``shared_noise``    nothing; images of a prompt must be noised alike, or the config is refused
 ==================  ==============================================================================
 
+A part of your own may provide another name, for functions of your own: it puts what it made into
+``LossInput.extra``.
+
 A credit may ask for ``log_prob``, the rollout's log-prob of every node [V], ``prompts``, the text
 of each leaf [L], of an edit with the files that it starts from, or ``state``, what likelihood
 `prior` says of each leaf's noise [L, D], as a keyword. With ``moved`` its `update` gets the mean
@@ -37,27 +40,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-KNOWN = frozenset(
-    {
-        *("old_log_prob", "old_mean", "old", "ref", "ema", "slow", "fake", "surrogate"),
-        *("best", "data", "reward", "siblings", "reward_variance", "zero_advantage"),
-        *("shared_noise", "log_prob", "prompts", "teacher", "state", "moved", "sigma_rewards"),
-    }
-)
+COMMON = frozenset(("old_log_prob", "old_mean", "zero_advantage", "shared_noise", "sigma_rewards"))
+"""What the loop itself sees to; all other names are provided by a part (`flowrl.core.part`)."""
 SNAPSHOTS = ("old", "ref", "ema", "slow", "fake", "surrogate")
 
 
 def needs(*names: str) -> Callable[[F], F]:
-    """Declare what a function wants made for it. Raises ValueError for a name that is not known.
+    """Declare what a function wants made for it; a run refuses a name that no part provides.
 
     Example::
 
         @needs("old_log_prob", "ref")
         def my_loss(data: LossInput, *, strength: float) -> tuple[Tensor, dict[str, Tensor]]: ...
     """
-    strange = sorted(set(names) - KNOWN)
-    if strange:
-        raise ValueError(f"needs: expected names of {sorted(KNOWN)}, got {strange}")
 
     def declare(function: F) -> F:
         function.needs = frozenset(names)  # type: ignore[attr-defined]

@@ -14,17 +14,22 @@ import torch
 from torch import Tensor
 
 from flowrl.config.load import Config
+from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_if_there
-from flowrl.core.reward_traits import asks_people, sees_latents
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
-from flowrl.evaluation.best_of import best_rows, chooser
-from flowrl.evaluation.drift import PROMPTS, Given, Probe, take
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sampled_images, score_all
-from flowrl.evaluation.reward_call import ask, rewards_of
+from flowrl.evaluation.held_out import (
+    best_rows,
+    chooser,
+    evaluate_prompts,
+    finite_images,
+    sampled_images,
+    score_all,
+)
+from flowrl.evaluation.reward_call import ask, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
+from flowrl.evaluation.velocity_drift import PROMPTS, Given, Probe, take
 from flowrl.runs.open_run import Target
 from flowrl.training.trainer import Trainer
 from flowrl.training.weights import Weights

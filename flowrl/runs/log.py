@@ -25,10 +25,9 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.core.errors import ConfigError, RunError
-from flowrl.core.extras import install
+from flowrl.core.errors import ConfigError, RunError, unknown
 from flowrl.core.files import replacing
-from flowrl.core.nearest import unknown
+from flowrl.core.installation import install
 from flowrl.core.pixels import to_bytes
 from flowrl.runs.folder import HISTOGRAMS, METRICS, TENSORBOARD, TIMING, all_numbers, read_object
 

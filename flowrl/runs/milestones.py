@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.absent_rewards import PYTHON
+from flowrl.config.load import PYTHON
 from flowrl.core.errors import FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json
 from flowrl.cost.out_of_memory import explain, is_out_of_memory
-from flowrl.evaluation.drift import velocity_drift
-from flowrl.evaluation.films import save_film
 from flowrl.evaluation.held_out import finite_images
 from flowrl.evaluation.image_grids import save_png, save_strip
+from flowrl.evaluation.velocity_drift import velocity_drift
+from flowrl.evaluation.video_files import save_film
 from flowrl.runs.evaluate import (
     eval_weights,
     evaluate,
@@ -249,8 +249,8 @@ class Milestones:
         try:
             with log.phase("eval"), eval_weights(trainer):
                 result = evaluate(trainer.model, c, trainer=trainer, progress=leave_if_stopped)
-                if trainer.probe is not None:
-                    result["drift"] = velocity_drift(trainer.model, trainer.probe)
+                if trainer.state.probe is not None:
+                    result["drift"] = velocity_drift(trainer.model, trainer.state.probe)
         except _StopAsked:
             raise self.checkpoints.stopped() from None
         result["setting"]["weights"] = c.eval.weights

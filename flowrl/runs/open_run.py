@@ -20,7 +20,7 @@ from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
 from flowrl.training.checkpoint_state import checked_iteration
-from flowrl.training.setup import build_model, use_threads
+from flowrl.training.run import build_model, use_threads
 from flowrl.training.weights import Weights, put_saved
 
 Row = Mapping[str, Any]

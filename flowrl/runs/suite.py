@@ -15,22 +15,17 @@ from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.processes import World
-from flowrl.core.prompt_overlap import overlap
-from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
+from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.best_of import best_places, chooser
-from flowrl.evaluation.bootstrap import paired_bootstrap, resampled
 from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
-from flowrl.evaluation.frame_rewards import frames_of
-from flowrl.evaluation.held_out import sampled_images
-from flowrl.evaluation.reward_call import ask, probe_rewards, rewards_of
+from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
+from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
-from flowrl.evaluation.statistics import summarize_scores
+from flowrl.evaluation.statistics import paired_bootstrap, resampled, summarize_scores
 from flowrl.evaluation.suites import image_folder as folder
-from flowrl.evaluation.unscored import check_tasks
 from flowrl.runs.evaluate import guidance_of, sampling
-from flowrl.training.process_checks import context_of
+from flowrl.training.checks import context_of
 from flowrl.training.weights import Weights
 
 Progress = Callable[[int, int], None] | None

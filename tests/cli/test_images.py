@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.evaluation.held_out import score_all
-from flowrl.evaluation.image_pages import save_page
+from flowrl.evaluation.image_grids import save_page
 from flowrl.runs.evaluate import best_by, sample_all, sample_best
 
 pytestmark = pytest.mark.integration

@@ -29,7 +29,7 @@ from flowrl.evaluation.scorecard import evaluation_table
 from flowrl.evaluation.suites.catalogue import SUITES, headline_of, overrides_of
 from flowrl.models.toy import LinearFlow
 from flowrl.runs.evaluate import evaluate, sample_all
-from flowrl.runs.open import load_run
+from flowrl.runs.open_run import load_run
 from flowrl.runs.train import train
 from flowrl.training import checkpoint
 from flowrl.training.trainer import Trainer

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from toykit import redness, toy
 
-from flowrl.config.from_program import with_rewards
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import Config, load_config, with_rewards
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.types import RewardBatch
 from flowrl.runs.folder import CONFIG, ENVIRONMENT, EVALS, lock, try_lock
@@ -276,7 +275,7 @@ def test_a_command_or_the_call_with_the_functions(tmp_path: Path) -> None:
     checkpoints = Checkpoints(trainer, run, None)
     assert f"flowrl train --resume '{run}'" in checkpoints.how_to_go_on()
     handed = with_rewards(trainer.config, {"b": lambda batch: torch.zeros(len(batch.images))})
-    trainer.config = replace(handed, plugins=("toykit",))
+    vars(trainer)["config"] = replace(handed, plugins=("toykit",))
     assert checkpoints.how_to_go_on() == (
         f"flowrl.train(flowrl.load_config('{run}/config.yaml', plugins=['toykit']), '{run}', "
         "rewards={'b': ...}, resume=True)"

@@ -17,7 +17,7 @@ from torch import Tensor
 from toykit import apprentice, toy
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.monitors import (
+from flowrl.config.sections import (
     AdaptiveKl,
     GradientsMonitor,
     HackingMonitor,
@@ -32,7 +32,7 @@ from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import checkpoint_folder, checkpoint_folders, load
-from flowrl.training.monitor_controls import is_usual
+from flowrl.training.run import is_usual
 from flowrl.training.trainer import Trainer
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from toykit import toy
 
-from flowrl.algorithms.credit.single_stream import forgetting, single_stream
 from flowrl.algorithms.nodes import decision_nodes, root_above
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Tree
 from flowrl.techniques.earlier_draws import EarlierDraws
+from flowrl.techniques.prompt_histories import forgetting, single_stream
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 

@@ -13,19 +13,20 @@ from toykit import toy
 from trainkit import credited, put
 
 from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.prompt_samplers import budget
 from flowrl.algorithms.prompt_samplers.bandit import difficulty_bandit
-from flowrl.algorithms.prompt_samplers.budget import knapsack, shared_out
-from flowrl.algorithms.prompt_samplers.curriculum import (
-    gaussian_curriculum,
-    success_spread,
-    variance_weighted,
-)
 from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
 from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import CheckpointError, ConfigError
+from flowrl.techniques import prompt_samplers
 from flowrl.techniques.chosen_prompts import ChosenPrompts
+from flowrl.techniques.prompt_samplers import (
+    gaussian_curriculum,
+    knapsack,
+    shared_out,
+    success_spread,
+    variance_weighted,
+)
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
@@ -115,13 +116,16 @@ def test_replay_takes_medium_prompts_once_they_are_rested() -> None:
 def test_a_knapsack_is_filled_best() -> None:
     """The reference's fixture; and against all ways to share out, for random rates."""
     assert shared_out([0.02, 0.3, 0.5, 0.9], 16, 2, 8, 1) == [2, 7, 5, 2]
-    worth = [budget.value(n, p) for n, p in zip([2, 7, 5, 2], [0.02, 0.3, 0.5, 0.9], strict=True)]
+    worth = [
+        prompt_samplers.value(n, p)
+        for n, p in zip([2, 7, 5, 2], [0.02, 0.3, 0.5, 0.9], strict=True)
+    ]
     assert sum(worth) == pytest.approx(0.254422, abs=1e-6)
     rates = torch.rand(4, generator=torch.Generator().manual_seed(0)).tolist()
     ways = [way for way in itertools.product(range(1, 5), repeat=4) if sum(way) == 9]
 
     def total(way: Any) -> float:
-        return sum(budget.value(3 * n, p) for n, p in zip(way, rates, strict=True))
+        return sum(prompt_samplers.value(3 * n, p) for n, p in zip(way, rates, strict=True))
 
     assert total(shared_out(rates, 9, 1, 4, 3)) == pytest.approx(max(map(total, ways)))
     sampler = started(knapsack(mean=2, most=3))

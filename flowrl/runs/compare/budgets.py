@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
-from flowrl.config.monitors import GradientsMonitor
-from flowrl.core.environment import environment
+from flowrl.config.sections import GradientsMonitor
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.files import is_finite_number, write_json, write_text
-from flowrl.core.merged_records import medians
+from flowrl.core.installation import environment
+from flowrl.core.types import medians
 from flowrl.cost.overhead import PhaseClock, without_overlap
 from flowrl.runs.compare.records import (
     Claim,
@@ -125,7 +125,7 @@ def measured(trainer: Trainer) -> Prices:
 def _iteration(trainer: Trainer) -> dict[str, float]:
     """Run one iteration -> the price of each kind of work in it."""
     planned, clock = trainer.cost.nfe, PhaseClock()
-    trainer.log = clock  # type: ignore[assignment]
+    trainer.state.log = clock  # type: ignore[assignment]
     with without_overlap(trainer):
         metrics = trainer.step()
     # prompts that were drawn again

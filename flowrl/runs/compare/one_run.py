@@ -19,9 +19,9 @@ from torch import Tensor
 from flowrl.config.load import Config
 from flowrl.config.values import show
 from flowrl.core.abilities import LearnsNoise
+from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
-from flowrl.core.free_memory import free_memory
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -100,7 +100,7 @@ def spend(
         }
         options: dict[str, Any] = {"tensorboard": False, "quiet": quiet, "columns": columns}
         with RunLogger(folder, trainer.iteration, **options) as log:
-            trainer.log = log
+            trainer.state.log = log
             log.say(f"{folder}: {config.name}, seed {config.seed}, lr {config.lr:g}")
             run = _BudgetedRun(trainer, folder, budgets, log, minutes_left, prices, judged)
             trainer.encode_ahead()

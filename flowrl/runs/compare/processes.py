@@ -29,13 +29,13 @@ import torch
 import transformers
 
 from flowrl.config.load import load_config
+from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
-from flowrl.core.free_memory import free_memory
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
 from flowrl.runs.compare.one_run import spend
 from flowrl.runs.folder import lock
 from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
-from flowrl.training.setup import OverlapWarning
+from flowrl.training.run import OverlapWarning
 
 DEVICES = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
 KINDS: dict[str, type[FlowRLError]] = {

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flowrl.config.load import Config, load_config
 from flowrl.core.errors import ConfigError, DataError, RunError
-from flowrl.core.extras import install
 from flowrl.core.files import delete, write_json, write_text
+from flowrl.core.installation import install
 from flowrl.evaluation.suites.catalogue import SUITES
 from flowrl.runs.compare.budgets import (
     RESULT,

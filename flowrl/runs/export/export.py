@@ -21,7 +21,7 @@ from flowrl.core.devices import DTYPES, named_device
 from flowrl.core.errors import ConfigError, ModelError, RunError
 from flowrl.core.files import replacing
 from flowrl.core.types import FlowModel
-from flowrl.models.tuning import pick_dtype
+from flowrl.models.options import pick_dtype
 from flowrl.models.wan_experts import Experts
 from flowrl.runs.export.card import base_name, write_card
 from flowrl.runs.export.kohya import Layer, kohya_weights

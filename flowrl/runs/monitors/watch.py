@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.monitors import AdaptiveKl
+from flowrl.config.sections import AdaptiveKl
 from flowrl.core.errors import CheckpointError
 from flowrl.runs.log import Log
 from flowrl.runs.monitors.alarms import (
@@ -23,8 +23,8 @@ from flowrl.runs.monitors.alarms import (
 )
 from flowrl.runs.open_run import Row, score_of
 from flowrl.training import checkpoint
-from flowrl.training.monitor_controls import kl_factor, lr_factor
-from flowrl.training.monitor_memory import MOST_KL
+from flowrl.training.checkpoint_state import MOST_KL
+from flowrl.training.run import kl_factor, lr_factor
 from flowrl.training.trainer import Trainer
 
 START: dict[str, Any] = {
@@ -187,7 +187,8 @@ def go_back(trainer: Trainer, run: Path, rows: Sequence[Row]) -> int | None:
         learned: dict[str, Any] = {**trainer.reward_set.learned_rewards()}
         rounds = {name: r.rounds for name, r in learned.items() if hasattr(r, "rounds")}
         trainer.world.together(lambda there=folder: trainer.load(there))  # type: ignore[misc]
-        trainer.iteration, trainer.memory, trainer.intact = now, memory, True
+        trainer.state.iteration, trainer.state.memory = now, memory
+        trainer.state.intact = True
         for name, count in rounds.items():
             learned[name].rounds = count
         memory["rollbacks"] = memory.get("rollbacks", 0) + 1

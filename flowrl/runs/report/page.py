@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from flowrl.config.differences import differences, flat
+from flowrl.config.load import differences, flat
 from flowrl.core.errors import DataError, RunError
 from flowrl.core.files import read_text
 from flowrl.core.tables import fixed_digits, text_table

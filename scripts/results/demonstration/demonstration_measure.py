@@ -20,9 +20,8 @@ from flowrl.core.prompts import load_prompts
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.crossed_errors import crossed
 from flowrl.evaluation.held_out import sampled_images
-from flowrl.evaluation.suites.shapes.checker import Verdict, check
+from flowrl.evaluation.suites.shapes.checker import ORDER_TASKS, Verdict, check, word_order
 from flowrl.evaluation.suites.shapes.prompts import Record
-from flowrl.evaluation.suites.shapes.word_order import ORDER_TASKS, word_order
 from flowrl.runs.open_run import open_target
 
 BEST_OF = 8

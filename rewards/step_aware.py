@@ -42,10 +42,11 @@ class step_aware:
     SPO (2406.04314), its preference model: a CLIP whose vision tower is told the time. `path` is a
     folder or hub repository with the `config.json` of a CLIPModel; `weights` all weights: a file of
     the published layout or of flowrl's, `owner/repository/file` on the hub, by default
-    `step_aware.safetensors` in `path`, as `scripts/assets/shapes_step_aware.py` writes it. `processor` has
-    tokenizer and image settings, by default `path`. `clock` says how a sigma becomes a time from 0
-    to 999: "flow" 1000 sigma, "sd" the step of Stable Diffusion's schedule with that noise level.
-    Finished images are seen at time 0. Raises ConfigError, ModelError, DataError.
+    `step_aware.safetensors` in `path`, as `scripts/assets/shapes_step_aware.py` writes it.
+    `processor` has tokenizer and image settings, by default `path`. `clock` says how a sigma
+    becomes a time from 0 to 999: "flow" 1000 sigma, "sd" the step of Stable Diffusion's schedule
+    with that noise level. Finished images are seen at time 0. Raises ConfigError, ModelError,
+    DataError.
 
     Images are resized as SPO's code does: bicubic on numbers and without a filter, cut to [0, 1]
     afterwards. **Differs:** they are rounded to 8 bits before, as for all rewards. The published
@@ -132,8 +133,8 @@ def _empty(folder: str) -> StepClip:
     except Exception as error:  # no such folder, offline, another kind of model
         raise ModelError(
             f"{WHO}: {folder}: expected a folder or hub repository with the config.json of a "
-            "CLIPModel; scripts/assets/shapes_step_aware.py makes one for shapes. Reading it as one "
-            f"failed: {first_line(error)}"
+            "CLIPModel; scripts/assets/shapes_step_aware.py makes one for shapes. Reading it as "
+            f"one failed: {first_line(error)}"
         ) from error
 
 

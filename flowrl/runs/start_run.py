@@ -7,7 +7,7 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from flowrl.config.load import Config, differences, flat, load_config
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import delete, delete_drafts, write_json, write_text
 from flowrl.core.installation import environment
+from flowrl.core.part import Part
 from flowrl.core.processes import world
 from flowrl.core.prompts import PromptSet, prompts_hash
 from flowrl.core.types import FlowModel
@@ -219,7 +220,11 @@ def _fixed(config: Config) -> dict[str, Any]:
 
 
 def begin(
-    config: Config, start: Start, *, model: FlowModel | None, quiet: bool
+    config: Config,
+    start: Start,
+    model: FlowModel | None,
+    callbacks: Sequence[Part],
+    quiet: bool,
 ) -> tuple[Trainer, int | None]:
     """Make the trainer, at its checkpoint if there is one -> it, and the iteration resumed at."""
     here, run = world(), start.run
@@ -228,7 +233,7 @@ def begin(
     if start.checkpoint is not None:
         rows = here.gather(here.together(lambda: _evals(run) if here.main else []))[0]
     with explained(config, "load"):
-        trainer = here.together(lambda: Trainer(config, model=model))
+        trainer = here.together(lambda: Trainer(config, model=model, callbacks=callbacks))
         if config.monitors.drift is not None:  # before any weight is loaded
             trainer.state.probe = probe_of(trainer)
     if start.checkpoint is None:

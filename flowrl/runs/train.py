@@ -14,6 +14,7 @@ from flowrl.config.load import Config, check_config, folder_of, with_rewards
 from flowrl.config.values import show
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json, write_text
+from flowrl.core.part import Part
 from flowrl.core.types import FlowModel
 from flowrl.runs.folder import (
     CONFIG,
@@ -52,6 +53,7 @@ def train(
     model: FlowModel | None = None,
     rewards: Mapping[str, Any] | None = None,
     track: Sequence[str] = (),
+    callbacks: Sequence[Part] = (),
 ) -> dict[str, Any]:
     """Train a config in the folder `run` and return its summary (also ``summary.json``) and,
     as `run`, its folder.
@@ -60,7 +62,8 @@ def train(
     goes on from its newest whole checkpoint, bit for bit as if never stopped; "auto" starts where
     there is nothing to go on from. `model` takes the place of the config's, as before training;
     `rewards` {name: function} that of the config's rewards, as `with_rewards` does. `track` names
-    experiment trackers beside TensorBoard: wandb, trackio, swanlab.
+    experiment trackers beside TensorBoard: wandb, trackio, swanlab. `callbacks` are parts that join
+    the training loop (`flowrl.core.part`); a resume is given the same ones again.
 
     Whatever ends the run leaves a checkpoint, and the message says how to go on. Raises Interrupted
     after Ctrl-C and the signals that end a job, RewardError after a reward failed; RunError for a
@@ -77,7 +80,7 @@ def train(
     # the folder is locked, so that no other process trains in it
     with claimed(config, run, resume) as start:
         run = start.run
-        trainer, resumed_at = begin(config, start, model=model, quiet=quiet)
+        trainer, resumed_at = begin(config, start, model, callbacks, quiet)
         checkpoints = Checkpoints(trainer, run, resumed_at)
         with _logger(trainer, run, resumed_at, quiet, track) as log, StopSignal() as stop:
             trainer.state.log = log

@@ -263,3 +263,24 @@ def test_a_run_executes_no_code_of_parts_that_it_does_not_have() -> None:
         trainer.step()
 
     assert executed(work) == {"__init__", "statistics", "copies", "gradient_monitor"}
+
+
+class Enough(Part):
+    """Stop after two iterations, and make the rate small before."""
+
+    def after_iteration(self, run: Any, it: Any) -> None:
+        """Say why; the learning rate's factor holds from the next step on."""
+        run.state.lr_factor = 0.5
+        if run.iteration == 1:
+            run.state.stop = "two are enough"
+
+
+def test_a_callback_of_train_stops_the_run_and_changes_the_rate(tmp_path: Path) -> None:
+    """The run ends as if it were done, its summary says why, and a resume goes on."""
+    config, run = toy(tmp_path), tmp_path / "run"
+    summary = flowrl.train(config, run, quiet=True, callbacks=[Enough()])
+    assert summary["iterations"] == 2
+    assert summary["stopped"] == {"monitor": "callback", "iteration": 2, "why": "two are enough"}
+    rates = [row["lr"] for row in read_metrics(run)]
+    assert rates == [config.lr, config.lr / 2]
+    assert flowrl.train(config, run, quiet=True, resume=True)["iterations"] == 4

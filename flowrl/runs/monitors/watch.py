@@ -59,8 +59,12 @@ class Watch:
     def stopped(self) -> dict[str, Any] | None:
         """Return what has ended the run: monitor, iteration, why; None while it goes on.
 
-        A run whose monitor does not stop it any more goes on.
+        A run whose monitor does not stop it any more goes on; so does a resume of one that a
+        callback has stopped.
         """
+        why = self.trainer.state.stop
+        if why:
+            return {"monitor": "callback", "iteration": self.trainer.iteration, "why": why}
         found: dict[str, Any] | None = self.trainer.memory.get("stopped")
         if found is None:
             return None

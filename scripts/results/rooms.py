@@ -7,13 +7,14 @@ A room is what lies directly under flowrl/ (a folder, or a file that stands alon
 a whole; flowrl/__init__.py and flowrl/__main__.py are doors and not counted. An arrow goes from
 room to room where one imports the other, also inside a function. A room's floor is one above the
 highest room that it uses. `python scripts/results/tables.py` writes the table of
-docs/architecture.md and assets/figures/rooms.svg.
+docs/architecture.md, that of the parts of the training loop, and assets/figures/rooms.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -23,9 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE, FIGURE = ROOT / "docs" / "architecture.md", ROOT / "assets" / "figures" / "rooms.svg"
 MARK, END = "<!-- rooms: table -->", "<!-- rooms: end -->"
 DOORS = ("flowrl", "flowrl.__main__")
-BEFORE = (77, 153, 16, 318)
-"""Rooms, files, floors and arrows of commit b799d1b, the last one with its files in one flat
-folder, as this script counts them (`--root`)."""
+PARTS_MARK, PARTS_END = "<!-- parts: table -->", "<!-- parts: end -->"
 
 
 class Room(NamedTuple):
@@ -98,25 +97,52 @@ def _says(root: Path, name: str) -> str:
 
 
 def table(found: list[Room]) -> str:
-    """Show what is in each room, and the figures before and after."""
+    """Show what is in each room, and the sums."""
     lines = ["| floor | room | files | what is in it | imports |", "|---:|---|---:|---|---|"]
     for room in reversed(found):
         path = "rewards/" if room.name == "rewards" else f"flowrl/{room.name}/"
         used = ", ".join(r.name for r in found if r.name in room.uses) or "nothing"
         lines.append(f"| {room.floor} | `{path}` | {room.files} | {room.says} | {used} |")
     arrows = sum(len(room.uses) for room in found)
-    now = (len(found), sum(room.files for room in found), found[-1].floor, arrows)
-    lines += ["", "| | rooms | files | floors | arrows |", "|---|---:|---:|---:|---:|"]
-    for label, row in (("before: one flat folder", BEFORE), ("now", now)):
-        lines.append(f"| {label} | {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
+    files = sum(room.files for room in found)
+    said = f"{len(found)} rooms, {files} files, {found[-1].floor} floors, {arrows} arrows."
+    return "\n".join([*lines, "", said])
+
+
+def parts_table(root: Path = ROOT) -> str:
+    """Show the parts of the training loop that ship: name, what brings each in, what it does."""
+    rows = []
+    for folder in ("flowrl/training/parts", "flowrl/techniques"):
+        for file in sorted((root / folder).glob("*.py")):
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                row = _part(node) if isinstance(node, ast.ClassDef) else None
+                if row is not None:
+                    rows.append(f"| {row[0]} | {row[1]} | {row[2]} | `{file.relative_to(root)}` |")
+    head = ["| part | asked for by | what it does | file |", "|---|---|---|---|"]
+    return "\n".join([*head, *sorted(rows)])
+
+
+def _part(node: ast.ClassDef) -> tuple[str, str, str] | None:
+    """Return name, triggers and first sentence of a class that is a part; None for another."""
+    known = {}
+    for line in node.body:
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            known[line.targets[0].id] = ast.unparse(line.value)
+    if "when" not in known or not any(ast.unparse(base) == "Part" for base in node.bases):
+        return None
+    when = re.findall(r"'([\w.<]+)'", known["when"])
+    named = [each.removeprefix("config.").replace("needs.", "@needs ") for each in when]
+    says = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+    return ast.literal_eval(known["name"]), ", ".join(f"`{each}`" for each in named), says
 
 
 def filled(text: str, found: list[Room]) -> str:
     """Put the tables between the marks of the page."""
-    head, mark, rest = text.partition(MARK)
-    tail = rest.partition(END)[2]
-    return f"{head}{MARK}\n\n{table(found)}\n\n{END}{tail}" if mark else text
+    for mark, end, rows in ((MARK, END, table(found)), (PARTS_MARK, PARTS_END, parts_table())):
+        head, there, rest = text.partition(mark)
+        tail = rest.partition(end)[2]
+        text = f"{head}{mark}\n\n{rows}\n\n{end}{tail}" if there else text
+    return text
 
 
 WIDTH, HIGH, GAP = 860, 56, 30

@@ -30,7 +30,8 @@ from flowrl.cost.architecture import architecture_of, latent_shape
 from flowrl.cost.dry_run import absent_files, dry_run, prompt_lines
 from flowrl.cost.memory import MemoryPart, kept_memory
 from flowrl.training.guidance import is_guided
-from flowrl.training.rehearsal import check_plan, cost_of
+from flowrl.training.iteration_cost import cost_of
+from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
 

@@ -11,7 +11,7 @@ from docskit import ROOT
 from scriptkit import module_of
 
 from flowrl.config.load import load_config
-from flowrl.training.rehearsal import cost_of
+from flowrl.training.iteration_cost import cost_of
 
 watch = module_of("bench/side_by_side", "watch")
 trainers = module_of("bench/side_by_side", "trainers")

@@ -104,9 +104,12 @@ def test_resume_holds_learned_rewards_and_duals(tmp_path: Path) -> None:
     assert second.step() == expected
     assert expected["dual/blue"] > 0 and expected["learned/red/taste"] > 3
     assert same_files(files_of(whole, tmp_path / "a"), files_of(second, tmp_path / "b"))
-    message = r"reward states \['aggregate', 'reward-red'\], this config needs \[\]"
+    message = r"parts \['copies', 'learned rewards'\], this run has \['copies'\]"
     with pytest.raises(CheckpointError, match=message):
         trainer_for(tmp_path).load(tmp_path / "half")
+    message = r"reward states \['aggregate', 'reward-red'\], this config needs \['reward-red'\]"
+    with pytest.raises(CheckpointError, match=message):
+        trainer_for(tmp_path, APPRENTICE).load(tmp_path / "half")
 
 
 def test_a_credit_remembers_the_rewards_that_it_was_asked_about(

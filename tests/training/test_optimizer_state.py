@@ -113,7 +113,7 @@ def test_settings_of_other_kinds_come_back() -> None:
     one.step()
     one.state[weight] |= {"seen": True, "shift": -1.0}
     tensors, state = optimizer_to_tensors(one)
-    written = json.loads(json.dumps({"iteration": 1, "optimizer": state}))
+    written = json.loads(json.dumps({"iteration": 1, "optimizer": state, "parts": {}}))
     read = checked_state(written, Path("state.json")).optimizer
     other = torch.optim.Muon([weight], adjust_lr_fn="match_rms_adamw")
     other.param_groups[0] |= {"bounds": (None, 1e-3), "train_mode": False, "drift": 0.0}

@@ -122,7 +122,7 @@ def test_a_rubric_is_learnt_on_shapes_and_rewards_right_scenes(url: str, tmp_pat
     (tmp_path / "pairs.jsonl").write_text("".join(lines))
     (tmp_path / "rules.txt").write_text("\n".join(RULES) + "\n")
     out = tmp_path / "rubric.json"
-    script = ROOT / "scripts" / "learn_rubric.py"
+    script = ROOT / "scripts" / "assets" / "learn_rubric.py"
     command = [str(script), "--pairs", str(tmp_path / "pairs.jsonl"), "--out", str(out)]
     command += ["--rules", str(tmp_path / "rules.txt"), "--url", url, "--size", "64"]
     command += ["--rounds", "2", "--keep", "2", "--cache", str(tmp_path / "answers")]
@@ -153,7 +153,7 @@ def test_rules_that_cannot_be_read_or_are_none(
     rules = tmp_path / "rules.txt"
     if text is not None:
         rules.write_text(text)
-    script = ROOT / "scripts" / "learn_rubric.py"
+    script = ROOT / "scripts" / "assets" / "learn_rubric.py"
     command = [str(script), "--pairs", str(tmp_path / "pairs.jsonl"), "--rules", str(rules)]
     assert run_script(script, [*command, "--out", str(tmp_path / "out.json"), "--url", url]) != 0
     assert f"--rules {rules}: expected a text with a rule a line" in capsys.readouterr().err
@@ -182,7 +182,7 @@ def run_script(script: Path, command: list[str]) -> int:
             '{"format": "flowrl rubric", "version": 1, "rules": [{"text": "a", "weight": NaN}]}',
             "with text and weight",
         ),
-        ("[", "expected a rubric, as scripts/learn_rubric.py writes it"),
+        ("[", "expected a rubric, as scripts/assets/learn_rubric.py writes it"),
     ],
 )
 def test_a_file_that_is_no_rubric_of_this_version(tmp_path: Path, text: str, said: str) -> None:

@@ -1,4 +1,5 @@
-"""Prompt files: what is read, what is refused, and which prompts an iteration gets."""
+"""Prompt lists: what is read, what is refused, which prompts an iteration gets, what two lists
+share, and the lists that are made by code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Images set into grids: what stands where, and that no pixel is changed."""
+"""Images set into grids, videos as files, and the look of images in numbers: what stands where, and
+that no pixel is changed."""
 
 from __future__ import annotations
 

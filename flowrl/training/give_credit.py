@@ -16,11 +16,12 @@ from flowrl.core.host_copies import on_host
 from flowrl.core.needs import needs_of
 from flowrl.core.pixels import from_bytes
 from flowrl.core.types import Batch, RewardBatch, Rollout, Tree, concatenated
-from flowrl.evaluation.image_statistics import LOOKS, looks_of
 from flowrl.evaluation.preference_pairs import labels_of
 from flowrl.evaluation.reward_metrics import (
+    LOOKS,
     finished_distances,
     histogram,
+    looks_of,
     prompt_entropy,
     total_reward,
 )

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from flowrl.core.files import write_json
-from flowrl.models.attention import attend_in_groups
+from flowrl.models.runtime import attend_in_groups
 
 SIZES = (64, 4, 142, 32)
 WAYS = {"fused": scaled_dot_product_attention, "in groups": attend_in_groups}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flowrl.core.types import RewardBatch
-from flowrl.evaluation.image_statistics import saturation
+from flowrl.evaluation.reward_metrics import saturation
 
 
 def colour(batch: RewardBatch) -> Tensor:

@@ -24,8 +24,13 @@ from flowrl.evaluation.image_grids import (
     save_strip,
     some_frames,
 )
-from flowrl.evaluation.image_statistics import grid_energy, looks_of, saturation, sharpness
-from flowrl.evaluation.reward_metrics import prompt_entropy
+from flowrl.evaluation.reward_metrics import (
+    grid_energy,
+    looks_of,
+    prompt_entropy,
+    saturation,
+    sharpness,
+)
 from flowrl.evaluation.velocity_drift import Given, take, velocity_drift
 from flowrl.evaluation.video_files import save_film
 from flowrl.models.toy import LinearFlow

@@ -15,7 +15,7 @@ from flowrl.config.sections import (
     RatioMonitor,
     ZeroStdMonitor,
 )
-from flowrl.evaluation.image_statistics import LOOKS
+from flowrl.evaluation.reward_metrics import LOOKS
 from flowrl.runs.monitors.findings import Alarm
 
 Metrics = Mapping[str, float]

@@ -49,7 +49,6 @@ PHASES = ("sampling", "decode", "training", "optimizer step", "evaluation")
 SIDE = "VAE, text encoders"
 _ITERATION, _LEARNING, _SAMPLING = PHASES[:4], PHASES[2:4], PHASES[:2]
 
-
 _VIT_L, _VIT_H = 427_616_513, 986_109_441  # CLIP ViT-L/14 and ViT-H/14, both towers
 PARAMETERS = {
     "clip": _VIT_L,

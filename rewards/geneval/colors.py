@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from flowrl.core.prompt_lists.geneval import COLORS
+from flowrl.core.prompt_lists import COLORS
 from flowrl.evaluation.suites.geneval.objects import DetectedObject
 
 from .._backbones.clip import Towers

@@ -20,9 +20,7 @@ from toykit import toy
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.prompt_lists import MADE
-from flowrl.core.prompt_lists.geneval import CLASSES, COCO_NAMES, COLORS, RELATIONS
-from flowrl.core.prompt_lists.ocr import all_texts
+from flowrl.core.prompt_lists import CLASSES, COCO_NAMES, COLORS, MADE, RELATIONS, all_texts
 from flowrl.core.prompts import (
     OPPOSITE,
     Overlap,

@@ -24,7 +24,7 @@ from transformers import (
     SwinConfig,
 )
 
-from flowrl.core.prompt_lists.geneval import CLASSES, COCO_NAMES
+from flowrl.core.prompt_lists import CLASSES, COCO_NAMES
 
 SIDE = 64  # of the images that the networks are shown
 

@@ -19,7 +19,7 @@ from transformers import Mask2FormerImageProcessor, pipeline
 from weightkit import Weights
 
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.prompt_lists.geneval import CLASSES, COLORS
+from flowrl.core.prompt_lists import CLASSES, COLORS
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.objects import DetectedObject
 from flowrl.evaluation.suites.shapes.checker import check

@@ -17,15 +17,17 @@ from flowrl.cost.architecture import NETWORK, VIDEO, WIDE, architecture_of, late
 from flowrl.cost.memory import (
     FLOAT,
     PHASES,
+    SCORING,
     MemoryPart,
     WeightCounts,
     count_weights,
+    guest,
     images_of_part,
     kept_memory,
     moment_bytes,
+    staying,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
-from flowrl.cost.reward_networks import SCORING, guest, staying
 from flowrl.evaluation.eval_size import check_eval_count
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan

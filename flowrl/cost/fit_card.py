@@ -19,8 +19,7 @@ from flowrl.core.errors import ConfigError
 from flowrl.core.tables import size
 from flowrl.cost.architecture import architecture_of, tuning_of
 from flowrl.cost.estimate import ENCODERS_ALONE, Estimate, Phase, estimate, judged_phase
-from flowrl.cost.memory import count_weights
-from flowrl.cost.reward_networks import SCORING, can_rest, reward_networks, staying
+from flowrl.cost.memory import SCORING, can_rest, count_weights, reward_networks, staying
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 
 GIB = 2**30

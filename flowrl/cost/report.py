@@ -8,7 +8,7 @@ from typing import Any
 from flowrl.core.tables import flop, parameter_count, size, text_table
 from flowrl.cost.estimate import Estimate
 from flowrl.cost.fit_card import verdict
-from flowrl.cost.reward_networks import reward_networks
+from flowrl.cost.memory import reward_networks
 from flowrl.training.method import TRAINED_CALLS, method_of
 
 _INDENT = 11  # columns of the word that a line begins with

@@ -17,9 +17,8 @@ from flowrl.core.types import Cond
 from flowrl.models.loading import Loaded, PipelinePart, fill, load_pipeline, quiet
 from flowrl.models.lora import first_values, without_adapters
 from flowrl.models.options import Tuning, trained_parameters, tune_network
-from flowrl.models.prompt_encoding import Encode, Texts, readers_of
+from flowrl.models.prompt_encoding import Encode, TextCache, Texts, readers_of
 from flowrl.models.runtime import GraphSteps, context_size, quantization, set_up, share_context
-from flowrl.models.text_cache import TextCache
 
 
 def load_for_tuning(

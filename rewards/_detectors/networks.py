@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flowrl.core.errors import ModelError
-from flowrl.core.prompt_lists.geneval import COCO_NAMES
+from flowrl.core.prompt_lists import COCO_NAMES
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, Objects
 
 from .._common.scorer import first_line, load_network, source_of

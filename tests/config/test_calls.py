@@ -1,4 +1,4 @@
-"""Binding names to functions, on small packages of their own."""
+"""Binding names to functions, on small packages of their own and on rewards of a user."""
 
 from __future__ import annotations
 

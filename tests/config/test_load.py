@@ -1,4 +1,5 @@
-"""Whole configs: what mistakes say, that all are told, and what is written loads again."""
+"""Whole configs: what mistakes say, that all are told, what is written loads again; overrides,
+seeds, and what a program hands over."""
 
 from __future__ import annotations
 

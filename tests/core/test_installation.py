@@ -1,4 +1,5 @@
-"""What is recorded of the machine and the code of a run."""
+"""What is installed: the record of a run, extras, another package of the name, shipped files,
+memory that is given back."""
 
 from __future__ import annotations
 

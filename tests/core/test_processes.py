@@ -1,5 +1,5 @@
 """Several processes against one: the same prompts, noise, advantages, gradients and updates (gloo,
-on the CPU)."""
+on the CPU); a process alone; several nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prompt files: what is read, what is refused, and which prompts an iteration gets."""
+"""Prompt lists: what is read, what is refused, which prompts an iteration gets, what two lists
+share, and the lists that are made by code."""
 
 from __future__ import annotations
 
@@ -19,9 +20,7 @@ from toykit import toy
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.prompt_lists import MADE
-from flowrl.core.prompt_lists.geneval import CLASSES, COCO_NAMES, COLORS, RELATIONS
-from flowrl.core.prompt_lists.ocr import all_texts
+from flowrl.core.prompt_lists import CLASSES, COCO_NAMES, COLORS, MADE, RELATIONS, all_texts
 from flowrl.core.prompts import (
     OPPOSITE,
     Overlap,

@@ -1,4 +1,5 @@
-"""Streams by what they are for: what a stream draws, and that keys alone decide it."""
+"""Streams by what they are for: what a stream draws, and that keys alone decide it. Records of
+equal names, put together."""
 
 from __future__ import annotations
 

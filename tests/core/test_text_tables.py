@@ -1,4 +1,5 @@
-"""Tables that fit a terminal and stay whole in a file, and numbers as a person reads them."""
+"""Tables that fit a terminal and stay whole in a file, numbers as a person reads them, and what is
+written where."""
 
 from __future__ import annotations
 

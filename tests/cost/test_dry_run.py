@@ -1,5 +1,5 @@
 """A dry run against what really happens: weights are counted, not read; latents and conditioning
-are as sampled."""
+are as sampled; files that are missing."""
 
 from __future__ import annotations
 

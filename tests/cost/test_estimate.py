@@ -1,4 +1,5 @@
-"""`flowrl estimate`: published numbers, sums by phase and the command."""
+"""`flowrl estimate`: published numbers, sums by phase, copies of the weights, evaluations, real
+images, and the command."""
 
 from __future__ import annotations
 

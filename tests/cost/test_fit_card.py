@@ -1,5 +1,5 @@
-"""Whether a config fits a card, and what helps if it does not: each number that is printed is the
-estimate of the changed config."""
+"""Whether a config fits a card, what helps if it does not, and what `--profile` sets: each number
+that is printed is the estimate of the changed config."""
 
 from __future__ import annotations
 

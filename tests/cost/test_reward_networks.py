@@ -32,8 +32,8 @@ from flowrl.cost.architecture import count
 from flowrl.cost.dry_run import dry_run
 from flowrl.cost.estimate import Estimate, estimate
 from flowrl.cost.fit_card import change, verdict
+from flowrl.cost.memory import PARAMETERS, SCORING, reward_networks
 from flowrl.cost.report import estimate_as_json, memory
-from flowrl.cost.reward_networks import PARAMETERS, SCORING, reward_networks
 from rewards._backbones.blip import ImageRewardNet, Sizes
 from rewards.aesthetic import collapse, layered
 from rewards.hpsv3 import head

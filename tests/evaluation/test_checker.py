@@ -1,4 +1,5 @@
-"""The shapes checker against known layouts, GenEval's rules by hand, and what it refuses."""
+"""The shapes checker against known layouts, GenEval's rules by hand, probes that try to fool it,
+and what it refuses."""
 
 from __future__ import annotations
 

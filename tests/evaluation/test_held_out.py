@@ -1,4 +1,5 @@
-"""Held-out evaluation: what it samples, how it averages, and its intervals."""
+"""Held-out evaluation: what it samples, how it averages, its intervals, hybrid inference with the
+base model, and the suites."""
 
 from __future__ import annotations
 

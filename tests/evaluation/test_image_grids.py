@@ -1,4 +1,5 @@
-"""Images set into grids: what stands where, and that no pixel is changed."""
+"""Images set into grids, videos as files, and the look of images in numbers: what stands where, and
+that no pixel is changed."""
 
 from __future__ import annotations
 
@@ -23,8 +24,13 @@ from flowrl.evaluation.image_grids import (
     save_strip,
     some_frames,
 )
-from flowrl.evaluation.image_statistics import grid_energy, looks_of, saturation, sharpness
-from flowrl.evaluation.reward_metrics import prompt_entropy
+from flowrl.evaluation.reward_metrics import (
+    grid_energy,
+    looks_of,
+    prompt_entropy,
+    saturation,
+    sharpness,
+)
 from flowrl.evaluation.velocity_drift import Given, take, velocity_drift
 from flowrl.evaluation.video_files import save_film
 from flowrl.models.toy import LinearFlow

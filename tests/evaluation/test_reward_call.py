@@ -1,4 +1,5 @@
-"""One reward is asked: what it may look like, what it may return, and how it may fail."""
+"""One reward is asked: what it may look like and return, how it may fail, how it judges frames of
+videos, and how its networks rest on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scoring images of any size by any reward, and the table, figures and grid of the scores."""
+"""Scoring images of any size by any reward, `flowrl score`, and the table, figures and grid of the
+scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Means and their intervals: Wilson's of verdicts, Student's of graded scores."""
+"""Means and intervals: Wilson, Student, paired bootstrap, crossed errors; strengths by
+Bradley-Terry."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flowrl.core.errors import ModelError
-from flowrl.models.attention import HUB, LOCAL, NAMES, attend_in_groups, avoid_cudnn
+from flowrl.models.runtime import HUB, LOCAL, NAMES, attend_in_groups, avoid_cudnn
 
 
 def kernels(model: Any) -> tuple[Tensor, dict[str, Tensor], set[str]]:

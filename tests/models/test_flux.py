@@ -1,4 +1,4 @@
-"""What only the FLUX adapter has to keep; what it shares is in the contract files."""
+"""What only FLUX and FLUX.1-Kontext have to keep; what they share is in the contract files."""
 
 from __future__ import annotations
 

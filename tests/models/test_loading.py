@@ -1,4 +1,5 @@
-"""Folders as the hub has them: tensors under names of other libraries, tied weights stored once.
+"""Folders as the hub has them: tensors under names of other libraries, tied weights stored once,
+tensors that are missing, shares of several processes.
 
 Each is a tiny pipeline whose file is rewritten into a released model's layout; what it encodes and
 decodes must stay the same to the bit.

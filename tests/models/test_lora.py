@@ -1,4 +1,5 @@
-"""Products of adapters: those of mixed precision; and which layers have one by default."""
+"""LoRA: products of mixed precision, layers that have one by default, and a run that begins with
+one."""
 
 from __future__ import annotations
 

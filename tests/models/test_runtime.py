@@ -1,4 +1,4 @@
-"""How a network runs: checkpointing, offload, and what is said aloud."""
+"""How a network runs: checkpointing, offload, tf32, norms in one pass, and what is said aloud."""
 
 from __future__ import annotations
 

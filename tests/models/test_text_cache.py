@@ -17,8 +17,8 @@ from modelkit import edit
 from safetensors.torch import load_file, save_file
 
 from flowrl.core.errors import ConfigError, ModelError
-from flowrl.models import text_cache
-from flowrl.models.text_cache import TextCache
+from flowrl.models import prompt_encoding
+from flowrl.models.prompt_encoding import TextCache
 
 ENCODERS = (
     "CLIPTextModel",
@@ -137,7 +137,7 @@ def test_versions_of_the_libraries_count(
 
     cache().put("x", {"embeds": torch.ones(2)})
     assert cache().get("x") is not None and cache().get("y") is None
-    monkeypatch.setattr("flowrl.models.text_cache.transformers.__version__", "0.0.0")
+    monkeypatch.setattr("flowrl.models.prompt_encoding.transformers.__version__", "0.0.0")
     assert cache().get("x") is None
 
 
@@ -192,7 +192,7 @@ def test_no_half_file_has_the_final_name(store: TextCache, monkeypatch: pytest.M
         assert not store._file("x").exists() and store.get("x") is None
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(text_cache, "save_file", torn)
+    monkeypatch.setattr(prompt_encoding, "save_file", torn)
     with pytest.warns(UserWarning, match="cannot be kept .*No space left") as caught:
         store.put("x", {"embeds": torch.ones(1)})
         store.put("y", {"embeds": torch.ones(1)})

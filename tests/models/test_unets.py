@@ -1,5 +1,5 @@
-"""What only the adapters of UNets have to keep; what they share with all is in the contract
-files."""
+"""What only the adapters of UNets have to keep: the training schedule seen from the flow path,
+steps, options; what they share with all is in the contract files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Wan beyond the contract battery: its grid and times, its frames, what it refuses."""
+"""Wan beyond the contract battery: its grid and times, its frames, videos from an image, two
+experts, what it refuses."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowrl.core.errors import DataError
-from flowrl.core.prompt_lists.geneval import COLORS, RELATIONS
+from flowrl.core.prompt_lists import COLORS, RELATIONS
 from flowrl.evaluation.suites.geneval.objects import Box, Colors, DetectedObject, Objects
 
 POSITION_THRESHOLD = 0.1

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
-from flowrl.core.prompt_lists.geneval import COLORS
+from flowrl.core.prompt_lists import COLORS
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
 from flowrl.evaluation.suites.geneval.rules import credit, judge, result_row, validate_record

@@ -109,7 +109,7 @@ def load_rubric(path: Path) -> list[Rule]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{WHO}: file: expected a rubric, as scripts/learn_rubric.py writes it, at {path}: "
+            f"{WHO}: file: expected a rubric, as scripts/assets/learn_rubric.py writes it, at {path}: "
             f"{error}"
         ) from error
     kind = data.get("format") if isinstance(data, dict) else None

@@ -18,9 +18,8 @@ from flowrl.core.errors import DataError, FlowRLError
 from flowrl.core.prompts import load_prompts
 from flowrl.evaluation.preference_pairs import PreferencePair, check_pairs, load_pairs, read_pair
 from rewards._judge.ask import Judge
-from rewards.rubric.checks import Checks
-from rewards.rubric.file import WHO, save_rubric
 from rewards.rubric.learn import ByJudge, Preferences, best_of, learn
+from rewards.rubric.reward import WHO, Checks, save_rubric
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from transformers import (
     SwinConfig,
 )
 
-from flowrl.core.prompt_lists.geneval import CLASSES, COCO_NAMES
+from flowrl.core.prompt_lists import CLASSES, COCO_NAMES
 from flowrl.core.types import RewardBatch
 
 

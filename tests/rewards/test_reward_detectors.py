@@ -24,7 +24,7 @@ from weightkit import Weights
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError, ModelError
-from flowrl.core.prompt_lists.geneval import CLASSES, COLORS
+from flowrl.core.prompt_lists import CLASSES, COLORS
 from flowrl.core.prompts import load_prompts
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.catalogue import overrides_of

@@ -16,7 +16,7 @@ from flowrl.config.sections import (
     ZeroStdMonitor,
 )
 from flowrl.evaluation.reward_metrics import LOOKS
-from flowrl.runs.monitors.findings import Alarm
+from flowrl.runs.monitors.alarms import Alarm
 
 Metrics = Mapping[str, float]
 Memory = dict[str, Any]

@@ -6,8 +6,13 @@ import torch
 
 from flowrl.algorithms.nodes import leaf_kinds, trained_nodes
 from flowrl.core.part import Part
-from flowrl.evaluation.image_statistics import LOOKS, looks_of
-from flowrl.evaluation.reward_metrics import histogram, prompt_entropy, total_reward
+from flowrl.evaluation.reward_metrics import (
+    LOOKS,
+    histogram,
+    looks_of,
+    prompt_entropy,
+    total_reward,
+)
 from flowrl.training.run import Iteration, Run
 
 

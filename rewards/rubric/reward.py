@@ -33,8 +33,8 @@ class rubric:
 
     s_j in [0, 1] is the judge's P(yes) to "does the image keep rule j?", w_j the rule's weight. So
     the range is from the sum of the negative weights to that of the positive ones. AutoRubric-T2I
-    (2605.17602); `file` is what `scripts/assets/learn_rubric.py` writes. **Reconstruction:** its code and
-    prompts are not public; the question is in flowrl's own words, unless `wording` has others, with
+    (2605.17602); `file` is what `scripts/assets/learn_rubric.py` writes. **Reconstruction:** its
+    code and prompts are not public; the question is in flowrl's own words, unless `wording` has others, with
     {criterion} for the rule and {prompt} for the caption. Raises ConfigError for a file that is no
     rubric, or of another version.
     """
@@ -109,8 +109,8 @@ def load_rubric(path: Path) -> list[Rule]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{WHO}: file: expected a rubric, as scripts/assets/learn_rubric.py writes it, at {path}: "
-            f"{error}"
+            f"{WHO}: file: expected a rubric, as scripts/assets/learn_rubric.py writes it, at "
+            f"{path}: {error}"
         ) from error
     kind = data.get("format") if isinstance(data, dict) else None
     if kind != FORMAT:

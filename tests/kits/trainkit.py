@@ -17,7 +17,7 @@ from flowrl.core.needs import needs, needs_of
 from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training import checkpoint
-from flowrl.training.advantages import give_credit
+from flowrl.training.trainer import give_credit
 from flowrl.training.batches import SharedForest
 from flowrl.training.learn import learn
 from flowrl.training.method import method_of

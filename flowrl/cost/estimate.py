@@ -28,7 +28,7 @@ from flowrl.cost.memory import (
     staying,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
-from flowrl.evaluation.eval_size import check_eval_count
+from flowrl.config.load import check_eval_count
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 

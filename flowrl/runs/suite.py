@@ -18,7 +18,7 @@ from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
+from flowrl.config.load import check_eval_count, check_eval_size
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of

@@ -31,7 +31,7 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
+from flowrl.config.load import check_eval_count, check_eval_size
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths

@@ -26,7 +26,7 @@ from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import meta_run, network_inputs, workload_of
 from flowrl.cost.released_models import RELEASED
 from flowrl.cost.report import calls, estimate_text, memory
-from flowrl.evaluation.eval_size import check_eval_count
+from flowrl.config.load import check_eval_count
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.prompts import PromptSet, check_records, load_prompts
 from flowrl.core.types import FlowModel, RewardBatch, Source
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.held_out import evaluate_prompts, finite_images, sampled_images
 from flowrl.evaluation.reward_call import ask, frames_of, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of

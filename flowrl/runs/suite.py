@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, RunError
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.held_out import chooser, sampled_images
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowrl.config.load import Config, check_config
+from flowrl.config.load import Config, check_config, check_eval_count, check_eval_size
 from flowrl.core.abilities import EncodesAhead, ExtendsModel, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
@@ -23,7 +23,6 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.types import FlowModel
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.preference_pairs import check_pairs
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet

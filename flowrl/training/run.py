@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flowrl.config.load import Config, check_config
+from flowrl.config.load import Config, check_config, check_eval_count, check_eval_size
 from flowrl.core.abilities import EncodesAhead, ExtendsModel, Visit, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
@@ -31,7 +31,6 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
-from flowrl.config.load import check_eval_count, check_eval_size
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths

@@ -17,7 +17,6 @@ from flowrl.core.needs import needs, needs_of
 from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training import checkpoint
-from flowrl.training.trainer import give_credit
 from flowrl.training.batches import SharedForest
 from flowrl.training.learn import learn
 from flowrl.training.method import method_of
@@ -25,7 +24,7 @@ from flowrl.training.parts import parts_of
 from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import collect
 from flowrl.training.run import Iteration
-from flowrl.training.trainer import Trainer
+from flowrl.training.trainer import Trainer, give_credit
 
 KL = "kl={fn: transition_kl, beta: 0.1}"
 # 4 images from one root, 2 + 2 + 4 decisions of 1 + 2 + 2 states

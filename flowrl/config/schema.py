@@ -156,7 +156,8 @@ def call_schema(axis: str) -> Schema:
     required = [] if default else ["fn"]
     if mix == "beta":
         required.append("beta")
-    return {"type": "object", "required": required, "properties": {"fn": fn}, "allOf": cases}
+    by_name = {"allOf": cases} if cases else {}
+    return {"type": "object", "required": required, "properties": {"fn": fn}, **by_name}
 
 
 def functions(axis: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@
 
 - configs/methods.yaml: a block `verified` under each method, from assets/results/gains.json;
 - README.md and docs/methods.md: the table of methods, where there is one;
-- docs/methods: paper, status and configs of each method of a page, at its head.
+- docs/methods: paper, status, summary and configs of each method of a page, at its head.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -130,19 +130,21 @@ def page(text: str, name: str) -> str:
         raise ConfigError(
             f"docs/methods/{name}.md: expected the page of a method, with {BEGIN} and {END}"
         )
-    return start + begin + "\n".join(map(entry, mine)) + f"\n{end}{rest}"
+    items = [entry(method, mine[:i]) for i, method in enumerate(mine)]
+    return start + begin + "\n".join(items) + f"\n{end}{rest}"
 
 
-def entry(method: PublishedMethod) -> str:
-    """Return a method's item at the head of its page."""
-    links = [f"[{name}](../../configs/{name}.yaml)" for name in method.configs]
-    paper = "a combination, which no paper has."
-    if method.paper:
-        number, title = method.paper.arxiv, method.paper.title
-        paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+def entry(method: PublishedMethod, above: Sequence[PublishedMethod] = ()) -> str:
+    """Return a method's item at the head of its page, below those of the methods `above`."""
     status = status_words(method.status, method.parts, "`")
-    text = f"- **{method.name}**: {paper} Status: {status}. Configs: {', '.join(links)}."
-    return wrapped(text, "  ")
+    if method.paper is None:
+        return wrapped(f"- {_configs(method)}, {status}: {method.summary}", "  ")
+    number, title = method.paper.arxiv, method.paper.title
+    paper = f"[{title}]({arxiv(method)}), arXiv {number}, {method.paper.year}."
+    if method.paper in [other.paper for other in above]:
+        paper = "the same paper."
+    text = f"- **{method.name}**: {paper} Status: {status}. {method.summary}"
+    return wrapped(f"{text} Configs: {_configs(method)}.", "  ")
 
 
 def targets() -> list[tuple[Path, Callable[[str], str]]]:

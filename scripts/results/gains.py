@@ -6,7 +6,7 @@
 
 The command adds a row for each config of a comparison, or replaces the one that is there; the
 evaluation of the base model with guidance must be of the same prompts and noise. `tables.py` writes
-docs/results.md from the rows, and one line in docs/methods between
+docs/results.md from the rows, and a sentence in docs/methods between
 `<!-- gain: shapes/NAME -->` and `<!-- gain: end -->`.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import between, fixed, percent, points, wrapped
+from figures import between, percent, points, wrapped
 
 from flowrl.core.files import write_json
 from flowrl.core.tables import markdown_table
@@ -33,7 +33,7 @@ PAGE, METHODS = ROOT / "docs" / "results.md", ROOT / "docs" / "methods"
 TEST = "the test prompts"
 MARK = re.compile(r"<!-- gain: (?!end)(\S+) -->\n.*?<!-- gain: end -->", re.DOTALL)
 HEAD = ["config", "gain", "95 % interval", "right images", "against guidance", "NFE"]
-COUNTS = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds", 5: "five seeds"}
+COUNTS = {1: "1 seed", 2: "2 seeds", 3: "3 seeds", 4: "4 seeds", 5: "5 seeds"}
 Row = dict[str, Any]
 
 
@@ -119,29 +119,24 @@ def page(text: str, found: Sequence[Row]) -> str:
     return between(text, "gains, others: table", "gains, others: end", [table(others, True)])
 
 
-def line(config: str, found: Sequence[Row], up: str = "../") -> str:
-    """Say in a line what a config gains."""
+def line(config: str, found: Sequence[Row]) -> str:
+    """Say what a config gains: one line, or two for a long name.
+
+    docs/results.md has the rest, and says what is compared with what.
+    """
     row = next((row for row in found if row["config"] == config and row["on"]), None)
     if row is None:
         return "Not measured on shapes."
-    verb = "loses" if row["gain"] < 0 else "gains"
-    sign = -1 if row["gain"] < 0 else 1
-    span, doubt = "", ""
+    facts = [COUNTS[row["seeds"]]]
+    facts.append(f"{row['nfe']:,.0f} NFE" if row["nfe"] else f"{row['iterations']:.0f} iterations")
     if row["low"] is not None:
-        ends = sorted((sign * row["low"], sign * row["high"]))
-        span = f" ({fixed(100 * ends[0])} to {fixed(100 * ends[1])})"
-        doubt = ", which may be chance" if ends[0] <= 0 else ""
-    place = "On shapes" if row["on"] == TEST else f"On {row['on']}"
-    place += "," * ("," in place)
-    spent = f"for {row['nfe']:,.0f} NFE" if row["nfe"] else f"in {row['iterations']:.0f} iterations"
-    text = f"{place} `{config}` {verb} {fixed(100 * abs(row['gain']))} points{span} over "
-    text += f"{COUNTS[row['seeds']]} {spent}{doubt}"
-    if (over := row["against_guidance"]) is not None:
-        side = "ahead" if over < 0 else "behind"
-        far = fixed(100 * abs(over))
-        unit = "point" if far == "1.0" else "points"
-        text += f"; the base model with guidance is {far} {unit} {side}"
-    return wrapped(f"{text}. [All rows]({up}results.md)")
+        facts.insert(0, f"{points(row['low'], '')} to {points(row['high'], '')}")
+    text = f"`{config}`: {points(row['gain'])} points ({', '.join(facts)})"
+    if row["on"] != TEST:
+        text += f" on {row['on']}"
+    elif row["against_guidance"] is not None:
+        text += f"; {points(row['against_guidance'])} against guidance"
+    return wrapped(f"{text}.")
 
 
 def method_page(text: str, found: Sequence[Row]) -> str:

@@ -191,9 +191,10 @@ def test_every_field_of_the_config_is_in_the_dump(file: Path) -> None:
     kl, segment = "kl={fn: transition_kl, beta: 1}", "segment={fn: fixed, sizes: [2]}"
     copies = [f"{name}={{fn: ramp, slope: 0, limit: 0}}" for name in ("old", "slow")]
     beside = ["fake={fn: score, lr: 0.1}", "surrogate={fn: preference, lr: 0.1, beta: 1}"]
-    beside += ["sampler={fn: variance_weighted}"]
+    beside += ["sampler={fn: variance_weighted}", "parts.steady={fn: steadykit.Steady, factor: 2}"]
     overrides = [kl, segment, "select={fn: fraction}", *copies, *beside]
-    dumped = yaml.safe_load(load_config(file, overrides).dump())
+    config = load_config(file, overrides, plugins=["steadykit"])
+    dumped = yaml.safe_load(config.dump())
     fields = {f.name for f in dataclasses.fields(Config)} - {"source", "overrides", "plugins"}
     assert set(dumped) == fields == set(load.ORDER)
 

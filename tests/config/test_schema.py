@@ -53,6 +53,7 @@ def test_shipped_configs_fit_and_name_it(name: str) -> None:
         ("optimizer", {"lr": 0}, "$.optimizer"),
         ("train", {"lr": 1e-4}, "$.train: Additional properties are not allowed ('lr' was unexp"),
         ("train", {"group": 0}, "$.train.group: 0 is less than the minimum of 1"),
+        ("parts", {"mine": {"fn": "Mine"}}, "$.parts.mine.fn: 'Mine' is not valid"),
         ("grid", {}, "$: Additional properties are not allowed ('grid' was unexpected)"),
     ],
 )
@@ -67,6 +68,7 @@ def test_what_may_be_left_out_or_stand_in_a_list() -> None:
     config = shipped("shapes/flow_grpo")
     config |= {"optimizer": {"lr": 1e-4}, "kl": None, "select": [{"fn": "fraction", "share": 0.5}]}
     config["plan"] = {"fn": "my_package.plans.mine", "anything": 1}
+    config["parts"] = {"mine": {"fn": "my_package.Mine", "anything": 1}}
     config["rewards"]["shapes"]["transform"] = [{"fn": "rank"}, {"fn": "clip", "low": 0}]
     assert errors(config) == []
     config["optimizer"] = {"lr": 1e-4, "momentum": 1}
@@ -78,4 +80,5 @@ def test_every_key_says_what_it_is_for() -> None:
     for key in SECTIONS:
         keys = SCHEMA["properties"][key]["properties"]
         assert [name for name, it in keys.items() if not it["description"]] == []
-    assert all(functions(axis) for axis in ABOUT if axis not in ("name", "seed"))
+    # parts are of plugins alone
+    assert all(functions(axis) for axis in ABOUT if axis not in ("name", "seed", "parts"))

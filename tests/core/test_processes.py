@@ -290,7 +290,7 @@ def test_what_fsdp_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_compute_together_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("models.context", "training.setup"):
+    for module in ("models.runtime", "training.run"):
         monkeypatch.setattr(f"flowrl.{module}.world", lambda: World(0, 2))
     runtime = {"context_parallel": 2}
     with pytest.raises(ConfigError, match="context_parallel=2: is for Wan's videos, got a SD3"):

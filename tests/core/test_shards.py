@@ -252,6 +252,6 @@ def test_a_share_that_is_missing_or_torn_is_named(both: Both, tmp_path: Path) ->
     copy = shutil.copytree(folder, tmp_path / "less" / "000002")
     for file in ("ema-00001-of-00002.safetensors", "manifest.json"):
         (copy / file).unlink()
-    checkpoint._seal(copy, version=2)
+    checkpoint._seal(copy)
     with pytest.raises(CheckpointError, match="expected shares of .* numbers"):
         checkpoint.load(copy)

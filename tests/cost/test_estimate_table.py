@@ -25,7 +25,7 @@ def script() -> ModuleType:
 def test_the_result_file_is_of_these_configs(script: ModuleType) -> None:
     """All of them; and what is cheap to count again, of a config of each kind: parameters, and the
     parts that are kept."""
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    result = json.loads(script.PLAIN.read_text(encoding="utf-8"))
     assert list(result["configs"]) == table.released_configs()
     for name in ("sd3/flow_grpo", "flux/grpo_guard", "sd15/dance_grpo"):
         config, row = load_config(name), result["configs"][name]
@@ -73,7 +73,7 @@ def test_rows_of_other_libraries_join_where_both_give_the_same() -> None:
 
 
 def test_a_measured_peak_takes_its_place(script: ModuleType) -> None:
-    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    result = json.loads(script.PLAIN.read_text(encoding="utf-8"))
     page = script.PAGE.read_text(encoding="utf-8")
     # the page has some of the rows, here it gets all
     assert page.count("not measured |") == len(script.SHOWN)

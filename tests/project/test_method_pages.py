@@ -149,12 +149,15 @@ def test_a_method_page_shows_how_to_train(name: str) -> None:
 
 @every_page
 def test_a_method_page_has_the_marks_of_its_gains(name: str) -> None:
-    """Between them stands one line about that config, or none yet."""
+    """Between them stands one sentence about that config, or none yet."""
     page = PAGES[name]
     found = GAIN.findall(page)
     assert found and page.count("<!-- gain: ") == 2 * len(found)
     assert {config for config, _ in found} <= {*list_configs()}
-    assert all(text.count("\n") <= 1 for _, text in found)
+    assert all(text.count("\n") <= 2 for _, text in found)
+    assert all(
+        text == "" or text.startswith((f"`{config}`: ", "Not measured")) for config, text in found
+    )
 
 
 def test_every_gain_is_on_one_page() -> None:

@@ -102,7 +102,7 @@ def said(objects: Objects, *include: dict[str, Any], exclude: Any = ()) -> tuple
 
 CAT, DOG = at(0, 0), at(100, 0, color="blue")
 
-# objects, include, exclude, what GenEval says; each branch of addendum "the rule engine"
+# objects, include, exclude, what GenEval says; each branch of its rules
 CASES: dict[str, tuple[Objects, list[dict[str, Any]], list[dict[str, Any]], str]] = {
     "there": ({"cat": [CAT]}, [wish("cat")], [], ""),
     "absent": ({"dog": [DOG]}, [wish("cat")], [], "expected cat>=1, found 0"),

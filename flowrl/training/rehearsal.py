@@ -420,8 +420,6 @@ def rehearse_loss(
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
     if "siblings" in method.needs:
         data = data._replace(siblings=count_trained(made, likelihood.trains, batch.node))
-    if "reward_variance" in method.needs:
-        data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if "data" in method.needs and now.v is not None:
         seen = model.velocity(batch.x, batch.sigma, batch.cond)
         data = data._replace(data=RealRows(seen, torch.zeros_like(seen), batch.sigma))

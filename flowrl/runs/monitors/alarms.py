@@ -1,27 +1,80 @@
-"""What the monitors see in the metrics of an iteration."""
+"""What the monitors look for in an iteration and in the held-out evaluations, and what they found,
+as the run folder keeps it."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from flowrl.config.sections import (
     DiversityMonitor,
+    DriftMonitor,
     GradientsMonitor,
+    HackingMonitor,
     ImagesMonitor,
     MonitorsConfig,
+    PlateauMonitor,
     PromptsMonitor,
     RatioMonitor,
     ZeroStdMonitor,
 )
+from flowrl.core.files import write_text
 from flowrl.evaluation.reward_metrics import LOOKS
-from flowrl.runs.monitors.alarms import Alarm
+from flowrl.runs.folder import FINDINGS, Rows, read_rows
+from flowrl.runs.open_run import Row, best_first, score_of
+
+
+class Alarm(NamedTuple):
+    """What is wrong, with its numbers, and what to change: a sentence each."""
+
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class MonitorFinding:
+    """Something that a monitor found."""
+
+    iteration: int  # finished iterations
+    monitor: str
+    what: str  # one sentence with its numbers
+    advice: str  # what to change
+    action: str  # what was done about it
+
+    def text(self) -> str:
+        """Return the finding as the console shows it."""
+        return f"monitor {self.monitor}: {self.what}. {self.advice}"
+
+
+def append_findings(run: Path, findings: Sequence[MonitorFinding]) -> None:
+    """Write findings below those that are there. Raises RunError."""
+    if findings:
+        rows = [*read_rows(run, FINDINGS), *(asdict(one) for one in findings)]
+        _write(run, rows)
+
+
+def keep_first(run: Path, count: int) -> None:
+    """Keep the first `count` findings: the others are of iterations that are done anew. The file is
+    there from then on, also without any."""
+    _write(run, read_rows(run, FINDINGS)[:count])
+
+
+def _write(run: Path, rows: Rows) -> None:
+    write_text(run / FINDINGS, "".join(json.dumps(row) + "\n" for row in rows))
+
 
 Metrics = Mapping[str, float]
 Memory = dict[str, Any]
 FIRST = 3  # iterations that say how a run began
 ALARMS = ("diversity", "images", "ratio", "gradients", "zero_std", "prompts")
+
+
+SURE = 2.33  # standard errors; chance alone exceeds them once in a hundred times
 
 
 def look(monitors: MonitorsConfig, metrics: Metrics, memory: Memory) -> dict[str, Alarm | None]:
@@ -157,3 +210,102 @@ def _lasting(name: str, alarm: Alarm | None, patience: int, memory: Memory) -> A
     counts: dict[str, int] = memory.setdefault("lasting", {})
     counts[name] = counts.get(name, 0) + 1 if alarm else 0
     return alarm if counts[name] >= patience else None
+
+
+def plateau(options: PlateauMonitor, rows: Sequence[Row]) -> Alarm | None:
+    """Say so if the last `patience` evaluations have brought no gain."""
+    since = since_gain(rows, options.min_gain)
+    if since < options.patience:
+        return None
+    name, last = rows[-1]["score"], score_of(rows[-1])
+    best = best_first(rows)[0]
+    gain = f" of more than {options.min_gain:g}" if options.min_gain else ""
+    return Alarm(
+        f"no gain{gain} of the held-out {name} in {since} evaluations: {last:.3f} after "
+        f"{rows[-1]['iteration']} iterations, {score_of(best):.3f} after {best['iteration']}",
+        "More iterations of the same will hardly help: take the best checkpoint, lower "
+        "optimizer.lr, or give it more prompts or a larger group",
+    )
+
+
+def since_gain(rows: Sequence[Row], min_gain: float) -> int:
+    """Count the evaluations since the score last rose by more than `min_gain` above all before.
+
+    Only those of the last one's score count. Small gains add up: the height to beat is that of the
+    last gain.
+    """
+    top, since = -float("inf"), 0
+    for row in rows:
+        score = score_of(row) if row.get("score") == rows[-1].get("score") else None
+        if score is None:
+            continue
+        if score > top + min_gain:
+            top, since = score, 0
+        else:
+            since += 1
+    return since
+
+
+def noise_of_change(one: Row, two: Row) -> float:
+    """Return the standard error of the change of a held-out score between two evaluations.
+
+    Both are of the same prompts and noises, so it is that of the paired differences per prompt,
+    `sqrt(sum over tasks of var / n) / tasks`, with each task's own variance. 0 where the rows do
+    not hold the scores of the same prompts.
+    """
+    first, second = one.get("by_prompt") or {}, two.get("by_prompt") or {}
+    variance = 0.0
+    for task in first:
+        change = []
+        for old, new in zip(first[task], second.get(task, ()), strict=False):
+            if old is not None and new is not None:
+                change.append(new - old)
+        if len(change) > 1:
+            variance += statistics.variance(change) / len(change)
+    return math.sqrt(variance) / max(len(first), 1)
+
+
+def hacking(
+    options: HackingMonitor, rows: Sequence[Row], rewards: Mapping[str, float]
+) -> Alarm | None:
+    """Say so if the held-out score has fallen while the training reward has risen.
+
+    rewards: {iteration of an evaluation: mean training reward of the iterations before it}; that of
+    the evaluation before training is of the first iteration, whose images are the base model's.
+    A fall that chance alone brings about once in a hundred times is none: the best of several
+    evaluations is also the luckiest.
+    """
+    name, last = rows[-1]["score"], rows[-1]
+    known, of = {}, dict[int, Row]()
+    for row in rows:
+        same = row.get("score") == name and score_of(row) is not None
+        if same and str(row["iteration"]) in rewards:
+            known[row["iteration"]], of[row["iteration"]] = score_of(row) or 0.0, row
+    if last["iteration"] not in known or len(known) < 2:
+        return None
+    # the best one before, the earliest of equals
+    now = known.pop(last["iteration"])
+    best = max(known, key=lambda iteration: (known[iteration], -iteration))
+    then, after = rewards[str(best)], rewards[str(last["iteration"])]
+    fall = known[best] - now
+    if fall < options.drop or after <= then or fall < SURE * noise_of_change(of[best], last):
+        return None
+    return Alarm(
+        f"the held-out {name} fell from {known[best]:.3f} after {best} iterations to {now:.3f}, "
+        f"while the training reward rose from {then:.3f} to {after:.3f}",
+        "The reward is being hacked: look at the samples; add what the reward overlooks, a kl "
+        "section or a lower optimizer.lr, or set monitors.hacking.action to rollback",
+    )
+
+
+def drift(options: DriftMonitor, row: Row) -> Alarm | None:
+    """Say so if the velocity is too far from the base model's."""
+    moved = row.get("drift")
+    if not isinstance(moved, float) or moved <= options.limit:
+        return None
+    return Alarm(
+        f"the velocity has moved by {moved:.2f} of its size from the base model's, more than "
+        f"{options.limit:g}",
+        "Add a kl section or raise its beta, lower optimizer.lr, or stop earlier; "
+        "eval.tuned below 1 leaves the last steps to the base model",
+    )

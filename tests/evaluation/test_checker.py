@@ -10,7 +10,7 @@ import checkerkit
 import numpy as np
 import pytest
 import torch
-from paintkit import (
+from checkerkit import (
     EVERY,
     RECORDS,
     RGB,

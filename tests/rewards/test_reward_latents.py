@@ -215,7 +215,7 @@ def test_a_run_shows_the_latents_of_its_leaves(tmp_path: Path) -> None:
 # ------------------------------------------------------------- the script that trains one on shapes
 
 
-SCRIPT: Any = script_module("shapes_latent_preference")
+SCRIPT: Any = script_module("assets/shapes_latent_preference")
 
 
 class FewPrompts(SCRIPT.Pool):  # type: ignore[misc]

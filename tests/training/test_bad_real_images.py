@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from benchkit import bench_module
-from realkit import DATA, Rows, real_trainer, write_real
-from storedkit import PAIRS, write_pairs
+from storedkit import DATA, PAIRS, Rows, real_trainer, write_pairs, write_real
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, DataError

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from realkit import DATA, Rows, real_trainer, write_real
 from scriptkit import script_module
-from storedkit import GREEN, RED, paint
+from storedkit import DATA, GREEN, RED, Rows, paint, real_trainer, write_real
 from torch import Tensor
 from trainkit import ONE, TREE, flat, gradients, learnt
 

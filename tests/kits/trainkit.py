@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,6 +157,25 @@ class Broken:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+def halves(
+    make: Callable[..., Trainer], folder: Path, first: int = 2, last: int = 2, *moved: str
+) -> tuple[Trainer, Trainer, list[dict[str, float]]]:
+    """Train in one go, and in two halves with a checkpoint between them, of which the second is
+    made anew, with the overrides `moved` -> both trainers, and the metrics, which must be the same
+    to the bit."""
+    whole, begun = make(), make()
+    metrics = [whole.step() for _ in range(first + last)]
+    again = [begun.step() for _ in range(first)]
+    begun.save(folder / "middle")
+    torch.manual_seed(99)  # nothing may depend on torch's global stream
+    second = make(*moved)
+    second.load(folder / "middle")
+    assert second.iteration == first and second.rows() == begun.rows()
+    assert again + [second.step() for _ in range(last)] == metrics
+    assert unchanged(second, weights_of(whole))
+    return whole, second, metrics
 
 
 def files_of(trainer: Trainer, folder: Path) -> dict[str, dict[str, Tensor]]:

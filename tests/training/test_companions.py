@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from toykit import axes, toy
+from trainkit import halves
 
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.training.parts.companions import Companions
@@ -97,15 +99,10 @@ def test_the_policy_follows_what_was_learnt_before(tmp_path: Path) -> None:
 
 def test_a_resume_is_exact(tmp_path: Path) -> None:
     """Two iterations in one go, or with a checkpoint between them."""
-    whole = trainer(tmp_path)
-    whole.step()
-    whole.save(tmp_path / "kept")
-    again = trainer(tmp_path)
-    again.load(tmp_path / "kept")
-    assert whole.step() == again.step()
+    halves(partial(trainer, tmp_path), tmp_path, 1, 1)
     other = Trainer(toy(tmp_path, "train.ema=0", "eval.weights=current"))
     with pytest.raises(CheckpointError):
-        other.load(tmp_path / "kept")
+        other.load(tmp_path / "middle")
 
 
 def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pytest
@@ -176,6 +177,13 @@ def halves(
     assert again + [second.step() for _ in range(last)] == metrics
     assert unchanged(second, weights_of(whole))
     return whole, second, metrics
+
+
+def rise(curves: list[list[float]], count: int) -> tuple[float, float]:
+    """Compare the last `count` iterations of each run with its first -> the mean change, and it in
+    standard errors."""
+    gains = [mean(curve[-count:]) - mean(curve[:count]) for curve in curves]
+    return mean(gains), mean(gains) / (stdev(gains) / math.sqrt(len(gains)))
 
 
 def files_of(trainer: Trainer, folder: Path) -> dict[str, dict[str, Tensor]]:

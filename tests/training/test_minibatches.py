@@ -128,9 +128,7 @@ SHARING = [
 
 
 @pytest.mark.parametrize(("units", "size", "wanted"), SHARING)
-def test_calls_of_units_that_share_states(
-    units: list[set[int]], size: int, wanted: list[set[int]]
-) -> None:
+def test_calls_of_shared_states(units: list[set[int]], size: int, wanted: list[set[int]]) -> None:
     rows = [(place, state) for place, states in enumerate(units) for state in sorted(states)]
     place, state = (torch.tensor(column) for column in zip(*rows, strict=True))
     node = torch.arange(len(rows))

@@ -6,12 +6,11 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 import torch
 from toykit import write_toy
-from trainkit import halves, put, weights_of
+from trainkit import halves, put, rise, weights_of
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
@@ -82,16 +81,15 @@ def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> No
     False alarms: without a signal the change is at most 0.06 (test_learning_toy.py's control); with
     4 seeds, Student's t exceeds 5 by chance in 0.8 % of cases.
     """
-    gains = []
+    curves = []
     for seed in range(SEEDS):
         trainer = trainer_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}")
         rows = [trainer.step() for _ in range(ITERATIONS)]
         assert all(math.isfinite(value) for row in rows for value in row.values())
-        curve = [row["reward/red"] for row in rows]
-        gains.append(mean(curve[-8:]) - mean(curve[:8]))
-    errors = mean(gains) / (stdev(gains) / math.sqrt(SEEDS))
-    print(f"{name}: gain {mean(gains):.3f}, {errors:.1f} standard errors")
-    assert mean(gains) > 0.12 and errors > 5
+        curves.append([row["reward/red"] for row in rows])
+    gain, errors = rise(curves, 8)
+    print(f"{name}: gain {gain:.3f}, {errors:.1f} standard errors")
+    assert gain > 0.12 and errors > 5
 
 
 @pytest.mark.parametrize(

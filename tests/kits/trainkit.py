@@ -83,14 +83,15 @@ def put(trainer: Trainer, **things: Any) -> None:
 
 def watch(trainer: Trainer, name: str = "loss") -> list[Any]:
     """Let the loss of a trainer, or its kl, note what it is given -> the list that it fills."""
-    seen, plain = [], getattr(trainer.method, name)
+    seen, plain = list[Any](), getattr(trainer.method, name)
 
     @needs(*needs_of(plain))
     def noted(data: Any) -> Any:
         seen.append(data)
         return plain(data)
 
-    put(trainer, method=trainer.method._replace(**{name: noted}))
+    changed: dict[str, Any] = {name: noted}
+    put(trainer, method=trainer.method._replace(**changed))
     return seen
 
 

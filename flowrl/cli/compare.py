@@ -154,41 +154,29 @@ def compare(
     seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
     The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
-    from flowrl.runs.compare.compare import compare as run_comparison
-    from flowrl.runs.compare.compare import saved_result, write_comparison
+    from flowrl.runs.compare import compare as room
+    from flowrl.runs.compare.budgets import Budgets
     from flowrl.runs.compare.tables import terminal
 
     options.quiet_libraries()
+    _check_configs(configs, report_only=report_only)
     changes = [*_judge(suite, prompts), *changes]
     # a result, made or read
     if report_only:
-        if configs:
-            raise ConfigError(
-                f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
-            )
-        result = saved_result(out)
+        result = room.saved_result(out)
     else:
-        result = run_comparison(
-            configs,
-            seeds=seeds,
-            nfe=nfe,
-            seconds=seconds,
-            clock=clock,
-            count=count,
-            points=points,
-            lr_search=lr_search,
-            search_seed=search_seed,
-            search_share=search_share,
-            overrides=changes,
-            plugins=plugin,
-            runs=runs,
-            out=out,
-            processes=processes,
-            quiet=quiet,
-        )
+        budgets = Budgets(nfe, seconds, points, clock, count)
+        search = room.Search(tuple(lr_search), search_seed, search_share) if lr_search else None
+        what = room.Comparison(tuple(configs), tuple(seeds), budgets, runs, out, search)
+        more: dict[str, Any] = {
+            "overrides": tuple(changes),
+            "plugins": tuple(plugin),
+            "processes": processes,
+        }
+        result = room.run_comparison(what._replace(**more), quiet=quiet)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
-    _name(write_comparison(result, out, figures or out.parent, runs), json)
+    _name(room.write_comparison(result, out, figures or out.parent, runs), json)
 
 
 def _name(files: Sequence[Path], json: Path | None) -> None:
@@ -197,6 +185,18 @@ def _name(files: Sequence[Path], json: Path | None) -> None:
 
     if json is None or not is_stdout(json):
         print("\n".join(map(str, files)))
+
+
+def _check_configs(configs: list[str], *, report_only: bool) -> None:
+    """Raise ConfigError if configs were given to a report, or none to a comparison."""
+    if configs and report_only:
+        raise ConfigError(
+            f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
+        )
+    if not configs and not report_only:
+        raise ConfigError(
+            "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
+        )
 
 
 def _judge(suite: str | None, prompts: str | None) -> list[str]:

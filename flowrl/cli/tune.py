@@ -103,22 +103,9 @@ def tune(
     else:
         if points is None:
             points = 1 if pruner == "none" else 4
-        what = Tuning(
-            config,
-            read_space(tries),
-            tuple(seeds),
-            nfe,
-            out,
-            trials=trials,
-            sampler=sampler,
-            sampler_seed=sampler_seed,
-            pruner=pruner,
-            points=points,
-            counted=count,
-            overrides=tuple(changes),
-            plugins=tuple(plugin),
-            processes=processes,
-        )
+        drawn = (trials, sampler, sampler_seed, pruner, points, count)
+        more = (tuple(changes), tuple(plugin), processes)
+        what = Tuning(config, read_space(tries), tuple(seeds), nfe, out, *drawn, *more)
         result = run_tuning(what, quiet=quiet)
     # what is shown and written of it
     files = write_tuning(result, out)

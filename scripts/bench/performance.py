@@ -19,21 +19,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from queue_process import reason
-
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
-from flowrl.cost.throughput import measure_throughput, prepare, throughput_table
+from flowrl.cost.throughput import measure_throughput, throughput_table
 
-RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 _ON = "model.runtime.compile=true"
@@ -60,6 +60,14 @@ def ways(text: str) -> list[str]:
         known = ", ".join([*COMPILE, *SEVERAL])
         raise argparse.ArgumentTypeError(f"expected some of {known}, got {unknown[0]!r}")
     return found
+
+
+def reason(stderr: str) -> str:
+    """Return why a process ended, of what it said: the last line that begins with the name of an
+    error, or else its last line; "" for nothing. A CUDA error has lines of advice after its own."""
+    lines = stderr.strip().splitlines()
+    named = [line for line in lines if ERROR.match(line)]
+    return "".join((named or lines)[-1:])
 
 
 def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, Any]:
@@ -141,9 +149,6 @@ def described() -> argparse.ArgumentParser:
         help="regional compile: off, on, graphs (with CUDA graphs), with commas; or both, all",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="measure when the standard input ends, not before"
-    )
-    parser.add_argument(
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
     )
     return parser
@@ -155,9 +160,6 @@ def main() -> int:
     # what cannot be measured is a message and exit code 2, not a traceback
     try:
         settings = settings_of(args)
-        if args.wait:
-            prepare(load_config(args.config, [*args.overrides, *settings[0]]))
-            sys.stdin.read()
         if len(settings) > 1:
             result = in_turn(args, settings)
         else:

@@ -150,23 +150,18 @@ def compare(
 ) -> None:
     """Compare configs on equal budgets.
 
-    Train configs x seeds until each run has used up a budget of network evaluations and one of
-    seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
-    The same command goes on after a stop; with more configs or seeds it adds to what is there.
+    Train configs x seeds until their budgets are used up, judge them on the same prompts, and write
+    a result file, tables and figures. The same command goes on, also with more configs or seeds.
     """
     from flowrl.runs.compare.compare import compare as run_comparison
-    from flowrl.runs.compare.compare import saved_result, write_comparison
+    from flowrl.runs.compare.compare import write_comparison
     from flowrl.runs.compare.tables import terminal
 
     options.quiet_libraries()
     changes = [*_judge(suite, prompts), *changes]
     # a result, made or read
     if report_only:
-        if configs:
-            raise ConfigError(
-                f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
-            )
-        result = saved_result(out)
+        result = _saved(out, configs)
     else:
         result = run_comparison(
             configs,
@@ -197,6 +192,17 @@ def _name(files: Sequence[Path], json: Path | None) -> None:
 
     if json is None or not is_stdout(json):
         print("\n".join(map(str, files)))
+
+
+def _saved(out: Path, configs: list[str]) -> dict[str, Any]:
+    """Read the result of --report-only. Raises ConfigError for configs beside it."""
+    from flowrl.runs.compare.compare import saved_result
+
+    if configs:
+        raise ConfigError(
+            f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
+        )
+    return saved_result(out)
 
 
 def _judge(suite: str | None, prompts: str | None) -> list[str]:

@@ -20,7 +20,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
 from flowrl.core.shards import here, is_share
-from flowrl.core.types import FlowModel, Rollout
+from flowrl.core.types import FlowModel, RewardBatch, Rollout
 from flowrl.training import checkpoint
 from flowrl.training.advantages import give_credit
 from flowrl.training.checkpoint_state import CheckpointState, checked_state
@@ -30,7 +30,7 @@ from flowrl.training.optimizer_state import (
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
-from flowrl.training.rollout import collect, sample_forest
+from flowrl.training.rollout import Collected, collect, reward_batch, sample_forest
 from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
 from flowrl.training.weights import check_saved, put_saved
 
@@ -87,6 +87,14 @@ class Trainer(Run):
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""
         return sample_forest(self, rows)
+
+    def collect(self, rows: list[int], places: Sequence[int], attempt: int = 0) -> Collected:
+        """Sample and score training prompts again, for a part that wants others."""
+        return collect(self, rows, places, attempt=attempt)
+
+    def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
+        """Put images of a rollout's leaves together with their prompts, for such a part."""
+        return reward_batch(self, ro, images, rows)
 
     # ------------------------------------------------------------------------------- checkpoints
 

@@ -143,4 +143,7 @@ def _means(trial: Result, tasks: Sequence[str]) -> list[float]:
     """Return the mean of each task over a trial's seeds; none without a score."""
     if trial["score"] is None:
         return []
-    return [fmean(run["tasks"][task] for run in trial["runs"]) for task in tasks]
+    means = []
+    for task in tasks:
+        means.append(fmean(run["tasks"][task] for run in trial["runs"]))
+    return means

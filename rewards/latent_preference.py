@@ -15,8 +15,8 @@ from flowrl.core.errors import ConfigError, DataError, ModelError
 from flowrl.core.seeds import generator
 from flowrl.core.types import Cond, RewardBatch
 
+from ._backbones.clock import Clock
 from ._common.scorer import find_file, first_line, load_strict, pick_device, read_weights, source_of
-from .step_aware import Clock
 
 WHO = "rewards.latent_preference"
 WEIGHTS, SHAPE = "latent_preference.safetensors", "latent_preference.json"

@@ -3,7 +3,6 @@ any noise level."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from flowrl.core.pixels import round_8bit
 from flowrl.core.types import RewardBatch
 
 from ._backbones.clip import load_part, positive, tokens_of
+from ._backbones.clock import Clock
 from ._common.scorer import (
     check_images,
     find_file,
@@ -32,7 +32,6 @@ from ._common.scorer import (
 
 WHO = "rewards.step_aware"
 WEIGHTS = "step_aware.safetensors"
-SINES = 256
 
 
 class step_aware:
@@ -136,24 +135,6 @@ def _empty(folder: str) -> StepClip:
             "CLIPModel; scripts/assets/shapes_step_aware.py makes one for shapes. Reading it as "
             f"one failed: {first_line(error)}"
         ) from error
-
-
-class Clock(nn.Module):
-    """A time in [0, 1000) -> a vector [B, D]: cosines and sines, then two layers."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(SINES, width), nn.SiLU(), nn.Linear(width, width))
-
-    def forward(self, time: Tensor) -> Tensor:
-        """time [B] -> [B, D]."""
-        half = torch.arange(SINES // 2, device=time.device)
-        speed = torch.exp(-math.log(10000.0) * half / (SINES // 2))
-        angle = time.float()[:, None] * speed
-        waves = torch.cat([angle.cos(), angle.sin()], 1)
-        first = next(self.layers.parameters())
-        made: Tensor = self.layers(waves.to(first.dtype))
-        return made
 
 
 def _still(width: int, biases: list[int]) -> nn.Sequential:

@@ -210,19 +210,6 @@ class Run(Prepared):
         learns = self.parts.agree("learns", self.iteration)
         return learns and self.parts.agree("trains_policy", self.iteration)
 
-    def collect(self, rows: list[int], places: Sequence[int], attempt: int = 0) -> Any:
-        """Sample and score training prompts; see `flowrl.training.rollout.collect`."""
-        from flowrl.training.rollout import collect  # which takes a run
-
-        return collect(self, rows, places, attempt=attempt)
-
-    def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
-        """Put images of a rollout's leaves together with their prompts; see
-        `flowrl.training.rollout.reward_batch`."""
-        from flowrl.training.rollout import reward_batch
-
-        return reward_batch(self, ro, images, rows)
-
     def encode_ahead(self, iterations: int | None = None) -> None:
         """Encode this process' prompts of the next `iterations`, or all that are trained on, and
         the held-out ones, so that no iteration waits for text encoders. A model that keeps no

@@ -23,7 +23,7 @@ from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
 from flowrl.core.shards import here, is_share
-from flowrl.core.types import FlowModel, Rollout, concatenated
+from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
 from flowrl.evaluation.reward_metrics import finished_distances
 from flowrl.training import checkpoint
 from flowrl.training.batches import join
@@ -34,7 +34,13 @@ from flowrl.training.optimizer_state import (
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
-from flowrl.training.rollout import collect, images_worked_on, reward_batch, sample_forest
+from flowrl.training.rollout import (
+    Collected,
+    collect,
+    images_worked_on,
+    reward_batch,
+    sample_forest,
+)
 from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
 from flowrl.training.weights import check_saved, put_saved
 
@@ -91,6 +97,14 @@ class Trainer(Run):
     def sample(self, rows: list[int]) -> Rollout:
         """Sample the forest of the training prompts `rows`, as the current iteration would."""
         return sample_forest(self, rows)
+
+    def collect(self, rows: list[int], places: Sequence[int], attempt: int = 0) -> Collected:
+        """Sample and score training prompts again, for a part that wants others."""
+        return collect(self, rows, places, attempt=attempt)
+
+    def reward_batch(self, ro: Rollout, images: Tensor, rows: list[int]) -> RewardBatch:
+        """Put images of a rollout's leaves together with their prompts, for such a part."""
+        return reward_batch(self, ro, images, rows)
 
     # ------------------------------------------------------------------------------- checkpoints
 

@@ -29,9 +29,11 @@ ITERATIONS = 20
 SMALL = "train.prompts=4 train.rollout_batch=32 train.micro_batch=16 train.threads=1 eval.images=1"
 RUNS = {
     "flow_grpo": "shapes/flow_grpo train.updates=2",
-    "branch_grpo": "shapes/branch_grpo monitors.gradients.action=skip monitors.gradients.factor=1.2",
+    "branch_grpo": "shapes/branch_grpo monitors.gradients.action=skip "
+    "monitors.gradients.factor=1.2",
     "awm": "shapes/awm train.empty_prompts=0.2 train.guidance=2.0 monitors.adaptive_kl.target=1e-3",
-    "diffusion_nft": "shapes/diffusion_nft scout.images=12 train.parts=2 train.reference_guidance=2",
+    "diffusion_nft": "shapes/diffusion_nft scout.images=12 train.parts=2 "
+    "train.reference_guidance=2",
     "flow_opd": "shapes/flow_opd",
     "tdm_r1": "shapes/tdm_r1 train.start='' surrogate.alone=4",
     "adv_awm": "shapes/adv_awm train.refill=1",

@@ -45,7 +45,7 @@ def test_what_is_crowded(source: str, lines: list[int]) -> None:
 
 def test_at_most_one_comprehension_a_line() -> None:
     found = {str(path.relative_to(ROOT)): crowded(path.read_text()) for path in FILES}
-    assert len(FILES) > 800 and {name: lines for name, lines in found.items() if lines} == {}
+    assert len(FILES) > 600 and {name: lines for name, lines in found.items() if lines} == {}
 
 
 def lengths(source: str) -> dict[str, tuple[int, int]]:

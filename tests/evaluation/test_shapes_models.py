@@ -4,6 +4,7 @@ same through our adapters, and they draw what they are asked for."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,12 @@ def test_the_editor_follows_the_prompt_and_leaves_room(editor: FluxKontext) -> N
         draws = [torch.Generator().manual_seed(i) for i in range(len(texts))]
         shape, sigmas = editor.latent_shape(64, 64), editor.sigmas(10, 64, 64)
         with torch.no_grad():
-            how = {"sigmas": sigmas, "shape": shape, "group_size": 1, "generators": draws}
+            how: dict[str, Any] = {
+                "sigmas": sigmas,
+                "shape": shape,
+                "group_size": 1,
+                "generators": draws,
+            }
             x0 = sample_ode(editor, cond, **how)
             found = check_edits(editor.decode(x0), images, prompts.records)
         right.append(float(found.strict.float().mean()))

@@ -15,8 +15,6 @@ from scriptkit import module_of
 
 from flowrl.core.errors import ConfigError
 
-RUN = "name: shapes-awm\nseed: {seed}\n"
-
 
 @pytest.fixture(scope="module")
 def checks() -> ModuleType:

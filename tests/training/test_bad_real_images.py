@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchkit import bench_module
+from scriptkit import module_of
 from storedkit import DATA, PAIRS, Rows, real_trainer, write_pairs, write_real
 
 from flowrl.config.load import load_config
@@ -146,4 +146,4 @@ def test_models_that_cannot(tmp_path: Path) -> None:
 def test_bench_has_no_images_of_made_up_prompts(tmp_path: Path) -> None:
     config = load_config(write_real(tmp_path), [DATA], ("toykit",))
     with pytest.raises(ConfigError, match="performance: kl trains on real images"):
-        bench_module("throughput").stand_in(config)
+        module_of("bench", "throughput").stand_in(config)

@@ -29,7 +29,6 @@ from rewards.latent_preference import (
 )
 
 MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
-MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
 
 
 def test_the_loss_is_the_references() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders
-from benchkit import bench_module
 from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
+from scriptkit import module_of
 from toykit import toy
 from trainkit import watch
 
@@ -104,7 +104,7 @@ def test_its_negative_prompt_is_encoded_ahead(
 def test_speed_is_measured_with_it(tmp_path: Path) -> None:
     """Random weights of real sizes can be guided as the adapter can."""
     config = config_of(tmp_path, f"train.guidance={SCALE}")
-    model = bench_module("random_model").random_model(config)
+    model = module_of("bench", "random_model").random_model(config)
     assert not model.adapter.guided
     with model.guiding(SCALE):
         assert any(key.startswith("negative_") for key in model.encode(["a red dot"]))

@@ -11,9 +11,18 @@ from typing import Any, cast
 
 import pytest
 import torch
-from realkit import DATA, Rows, real_trainer, write_real
-from scriptkit import script_module
-from storedkit import GREEN, PAIRS, RED, paint, write_pairs
+from scriptkit import module_of, script_module
+from storedkit import (
+    DATA,
+    GREEN,
+    PAIRS,
+    RED,
+    Rows,
+    paint,
+    real_trainer,
+    write_pairs,
+    write_real,
+)
 from torch import Tensor
 from trainkit import ONE, TREE, flat, gradients, learnt
 
@@ -23,7 +32,6 @@ from flowrl.core.errors import ConfigError, DataError
 from flowrl.core.prompts import load_prompts
 from flowrl.core.seeds import NodeStreams
 from flowrl.core.types import Batch, LossInput, RealRows, Rollout
-from flowrl.cost.throughput import stand_in
 from flowrl.evaluation.image_files import find_images, read_image
 from flowrl.evaluation.suites.shapes.checker import judge_detections
 from flowrl.evaluation.suites.shapes.detect import detect
@@ -34,6 +42,7 @@ from flowrl.training.rehearsal import check_plan
 from flowrl.training.rollout import collect
 from flowrl.training.trainer import Trainer
 
+stand_in = module_of("bench", "throughput").stand_in
 FORWARD = ("plan={fn: ode, steps: 4}", "likelihood={fn: forward, draws: 2}", "loss={fn: awm}")
 
 
@@ -276,7 +285,7 @@ def test_learning_without_the_trainer_s_preparation(tmp_path: Path) -> None:
 
 def test_the_script_s_list_is_what_a_run_reads(tmp_path: Path) -> None:
     """Two images of each of 242 prompts, all of them right by the strict checker."""
-    module = script_module("shapes_images")
+    module = script_module("assets/shapes_images")
     records = module.draw(load_prompts("assets/shapes/train.jsonl"), tmp_path, 2, 0)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
     prompts = load_prompts(str(tmp_path / "train.jsonl"))

@@ -150,40 +150,33 @@ def compare(
 ) -> None:
     """Compare configs on equal budgets.
 
-    Train configs x seeds until their budgets are used up, judge them on the same prompts, and write
-    a result file, tables and figures. The same command goes on, also with more configs or seeds.
+    Train configs x seeds until each run has used up a budget of network evaluations and one of
+    seconds, judge them on the same held-out prompts, and write a result file, tables and figures.
+    The same command goes on after a stop; with more configs or seeds it adds to what is there.
     """
-    from flowrl.runs.compare.compare import compare as run_comparison
-    from flowrl.runs.compare.compare import write_comparison
+    from flowrl.runs.compare import compare as room
+    from flowrl.runs.compare.budgets import Budgets
     from flowrl.runs.compare.tables import terminal
 
     options.quiet_libraries()
+    _check_configs(configs, report_only=report_only)
     changes = [*_judge(suite, prompts), *changes]
     # a result, made or read
     if report_only:
-        result = _saved(out, configs)
+        result = room.saved_result(out)
     else:
-        result = run_comparison(
-            configs,
-            seeds=seeds,
-            nfe=nfe,
-            seconds=seconds,
-            clock=clock,
-            count=count,
-            points=points,
-            lr_search=lr_search,
-            search_seed=search_seed,
-            search_share=search_share,
-            overrides=changes,
-            plugins=plugin,
-            runs=runs,
-            out=out,
-            processes=processes,
-            quiet=quiet,
-        )
+        budgets = Budgets(nfe, seconds, points, clock, count)
+        search = room.Search(tuple(lr_search), search_seed, search_share) if lr_search else None
+        what = room.Comparison(tuple(configs), tuple(seeds), budgets, runs, out, search)
+        more: dict[str, Any] = {
+            "overrides": tuple(changes),
+            "plugins": tuple(plugin),
+            "processes": processes,
+        }
+        result = room.run_comparison(what._replace(**more), quiet=quiet)
     # what is shown and written of it
     show_or_write(lambda width: terminal(result, width=width), result, json)
-    _name(write_comparison(result, out, figures or out.parent, runs), json)
+    _name(room.write_comparison(result, out, figures or out.parent, runs), json)
 
 
 def _name(files: Sequence[Path], json: Path | None) -> None:
@@ -194,15 +187,16 @@ def _name(files: Sequence[Path], json: Path | None) -> None:
         print("\n".join(map(str, files)))
 
 
-def _saved(out: Path, configs: list[str]) -> dict[str, Any]:
-    """Read the result of --report-only. Raises ConfigError for configs beside it."""
-    from flowrl.runs.compare.compare import saved_result
-
-    if configs:
+def _check_configs(configs: list[str], *, report_only: bool) -> None:
+    """Raise ConfigError if configs were given to a report, or none to a comparison."""
+    if configs and report_only:
         raise ConfigError(
             f"--report-only reads --out alone: leave out the configs, {', '.join(configs)}"
         )
-    return saved_result(out)
+    if not configs and not report_only:
+        raise ConfigError(
+            "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
+        )
 
 
 def _judge(suite: str | None, prompts: str | None) -> list[str]:

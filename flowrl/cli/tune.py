@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -90,9 +90,10 @@ def tune(
     on after a stop; with more trials it adds to what is there.
     """
     # imported when the command runs, so that --help need not load torch
+    from flowrl.core.tables import text_table
     from flowrl.runs.compare.search_space import read_space
     from flowrl.runs.compare.tune import BEST, Tuning, read_tuning, run_tuning
-    from flowrl.runs.compare.tune_report import write_tuning
+    from flowrl.runs.compare.tune_report import tuning_notes, tuning_rows, write_tuning
 
     options.quiet_libraries()
     if bool(config) == report_only or (report_only and tries):
@@ -100,41 +101,19 @@ def tune(
     if report_only:
         result = read_tuning(out)
     else:
-        what = Tuning(
-            config,
-            read_space(tries),
-            tuple(seeds),
-            nfe,
-            out,
-            trials=trials,
-            sampler=sampler,
-            sampler_seed=sampler_seed,
-            pruner=pruner,
-            points=_points(points, pruner),
-            counted=count,
-            overrides=tuple(changes),
-            plugins=tuple(plugin),
-            processes=processes,
-        )
+        if points is None:
+            points = 1 if pruner == "none" else 4
+        drawn = (trials, sampler, sampler_seed, pruner, points, count)
+        more = (tuple(changes), tuple(plugin), processes)
+        what = Tuning(config, read_space(tries), tuple(seeds), nfe, out, *drawn, *more)
         result = run_tuning(what, quiet=quiet)
     # what is shown and written of it
     files = write_tuning(result, out)
     if result["best"] is not None and not report_only:
         files.append(out / BEST)
-    show_or_write(lambda width: _told(result, files, width), result, json)
 
+    def said(width: int | None) -> str:
+        table = text_table(tuning_rows(result), left=1, width=width)
+        return "\n".join([table, *tuning_notes(result), *map(str, files)])
 
-def _points(points: int | None, pruner: str) -> int:
-    """Return the evaluations of a run: a pruner needs several."""
-    if points is None:
-        return 1 if pruner == "none" else 4
-    return points
-
-
-def _told(result: dict[str, Any], files: list[Path], width: int | None) -> str:
-    """Return what the terminal shows: a table, notes, and the files that were written."""
-    from flowrl.core.tables import text_table
-    from flowrl.runs.compare.tune_report import tuning_notes, tuning_rows
-
-    table = text_table(tuning_rows(result), left=1, width=width)
-    return "\n".join([table, *tuning_notes(result), *map(str, files)])
+    show_or_write(said, result, json)

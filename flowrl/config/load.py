@@ -7,7 +7,8 @@ itself.
 
 Rewards that are not at hand are an error where they are made, and no trouble before, so that a run
 can be sampled and exported without them. A program may hand over rewards that are functions of its
-own: `with_rewards`.
+own: `with_rewards`. A model trained on small images may be judged on large ones (PaCo-RL,
+2512.04784): `check_eval_size`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -39,8 +40,11 @@ from flowrl.config.sections import (
     TrainConfig,
 )
 from flowrl.config.values import convert, show
-from flowrl.core.errors import ConfigError, unknown
+from flowrl.core.errors import ConfigError, FlowRLError, unknown
 from flowrl.core.shipped_files import config_file, resource
+
+if TYPE_CHECKING:
+    from flowrl.core.types import FlowModel
 
 ORDER = (
     *("name", "seed", "model", "prompts", "sampler", "image", "plan", "transition", "rewards"),
@@ -53,6 +57,7 @@ ORDER = (
 PYTHON = "python"  # `fn` of a reward that a program handed over, which no config can name
 
 MOST_DRAWN = 100_000  # of one prompt: they are decoded together
+MOST_IMAGES = 10**8  # of one evaluation: their scores are held in memory
 REPORT_KEYS = {
     *("score", "interval", "images", "tasks", "seen", "held_out", "rewards", "setting"),
     *("outcomes", "unscored", "by_prompt", "iteration", "drift", "marks"),
@@ -377,6 +382,41 @@ def _wrong_headline(built: Mapping[str, Any], at: Callable[[str], str]) -> list[
         says = unknown(evaluation.best_by, rewards, "reward")
         said.append(f"{at('eval.best_by')}: the config {says}")
     return said
+
+
+def check_eval_count(config: Config, prompts: int) -> None:
+    """Raise ConfigError if an evaluation of so many prompts would draw more images than can be."""
+    images, best_of = config.eval.images, config.eval.best_of
+    drawn = images * best_of * prompts
+    if drawn > MOST_IMAGES:
+        of_each = f"{images:,} images" + (f", each the best of {best_of:,}," if best_of > 1 else "")
+        raise ConfigError(
+            f"eval.images, eval.best_of: {of_each} of each of {prompts:,} prompts are {drawn:,} to "
+            f"draw, and an evaluation draws at most {MOST_IMAGES:,}"
+        )
+
+
+def check_eval_size(model: FlowModel, config: Config) -> None:
+    """Raise ConfigError if the images that are evaluated have another size than those that are
+    trained on, and the model cannot make both."""
+    height, width = config.eval_size
+    if (height, width) == (config.image.height, config.image.width):
+        return
+    # learned noise has the shape of the latents that it was learned with
+    if hasattr(model, "initial_log_prob"):
+        raise ConfigError(
+            f"eval.height, eval.width: {height} x {width} is another size than image's, but "
+            f"likelihood {config.likelihood.fn} learns noise of one size; leave them out"
+        )
+    try:
+        # the model itself knows its sizes: ask before anything is trained
+        model.latent_shape(height, width)
+        model.sigmas(config.eval.steps, height, width)
+    except FlowRLError as error:
+        raise ConfigError(
+            f"eval.height, eval.width: {type(model).__name__} cannot make images of {height} x "
+            f"{width} pixels: {error}"
+        ) from error
 
 
 def check_reward_name(name: Any, where: str) -> None:

@@ -16,7 +16,6 @@ rest is made only for functions that ask for it by name:
 ``best``            the best leaf below each state, and its advantage
 ``data``            the velocity on noised real images of the rows' prompts, which records name
 ``reward``          the rewards of the images that the likelihood makes, with their gradient
-``reward_variance`` the variance of the rewards of the row's prompt
 ``siblings``        how many trained nodes the row's prompt has in all, and which rows were scored
 ``zero_advantage``  rows of advantage 0 too: by default they are counted but not computed
 ``shared_noise``    nothing; images of a prompt must be noised alike, or the config is refused

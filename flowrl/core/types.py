@@ -207,7 +207,6 @@ class LossInput(NamedTuple):
     best_advantage: Tensor | None = None  # [B]  its advantage
     siblings: Tensor | None = None  # [B] int64  trained nodes of the row's prompt, in all
     scored: Tensor | None = None  # [B] bool  rows that the rewards judged; None = all
-    reward_variance: Tensor | None = None  # [B]  of the rewards of the row's prompt, biased
     reward: Tensor | None = None  # [B]  of `now`'s images, with its gradient; NaN = not scored
     rewards: dict[str, Tensor] = {}  # {name: [B]}  whose weighted sum it is
     data: RealRows | None = None  # real images of the rows' prompts, noised

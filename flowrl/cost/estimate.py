@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowrl.config.load import Config, check_config
+from flowrl.config.load import Config, check_config, check_eval_count
 from flowrl.config.sections import ImageConfig
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.prompts import groups_of, prompts_if_there
@@ -28,7 +28,6 @@ from flowrl.cost.memory import (
     staying,
 )
 from flowrl.cost.meta_run import MetaRun, meta_run, workload_of
-from flowrl.evaluation.eval_size import check_eval_count
 from flowrl.training.method import method_of
 from flowrl.training.rehearsal import RehearsedIteration, check_plan
 

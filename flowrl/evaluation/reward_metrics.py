@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithms.nodes import KINDS
-from flowrl.core.types import Tree
 
 LOOKS = ("saturation", "sharpness", "grid")
 PERIOD = 8  # pixels: of the autoencoders, and half of the networks' patches
@@ -142,18 +141,6 @@ def prompt_entropy(advantage: Tensor, group: Tensor) -> float:
         return float(prompts == 1)
     share = size / size.sum()
     return float(torch.special.entr(share).sum() / math.log(prompts))
-
-
-def spread_of(reward: Tensor, leaf: Tensor, tree: Tree) -> Tensor:
-    """Return the variance (divisor n) of the rewards [L] of each node's prompt -> [V] float64; 0
-    where nothing was scored."""
-    ids, index = torch.unique(tree.group, return_inverse=True)
-    known, value = ~reward.isnan(), reward.double().nan_to_num().to(leaf.device)
-    zeros = torch.zeros(len(ids), dtype=torch.float64, device=leaf.device)
-    at, scored = index[leaf], known.to(leaf.device).double()
-    count = zeros.index_add(0, at, scored).clamp_min(1)
-    gap = (value - (zeros.index_add(0, at, value * scored) / count)[at]) * scored
-    return (zeros.index_add(0, at, gap.square()) / count)[index]
 
 
 def shares(parts: Mapping[str, Tensor], group: Tensor) -> dict[str, float]:

@@ -22,7 +22,6 @@ from flowrl.evaluation.reward_metrics import (
     finished_distances,
     reward_metrics,
     shares,
-    spread_of,
     total_reward,
 )
 from flowrl.evaluation.sources import prompt_keys
@@ -90,11 +89,10 @@ class RewardSet:
             self.transforms[name] = [step.partial() for step in call.transform]
         self.aggregate: Callable[[Scores, Credit], Mixed] = config.aggregate.make()
         self.weights, self.max_unscored = config.reward_weights, config.train.max_unscored
-        # of the last advantages: weighted sum of the rewards [L]; factor of the penalty, variance
-        # of a prompt's rewards, and which nodes were judged [V]
+        # of the last advantages: weighted sum of the rewards [L]; factor of the penalty, and which
+        # nodes were judged [V]
         self.total: Tensor | None = None
         self.gate: Tensor | None = None
-        self.variance: Tensor | None = None
         self.scored: Tensor | None = None
         self.credit = credit if isinstance(credit, RememberingCredit) else None
         if self.credit is not None:
@@ -156,7 +154,7 @@ class RewardSet:
         mixed = self.aggregate(scores, lambda reward: credit(reward, leaf, tree))
         self.gate = mixed.gate
         total = total_reward(scores.values, self.weights)
-        self.total, self.variance = total, spread_of(total, leaf, tree)
+        self.total = total
         # a credit may have judged by something else, such as labels
         self.scored = ~subtree_mean(total, leaf, tree).isnan() | (mixed.advantage != 0)
         # figures of the raw rewards, and the aggregator's own

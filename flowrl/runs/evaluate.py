@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.abilities import asks_people, sees_latents
 from flowrl.core.errors import ConfigError, RewardError
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, prompts_if_there
 from flowrl.core.types import FlowModel, Reward, RewardBatch, Source
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.held_out import (
     best_rows,
     chooser,

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowrl.config.load import Config
+from flowrl.config.load import Config, check_eval_count, check_eval_size
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import write_json, write_text
 from flowrl.core.processes import World
 from flowrl.core.prompts import PromptSet, check_records, load_prompts, overlap, prompts_hash
 from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of

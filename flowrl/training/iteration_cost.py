@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flowrl.algorithms.nodes import Trains
-from flowrl.algorithms.rollout.own_windows import total_counts
-from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for
+from flowrl.algorithms.rollout.plan_steps import PlanCounts, roots_for, total_counts
 from flowrl.config.load import Config
 from flowrl.core.errors import ConfigError
-from flowrl.core.types import Plan
+from flowrl.core.types import Likelihood, Plan
 from flowrl.training.guidance import guides_reference, is_guided, samples_guided
 
 MOST_IMAGES, MOST_STEPS = 10**6, 1000  # of an iteration: more is a slip of the pen
@@ -163,15 +163,31 @@ def _trained(
     return nodes, rows * nodes
 
 
+class Guided(NamedTuple):
+    """Where the network is evaluated with and without the prompt."""
+
+    always: bool
+    sampling: bool  # in sampling alone
+    reference: bool  # for the base model alone
+
+
+def guided_of(config: Config) -> Guided:
+    """Say where a config's model is guided."""
+    return Guided(is_guided(config), samples_guided(config), guides_reference(config))
+
+
 def cost_of(config: Config, iteration: int = 0) -> IterationCost:
     """Count what one iteration of a config costs. Raises ConfigError as `iteration_cost` and
     the plan do."""
-    return cost_of_plan(config, config.call("plan")(iteration))
+    plan = config.call("plan")(iteration)
+    return cost_of_plan(config, plan, config.likelihood.make(), guided_of(config))
 
 
-def cost_of_plan(config: Config, plan: Plan) -> IterationCost:
+def cost_of_plan(
+    config: Config, plan: Plan, likelihood: Likelihood, guided: Guided
+) -> IterationCost:
     """Count what an iteration of a config with a plan costs."""
-    t, likelihood = config.train, config.likelihood.make()
+    t = config.train
     return iteration_cost(
         plan,
         prompts=t.prompts,
@@ -179,9 +195,9 @@ def cost_of_plan(config: Config, plan: Plan) -> IterationCost:
         updates=t.updates,
         micro_batch=t.micro_batch,
         rollout_batch=t.rollout_batch,
-        guided=is_guided(config),
-        samples_guided=samples_guided(config),
-        guides_reference=guides_reference(config),
+        guided=guided.always,
+        samples_guided=guided.sampling,
+        guides_reference=guided.reference,
         same_noise=t.same_noise,
         trains=likelihood.trains,
         rows=max(1, likelihood.rows_per_state),

@@ -41,21 +41,11 @@ class Method(NamedTuple):
     # how slowly the copies "old" and "slow" follow, by name: optimizer steps made -> decay
     copies: dict[str, Callable[[int], float]]
     companions: dict[str, Any]  # models that are trained along: `flowrl.algorithms.companions`
+    needs: frozenset[str] = frozenset()  # what loss and penalty want made for them
+    # the weights under which every batch is evaluated besides the current ones
+    snapshots: tuple[str, ...] = ()
     guides_reference: bool = False  # the base weights are asked with and without the prompt
     teacher_calls: int = 0  # of a row, where its domain has the most teachers
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Name what loss and penalty want made for them."""
-        return needs_of(self.loss) | needs_of(self.kl)
-
-    @property
-    def snapshots(self) -> tuple[str, ...]:
-        """Name the weights under which every batch is evaluated besides the current ones."""
-        wanted = set(self.needs)
-        if wanted & {"old_log_prob", "old_mean"} - self.likelihood.keeps:
-            wanted.add("old")
-        return tuple(name for name in SNAPSHOTS if name in wanted)
 
     @property
     def reads_leaves(self) -> bool:
@@ -108,18 +98,31 @@ def unrolled_calls(path: Unrolled) -> tuple[int, int]:
 def method_of(config: Config) -> Method:
     """Return the functions that a config names."""
     likelihood: Any = config.likelihood.make()
+    loss, kl = config.call("loss"), config.call("kl") if config.kl_beta else None
+    needs = needs_of(loss) | needs_of(kl)
     return Method(
         plan=config.call("plan"),
         transition=config.call("transition"),
         credit=config.credit.make(),
         likelihood=likelihood,
-        loss=config.call("loss"),
-        kl=config.call("kl") if config.kl_beta else None,
+        loss=loss,
+        kl=kl,
         kl_beta=config.kl_beta,
         segment=config.call("segment") if config.segment else None,
         select=[call.partial() for call in config.select],
         copies={key: config.call(key) for key in ("old", "slow") if getattr(config, key)},
         companions={key: getattr(config, key).make() for key in COMPANIONS if getattr(config, key)},
+        needs=needs,
+        snapshots=_snapshots(needs, likelihood),
         guides_reference=guides_reference(config),
         teacher_calls=teacher_calls(config),
     )
+
+
+def _snapshots(needs: frozenset[str], likelihood: Likelihood) -> tuple[str, ...]:
+    """Name the copies of the weights that needs stand for: what the likelihood keeps of the policy
+    that sampled need not be evaluated anew."""
+    wanted = set(needs)
+    if wanted & {"old_log_prob", "old_mean"} - likelihood.keeps:
+        wanted.add("old")
+    return tuple(name for name in SNAPSHOTS if name in wanted)

@@ -8,8 +8,9 @@ weight is read.
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 
 from flowrl.algorithms.nodes import best_below, count_trained, states_of, trained_nodes
 from flowrl.algorithms.rollout.engine import rollout
-from flowrl.algorithms.rollout.own_windows import windows_of
-from flowrl.algorithms.rollout.plan_steps import steps_of
+from flowrl.algorithms.rollout.plan_steps import steps_of, windows_of
 from flowrl.config.calls import Call
 from flowrl.config.load import Config
 from flowrl.core.abilities import ExtendsModel
@@ -38,7 +38,7 @@ from flowrl.core.types import (
     Rollout,
     SelectInput,
 )
-from flowrl.training.iteration_cost import IterationCost, cost_of_plan
+from flowrl.training.iteration_cost import Guided, IterationCost, cost_of_plan, guided_of
 from flowrl.training.method import Method, method_of, unrolled_calls
 from flowrl.training.metrics import check_names
 from flowrl.training.parts import Parts, parts_of
@@ -61,9 +61,18 @@ class Task:
     world: World = ALONE
     sharded: bool = False
 
+    @functools.cached_property
+    def guided(self) -> Guided:
+        """Say where the model is guided."""
+        return guided_of(self.config)
+
     def work(self, plan: Plan) -> IterationCost:
         """Count what an iteration with a plan costs."""
-        return cost_of_plan(self.config, plan)
+        return cost_of_plan(self.config, plan, self.method.likelihood, self.guided)
+
+    def known(self) -> dict[str, Any]:
+        """Return the fields by name, for a record of more."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class RehearsedIteration(NamedTuple):
@@ -104,7 +113,7 @@ def check_plan(config: Config, task: Task | None = None) -> RehearsedIteration:
                 known.add(key)
                 if method.likelihood.trains == "draws":
                     _check_noise(config, plan)
-                rehearsed.append(_rehearse(task, plan, iteration, cost_of_plan(config, whole)))
+                rehearsed.append(_rehearse(task, plan, iteration, task.work(whole)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -411,8 +420,6 @@ def rehearse_loss(
         data = data._replace(best_x0=made.x[best], best_advantage=advantage[best])
     if "siblings" in method.needs:
         data = data._replace(siblings=count_trained(made, likelihood.trains, batch.node))
-    if "reward_variance" in method.needs:
-        data = data._replace(reward_variance=advantage.new_zeros(len(batch.node)))
     if "data" in method.needs and now.v is not None:
         seen = model.velocity(batch.x, batch.sigma, batch.cond)
         data = data._replace(data=RealRows(seen, torch.zeros_like(seen), batch.sigma))

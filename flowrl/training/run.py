@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flowrl.config.load import Config, check_config
+from flowrl.config.load import Config, check_config, check_eval_count, check_eval_size
 from flowrl.core.abilities import EncodesAhead, ExtendsModel, Visit, stays
 from flowrl.core.errors import ConfigError
 from flowrl.core.needs import needs_of
@@ -31,7 +31,6 @@ from flowrl.core.prompts import (
     undeclared,
 )
 from flowrl.core.types import FlowModel, RewardBatch, Rollout, Tree
-from flowrl.evaluation.eval_size import check_eval_count, check_eval_size
 from flowrl.evaluation.reward_call import frames_of
 from flowrl.evaluation.reward_set import RewardSet
 from flowrl.evaluation.sources import check_sources, check_starts, source_paths
@@ -44,7 +43,7 @@ from flowrl.training.checks import (
     check_trainable,
     context_of,
 )
-from flowrl.training.iteration_cost import IterationCost, cost_of
+from flowrl.training.iteration_cost import IterationCost
 from flowrl.training.method import Method, method_of
 from flowrl.training.optimizer import make_optimizer
 from flowrl.training.parts import parts_of
@@ -176,7 +175,7 @@ class Run(Prepared):
     @property
     def cost(self) -> IterationCost:
         """Return what the current iteration costs."""
-        return cost_of(self.config, self.iteration)
+        return self.work(self.method.plan(self.iteration))
 
     @property
     def steps_before(self) -> list[int]:
@@ -267,7 +266,7 @@ def make_run(
     params = made.trainable()
     check_trainable(config, params, sharded=split)
     weights = Weights(params, stay=stays(made))
-    about = {name: getattr(prepared, name) for name in vars(prepared)}
+    about = prepared.known()
     about |= {"model": made, "params": params, "weights": weights, "state": State(log=log)}
     run = Run(
         **about, optimizer=make_optimizer(config.optimizer, [*params.values()], sharded=split)
@@ -294,8 +293,7 @@ def _prepared(task: Task, frames: int) -> Prepared:
     check_sources(test, config.eval_size)
     check_eval_count(config, len(test))
     rewards = RewardSet(config, train.records, task.method.credit, frames=frames)
-    about = {name: getattr(task, name) for name in vars(task)}
-    prepared = Prepared(**about, train_set=train, test_set=test, reward_set=rewards)
+    prepared = Prepared(**task.known(), train_set=train, test_set=test, reward_set=rewards)
     task.parts.ask("begin", prepared)
     # rewards, and an image like those to come
     check_headline(config, rewards.rewards)

@@ -11,18 +11,22 @@ What every method shares stands here and in the files that `Trainer.step` calls.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from flowrl.algorithms.nodes import leaf_kinds
 from flowrl.config.load import Config
 from flowrl.core.errors import CheckpointError
 from flowrl.core.part import PartState
 from flowrl.core.shards import here, is_share
-from flowrl.core.types import FlowModel, RewardBatch, Rollout
+from flowrl.core.types import FlowModel, RewardBatch, Rollout, concatenated
+from flowrl.evaluation.reward_metrics import finished_distances
 from flowrl.training import checkpoint
-from flowrl.training.advantages import give_credit
+from flowrl.training.batches import join
 from flowrl.training.checkpoint_state import CheckpointState, checked_state
 from flowrl.training.learn import learn
 from flowrl.training.optimizer_state import (
@@ -30,7 +34,13 @@ from flowrl.training.optimizer_state import (
     optimizer_from_tensors,
     optimizer_to_tensors,
 )
-from flowrl.training.rollout import Collected, collect, reward_batch, sample_forest
+from flowrl.training.rollout import (
+    Collected,
+    collect,
+    images_worked_on,
+    reward_batch,
+    sample_forest,
+)
 from flowrl.training.run import Iteration, PhaseTimer, Run, make_run
 from flowrl.training.weights import check_saved, put_saved
 
@@ -187,3 +197,45 @@ class Trainer(Run):
     def _finite(self) -> bool:
         """Say whether all that this process holds of the trained weights are numbers."""
         return all(bool(here(p.detach()).isfinite().all()) for p in self.params.values())
+
+
+def give_credit(run: Run, it: Iteration) -> None:
+    """Join the forests of all processes, and give every node its advantage: ``it.forest``,
+    ``it.tree``, ``it.advantage`` and metrics. What learns from rewards then takes its step.
+
+    A prompt's images are in one process, and credit may compare those of all prompts, so every
+    process gets all rewards; images stay where they are.
+    """
+    found = it.found
+    it.forest = join(run.world, found.rollout)
+    whole = it.forest.whole
+    it.tree, it.batch, it.values = whole.tree, found.batch, found.values
+    distance = None
+    if it.forest.leaf is not None:
+        kind = leaf_kinds(found.rollout.tree, found.rollout.leaf)
+        own = finished_distances(found.batch.images, found.batch.group, kind)
+        distance = torch.cat(run.world.gather(own))
+        answers = concatenated(run.world.gather(found.values))
+        it.values = {name: answers[name][it.forest.leaf] for name in found.values}
+        it.batch = reward_batch(run, whole, torch.zeros(len(whole.leaf), 0), it.rows)
+    run.reward_set.check_unscored(it.values, it.batch.prompts, f"iteration {run.iteration}")
+    run.parts.ask("joined", run, it)
+    # rewards [L] become advantages per node [V], by aggregate and credit
+    credit, asked = run.method.credit, dict[str, Tensor]()
+    for part in run.parts.at("credit_input"):
+        asked |= part.credit_input(run, it)
+    credit = partial(credit, **asked) if asked else credit
+    for part in run.parts.at("credit_sees"):
+        credit = part.credit_sees(run, it, credit)
+    it.advantage, metrics = run.reward_set.advantages(
+        it.values, it.batch, whole.leaf, it.tree, credit, distance=distance
+    )
+    decoded, scored = run.world.totals([images_worked_on(run, found.rollout)], 2)
+    it.metrics |= metrics | {"decoded": float(decoded), "scored": float(scored)}
+    # what learns from rewards does so now: after an error the iteration would be half done
+    learners = run.parts.at("credited")
+    keeps = any(part in learners for part in run.parts.at("state_dict"))
+    run.state.intact = run.state.intact and not keeps
+    run.parts.ask("credited", run, it)
+    # a part may have joined prompts into one group
+    it.forest = it.forest._replace(whole=whole._replace(tree=it.tree))

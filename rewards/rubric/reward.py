@@ -35,8 +35,9 @@ class rubric:
     the range is from the sum of the negative weights to that of the positive ones. AutoRubric-T2I
     (2605.17602); `file` is what `scripts/assets/learn_rubric.py` writes. **Reconstruction:** its
     code and prompts are not public; the question is in flowrl's own words, unless `wording` has
-    others, with {criterion} for the rule and {prompt} for the caption. Raises ConfigError for a
-    file that is no rubric, or of another version.
+    others, with
+    {criterion} for the rule and {prompt} for the caption. Raises ConfigError for a file that is no
+    rubric, or of another version.
     """
 
     judges_singly = True

@@ -77,7 +77,7 @@ class Candidates:
     def draw(self, iteration: int) -> Seen:
         """Draw those of an iteration, as training would."""
         run = self.run
-        run.iteration = iteration
+        run.state.iteration = iteration
         rows = run.rows()
         made = sample_forest(run, rows)
         tree = made.tree

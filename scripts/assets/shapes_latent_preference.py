@@ -54,7 +54,7 @@ class Pool:
                 x0.append(made.x[made.leaf].float())
                 own += [rows[group] for group in made.tree.group[made.leaf].tolist()]
                 seen.append(run.model.decode(x0[-1]).float())
-                run.iteration += 1  # other noise
+                run.state.iteration += 1  # other noise
         self.x0, self.own = torch.cat(x0), torch.tensor(own)
         self.found = detect(torch.cat(seen), find_flaws=True)
 

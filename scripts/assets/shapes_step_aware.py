@@ -74,7 +74,7 @@ class Pairs:
         """Draw the pairs of an iteration -> latents of the better and the worse [P, *], prompts."""
         # images of prompts, as an iteration of training would sample them
         run = self.trainer
-        run.iteration = iteration
+        run.state.iteration = iteration
         rows = run.rows()
         made = sample_forest(run, rows)
         group = made.tree.group[made.leaf]

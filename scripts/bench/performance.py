@@ -19,20 +19,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from throughput import measure_throughput, prepare, throughput_table
-
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
+from flowrl.cost.throughput import measure_throughput, throughput_table
 
 RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 _ON = "model.runtime.compile=true"
@@ -61,6 +62,14 @@ def ways(text: str) -> list[str]:
     return found
 
 
+def reason(stderr: str) -> str:
+    """Return why a process ended, of what it said: the last line that begins with the name of an
+    error, or else its last line; "" for nothing. A CUDA error has lines of advice after its own."""
+    lines = stderr.strip().splitlines()
+    named = [line for line in lines if ERROR.match(line)]
+    return "".join((named or lines)[-1:])
+
+
 def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, Any]:
     """Measure each setting in a process of its own -> the figures of the first that runs, and
     `settings`, a row for each. Raises ConfigError with all reasons if none runs."""
@@ -76,8 +85,8 @@ def in_turn(args: argparse.Namespace, settings: list[list[str]]) -> dict[str, An
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             row: dict[str, Any] = {"setting": overrides}
             if done.returncode or not out.is_file():
-                said = done.stderr.decode(errors="replace").strip().splitlines()
-                row["failed"] = said[-1] if said else f"exit code {done.returncode}"
+                said = reason(done.stderr.decode(errors="replace"))
+                row["failed"] = said or f"exit code {done.returncode}"
             else:
                 one = json.loads(out.read_text(encoding="utf-8"))
                 found = found or one
@@ -127,7 +136,8 @@ def described() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernels",
         action="store_true",
-        help="profile an iteration more: the kernels that take longest",
+        help="profile an iteration more: seconds of products, attention, what is done element by "
+        "element, and of none of them",
     )
     parser.add_argument(
         "--attention", help="back ends to compare, with commas, such as native,flash,xformers"
@@ -137,9 +147,6 @@ def described() -> argparse.ArgumentParser:
         type=ways,
         default=[],
         help="regional compile: off, on, graphs (with CUDA graphs), with commas; or both, all",
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="measure when the standard input ends, not before"
     )
     parser.add_argument(
         "--json", type=Path, help="default: assets/results/performance-<model>.json"
@@ -153,9 +160,6 @@ def main() -> int:
     # what cannot be measured is a message and exit code 2, not a traceback
     try:
         settings = settings_of(args)
-        if args.wait:
-            prepare(load_config(args.config, [*args.overrides, *settings[0]]))
-            sys.stdin.read()
         if len(settings) > 1:
             result = in_turn(args, settings)
         else:

@@ -1,4 +1,4 @@
-"""TDM-R1's parts, held to the reference's worked numbers of the published port (addendum 2.4)."""
+"""TDM-R1's parts, held to the reference's worked numbers of the published port."""
 
 from __future__ import annotations
 

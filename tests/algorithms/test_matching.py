@@ -223,6 +223,10 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: velocity_kl_both(seen(1.0), ref=-1.0, slow=1.0), "weights of at least 0"),
     (lambda: diffusion_dpo(seen(1.0), beta=1.0), "segment"),
     (lambda: diffusion_dpo(seen(1.0), beta=0.0), "beta > 0"),
+    (lambda: ram(ram_seen(1.0), advantage_scale=0.0), "advantage_scale > 0"),
+    (lambda: forward(times="power_law", exponent=-0.5), "at least 0"),
+    (lambda: forward(times="uniform", exponent=2.0), "belongs to times: power_law"),
+    (lambda: forward(times="power_law", last=3), "belong to times: grid"),
 ]
 
 
@@ -382,14 +386,6 @@ def test_levels_have_a_density_that_is_a_power(exponent: float) -> None:
     places = (share.flip(1) * 4 - torch.arange(4)).flatten()
     assert -1e-5 < places.min() < 0.01 and 0.99 < places.max() < 1 + 1e-5
     assert abs(places.mean() - 0.5) < 4 * (1 / 12 / 1200) ** 0.5
-
-
-WRONG_RAM: list[tuple[Any, str]] = [
-    (lambda: ram(ram_seen(1.0), advantage_scale=0.0), "advantage_scale > 0"),
-    (lambda: forward(times="power_law", exponent=-0.5), "at least 0"),
-    (lambda: forward(times="uniform", exponent=2.0), "belongs to times: power_law"),
-    (lambda: forward(times="power_law", last=3), "belong to times: grid"),
-]
 
 
 def data_seen(v: Tensor, target: Tensor, sigma: Tensor) -> LossInput:

@@ -14,8 +14,9 @@ from torch import Tensor
 from trainkit import task_of, trainer_for
 
 from flowrl.algorithms.plans.windows import random_window
+from flowrl.algorithms.rollout.engine import sample
 from flowrl.algorithms.rollout.join import leaf_places, merge, of_prompt
-from flowrl.algorithms.rollout.own_windows import plan_of, sample, total_counts, windows_of
+from flowrl.algorithms.rollout.plan_steps import plan_of, total_counts, windows_of
 from flowrl.algorithms.transitions import dance_sde
 from flowrl.core.errors import ConfigError
 from flowrl.core.types import Plan, Rollout
@@ -164,7 +165,7 @@ def test_a_plan_without_windows_is_the_engine_s() -> None:
         group_size=3,
     )
     assert same(forest(plan, [0, 1]), alone)
-    with pytest.raises(ConfigError, match="own_windows"):
+    with pytest.raises(ConfigError, match="engine.sample"):
         run(drawn())
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from toykit import toy
 
 from flowrl.cli.main import main
-from flowrl.config.load import Config, load_config
+from flowrl.config.load import Config, check_eval_count, load_config
 from flowrl.core.errors import ConfigError, ModelError
 from flowrl.cost import meta_run as traced
 from flowrl.cost.architecture import NETWORK, Architecture, build, source_shape
@@ -26,7 +26,6 @@ from flowrl.cost.memory import QUANTISED, kept_memory
 from flowrl.cost.meta_run import meta_run, network_inputs, workload_of
 from flowrl.cost.released_models import RELEASED
 from flowrl.cost.report import calls, estimate_text, memory
-from flowrl.evaluation.eval_size import check_eval_count
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.run import OverlapWarning
 from flowrl.training.trainer import Trainer

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchkit import bench_module
 from estimatekit import model_config, phases, sizes
+from scriptkit import module_of
 from tiny import tiny_sd3
 from tinywan import tiny_wan, tiny_wan22
 
@@ -39,11 +39,11 @@ def test_what_the_estimate_leaves_out_is_what_is_not_there(
     config = model_config(tmp_path, model)
     found, (line,) = estimate(config), [n for n in sizes(config) if n.startswith("VAE")]
     assert line == ("VAE" if host else "VAE, text encoders")
-    adapter: Any = bench_module("random_model").random_model(config, vae=vae).adapter  # type: ignore[attr-defined]
+    adapter: Any = module_of("bench", "random_model").random_model(config, vae=vae).adapter  # type: ignore[attr-defined]
     held = adapter.pipeline().vae
     there = sum(p.nbytes for p in held.parameters()) if held is not None else 0
     assert (there > 0) == (vae or name == "wan")
-    assert bench_module("throughput")._absent(found, vae=vae) == sizes(config)[line] - there
+    assert module_of("bench", "throughput")._absent(found, vae=vae) == sizes(config)[line] - there
 
 
 @pytest.mark.parametrize("make", [tiny_wan, tiny_wan22])

@@ -39,7 +39,6 @@ from rewards.aesthetic import collapse, layered
 from rewards.hpsv3 import head
 
 VISION: dict[str, Any] = {"depth": 32, "embed_dim": 1280, "num_heads": 16}  # of any Qwen2-VL
-GIB = 2**30
 
 
 def qwen(width: int, inner: int, heads: int, keys: int, words: int) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchkit import bench_module
 from estimatekit import model_config
+from scriptkit import module_of
 from tiny import tiny_flux, tiny_sd3
 from tinylm import tiny_qwen_image
 from tinywan import tiny_wan
@@ -23,7 +23,7 @@ from flowrl.cost.estimate import estimate
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
-bench, drawn = bench_module("throughput"), bench_module("random_model")
+bench, drawn = module_of("bench", "throughput"), module_of("bench", "random_model")
 
 TINY: dict[str, tuple[Callable[[Path], Path], str]] = {
     "sd3": (tiny_sd3, "fn: sd3, guidance: 2.0, lora: {rank: 3}"),
@@ -267,7 +267,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It writes performance-<model>.json; a mistake is one line and code 2."""
-    script = bench_module("performance")
+    script = module_of("bench", "performance")
     tiny(tmp_path, "sd3")
     text = (tmp_path / "toy" / "toy.yaml").read_text()
     text = text.replace("toykit.redness", "jpeg").replace("toykit.reddish", "jpeg")

@@ -102,7 +102,7 @@ def said(objects: Objects, *include: dict[str, Any], exclude: Any = ()) -> tuple
 
 CAT, DOG = at(0, 0), at(100, 0, color="blue")
 
-# objects, include, exclude, what GenEval says; each branch of addendum "the rule engine"
+# objects, include, exclude, what GenEval says; each branch of its rules
 CASES: dict[str, tuple[Objects, list[dict[str, Any]], list[dict[str, Any]], str]] = {
     "there": ({"cat": [CAT]}, [wish("cat")], [], ""),
     "absent": ({"dog": [DOG]}, [wish("cat")], [], "expected cat>=1, found 0"),
@@ -312,11 +312,6 @@ def test_result_lines_are_genevals() -> None:
     }
 
 
-def color_of(name: str, objects: list[DetectedObject]) -> list[str]:
-    """Read the colour that stands on an object."""
-    return [one.color or "" for one in objects]
-
-
 def test_on_shapes_the_rules_agree_with_the_pixel_checker() -> None:
     """Every task's scenes under their own records and under others', so that all branches answer
     both ways. The checker also wants a clean image, which is left out here."""
@@ -330,7 +325,7 @@ def test_on_shapes_the_rules_agree_with_the_pixel_checker() -> None:
         asked = records[shift:] + records[:shift]
         checked = shapes_judge(found, asked)
         whole = checked.count_ok & checked.color_ok & checked.position_ok & checked.exclude_ok
-        mine = [judge(o, r, color_of).correct for o, r in zip(objects, asked, strict=True)]
+        mine = [judge(o, r, own).correct for o, r in zip(objects, asked, strict=True)]
         assert mine == whole.tolist()
         seen += mine
     assert len(seen) > 200 and 0.3 < sum(seen) / len(seen) < 0.7

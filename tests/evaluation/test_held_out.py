@@ -1,5 +1,5 @@
-"""Held-out evaluation: what it samples, how it averages, its intervals, hybrid inference with the
-base model, and the suites."""
+"""Held-out evaluation: what it samples, how it averages, hybrid inference with the base model, and
+the suites."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_rewards_build_no_graph_and_see_each_prompt_as_a_group() -> None:
     assert seen == [i for i in range(5) for _ in range(3)]
 
 
-# -------------------------------------------------------------------------------------- intervals
+# ------------------------------------------------------------------------------- hybrid inference
 
 
 PROMPTS = ["a red dot", "a blue dot"]
@@ -288,9 +288,6 @@ def by_hand(
         v = (first if k < switch else base).velocity(x, sigmas[k].expand(len(x)), cond)
         x = x - (sigmas[k] - sigmas[k + 1]) * v
     return x
-
-
-# --------------------------------------------------------------------------------------- sampling
 
 
 @pytest.mark.parametrize(

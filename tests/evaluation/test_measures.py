@@ -89,7 +89,7 @@ def test_fid_kid_and_inception_score_in_closed_form() -> None:
 
 
 def test_mmhm_fixtures_of_the_reference() -> None:
-    """The published code run on these numbers (addendum of the reference, 4.5)."""
+    """The published code run on these numbers."""
     columns = {
         "fid": [10.0, 20.0, 30.0],
         "inception": [100.0, 200.0, 150.0],

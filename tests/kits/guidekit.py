@@ -15,7 +15,7 @@ from flowrl.config.load import Config
 from flowrl.training.trainer import Trainer
 
 SIZE = "image={height: 64, width: 48}"
-FORWARD = axes("shapes/awm")
+FORWARD = [*axes("shapes/awm"), "train.group=4"]
 
 
 def config_of(folder: Path, *overrides: str, guidance: float = 1.0) -> Config:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.core.types import FlowModel
@@ -66,6 +66,21 @@ def counted(model: Any, kinds: set[str]) -> Iterator[dict[str, int]]:
             calls[name] = 0
             hooks.append(module.register_forward_pre_hook(count(name)))
     yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+@contextmanager
+def told(*networks: nn.Module) -> Iterator[list[dict[str, Any]]]:
+    """Note the keywords of each call of the networks."""
+    seen: list[dict[str, Any]] = []
+    hooks = []
+    for network in networks:
+        hook = network.register_forward_pre_hook(
+            lambda _, __, named: seen.append(named), with_kwargs=True
+        )
+        hooks.append(hook)
+    yield seen
     for hook in hooks:
         hook.remove()
 

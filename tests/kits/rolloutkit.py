@@ -47,6 +47,14 @@ def decisions(
     return reverse().batch(ro, advantage, node)
 
 
+def ratio_gap(model: FlowModel, ro: Rollout, nodes: Tensor, transition: Transition) -> float:
+    """Score the draws that made `nodes` in one call, with a gradient -> the largest |ratio - 1|."""
+    batch = decisions(ro, torch.zeros(len(ro.x)), nodes=nodes)
+    log_prob = score_draws(model, batch, transition).log_prob
+    assert log_prob.requires_grad
+    return float(((log_prob - batch.old_log_prob).exp() - 1).detach().abs().max())
+
+
 def take(batch: Batch, index: Tensor) -> Batch:
     """Pick rows of a batch by index [N] int64 (or bool [B]), conditioning included."""
     kept = [name for name in Batch._fields if name not in ("cond", "rows", "unrolled", "query")]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +18,6 @@ from flowrl.core.needs import needs, needs_of
 from flowrl.core.types import Cond, FlowModel, RewardBatch, Rollout
 from flowrl.models.toy import LinearFlow
 from flowrl.training import checkpoint
-from flowrl.training.advantages import give_credit
 from flowrl.training.batches import SharedForest
 from flowrl.training.learn import learn
 from flowrl.training.method import method_of
@@ -25,7 +25,7 @@ from flowrl.training.parts import parts_of
 from flowrl.training.rehearsal import Task
 from flowrl.training.rollout import collect
 from flowrl.training.run import Iteration
-from flowrl.training.trainer import Trainer
+from flowrl.training.trainer import Trainer, give_credit
 
 KL = "kl={fn: transition_kl, beta: 0.1}"
 # 4 images from one root, 2 + 2 + 4 decisions of 1 + 2 + 2 states
@@ -82,14 +82,15 @@ def put(trainer: Trainer, **things: Any) -> None:
 
 def watch(trainer: Trainer, name: str = "loss") -> list[Any]:
     """Let the loss of a trainer, or its kl, note what it is given -> the list that it fills."""
-    seen, plain = [], getattr(trainer.method, name)
+    seen, plain = list[Any](), getattr(trainer.method, name)
 
     @needs(*needs_of(plain))
     def noted(data: Any) -> Any:
         seen.append(data)
         return plain(data)
 
-    put(trainer, method=trainer.method._replace(**{name: noted}))
+    changed: dict[str, Any] = {name: noted}
+    put(trainer, method=trainer.method._replace(**changed))
     return seen
 
 
@@ -157,6 +158,32 @@ class Broken:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+def halves(
+    make: Callable[..., Trainer], folder: Path, first: int = 2, last: int = 2, *moved: str
+) -> tuple[Trainer, Trainer, list[dict[str, float]]]:
+    """Train in one go, and in two halves with a checkpoint between them, of which the second is
+    made anew, with the overrides `moved` -> both trainers, and the metrics, which must be the same
+    to the bit."""
+    whole, begun = make(), make()
+    metrics = [whole.step() for _ in range(first + last)]
+    again = [begun.step() for _ in range(first)]
+    begun.save(folder / "middle")
+    torch.manual_seed(99)  # nothing may depend on torch's global stream
+    second = make(*moved)
+    second.load(folder / "middle")
+    assert second.iteration == first and second.rows() == begun.rows()
+    assert again + [second.step() for _ in range(last)] == metrics
+    assert unchanged(second, weights_of(whole))
+    return whole, second, metrics
+
+
+def rise(curves: list[list[float]], count: int) -> tuple[float, float]:
+    """Compare the last `count` iterations of each run with its first -> the mean change, and it in
+    standard errors."""
+    gains = [mean(curve[-count:]) - mean(curve[:count]) for curve in curves]
+    return mean(gains), mean(gains) / (stdev(gains) / math.sqrt(len(gains)))
 
 
 def files_of(trainer: Trainer, folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """The contract battery for models whose prompts start from images and for Wan's two experts: what
 the other files of the battery hold for all that start from noise alone. Parity under guidance is in
-test_flux_kontext.py, test_references.py, test_wan_experts.py and test_wan_ti2v.py."""
+test_flux.py, test_references.py and test_wan.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import PROMPTS, parts_of, relative_error
-from modelkit import FLASH, Kernels, counted, gradients, noise, perturb
-from rolloutkit import decisions, score_draws
+from modelkit import FLASH, Kernels, counted, gradients, noise, perturb, told
+from rolloutkit import ratio_gap
 from startkit import (
     STARTS,
     VIDEOS,
@@ -22,7 +22,7 @@ from startkit import (
     sources,
     velocity_of,
 )
-from torch import Tensor, nn
+from torch import nn
 from torchvision.transforms.functional import to_pil_image
 from trainkit import trainer_for, weights_of
 from wankit import drawn, ours, theirs
@@ -48,22 +48,17 @@ def test_without_guidance_videos_and_times_are_the_pipelines(starts: Starts, nam
     networks to the bit."""
     model, size = starts.load(name), size_of(name)
     perturb(model, 0.05)
-    told: list[Tensor] = []
-    for network in getattr(model.network, "both", (model.network,)):
-        network.register_forward_pre_hook(
-            lambda _, __, named: told.append(named["timestep"]), with_kwargs=True
-        )
-    cond = encoded(name, model, 1)
-    found = ours(model, cond, 1, size)
-    mine = [*told]
-    told.clear()
+    networks = getattr(model.network, "both", (model.network,))
+    with told(*networks) as mine:
+        found = ours(model, encoded(name, model, 1), 1, size)
     given = sources(name, 2)[0]
     image = {"image": to_pil_image(given[0])} if given else {}
-    expected = theirs(model, drawn(model, 1, size), PROMPTS[:1], size=size, **image)
+    with told(*networks) as other:
+        expected = theirs(model, drawn(model, 1, size), PROMPTS[:1], size=size, **image)
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
-    assert len(mine) == len(told) > 0
-    for one, other in zip(mine, told, strict=True):
-        assert torch.equal(one.double(), other.double())
+    assert len(mine) == len(other) > 0
+    for one, two in zip(mine, other, strict=True):
+        assert torch.equal(one["timestep"].double(), two["timestep"].double())
 
 
 @pytest.mark.parametrize("name", VIDEOS)
@@ -91,14 +86,11 @@ def test_the_ratio_is_1_before_the_first_update(starts: Starts, name: str, trans
     model = starts.load(name, guidance=3.0)
     perturb(model, 0.05)
     ro = sampled_from(name, model, transition)
-    zero, nodes = torch.zeros(len(ro.x)), (ro.tree.std > 0).nonzero().flatten()
+    nodes = (ro.tree.std > 0).nonzero().flatten()
     mixed = nodes[torch.arange(len(nodes)).view(-1, 4).T.flatten()]
     for some, size, limit in ((nodes, 4, 0.0), (nodes, 3, 1e-4), (mixed, 4, 1e-4)):
         for part in some.split(size):
-            batch = decisions(ro, zero, nodes=part)
-            log_prob = score_draws(model, batch, transition).log_prob
-            assert log_prob.requires_grad
-            gap = float(((log_prob - batch.old_log_prob).exp() - 1).detach().abs().max())
+            gap = ratio_gap(model, ro, part, transition)
             assert gap <= limit, (size, gap)
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from adapterkit import PROMPTS, TOKENS, Folders, diffusers_images, seeds
 from diffusers import FluxPipeline
-from modelkit import edit, gradients, noise, perturb
-from rolloutkit import decisions, score_draws
+from modelkit import edit, gradients, noise, perturb, told
+from rolloutkit import ratio_gap
 from sigmakit import dynamic_grid
 from tiny import tiny_flux
 from torch import Tensor
@@ -151,15 +151,6 @@ def sources(count: int, size: tuple[int, int], seed: int = 3) -> list[Source]:
     return [(image,) for image in images]
 
 
-def watch(model: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Note what the network is called with."""
-    seen: list[dict[str, Any]] = []
-    hook = model.network.register_forward_pre_hook(
-        lambda _, args, named: seen.append(named), with_kwargs=True
-    )
-    return seen, hook
-
-
 @pytest.mark.parametrize(
     ("options", "steps", "size", "count"),
     [
@@ -177,29 +168,25 @@ def test_without_noise_edits_are_the_pipelines(
     perturb(model, 0.05)
     shape, sigmas = model.latent_shape(*size), model.sigmas(steps, *size)
     x = torch.cat([torch.randn((1, *shape), generator=key) for key in seeds(count)])
-    seen, hook = watch(model)
-    with torch.no_grad():
+    with torch.no_grad(), told(model.network) as ours:
         cond = model.encode_with_sources(prompts, given)
         drawn: dict[str, Any] = {"shape": shape, "group_size": 1, "generators": seeds(count)}
         end = sample_ode(model, cond, sigmas=sigmas, **drawn)
-    ours, pipeline = [*seen], model.pipeline()
-    seen.clear()
+    pipeline = model.pipeline()
     pipeline.set_progress_bar_config(disable=True)
     call: dict[str, Any] = {"guidance_scale": 3.5 if model.guidance is None else model.guidance}
     if model.guided:
         call |= {"true_cfg_scale": 2.0, "negative_prompt": ["a blue dog"] * count}
-    theirs: Tensor = pipeline(
-        prompt=prompts,
-        num_inference_steps=steps,
-        height=size[0],
-        width=size[1],
-        latents=pack(x),
-        max_sequence_length=TOKENS,
-        output_type="latent",
-        **call,
-        **model.pipeline_sources(given),
-    ).images
-    hook.remove()
+    call |= {"height": size[0], "width": size[1], "max_sequence_length": TOKENS}
+    with told(model.network) as seen:
+        theirs: Tensor = pipeline(
+            prompt=prompts,
+            num_inference_steps=steps,
+            latents=pack(x),
+            output_type="latent",
+            **call,
+            **model.pipeline_sources(given),
+        ).images
     assert (theirs - pack(x)).abs().mean() > 1e-3
     torch.testing.assert_close(pack(end), theirs, rtol=0, atol=1e-5)
     assert torch.equal(sigmas, pipeline.scheduler.sigmas)
@@ -258,13 +245,10 @@ def test_the_ratio_is_1_before_the_first_update(folder: Path, options: dict[str,
     plan = full(0, steps=4, noise_scale=0.6)
     how |= {"sigmas": model.sigmas(4, *size), "generators": seeds(2)}
     ro = rollout(model, cond, plan, cps, **how)
-    zero, nodes = torch.zeros(len(ro.x)), (ro.tree.std > 0).nonzero().flatten()
+    nodes = (ro.tree.std > 0).nonzero().flatten()
     for count, limit in ((4, 0.0), (3, 0.1 if "dtype" in options else 1e-5)):
         for part in nodes.split(count):
-            batch = decisions(ro, zero, nodes=part)
-            with torch.no_grad():
-                log_prob = score_draws(model, batch, cps).log_prob
-            assert float(((log_prob - batch.old_log_prob).exp() - 1).abs().max()) <= limit
+            assert ratio_gap(model, ro, part, cps) <= limit
 
 
 def test_what_it_refuses(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -135,15 +134,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vae", "transformer")
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_missing_tensor(folder: Path, tmp_path: Path, part: str) -> None:
-    """The last tensor in the order of names, which no other is tied to, is taken out."""
-    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
-    (file,) = (broken / part).glob("*.safetensors")
+def without_last(folder: Path, part: str) -> tuple[Path, str]:
+    """Take the last tensor in the order of names, which no other is tied to, out of a part's file
+    -> the file and the tensor's name."""
+    (file,) = (folder / part).glob("*.safetensors")
     tensors = load_file(file)
     lost = sorted(name for name in tensors if not name.startswith("shared"))[-1]
     del tensors[lost]
     save_file(tensors, file, metadata={"format": "pt"})
+    return file, lost
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_tensor(folder: Path, tmp_path: Path, part: str) -> None:
+    broken = copytree(folder, tmp_path / "broken")
+    file, lost = without_last(broken, part)
     said = rf"^{file}: 1 tensors are missing .*{re.escape(lost.split('.', 1)[1])}"
     with pytest.raises(ModelError, match=said):
         sd3(path=str(broken), device="cpu")
@@ -151,11 +156,8 @@ def test_a_missing_tensor(folder: Path, tmp_path: Path, part: str) -> None:
 
 def test_text_encoders_that_are_loaded_later(folder: Path, tmp_path: Path) -> None:
     """With a cache of texts they are read when a prompt is new."""
-    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
-    (file,) = (broken / "text_encoder").glob("*.safetensors")
-    tensors = load_file(file)
-    tensors.pop(sorted(tensors)[-1])
-    save_file(tensors, file, metadata={"format": "pt"})
+    broken = copytree(folder, tmp_path / "broken")
+    file, _ = without_last(broken, "text_encoder")
     model = sd3(path=str(broken), device="cpu", runtime={"cache": f"{tmp_path}/texts"})  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=f"^{file}: 1 tensors are missing"):
         model.encode(["a circle"])

@@ -107,7 +107,6 @@ def test_what_is_adapted_by_default(folders: Folders, tmp_path: Path) -> None:
         assert any("mlp" in kind or kind.startswith(("ff", "feed")) for kind in kinds), fn
 
 
-pytestmark = pytest.mark.integration
 FILE = "pytorch_lora_weights.safetensors"
 
 
@@ -121,6 +120,7 @@ def with_lora(folder: Path) -> SD3:
     return model
 
 
+@pytest.mark.integration
 def test_the_page_s_code_makes_a_base_model_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +139,7 @@ def test_the_page_s_code_makes_a_base_model_of_it(
     torch.testing.assert_close(draw(again.pipeline(), 1.0), want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_such_a_file_is_told_from_a_run_s_weights(tmp_path: Path) -> None:
     model = with_lora(tmp_path)
     params = {name: nn.Parameter(p.detach().clone()) for name, p in model.trainable().items()}

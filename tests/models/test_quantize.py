@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import Folders, relative_error, sampled, velocity
-from benchkit import bench_module
 from estimatekit import made
 from modelkit import gradients, perturb
 from rolloutkit import decisions, score_draws
+from scriptkit import module_of
 from startkit import STARTS, Starts, velocity_of
 from torch import nn
 
@@ -46,11 +46,11 @@ def test_random_weights_are_quantised_as_read_ones(tmp_path: Path, name: str, ki
     pytest.importorskip(KINDS[kind][0], reason="extra quant")
     config = made(tmp_path, name, runtime=f"{{quantize: {kind}}}")
     config = change(config, "model.dtype", "bfloat16")
-    drawn: Any = bench_module("random_model").random_model(config).adapter  # type: ignore[attr-defined]
+    drawn: Any = module_of("bench", "random_model").random_model(config).adapter  # type: ignore[attr-defined]
     read: Any = config.call("model")()
     found, expected = kinds_of(drawn.network), kinds_of(read.network)
     assert found == expected and len({*expected.values()}) > 1
-    figures = bench_module("throughput").measure_throughput(config, iterations=1)
+    figures = module_of("bench", "throughput").measure_throughput(config, iterations=1)
     assert figures["seconds"]["train"] > 0
 
 

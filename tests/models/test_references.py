@@ -13,8 +13,8 @@ import torch
 from adapterkit import PROMPTS, seeds
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from estimatekit import model_config
-from modelkit import gradients, noise, perturb
-from rolloutkit import decisions, score_draws
+from modelkit import gradients, noise, perturb, told
+from rolloutkit import ratio_gap
 from tinylm import tiny_flux2, tiny_klein, tiny_qwen_edit, tiny_qwen_image
 from torch import Tensor
 
@@ -90,15 +90,6 @@ def sources(case: Case, size: tuple[int, int], seed: int = 3) -> list[Source]:
     return [tuple(row) for row in images]
 
 
-def watch(model: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Note what the network is called with."""
-    seen: list[dict[str, Any]] = []
-    hook = model.network.register_forward_pre_hook(
-        lambda _, args, named: seen.append(named), with_kwargs=True
-    )
-    return seen, hook
-
-
 def theirs(
     model: Any, x: Tensor, given: list[Source], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> Tensor:
@@ -146,15 +137,12 @@ def test_without_noise_edits_are_the_pipelines(
     given, steps = sources(case, size), 3
     shape, sigmas = model.latent_shape(*size), model.sigmas(steps, *size)
     x = torch.cat([torch.randn((1, *shape), generator=key) for key in seeds(2)])
-    seen, hook = watch(model)
-    with torch.no_grad():
+    with torch.no_grad(), told(model.network) as ours:
         cond = model.encode_with_sources(PROMPTS[:2], given)
         drawn: dict[str, Any] = {"shape": shape, "group_size": 1, "generators": seeds(2)}
         end = sample_ode(model, cond, sigmas=sigmas, **drawn)
-    ours = [*seen]
-    seen.clear()
-    made = theirs(model, x, given, steps, monkeypatch)
-    hook.remove()
+    with told(model.network) as seen:
+        made = theirs(model, x, given, steps, monkeypatch)
     mine = pack(end) if isinstance(model, QwenEdit) else end
     if isinstance(model, Flux2):
         mine = end.flatten(2).transpose(1, 2)
@@ -201,10 +189,7 @@ def test_sources_decide_and_rows_are_their_own(case: Case, model: Any) -> None:
     nodes = (ro.tree.std > 0).nonzero().flatten()
     for count, limit in ((4, 0.0), (3, 1e-4)):
         for part in nodes.split(count)[:2]:
-            batch = decisions(ro, torch.zeros(len(ro.x)), nodes=part)
-            with torch.no_grad():
-                log_prob = score_draws(model, batch, cps).log_prob
-            assert float(((log_prob - batch.old_log_prob).exp() - 1).abs().max()) <= limit
+            assert ratio_gap(model, ro, part, cps) <= limit
 
 
 def test_what_is_refused(case: Case, model: Any, tmp_path: Path) -> None:
@@ -239,10 +224,9 @@ def test_the_estimate_counts_the_source(case: Case, model: Any, tmp_path: Path) 
     options = ", ".join(f"{key}: {value}" for key, value in case.options.items())
     config = model_config(tmp_path, f"{{fn: {fn}, path: {model.options.path}, {options}}}")
     expected = _inputs(workload_of(config), 1)
-    seen, hook = watch(model)
     cond = model.encode_with_sources(PROMPTS[:1], sources(case, (64, 48))[:1])
-    model.velocity(noise(model, 1, 64, 48), torch.ones(1), cond)
-    hook.remove()
+    with told(model.network) as seen:
+        model.velocity(noise(model, 1, 64, 48), torch.ones(1), cond)
     for name in ("hidden_states", "encoder_hidden_states", "timestep"):
         assert seen[0][name].shape == expected[name].shape
     assert seen[0]["img_shapes"] == expected["img_shapes"]

@@ -12,7 +12,7 @@ import torch
 from adapterkit import PROMPTS, UNETS, Folders, diffusers_images, sampled
 from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler
 from modelkit import euler as euler_steps
-from modelkit import noise
+from modelkit import noise, told
 from tiny import EULER, NOISE, WIDTH
 from torch import Tensor
 
@@ -108,7 +108,7 @@ def test_leaves_are_noised_from_what_the_pipeline_decodes(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "sizes",
     [
         {},
         {"original_size": [1024, 512], "crop": [3, 7], "target_size": [256, 384]},
@@ -116,22 +116,19 @@ def test_leaves_are_noised_from_what_the_pipeline_decodes(
     ],
 )
 def test_network_is_told_what_the_pipeline_tells_it(
-    folders: Folders, told: dict[str, list[int]]
+    folders: Folders, sizes: dict[str, list[int]]
 ) -> None:
-    model, seen = folders.load("sdxl", guidance=5.0, **told), []
-    hook = model.unet.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs["added_cond_kwargs"]), with_kwargs=True
-    )
+    model = folders.load("sdxl", guidance=5.0, **sizes)
     x = noise(model, 3, 64, 48)
-    euler_steps(model, x, model.sigmas(1, 64, 48), PROMPTS)
     names = {"crop": "crops_coords_top_left"}
-    options = {names.get(name, name): tuple(pair) for name, pair in told.items()}
-    diffusers_images(folders["sdxl"], model, x, PROMPTS, steps=1, **options)
-    hook.remove()
-    own, expected = seen
+    options = {names.get(name, name): tuple(pair) for name, pair in sizes.items()}
+    with told(model.unet) as seen:
+        euler_steps(model, x, model.sigmas(1, 64, 48), PROMPTS)
+        diffusers_images(folders["sdxl"], model, x, PROMPTS, steps=1, **options)
+    own, expected = (call["added_cond_kwargs"] for call in seen)
     assert torch.equal(own["time_ids"], expected["time_ids"]) and own["time_ids"].shape == (6, 6)
     torch.testing.assert_close(own["text_embeds"], expected["text_embeds"], rtol=0, atol=1e-5)
-    filled = {"original_size": [64, 48], "crop": [0, 0], "target_size": [64, 48]} | told
+    filled = {"original_size": [64, 48], "crop": [0, 0], "target_size": [64, 48]} | sizes
     assert own["time_ids"][0].tolist() == [n for pair in filled.values() for n in pair]
 
 
@@ -154,12 +151,18 @@ def test_encode_equals_the_pipelines_batch(
     assert set(folders.load(kind).encode(PROMPTS)) == {"embeds", "pooled"}
 
 
-def test_vae_encodes_float16_in_float32(folders: Folders) -> None:
-    """Expected: the same weights, rounded to float16 once, in float32."""
+def short_and_exact(folders: Folders) -> tuple[Any, Any]:
+    """Load SDXL in float16, and in float32 with the VAE's weights rounded to float16 once."""
     model = folders.load("sdxl", dtype="float16", tune="none")
     exact = folders.load("sdxl", tune="none")
-    vae, wide = model.pipeline().vae, exact.pipeline().vae
+    wide = exact.pipeline().vae
     wide.load_state_dict({name: value.half().float() for name, value in wide.state_dict().items()})
+    return model, exact
+
+
+def test_vae_encodes_float16_in_float32(folders: Folders) -> None:
+    model, exact = short_and_exact(folders)
+    vae = model.pipeline().vae
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     found, expected = model.latents(images), exact.latents(images)
     assert vae.dtype == torch.float16 and found.dtype == torch.float32
@@ -170,12 +173,9 @@ def test_vae_encodes_float16_in_float32(folders: Folders) -> None:
 
 
 def test_vae_decodes_float16_in_float32(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expected: the same weights, rounded to float16 once, in float32."""
-    model = folders.load("sdxl", dtype="float16", tune="none")
-    exact = folders.load("sdxl", tune="none")
-    vae, wide = model.pipeline().vae, exact.pipeline().vae
-    wide.load_state_dict({name: value.half().float() for name, value in wide.state_dict().items()})
-    seen, decode = [], vae.decode
+    model, exact = short_and_exact(folders)
+    vae, seen = model.pipeline().vae, []
+    decode = vae.decode
 
     def watched(z: Tensor, return_dict: bool) -> Any:
         seen.append((z.dtype, vae.dtype))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from adapterkit import PROMPTS, Folders, load_folder
 from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
-from modelkit import edit, gradients, noise, perturb
+from modelkit import edit, gradients, noise, perturb, told
 from safetensors.torch import load_file, save_file
 from tinywan import UNIPC, tiny_i2v, tiny_ti2v, tiny_wan, tiny_wan22
 from torch import Tensor
@@ -119,16 +119,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-def image() -> torch.Tensor:
-    levels = torch.randint(0, 256, (2, 3, *WIDE), generator=torch.Generator().manual_seed(1))
-    return levels / 255
+def images(*shape: int) -> Tensor:
+    """Draw images in 8-bit steps."""
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)) / 255
 
 
 def test_videos_from_an_image_are_the_pipelines(model: Any) -> None:
     """Latents and videos of WanImageToVideoPipeline with one source; each prompt has its own."""
     assert isinstance(model, WanTI2V) and model.takes_one and model.unlike_pipeline
     assert model.latent_shape(*WIDE) == (12, 2, 2, 4)
-    sources, x = image(), drawn(model, 2, WIDE)
+    sources, x = images(2, 3, *WIDE), drawn(model, 2, WIDE)
     cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])
     assert cond["start"].shape == (2, 12, 1, 2, 4)
     found = ours(model, cond, 2, WIDE)
@@ -143,18 +143,12 @@ def test_videos_from_an_image_are_the_pipelines(model: Any) -> None:
 def test_the_first_moment_is_held(model: Any) -> None:
     """Its tokens have the time 0, its noise plays no part, and no weight has one in its way: by
     hand (x - start) / sigma."""
-    sources, sigma = image(), torch.tensor([0.75, 0.25])
-    cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in sources])
-    x, told = noise(model, 2, *WIDE), list[torch.Tensor]()
-
-    def note(_: Any, __: Any, named: dict[str, Any]) -> None:
-        told.append(named["timestep"])
-
-    hook = model.network.register_forward_pre_hook(note, with_kwargs=True)
-    v = model.velocity(x, sigma, cond)
-    hook.remove()
+    x, sigma = noise(model, 2, *WIDE), torch.tensor([0.75, 0.25])
+    cond = model.encode_with_sources(PROMPTS[:2], [(one,) for one in images(2, 3, *WIDE)])
+    with told(model.network) as seen:
+        v = model.velocity(x, sigma, cond)
     # 2 x 4 latents a moment are 1 x 2 tokens
-    assert told[0].tolist() == 2 * [[0, 0, 750, 750], [0, 0, 250, 250]]
+    assert seen[0]["timestep"].tolist() == 2 * [[0, 0, 750, 750], [0, 0, 250, 250]]
     way = (x[:, :, :1] - cond["start"]) / sigma.view(-1, 1, 1, 1, 1)
     torch.testing.assert_close(v[:, :, :1], way, rtol=1e-5, atol=1e-5)
     other = x.clone()
@@ -178,11 +172,6 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     assert wan_i2v(str(tiny_i2v(tmp_path / "two", experts=True)), **SMALL).takes_one
 
 
-def source() -> Tensor:
-    """Return one image [3,H,W] in 8-bit steps."""
-    return torch.randint(0, 256, (3, *SIZE), generator=torch.Generator().manual_seed(1)) / 255
-
-
 def renamed(folder: Path, change: Callable[[str], str]) -> Path:
     """Give the image encoder's tensors other names; return their file."""
     (file,) = (folder / IMAGE_ENCODER).glob("*.safetensors")
@@ -200,11 +189,12 @@ def test_what_clip_sees_is_the_pipelines(tmp_path: Path, kind: Any, prefixed: bo
     folder = tiny_i2v(tmp_path, experts=False, clip=kind)
     pipeline = WanImageToVideoPipeline.from_pretrained(folder)
     assert type(pipeline.image_encoder) is kind
-    expected = pipeline.encode_image(to_pil_image(source()), torch.device("cpu"))
+    source = images(3, *SIZE)
+    expected = pipeline.encode_image(to_pil_image(source), torch.device("cpu"))
     if prefixed:
         file = renamed(folder, lambda n: re.sub(r"^(?!vision_model\.|visual_)", "vision_model.", n))
         assert any(name.startswith("vision_model.") for name in load_file(file))
-    cond = wan_i2v(str(folder), **SMALL).encode_with_sources(PROMPTS[:1], [(source(),)])
+    cond = wan_i2v(str(folder), **SMALL).encode_with_sources(PROMPTS[:1], [(source,)])
     assert expected.std() > 0.1 and torch.equal(cond["image"], expected)
 
 
@@ -273,19 +263,11 @@ def test_no_call_straddles_the_boundary(two: Any) -> None:
     """Rows of both sides in turn: each by its own expert, as alone; gradients reach both."""
     x, cond = noise(two, 4, *SIZE), two.encode([PROMPTS[i % 2] for i in range(4)])
     sigma = torch.tensor([0.95, 0.3, 0.99, 0.8749])
-    asked: list[tuple[str, list[int]]] = []
-    for name in ("transformer", "transformer_2"):
-
-        def note(_: Any, __: Any, named: dict[str, Any], name: str = name) -> None:
-            asked.append((name, named["timestep"].tolist()))
-
-        hook = getattr(two.network, name).register_forward_pre_hook(note, with_kwargs=True)
-        two.hooks = [*getattr(two, "hooks", []), hook]
-    v = two.velocity(x, sigma, cond)
-    for hook in two.hooks:
-        hook.remove()
+    with told(two.network.transformer) as high, told(two.network.transformer_2) as low:
+        v = two.velocity(x, sigma, cond)
     # u and c of each row are one batch
-    assert asked == [("transformer", [950, 990] * 2), ("transformer_2", [300, 874] * 2)]
+    assert [call["timestep"].tolist() for call in high] == [[950, 990] * 2]
+    assert [call["timestep"].tolist() for call in low] == [[300, 874] * 2]
     with torch.no_grad():
         for i in range(4):
             row = {name: rows[i : i + 1] for name, rows in cond.items()}
@@ -323,13 +305,12 @@ def test_both_experts_are_exported(two: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_videos_from_an_image_are_the_pipelines_wan_experts(tmp_path: Path, experts: bool) -> None:
+def test_each_prompt_has_its_own_image(tmp_path: Path, experts: bool) -> None:
     """One source, as the pipeline has it, and for each prompt its own, row by row."""
     folder = tiny_i2v(tmp_path, experts=experts)
     model = wan_i2v(str(folder), guidance=3.0, **SMALL)
     perturb(model, 0.05)
-    image = torch.randint(0, 256, (2, 3, *SIZE), generator=torch.Generator().manual_seed(1)) / 255
-    x = drawn(model, 2)
+    image, x = images(2, 3, *SIZE), drawn(model, 2)
     expected = theirs(model, x[:1], PROMPTS[:1], image=to_pil_image(image[0]))
     cond = model.encode_with_sources(PROMPTS[:2], [(image[0],), (image[1],)])
     found = ours(model, {name: rows[:1] for name, rows in cond.items()}, 1)
@@ -341,7 +322,7 @@ def test_videos_from_an_image_are_the_pipelines_wan_experts(tmp_path: Path, expe
     assert ("image" in cond) == (not experts)
 
 
-def test_what_does_not_fit_wan_experts(tmp_path: Path) -> None:
+def test_experts_and_sources_that_do_not_fit(tmp_path: Path) -> None:
     one = tiny_wan(tmp_path / "one")
     with pytest.raises(ConfigError, match="guidance_2: has no effect unless guidance is above 1"):
         wan(str(one), guidance_2=3.0, **TEXT)

@@ -31,7 +31,6 @@ from rewards.adversarial_layers import adversarial_layers
 from rewards.adversarial_pickscore import adversarial_pickscore
 
 WIDTH, PATCH = 24, 14
-WIDTH, PATCH = 24, 14
 
 
 @pytest.fixture(scope="module")

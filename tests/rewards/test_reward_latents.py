@@ -29,7 +29,6 @@ from rewards.latent_preference import (
 )
 
 MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
-MODEL, TAPS = "assets/shapes-sd3", {"taps": [1, 3], "width": 32, "queries": 2}
 
 
 def test_the_loss_is_the_references() -> None:
@@ -215,7 +214,7 @@ def test_a_run_shows_the_latents_of_its_leaves(tmp_path: Path) -> None:
 # ------------------------------------------------------------- the script that trains one on shapes
 
 
-SCRIPT: Any = script_module("shapes_latent_preference")
+SCRIPT: Any = script_module("assets/shapes_latent_preference")
 
 
 class FewPrompts(SCRIPT.Pool):  # type: ignore[misc]

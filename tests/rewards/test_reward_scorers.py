@@ -63,7 +63,6 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 PREFIX = {"v2": 1, "v2_registers": 4, "v3": 5}  # CLS and register tokens
 IMAGES, KNOWN = random_images(5, 40, 52), random_images(4, 33, 33, seed=1)
-IMAGES, KNOWN = random_images(5, 40, 52), random_images(4, 33, 33, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +272,6 @@ WORDS = {
     "": [],
     "[DEC] a [ENC]": [30522, 1037, 30523],  # BLIP's marks stand behind the words
 }
-VIT, MLP = "blip.visual_encoder", "mlp.layers.4.weight"
 VIT, MLP = "blip.visual_encoder", "mlp.layers.4.weight"
 PLACES = "blip.text_encoder.embeddings.position_embeddings.weight"
 IDS = [[CLS, *ids, SEP] for ids in WORDS.values()]

@@ -377,7 +377,6 @@ def test_half_of_a_surrogate_pair_is_answered_in_json(queue: RequestQueue) -> No
 
 
 TOKEN = "correct horse"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Unmade:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +29,13 @@ from flowrl.evaluation.crossed_errors import weights_of
 from flowrl.runs.compare.budgets import Budgets, Spent, different, trajectory
 from flowrl.runs.compare.compare import Comparison
 from flowrl.runs.compare.compare import run_comparison as compare
+from flowrl.runs.compare.one_run import spend
 from flowrl.runs.compare.records import unpacked
 from flowrl.runs.compare.result_file import read_result
 from flowrl.runs.evaluate import evaluate
 from flowrl.runs.folder import lock, read_rows
 from flowrl.runs.open_run import open_run
-from flowrl.runs.stop import Interrupted
+from flowrl.runs.stop import Interrupted, StopSignal
 
 pytestmark = pytest.mark.integration
 
@@ -260,6 +261,24 @@ def test_a_search_that_chose_otherwise_is_not_mixed(whole: Whole, tmp_path: Path
     words = "toy-a: seed 1 ran with lr 0.1, seed 0 of the result file with 0.5"
     with pytest.raises(ConfigError, match=words):
         compare(what._replace(seeds=(1,)), quiet=True)
+
+
+def test_a_run_may_be_given_up_by_its_evaluations(tmp_path: Path) -> None:
+    """Who is told of them may end it, without a result; when it goes on, they are told again."""
+    what, told = plan(tmp_path), list[int]()
+    config, folder = what.load(what.configs[0], "seed=0"), tmp_path / "run"
+
+    def judged(row: Mapping[str, Any]) -> None:
+        told.append(row["iteration"])
+        if len(told) == 1:
+            raise RunError("given up")
+
+    options: dict[str, Any] = {"stop": StopSignal(), "quiet": True, "judged": judged}
+    with pytest.raises(RunError, match="given up"):
+        spend(config, folder, what.budgets, **options)
+    assert told == [2] and not (folder / "result.json").exists()
+    found = spend(config, folder, what.budgets, **options)
+    assert told == [2, 2, 3, 5] and found["failed"] is None and found["iterations"] == 5
 
 
 def test_a_broken_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

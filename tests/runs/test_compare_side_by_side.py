@@ -21,6 +21,7 @@ from flowrl.cli.main import main
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
 from flowrl.runs.compare import processes as side_by_side
+from flowrl.runs.compare import tune
 from flowrl.runs.compare.budgets import Budgets
 from flowrl.runs.compare.compare import run_comparison as compare
 from flowrl.runs.compare.one_run import spend
@@ -58,7 +59,10 @@ def one_after_the_other(
     assert processes == 2 and quiet
     for run in runs:
         config = load_config(run.config, list(run.overrides), run.plugins)
-        spend(config, run.folder, run.budgets, stop=stop, quiet=quiet)
+        try:
+            spend(config, run.folder, run.budgets, stop=stop, quiet=quiet, judged=run.judged)
+        except Interrupted:  # a pruner has given it up
+            continue
         ended(run)
 
 
@@ -121,7 +125,7 @@ def test_trials_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Two rates as trials of a search. What they ask processes for is what the command trains
     alone: it finds all of it finished, and says the same. The processes are played here, by one
     run after the other in this one."""
-    monkeypatch.setattr(side_by_side, "train_side_by_side", one_after_the_other)
+    monkeypatch.setattr(tune, "train_side_by_side", one_after_the_other)
     toy, found = str(write_toy(tmp_path)), []
     words = ["tune", toy, "--try", "optimizer.lr=0.01,0.2", "--set", "eval.score=red"]
     out = tmp_path / "out"

@@ -120,7 +120,10 @@ def test_pairs() -> None:
         ("", "cannot be read as a flowrl comparison"),
         ("{}", "cannot be read as a flowrl comparison"),
         ('{"kind": "other", "format": 1}', "expected a flowrl comparison of format 1, got 'other'"),
-        ('{"kind": "flowrl comparison", "format": 9}', "of format 1, got .*, format 9"),
+        (
+            '{"kind": "flowrl comparison", "format": 9}',
+            "expected a flowrl comparison of format 1, got .*, format 9",
+        ),
     ],
 )
 def test_another_file_is_no_result(tmp_path: Path, text: str, said: str) -> None:

@@ -7,18 +7,35 @@ import io
 import random
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+from fuzzfiles import PROMPTS, checkpoints, configs, images, prompts
 from fuzzimages import bomb, plain_pixels
 from fuzzkit import HOSTILE, Refused, Target, Verdict, damage_bytes, damage_value, judge
-from fuzztargets import targets
+from fuzzservers import addresses, answers, judge_texts, judges, requests
 
 from flowrl.core.errors import DataError
 from flowrl.core.pixels import png_bytes, png_needs
 
 DIGITS = b"9" * 5000  # more than Python turns into a number
+
+
+def targets(home: Path) -> dict[str, Callable[[], Target]]:
+    """Return what makes each target, by name; `home` is for what they write."""
+    return {
+        "configs": partial(configs, home),
+        **{f"prompts{suffix}": partial(prompts, suffix) for suffix in PROMPTS},
+        "checkpoints": partial(checkpoints, home),
+        "requests": requests,
+        "addresses": addresses,
+        "answers": answers,
+        "judges": judges,
+        "judge texts": judge_texts,
+        "images": images,
+    }
 
 
 @pytest.fixture(scope="module")

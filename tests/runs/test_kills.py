@@ -79,7 +79,7 @@ def test_faults_do_no_harm(tmp_path: Path) -> None:
     """Three moments of the disk, and every other fault; the script compares every byte that holds
     no time with the undisturbed run."""
     out = tmp_path / "disks.json"
-    script = str(ROOT / "scripts" / "research" / "disks.py")
+    script = str(ROOT / "tests" / "kits" / "diskruns.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, script, "--every", "100", "--out", str(out)],

@@ -32,7 +32,7 @@ from flowrl.runs.open_run import open_run
 from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training.checkpoint import checkpoint_folder, checkpoint_folders, load
-from flowrl.training.run import is_usual
+from flowrl.training.parts.gradient_monitor import is_usual
 from flowrl.training.trainer import Trainer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,34 @@ def test_hopeless_trials_are_given_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert tuning_rows(result)[-2][:2] == ["5", "pruned"]
 
 
+def test_trials_are_given_up_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Played one after the other, by what a process is sent. The last two of eight rates are run
+    beside each other, after six that are better than one of them."""
+    ran = _play(monkeypatch, lambda config: config.lr)
+    sent = []
+
+    def beside(runs: Any, processes: int, stop: Any, ended: Any, *, quiet: bool) -> None:
+        assert processes == 2 and len(runs) == 2
+        for run in runs:
+            watch = pickle.loads(pickle.dumps(run.judged))
+            config = load_config(run.config, list(run.overrides), run.plugins)
+            try:
+                tune.spend(config, run.folder, run.budgets, judged=watch)
+            except Interrupted as error:
+                sent.append(str(error))
+
+    monkeypatch.setattr(tune, "train_side_by_side", beside)
+    tries = ("optimizer.lr=0.5,0.4,0.3,0.2,0.6,0.7,0.1,0.8",)
+    what = _plan(tmp_path, "out", *tries, pruner="median", points=4, processes=2)
+    result = run_tuning(what, quiet=True)
+    states = [trial["state"] for trial in result["trials"]]
+    assert states == [*["complete"] * 6, "pruned", "complete"] and result["best"] == 7
+    assert sent == [result["trials"][6]["why"]] == ["given up at 1 of 4 evaluations, with 0.025"]
+    assert len(ran) == 2 * 7  # each whole run once more, where its result is read
+
+
 def test_hyperband_gives_trials_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _play(monkeypatch)
     what = _plan(tmp_path, "out", trials=12, pruner="hyperband", points=8)
@@ -309,7 +338,8 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--try", "loss.clip_high=0.1..0.3", "--sampler", "grid"], "range without a step"),
         (["--trials", "-1"], "--trials: expected 0 or more"),
         (["--pruner", "median", "--points", "1"], "give --points 2 or more"),
-        (["--pruner", "median", "--processes", "2"], "leave out --processes"),
+        (["--pruner", "hyperband", "--processes", "2"], "takes --pruner median and one of"),
+        (["--pruner", "median", "--processes", "2", "--seeds", "0", "1"], "one of --seeds, got"),
         (["--processes", "2", "--count", "cost"], "give --count calls"),
         (["--seeds", "0", "0"], "--seeds: expected seeds that differ"),
         (["--nfe", "0"], "--nfe: expected more than 0"),

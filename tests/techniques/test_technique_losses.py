@@ -28,7 +28,6 @@ from flowrl.techniques.group_losses import (
 )
 from flowrl.training.trainer import Trainer
 
-NAN = float("nan")
 F64 = torch.float64
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from toykit import toy
+from toykit import axes, toy
 
 from flowrl.core.errors import ConfigError
 from flowrl.models.toy import LinearFlow
@@ -127,57 +127,34 @@ def test_one_noise_for_all_is_fine_where_steps_have_noise(tmp_path: Path) -> Non
     assert check_plan(toy(tmp_path, *AWM, ALIKE[0], *single)).states > 0
 
 
-LEVELS = {
-    "uniform": False,
-    "logit_normal": False,
-    "power_law": False,
-    "grid": True,
-    "any_steps": True,
-}
+GRID = ("likelihood={fn: forward, times: grid}", *AWM[1:])
+SAYS_LEVELS = "forward: draws noise levels .*times {}.*set likelihood.times to grid"
+ALIGN = ("likelihood={fn: direct_align}", "plan={fn: ode, steps: 4}", "train.updates=1", ASCENT)
+REDNESS = ("rewards={red: {fn: toykit.redness}}", "eval.score=red")
+# what a model that knows the levels of its training timesteps alone says; "": it takes it
+WHOLE: list[tuple[tuple[str, ...], str]] = []
+for times in ("uniform", "logit_normal", "power_law", "grid", "any_steps"):
+    said = "" if times in ("grid", "any_steps") else SAYS_LEVELS.format(times)
+    WHOLE.append(((f"likelihood={{fn: forward, times: {times}}}", *AWM[1:]), said))
+WHOLE += [
+    # SA-Solver's grid halves the last level above 0
+    ((*GRID, "plan={fn: sa_solver, steps: 4}"), "sa_solver: samples at noise levels between"),
+    ((*GRID, "plan={fn: ode, steps: 4, order: 2}"), ""),
+    ((*ALIGN, *REDNESS), "direct_align: takes steps between noise levels"),
+]
 
 
-@pytest.mark.parametrize(("times", "fits"), LEVELS.items())
-def test_a_model_of_whole_timesteps_takes_times_of_the_grid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: str, fits: bool
+@pytest.mark.parametrize(("changes", "words"), WHOLE)
+def test_a_model_of_whole_timesteps_is_asked_at_its_own_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...], words: str
 ) -> None:
     assert UNetModel.discrete_levels
-    changes = (f"likelihood={{fn: forward, times: {times}}}", *AWM[1:])
     Trainer(toy(tmp_path, *changes))  # any other model takes them all
     monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
-    if fits:
+    if not words:
         Trainer(toy(tmp_path, *changes))
         return
-    words = f"forward: draws noise levels .*times {times}.*set likelihood.times to grid"
     with pytest.raises(ConfigError, match=words):
-        Trainer(toy(tmp_path, *changes))
-
-
-@pytest.mark.parametrize(
-    ("plan", "fits"),
-    [("sa_solver, steps: 4", False), ("ode, steps: 4, order: 2", True), ("ode, steps: 4", True)],
-)
-def test_a_model_of_whole_timesteps_is_sampled_at_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, fits: bool
-) -> None:
-    """SA-Solver's grid halves the last level above 0."""
-    changes = ("likelihood={fn: forward, times: grid}", *AWM[1:], f"plan={{fn: {plan}}}")
-    Trainer(toy(tmp_path, *changes))
-    monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
-    if fits:
-        Trainer(toy(tmp_path, *changes))
-        return
-    with pytest.raises(ConfigError, match="plan sa_solver: samples at noise levels between"):
-        Trainer(toy(tmp_path, *changes))
-
-
-def test_steps_between_levels_need_a_model_that_knows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = ["likelihood={fn: direct_align}", "plan={fn: ode, steps: 4}", "train.updates=1"]
-    changes += ["loss={fn: reward_ascent}", "rewards={red: {fn: toykit.redness}}", "eval.score=red"]
-    Trainer(toy(tmp_path, *changes))
-    monkeypatch.setattr(LinearFlow, "discrete_levels", True, raising=False)
-    with pytest.raises(ConfigError, match="direct_align: takes steps between noise levels"):
         Trainer(toy(tmp_path, *changes))
 
 
@@ -192,3 +169,55 @@ def test_previews_have_no_latents(tmp_path: Path) -> None:
 def test_a_credit_of_the_noise_needs_one_that_is_learned(tmp_path: Path) -> None:
     words = "value_baseline judges the initial noise, and likelihood reverse has none"
     refuse(tmp_path, words, "credit={fn: value_baseline}")
+
+
+# ------------------------------------------------------------------- settings of the other families
+
+WRONG = [
+    ("shapes/diffusion_nft", ["loss.beta=0"], "nft: .*beta > 0"),
+    ("shapes/dgpo", ["segment=null"], "must be in one network call"),
+    ("shapes/crd", ["segment=null"], "must be in one network call"),
+    ("shapes/awm", ["likelihood={fn: forward, low: 0.5, high: 1.2}"], "0 < low < high < 1"),
+    ("shapes/awm", ["likelihood={fn: forward, low: -0.1}"], "0 < low < high < 1"),
+    ("shapes/awm", ["likelihood={fn: forward, low: 0}"], "low=0.0, high=None; leave out"),
+    ("shapes/ram", ["likelihood.high=1"], "low=None, high=1.0; leave out"),
+    ("shapes/diffusion_dpo_offline", ["likelihood.low=0"], "low=0.0, high=None; leave out"),
+    ("shapes/awm", ["likelihood.last=9"], "it has steps 0 to"),
+    ("shapes/diffusion_nft", ["loss.labels=some"], "loss.labels"),
+    ("shapes/refl", ["rewards.red.fn=toykit.reddish"], "cannot be differentiated"),
+    (
+        "shapes/spo",
+        ["rewards={red: {fn: toykit.reddish}}"],
+        "judges every image as a finished one",
+    ),
+    # penalties and losses of a step, under a likelihood without a std; velocities under one without
+    (
+        "shapes/diffusion_nft",
+        ["kl={fn: transition_kl, beta: 0.1}"],
+        "transition_kl: compares steps",
+    ),
+    (
+        "shapes/diffusion_nft",
+        ["kl={fn: early_mean_gap, beta: 1, steps: 2}"],
+        "early_mean_gap: comp",
+    ),
+    ("shapes/awm", ["loss={fn: guard, clip_low: 0.1, clip_high: 0.1}"], "guard: compares steps"),
+    ("shapes/awm", ["loss={fn: divergence_mask, most: 1}"], "divergence_mask: compares steps"),
+    ("shapes/flow_grpo_full", ["loss={fn: nft, beta: 1}"], "nft: compares velocities"),
+    ("shapes/flow_grpo_full", ["loss={fn: ram}"], "ram: compares velocities"),
+    ("shapes/grpo_guard", ["segment={fn: fixed, sizes: [1, 2]}"], "guard: its ratio is that of a"),
+    ("shapes/crd", ["likelihood.shared_times=false"], "likelihood.shared_times=true"),
+    (
+        "shapes/dense_grpo",
+        ["transition.fn=stepwise_sde", "plan.noise_scale=1.5"],
+        "from 0 to 1, got",
+    ),
+    ("shapes/pref_grpo", ["rewards={wins: {fn: win_rate, judge: {fn: nobody}}}"], "nobody"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), WRONG)
+def test_it_is_refused_before_the_model(
+    tmp_path: Path, name: str, changes: list[str], words: str
+) -> None:
+    refuse(tmp_path, words, *axes(name), *changes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from toykit import axes, toy
+from trainkit import halves, unchanged, weights_of
 
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.training.parts.companions import Companions
@@ -25,11 +27,15 @@ def trainer(folder: Path, *more: str) -> Trainer:
     return Trainer(toy(folder, *SETTING, *more))
 
 
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], rows) for name, rows in other.items())
+
+
 def test_only_the_companion_moves(tmp_path: Path) -> None:
     """With a policy that stands still: its weights are the same bits, the others have moved, and
     the slow copy has moved less than what it follows."""
     run = trainer(tmp_path, "optimizer.lr=1.0e-30", *WHOLE)
-    before = {name: p.detach().clone() for name, p in run.params.items()}
+    before = weights_of(run)
     metrics = run.step()
     kept = run.weights.state_dict()
     for name, p in run.params.items():
@@ -72,23 +78,19 @@ def test_the_policy_follows_what_was_learnt_before(tmp_path: Path) -> None:
     def kept(name: str) -> dict[str, torch.Tensor]:
         return {key: rows.clone() for key, rows in run.weights.state_dict()[name].items()}
 
-    own = {name: p.detach().clone() for name, p in run.params.items()}
+    own = weights_of(run)
     for _ in range(2):
         before = kept("surrogate")
         assert not run.trains_policy()
         metrics = run.step()
-        assert all(torch.equal(p, own[name]) for name, p in run.params.items())
-        after = kept("surrogate")
-        assert any(not torch.equal(after[name], before[name]) for name in before)
+        assert unchanged(run, own)
+        assert not same(kept("surrogate"), before)
         assert "trained" not in metrics and metrics["nfe"] == run.cost.nfe + 8 * run.cost.states
     before, fake = kept("surrogate"), kept("fake")
     assert run.trains_policy()
     metrics = run.step()
-    after = kept("surrogate")
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    after = kept("fake")
-    assert any(not torch.equal(after[name], fake[name]) for name in fake)
-    assert any(not torch.equal(p, own[name]) for name, p in run.params.items())
+    assert same(kept("surrogate"), before) and not same(kept("fake"), fake)
+    assert not unchanged(run, own)
     assert metrics["trained"] == run.cost.states
     assert metrics["nfe"] == run.cost.nfe + (6 + 3) * run.cost.states
     assert metrics["nfe"] == check_plan(run.config).calls  # the dry run counts the last iteration
@@ -97,15 +99,10 @@ def test_the_policy_follows_what_was_learnt_before(tmp_path: Path) -> None:
 
 def test_a_resume_is_exact(tmp_path: Path) -> None:
     """Two iterations in one go, or with a checkpoint between them."""
-    whole = trainer(tmp_path)
-    whole.step()
-    whole.save(tmp_path / "kept")
-    again = trainer(tmp_path)
-    again.load(tmp_path / "kept")
-    assert whole.step() == again.step()
+    halves(partial(trainer, tmp_path), tmp_path, 1, 1)
     other = Trainer(toy(tmp_path, "train.ema=0", "eval.weights=current"))
     with pytest.raises(CheckpointError):
-        other.load(tmp_path / "kept")
+        other.load(tmp_path / "middle")
 
 
 def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:
@@ -114,11 +111,11 @@ def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:
     first.step()
     first.save(tmp_path / "kept")
     other = trainer(tmp_path, "fake.betas=[0.6, 0.9]")
-    before = {name: p.detach().clone() for name, p in other.params.items()}
+    before = weights_of(other)
     said = r"fake\.betas: the config says \[0.6, 0.9\], and .*kept was trained with \[0.5, 0.9\]"
     with pytest.raises(CheckpointError, match=said):
         other.load(tmp_path / "kept")
-    assert all(torch.equal(p, before[name]) for name, p in other.params.items())
+    assert unchanged(other, before)
     again = trainer(tmp_path, "fake.betas=[0.5, 0.9]", "fake.lr=0.125")
     again.load(tmp_path / "kept")
     companions = again.parts.get(Companions)
@@ -126,12 +123,18 @@ def test_other_settings_of_a_companion_are_refused(tmp_path: Path) -> None:
     assert [group["lr"] for group in companions.optimizers["fake"].param_groups] == [0.125]
 
 
+def trained(folder: Path) -> tuple[Trainer, dict[str, torch.Tensor]]:
+    """Save a trainer after a step as `kept` -> it, and the weights that it began with."""
+    run = trainer(folder, "optimizer.lr=0.1")
+    own = weights_of(run)
+    run.step()
+    run.save(folder / "kept")
+    return run, own
+
+
 def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
     """The policy has the checkpoint's weights; what it is measured from has the model's own."""
-    first = trainer(tmp_path, "optimizer.lr=0.1")
-    own = {name: p.detach().clone() for name, p in first.params.items()}
-    first.step()
-    first.save(tmp_path / "kept")
+    first, own = trained(tmp_path)
     second = trainer(tmp_path, f"train.start={tmp_path}/kept")
     for name, p in second.params.items():
         assert torch.equal(p, first.params[name]) and not torch.equal(p, own[name])
@@ -142,10 +145,7 @@ def test_a_run_begins_with_given_weights(tmp_path: Path) -> None:
 def test_a_surrogate_may_begin_with_given_weights(tmp_path: Path) -> None:
     """And its slow copy; policy and fake model have the model's own. One that learns in none of the
     iterations keeps them."""
-    first = trainer(tmp_path, "optimizer.lr=0.1")
-    own = {name: p.detach().clone() for name, p in first.params.items()}
-    first.step()
-    first.save(tmp_path / "kept")
+    first, own = trained(tmp_path)
     begun = f"surrogate={{fn: preference, begin: '{tmp_path}/kept', iterations: 0}}"
     second = trainer(tmp_path, begun)
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_a_surrogate_may_begin_with_given_weights(tmp_path: Path) -> None:
             assert torch.equal(kept["surrogate-slow"][name], p)
             assert torch.equal(kept["ref"][name], own[name])
         if second.iteration == 0:
-            assert all(torch.equal(p, own[name]) for name, p in second.params.items())
+            assert unchanged(second, own)
             assert second.step()["reward_gap"] > 0
 
 

@@ -1,4 +1,5 @@
-"""`train.guidance`: images are sampled with a guidance, and trained on without it."""
+"""Another guidance than the model's own: `train.guidance` of what is sampled, and
+`train.reference_guidance` of the base model that is measured from."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from adapterkit import ADAPTERS, GUIDED, PROMPTS, Folders
-from benchkit import bench_module
 from guidekit import FORWARD, config_of, texts_encoded_ahead
 from modelkit import noise
+from scriptkit import module_of
 from toykit import toy
 from trainkit import watch
 
@@ -23,6 +24,7 @@ from flowrl.models.flux import flux
 from flowrl.models.sd3 import sd3
 from flowrl.models.sd15 import sd15
 from flowrl.models.wan import wan
+from flowrl.training.guidance import guides_reference
 from flowrl.training.rehearsal import check_plan
 from flowrl.training.trainer import Trainer
 
@@ -102,7 +104,7 @@ def test_its_negative_prompt_is_encoded_ahead(
 def test_speed_is_measured_with_it(tmp_path: Path) -> None:
     """Random weights of real sizes can be guided as the adapter can."""
     config = config_of(tmp_path, f"train.guidance={SCALE}")
-    model = bench_module("random_model").random_model(config)
+    model = module_of("bench", "random_model").random_model(config)
     assert not model.adapter.guided
     with model.guiding(SCALE):
         assert any(key.startswith("negative_") for key in model.encode(["a red dot"]))
@@ -164,24 +166,27 @@ def test_an_estimate_counts_it_in_sampling_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("key", "config", "says"),
     [
-        ("shapes/flow_grpo", "likelihood reverse trains what the sampler drew.*model.guidance"),
-        ("shapes/find", "likelihood prior trains what the sampler drew"),
-        ("shapes/diffusion_dpo_offline", "plan pairs samples nothing"),
-        ("flux2/diffusion_nft", "is told its guidance as a number"),
+        ("", "shapes/flow_grpo", "likelihood reverse trains what the sampler drew.*model.guidance"),
+        ("", "shapes/find", "likelihood prior trains what the sampler drew"),
+        ("", "shapes/diffusion_dpo_offline", "plan pairs samples nothing"),
+        ("", "flux2/diffusion_nft", "is told its guidance as a number"),
+        ("reference_", "shapes/flow_grpo", "loss ppo_clip measures from no base model"),
+        ("reference_", "flux2/diffusion_nft", "is told its guidance as a number"),
     ],
 )
-def test_what_has_no_use_for_it(config: str, says: str) -> None:
+def test_what_has_no_use_for_it(key: str, config: str, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)guidance.*{says}"):
-        check_plan(load_config(config, [f"train.guidance={SCALE}"]))
+        check_plan(load_config(config, [f"train.{key}guidance={SCALE}"]))
 
 
-def test_a_scale_that_guides_nothing_and_a_model_that_cannot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["guidance", "reference_guidance"])
+def test_a_scale_that_guides_nothing_and_a_model_that_cannot(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="expected a scale above 1, got 0.5"):
-        check_plan(load_config("shapes/awm", ["train.guidance=0.5"]))
-    with pytest.raises(ConfigError, match="model toykit.linear has no `guiding`"):
-        Trainer(toy(tmp_path, *FORWARD, f"train.guidance={SCALE}"))
+        check_plan(load_config("shapes/awm", [f"train.{key}=0.5"]))
+    with pytest.raises(ConfigError, match=rf"train.{key}=3: model toykit.linear has no `guiding`"):
+        Trainer(toy(tmp_path, *FORWARD, f"train.{key}={SCALE}"))
 
 
 DRAWS = (
@@ -238,3 +243,97 @@ def test_draws_with_another_guidance_need_the_unguided_likelihood() -> None:
         check_plan(load_config("shapes/flow_grpo", [f"train.guidance={SCALE}"]))
     for changes in ([f"train.guidance={SCALE}"], []):
         check_plan(load_config("shapes/flow_grpo", [*changes, HYBRID]))
+
+
+# -------------------------------- the base model that is measured from is guided, the policy is not
+
+GUIDES = f"train.reference_guidance={SCALE}"
+
+
+@pytest.mark.integration
+def test_the_base_model_alone_is_guided(tmp_path: Path) -> None:
+    """Oracle: the same weights loaded with that guidance, and without, at the states that were
+    trained. Before the first step all weights are the base model's."""
+    run = Trainer(config_of(tmp_path, GUIDES))
+    throughout = Trainer(config_of(tmp_path, guidance=SCALE)).model
+    without = Trainer(config_of(tmp_path)).model
+    seen = watch(run, "kl")
+    metrics = run.step()
+    assert seen
+    gaps = []
+    for data in seen:
+        x, sigma, cond = data.batch.x, data.batch.sigma, data.batch.cond
+        with torch.no_grad():
+            guided, plain = (model.velocity(x, sigma, cond) for model in (throughout, without))
+        now, ref, slow = data.now.v, data.under["ref"].v, data.under["slow"].v
+        assert now is not None and ref is not None and slow is not None
+        assert torch.equal(ref, guided) and torch.equal(now.detach(), plain)
+        assert torch.equal(slow, plain) and not torch.equal(guided, plain)
+        gaps.append((plain - guided).square().flatten(1).mean(1))
+    # shapes/awm weighs the distance to the base model by 0.05
+    assert metrics["kl"] == pytest.approx(0.05 * float(torch.cat(gaps).mean()), rel=1e-5)
+
+
+@pytest.mark.integration
+def test_it_costs_one_more_evaluation_of_each_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: rows that went through the network, counted at its door."""
+    here, without = Trainer(config_of(tmp_path, GUIDES)), Trainer(config_of(tmp_path))
+    mine, others = (rows_of(trainer, monkeypatch) for trainer in (here, without))
+    metrics, plain = here.step(), without.step()
+    states = check_plan(here.config).states
+    assert sum(count for count, _ in mine) - sum(count for count, _ in others) == states > 0
+    assert metrics["nfe"] - plain["nfe"] == states
+    assert check_plan(here.config).calls - check_plan(without.config).calls == states
+    assert any("train.reference_guidance" in line for line in here.cost.lines())
+    assert not any("train.reference_guidance" in line for line in without.cost.lines())
+
+
+@pytest.mark.integration
+def test_both_guidances_of_a_run(tmp_path: Path) -> None:
+    """Images are those of a run that samples with guidance alone; its base model is the guided one
+    of the other key."""
+    run = Trainer(config_of(tmp_path, GUIDES, "train.guidance=2.0"))
+    samples = Trainer(config_of(tmp_path, "train.guidance=2.0"))
+    throughout = Trainer(config_of(tmp_path, guidance=SCALE)).model
+    rows = run.rows()
+    assert torch.equal(run.sample(rows).x, samples.sample(rows).x)
+    seen = watch(run, "kl")
+    run.step()
+    batch, ref = seen[0].batch, seen[0].under["ref"].v
+    with torch.no_grad():
+        assert ref is not None
+        assert torch.equal(ref, throughout.velocity(batch.x, batch.sigma, batch.cond))
+
+
+def test_an_estimate_counts_a_guided_reference_in_training_alone(tmp_path: Path) -> None:
+    """Its rows stand beside the policy's activations; the work of sampling is the same."""
+    here, without = estimate(config_of(tmp_path, GUIDES)), estimate(config_of(tmp_path))
+    training = [phase.name for phase in here.phases].index("training")
+    assert here.phases[training].extra >= without.phases[training].extra
+    assert here.flops["training"] > without.flops["training"]
+    assert here.flops["sampling"] == without.flops["sampling"]
+    texts = {part.name: part.bytes for part in here.parts}
+    fewer = {part.name: part.bytes for part in without.parts}
+    name = "prompt conditioning"
+    assert texts[name] == 2 * fewer[name]
+
+
+def test_a_guided_policy_pays_nothing_more(tmp_path: Path) -> None:
+    """The reference has another scale then, in as many network rows."""
+    config = config_of(tmp_path, GUIDES, guidance=2.0)
+    assert not guides_reference(config)
+    assert check_plan(config).calls == check_plan(config_of(tmp_path, guidance=2.0)).calls
+    run = Trainer(config)
+    seen = watch(run, "kl")
+    run.step()
+    now, ref = seen[0].now.v, seen[0].under["ref"].v
+    assert now is not None and ref is not None and not torch.equal(now.detach(), ref)
+
+
+def test_published_config_of_crd() -> None:
+    """Flow-Factory's example of CRD (kl_cfg 4.5, guidance_scale 1 in sampling)."""
+    config = load_config("sd3/crd")
+    assert config.train.reference_guidance == 4.5 and config.train.guidance == 0
+    assert guides_reference(config)

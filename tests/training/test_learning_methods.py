@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 from toykit import axes, toy
 from toyscale import SETTING, TOY_SCALE
+from trainkit import rise
 
 from flowrl.core.shipped_files import list_configs
 from flowrl.training.trainer import Trainer
@@ -53,8 +53,6 @@ def test_the_reward_rises(tmp_path: Path, name: str) -> None:
     Student's t exceeds 4 by chance in 1.4 % of cases, and the change must be twice the control's
     largest as well.
     """
-    curves = [curve(tmp_path, name, seed) for seed in range(SEEDS)]
-    gains = [mean(c[-8:]) - mean(c[:8]) for c in curves]
-    errors = mean(gains) / (stdev(gains) / math.sqrt(SEEDS))
-    print(f"{name}: gain {mean(gains):.3f}, {errors:.1f} standard errors")
-    assert mean(gains) > 0.06 and errors > 4
+    gain, errors = rise([curve(tmp_path, name, seed) for seed in range(SEEDS)], 8)
+    print(f"{name}: gain {gain:.3f}, {errors:.1f} standard errors")
+    assert gain > 0.06 and errors > 4

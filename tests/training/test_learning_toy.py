@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import pytest
 from toykit import toy
+from trainkit import rise
 
 from flowrl.training.trainer import Trainer
 
@@ -39,13 +40,6 @@ def rewards(folder: Path, *options: str, seed: int) -> list[float]:
     return [row["reward/red"] for row in rows]
 
 
-def effect(curves: list[list[float]]) -> tuple[float, float]:
-    """Compare the last ten iterations with the first ten -> mean change over seeds, and it in
-    standard errors."""
-    gains = [mean(curve[-10:]) - mean(curve[:10]) for curve in curves]
-    return mean(gains), mean(gains) / (stdev(gains) / math.sqrt(len(gains)))
-
-
 @pytest.mark.parametrize("weight", [1, -1])
 def test_the_reward_rises_by_more_than_five_standard_errors(tmp_path: Path, weight: int) -> None:
     """Mean red minus mean green of images, in [-1, 1]; with weight -1 it has to fall.
@@ -56,7 +50,7 @@ def test_the_reward_rises_by_more_than_five_standard_errors(tmp_path: Path, weig
     0.4 %, and only if all blocks of ten rise, too.
     """
     curves = [rewards(tmp_path, f"rewards.red.weight={weight}", seed=seed) for seed in range(SEEDS)]
-    gain, errors = effect(curves)
+    gain, errors = rise(curves, 10)
     blocks = []
     for i in range(0, ITERATIONS, 10):
         blocks.append(mean(mean(curve[i : i + 10]) for curve in curves))
@@ -75,5 +69,6 @@ def test_without_a_signal_nothing_is_learnt(tmp_path: Path) -> None:
         rewards(tmp_path, *options, f"rewards.noise.seed={seed}", seed=seed)
         for seed in range(SEEDS)
     ]
-    print(f"no signal: gain {effect(curves)[0]:.3f}, {effect(curves)[1]:.1f} standard errors")
-    assert abs(effect(curves)[0]) < 0.15
+    gain, errors = rise(curves, 10)
+    print(f"no signal: gain {gain:.3f}, {errors:.1f} standard errors")
+    assert abs(gain) < 0.15

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 import torch
 from toykit import write_toy
-from trainkit import put, unchanged, weights_of
+from trainkit import halves, put, rise, weights_of
 
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError
@@ -81,16 +81,15 @@ def test_the_reward_rises_far_outside_the_noise(tmp_path: Path, name: str) -> No
     False alarms: without a signal the change is at most 0.06 (test_learning_toy.py's control); with
     4 seeds, Student's t exceeds 5 by chance in 0.8 % of cases.
     """
-    gains = []
+    curves = []
     for seed in range(SEEDS):
         trainer = trainer_of(tmp_path, name, f"seed={seed}", f"model.seed={seed}")
         rows = [trainer.step() for _ in range(ITERATIONS)]
         assert all(math.isfinite(value) for row in rows for value in row.values())
-        curve = [row["reward/red"] for row in rows]
-        gains.append(mean(curve[-8:]) - mean(curve[:8]))
-    errors = mean(gains) / (stdev(gains) / math.sqrt(SEEDS))
-    print(f"{name}: gain {mean(gains):.3f}, {errors:.1f} standard errors")
-    assert mean(gains) > 0.12 and errors > 5
+        curves.append([row["reward/red"] for row in rows])
+    gain, errors = rise(curves, 8)
+    print(f"{name}: gain {gain:.3f}, {errors:.1f} standard errors")
+    assert gain > 0.12 and errors > 5
 
 
 @pytest.mark.parametrize(
@@ -130,14 +129,7 @@ def test_the_first_ratio_is_one(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["preference", "prior_ppo", "negative_aware", "find"])
 def test_resume_is_bit_for_bit(tmp_path: Path, name: str) -> None:
     """Own parameters, averages and copies of the weights come back; 2 + 2 iterations against 4."""
-    whole, first = (trainer_of(tmp_path, name) for _ in range(2))
-    metrics = [whole.step() for _ in range(4)]
-    again = [first.step() for _ in range(2)]
-    first.save(tmp_path / "middle")
-    second = trainer_of(tmp_path, name, "model.seed=9")
-    second.load(tmp_path / "middle")
-    assert again + [second.step() for _ in range(2)] == metrics
-    assert unchanged(second, weights_of(whole))
+    halves(partial(trainer_of, tmp_path, name), tmp_path, 2, 2, "model.seed=9")
 
 
 def test_a_prior_trains_the_noise_alone_and_is_sampled_with(tmp_path: Path) -> None:

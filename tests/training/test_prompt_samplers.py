@@ -13,18 +13,15 @@ from toykit import toy
 from trainkit import credited, put
 
 from flowrl.algorithms.credit.advantages import group_norm
-from flowrl.algorithms.prompt_samplers.bandit import difficulty_bandit
-from flowrl.algorithms.prompt_samplers.replay import prompt_replay
 from flowrl.algorithms.rollout.join import merge, of_prompt
 from flowrl.core.abilities import PromptDraw, Visit
 from flowrl.core.errors import CheckpointError, ConfigError
-from flowrl.techniques import prompt_samplers
 from flowrl.techniques.chosen_prompts import ChosenPrompts
 from flowrl.techniques.prompt_samplers import (
-    gaussian_curriculum,
     knapsack,
     shared_out,
     success_spread,
+    value,
     variance_weighted,
 )
 from flowrl.training.rollout import collect
@@ -71,61 +68,16 @@ def test_mmr1_weighs_by_scaled_variance() -> None:
     assert older.column("variance").isnan().tolist() == [False, True, True, True]
 
 
-def test_a_curriculum_is_a_bell_around_one_half() -> None:
-    sampler = started(gaussian_curriculum(width=0.25))
-    sampler.update(draw(), seen(0.0, 0.25, 1.0))
-    wanted = [-2.0, -0.5, -2.0, 0.0]  # -(p - 1/2)^2 / (2 / 16); never drawn: as at 1/2
-    assert sampler.weights().log().tolist() == pytest.approx(wanted)
-    assert len(sampler(draw(0, 7))) == 7
-
-
-def test_a_bandit_forgets_and_counts() -> None:
-    """After 10 images of mean .8 (keep 1, keep_visited 1): Beta(9, 3). Once more, with keep .5 and
-    keep_visited .5: 1 + 8/4 + 8 and 1 + 2/4 + 2. Beliefs that are sure order the prompts."""
-    sampler = started(difficulty_bandit(keep=0.5, keep_visited=0.5))
-    sampler.update(draw(), seen(0.8))
-    assert [float(sampler.column(n)[0]) for n in ("alpha", "beta")] == pytest.approx([9, 3])
-    sampler.update(draw(), seen(0.8))
-    assert [float(sampler.column(n)[0]) for n in ("alpha", "beta")] == pytest.approx([11, 3.5])
-    sure = started(difficulty_bandit())
-    sure.update(draw(), seen(0.0, 0.5, 0.9, 0.3, images=100_000))
-    assert sure(draw(0, 4)) == [1, 3, 2, 0] and sure(draw(5, 2)) == [1, 3]
-    # nothing known: each of the four comes first equally often, 3 standard errors are .065
-    blank = started(difficulty_bandit())
-    first = torch.tensor([blank(draw(n, 1))[0] for n in range(400)])
-    assert (torch.bincount(first, minlength=4) / 400).tolist() == pytest.approx(
-        [0.25] * 4, abs=0.066
-    )
-
-
-def test_replay_takes_medium_prompts_once_they_are_rested() -> None:
-    """Two of four places at most; .5 before .8; all right and all wrong never; rested after two
-    iterations; twice at most; the epochs go on where they were."""
-    sampler = started(prompt_replay(cooldown=1, reuse=2), [str(n) for n in range(30)])
-    chosen = []
-    for iteration in range(8):
-        rows = sampler(draw(iteration))
-        chosen.append(rows)
-        means = [{0: 0.0, 1: 0.8, 2: 0.5, 3: 1.0}.get(row, 1.0) for row in rows]
-        worth = [Visit(row, mean, 0.1, 4) for row, mean in zip(rows, means, strict=True)]
-        sampler.update(draw(iteration), worth)
-    assert chosen[:4] == [[0, 1, 2, 3], [4, 5, 6, 7], [2, 1, 8, 9], [10, 11, 12, 13]]
-    assert chosen[4:] == [[2, 1, 14, 15], *[[n, n + 1, n + 2, n + 3] for n in (16, 20, 24)]]
-
-
 def test_a_knapsack_is_filled_best() -> None:
     """The reference's fixture; and against all ways to share out, for random rates."""
     assert shared_out([0.02, 0.3, 0.5, 0.9], 16, 2, 8, 1) == [2, 7, 5, 2]
-    worth = [
-        prompt_samplers.value(n, p)
-        for n, p in zip([2, 7, 5, 2], [0.02, 0.3, 0.5, 0.9], strict=True)
-    ]
+    worth = [value(n, p) for n, p in zip([2, 7, 5, 2], [0.02, 0.3, 0.5, 0.9], strict=True)]
     assert sum(worth) == pytest.approx(0.254422, abs=1e-6)
     rates = torch.rand(4, generator=torch.Generator().manual_seed(0)).tolist()
     ways = [way for way in itertools.product(range(1, 5), repeat=4) if sum(way) == 9]
 
     def total(way: Any) -> float:
-        return sum(prompt_samplers.value(3 * n, p) for n, p in zip(way, rates, strict=True))
+        return sum(value(3 * n, p) for n, p in zip(way, rates, strict=True))
 
     assert total(shared_out(rates, 9, 1, 4, 3)) == pytest.approx(max(map(total, ways)))
     sampler = started(knapsack(mean=2, most=3))
@@ -138,14 +90,9 @@ def test_a_knapsack_is_filled_best() -> None:
     ("make", "words"),
     [
         (lambda: variance_weighted(share=1.5), "share from 0 to 1"),
-        (lambda: gaussian_curriculum(width=0.0), "width > 0"),
         (lambda: success_spread(keep=1.0), "0 < keep < 1"),
         (lambda: started(success_spread()).update(draw(), seen(1.5)), "rewards from 0 to 1"),
-        (lambda: difficulty_bandit(keep=2.0), "keep and keep_visited"),
-        (lambda: prompt_replay(low=0.6, high=0.4), "low < high"),
         (lambda: knapsack(mean=5), "least <= mean <= most"),
-        (lambda: started(difficulty_bandit()).update(draw(), seen(1.5)), "rewards from 0 to 1"),
-        (lambda: started(difficulty_bandit())(draw(0, 5)), "5 different prompts"),
     ],
 )
 def test_options_and_rewards_that_cannot_be(make: Any, words: str) -> None:
@@ -158,10 +105,7 @@ def test_options_and_rewards_that_cannot_be(make: Any, words: str) -> None:
 BINARY = ("rewards.red={fn: toykit.reddish}", "train.prompts=4")
 SAMPLERS = {
     "variance_weighted": (),
-    "gaussian_curriculum": ("sampler.width=0.2",),
     "success_spread": (),
-    "difficulty_bandit": (),
-    "prompt_replay": ("sampler.cooldown=0",),
     "knapsack": (),
     "refill": ("train.refill=2",),
 }
@@ -171,9 +115,7 @@ def options(name: str) -> list[str]:
     more = [*BINARY, *(o for o in SAMPLERS[name] if not o.startswith("sampler."))]
     if name == "refill":
         return more
-    width = ", width: 0.2" if name == "gaussian_curriculum" else ""
-    width += ", cooldown: 0" if name == "prompt_replay" else ""
-    return [*more, f"sampler={{fn: {name}{width}}}"]
+    return [*more, f"sampler={{fn: {name}}}"]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -277,10 +219,10 @@ def test_prompts_taken_apart_and_joined_are_the_same(tmp_path: Path) -> None:
     [
         (["sampler={fn: knapsack}", "train.prompts=3"], "take a multiple of 2"),
         (["sampler={fn: knapsack}", "train.refill=1", "train.prompts=4"], "place by place"),
-        (["sampler={fn: prompt_replay}", "train.balance=tag"], "leave one out"),
+        (["sampler={fn: variance_weighted}", "train.balance=tag"], "leave one out"),
         (["train.refill=1", "train.group=1"], "train.group=1"),
-        (["sampler={fn: prompt_reply}"], "prompt_replay"),
-        (["sampler={fn: prompt_replay, cooldwn: 3}"], "cooldown"),
+        (["sampler={fn: knapsak}"], "knapsack"),
+        (["sampler={fn: variance_weighted, momentm: 0}"], "momentum"),
     ],
 )
 def test_configs_that_cannot_be(tmp_path: Path, more: list[str], words: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from adapterkit import Folders
 from modelkit import perturb
-from trainkit import KL, files_of, flat, same_files, trainer_for, unchanged, weights_of
+from trainkit import KL, files_of, flat, halves, same_files, trainer_for, unchanged, weights_of
 
 from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.training.trainer import Trainer
@@ -26,16 +27,10 @@ from flowrl.training.trainer import Trainer
 )
 def test_resume_is_bit_for_bit(tmp_path: Path, options: tuple[str, ...], copies: set[str]) -> None:
     """3 + 3 iterations in two trainers against 6 in one: metrics and all that is kept."""
-    whole, first = trainer_for(tmp_path, *options), trainer_for(tmp_path, *options)
-    start = flat(whole.params.values()).clone()
-    metrics = [whole.step() for _ in range(6)]
-    again = [first.step() for _ in range(3)]
-    first.save(tmp_path / "middle")
-    torch.manual_seed(99)  # nothing may depend on torch's global stream
-    second = trainer_for(tmp_path, *options, "model.seed=8")  # other weights, to be replaced
-    second.load(tmp_path / "middle")
-    assert second.iteration == 3 and second.rows() == first.rows()
-    assert again + [second.step() for _ in range(3)] == metrics
+    make = partial(trainer_for, tmp_path, *options)
+    start = flat(make().params.values())
+    # model.seed: other weights, to be replaced
+    whole, second, _ = halves(make, tmp_path, 3, 3, "model.seed=8")
     mine, theirs = files_of(whole, tmp_path / "a"), files_of(second, tmp_path / "b")
     assert mine.keys() == {"current", "optimizer", *copies} and same_files(mine, theirs)
     states = [json.loads((tmp_path / name / "state.json").read_text()) for name in ("a", "b")]
@@ -54,14 +49,8 @@ def network_trainer(folder: Path, folders: Folders, tune: str, dtype: str) -> Tr
 @pytest.mark.parametrize(("tune", "dtype"), [("lora", "float32"), ("full", "bfloat16")])
 def test_resume_of_a_real_network(tmp_path: Path, folders: Folders, tune: str, dtype: str) -> None:
     """1 + 1 iterations against 2, with a new process's empty prompt cache in between."""
-    whole, first = (network_trainer(tmp_path, folders, tune, dtype) for _ in range(2))
-    metrics = [whole.step(), whole.step()]
-    again = [first.step()]
-    first.save(tmp_path / "middle")
-    torch.manual_seed(99)
-    second = network_trainer(tmp_path, folders, tune, dtype)
-    second.load(tmp_path / "middle")
-    assert [*again, second.step()] == metrics
+    make = partial(network_trainer, tmp_path, folders, tune, dtype)
+    whole, second, _ = halves(make, tmp_path, 1, 1)
     mine, theirs = files_of(whole, tmp_path / "a"), files_of(second, tmp_path / "b")
     assert mine.keys() == {"current", "ema", "optimizer"} and same_files(mine, theirs)
 

@@ -1,4 +1,5 @@
-"""Several teachers of one domain, and teachers with a guidance of their own."""
+"""On-policy distillation: the distance of a step to the teacher's, whose teacher is whose, several
+teachers of one domain, and teachers with a guidance of their own."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from toykit import axes, write_toy
 from trainkit import watch
 
 from flowrl.algorithms.losses.distillation import distill
-from flowrl.algorithms.transitions import flow_sde
+from flowrl.algorithms.transitions import cps, flow_sde
 from flowrl.config.load import Config, load_config
-from flowrl.core.errors import ConfigError
+from flowrl.core.errors import CheckpointError, ConfigError
 from flowrl.core.teacher_runs import TeacherRun, runs_of
-from flowrl.core.types import Eval
+from flowrl.core.types import Eval, LossInput
 from flowrl.training.checkpoint import checkpoint_folder
 from flowrl.training.guidance import teacher_calls, teachers_of
 from flowrl.training.parts.teachers import Teachers
@@ -31,21 +32,57 @@ from flowrl.training.trainer import Trainer
 
 ANY = {"red": "runs/none"}
 SCALE = 3.0
+UNLOADABLE = ["model={fn: toykit.unloadable}"]
 
 
 # ------------------------------------------------------------------------------------- the distance
 
 
-def steps(*velocities: float) -> Eval:
+def steps(*velocities: float, transition: Any = flow_sde, level: float = 0.7) -> Eval:
     """Rows from x=.8 at sigma .7 to .5 with these velocities, by Flow-GRPO's step of .7."""
     v = torch.tensor(velocities, dtype=torch.float64)[:, None]
     one = torch.ones(len(velocities), dtype=torch.float64)
-    mean, std = flow_sde(0.8 * one[:, None], v, 0.7 * one, 0.5 * one, 0.7 * one)
+    mean, std = transition(0.8 * one[:, None], v, 0.7 * one, 0.5 * one, level * one)
     return Eval(torch.zeros(len(v)), mean, std, v)
+
+
+def told(now: Eval, *teachers: tuple[Eval, torch.Tensor]) -> LossInput:
+    """Say what the loss sees of such rows."""
+    count = len(now.mean)
+    sigmas = {"sigma": weights(*[0.7] * count), "sigma_next": weights(*[0.5] * count)}
+    data = loss_input(*torch.zeros(3, count), **sigmas)
+    return data._replace(now=now, teachers=teachers)
 
 
 def weights(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("transition", "level", "form", "wanted"),
+    [
+        # the reference's fixture, v = -.5 and v_T = -.3, computed in numpy
+        (flow_sde, 0.7, "kl", 0.0054228280),
+        (cps, 0.8, "kl", 0.0081548620),
+        (flow_sde, 0.7, "ode", 0.0008),
+        (flow_sde, 0.7, "velocity", 0.04),
+    ],
+)
+def test_the_distance_of_a_step(transition: Any, level: float, form: Any, wanted: float) -> None:
+    now, teacher = (steps(v, transition=transition, level=level) for v in (-0.5, -0.3))
+    loss, _ = distill(told(now, (teacher, weights(1.0))), teachers=ANY, form=form)
+    assert float(loss) == pytest.approx(wanted, abs=1e-8)
+    same, _ = distill(told(now, (now, weights(1.0))), teachers=ANY, form=form)
+    assert float(same) == 0
+
+
+def test_a_step_without_noise_is_refused() -> None:
+    now = steps(-0.5, transition=cps, level=0.0)
+    data = told(now, (now, weights(1.0)))
+    with pytest.raises(ConfigError, match="has no noise"):
+        distill(data, teachers=ANY)
+    with pytest.raises(ConfigError, match="at least one teacher"):
+        distill(data, teachers={})
 
 
 @pytest.mark.parametrize(
@@ -57,10 +94,7 @@ def test_distances_of_several_teachers_are_added(form: Any, one: float) -> None:
     a teacher that is missing adds nothing, whatever stands in its place."""
     now = steps(-0.5, -0.5)
     first, second = steps(-0.3, -0.3), steps(-0.1, 9.0)
-    sigmas = {"sigma": weights(0.7, 0.7), "sigma_next": weights(0.5, 0.5)}
-    zero = torch.zeros(2)
-    data = loss_input(zero, zero, zero, **sigmas)._replace(now=now)
-    data = data._replace(teachers=((first, weights(1.0, 1.0)), (second, weights(0.5, 0.0))))
+    data = told(now, (first, weights(1.0, 1.0)), (second, weights(0.5, 0.0)))
     loss, metrics = distill(data, teachers=ANY, form=form)
     assert loss.tolist() == pytest.approx([one * (1 + 0.5 * 4), one], abs=2e-8)
     # weighted means of .04 and .16, and of .04 alone
@@ -95,10 +129,51 @@ def teacher(folder: Path, config: str, seed: int) -> str:
     return str(folder / f"{seed}")
 
 
-def student(folder: Path, teachers: object, *overrides: str) -> Trainer:
-    loss = f"loss={{fn: distill, form: velocity, teachers: {json.dumps(teachers)}}}"
+def student(folder: Path, teachers: object, *overrides: str, form: str = "velocity") -> Trainer:
+    loss = f"loss={{fn: distill, form: {form}, teachers: {json.dumps(teachers)}}}"
     more = ["train.updates=1", "train.prompts=4", "train.group=4", "train.iterations=99"]
     return Trainer(load_config(str(write_toy(folder)), [loss, *more, *overrides], ("toykit",)))
+
+
+def of_two(folder: Path) -> Trainer:
+    """A student of two teachers, one for each of the toy's tags."""
+    config = str(write_toy(folder))
+    runs = {tag: teacher(folder, config, seed) for tag, seed in (("even", 11), ("odd", 12))}
+    return student(folder, runs, form="kl")
+
+
+def test_each_row_learns_from_its_own_teacher(tmp_path: Path) -> None:
+    run = of_two(tmp_path)
+    assert {run.train_set.records[index]["tag"] for index in run.rows()} == {"even", "odd"}
+    metrics = run.step()
+    assert metrics["velocity_gap"] > 0 and metrics["trained"] == 4 * 4 * 3
+    # sampling 4 steps; forward, backward of twice the work, and a teacher
+    assert metrics["nfe"] == 4 * 4 * 4 + 4 * 4 * 3 * 4
+    with pytest.raises(CheckpointError, match="teacher"):
+        run.weights.add("teacher-x", {})
+
+
+def test_a_student_resumes_exactly(tmp_path: Path) -> None:
+    """Two iterations in one go, or with a checkpoint between them, which holds no teacher; nor
+    does going back to a checkpoint lose them."""
+    whole, again = of_two(tmp_path), of_two(tmp_path)
+    whole.step()
+    whole.save(tmp_path / "kept")
+    again.load(tmp_path / "kept")
+    second = whole.step()
+    assert again.step() == second
+    whole.load(tmp_path / "kept")
+    assert whole.step() == second
+
+
+@pytest.mark.learning
+def test_the_student_comes_close(tmp_path: Path) -> None:
+    """One teacher for all: the velocity gap falls to a tenth within 60 iterations."""
+    path = teacher(tmp_path, str(write_toy(tmp_path)), 11)
+    run = student(tmp_path, {"even": path, "odd": path}, "optimizer.lr=0.03")
+    gaps = [run.step()["velocity_gap"] for _ in range(60)]
+    print(gaps[0], gaps[-1])
+    assert gaps[-1] < 0.1 * gaps[0]
 
 
 def test_a_run_with_several_teachers_of_a_domain(tmp_path: Path) -> None:
@@ -214,6 +289,7 @@ def run_nfe(config: Config) -> int:
         ({"even": {"run": "PATH", "guidence": 1.0}, "odd": "PATH"}, "guidence"),
         ({"even": "PATH"}, "its 'tag' is 'odd', and loss.teachers has no run for it"),
         ({"even": ["PATH", "runs/nowhere"], "odd": "PATH"}, "even: there is no run with a whole"),
+        ({"even": "runs/nowhere", "odd": "runs/nowhere"}, "no run with a whole checkpoint"),
         (
             {"even": {"run": "PATH", "guidance": 3.0}, "odd": "PATH"},
             "guidance=3: model toykit.linear has no `guiding`",
@@ -224,7 +300,7 @@ def test_teachers_that_cannot_be(tmp_path: Path, teachers: object, said: str) ->
     path = teacher(tmp_path, str(write_toy(tmp_path)), 11)
     named = json.loads(json.dumps(teachers).replace("PATH", path))
     with pytest.raises(ConfigError, match=f"(?s){said}"):
-        student(tmp_path, named)
+        student(tmp_path, named, *([] if "guiding" in said else UNLOADABLE))
 
 
 def test_records_without_the_key(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ neither on `micro_batch` nor on which prompts run together. The loop reads no te
 never waits for the device.
 
 The file reads downwards: what a pass holds, the two ways to sample, the steps, the forest that is
-collected, and last how the network and the random streams are asked.
+collected, how the network and the random streams are asked, and last prompts with noise on steps
+of their own.
 """
 
 from __future__ import annotations
@@ -19,12 +20,21 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms.rollout.plan_steps import Step, baseline_steps, steps_on, stops, trunk_ends
+from flowrl.algorithms.rollout.join import merge
+from flowrl.algorithms.rollout.plan_steps import (
+    Step,
+    baseline_steps,
+    plan_of,
+    steps_on,
+    stops,
+    trunk_ends,
+    windowed,
+)
 from flowrl.algorithms.rollout.solvers import (
     check_adams,
     combined,
@@ -556,3 +566,68 @@ def _cond_of_rows(run: Sampling, size: int) -> Cond:
     """Copy each prompt's conditioning for its share of `size` rows -> {name: [size, ...]}."""
     row = _prompt_of_rows(run, size)
     return {name: value[row] for name, value in run.cond.items()}
+
+
+def sample(
+    model: FlowModel,
+    cond: Cond,
+    plan: Plan,
+    transition: Transition,
+    *,
+    group_size: int,
+    generators: list[torch.Generator],
+    group_ids: Tensor,
+    noise: Tensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Rollout:
+    """Sample as `rollout` does, each prompt along its own plan: those with the same noisy steps
+    together, so that network calls are as full as they can be.
+
+    A prompt's plan follows from its id in `group_ids` [G]. In the forest of all prompts, nodes of
+    one kind and step stand together, prompt after prompt.
+    """
+    if plan.windows is None:
+        options |= {"group_ids": group_ids, "noise": noise, "progress": progress}
+        options |= {"group_size": group_size, "generators": generators}
+        return rollout(model, cond, plan, transition, **options)
+    # the rows of each window
+    rows: dict[int, list[int]] = {}
+    for row, place in enumerate(group_ids.tolist()):
+        first = int(plan_of(plan, place).noise.nonzero().min())
+        rows.setdefault(first, []).append(row)
+    parts = []
+    for number, first in enumerate(sorted(rows)):
+        mine = torch.tensor(rows[first])
+        starts = None if noise is None else noise.unflatten(0, (-1, group_size))
+        part = rollout(
+            model,
+            {name: values[mine.to(values.device)] for name, values in cond.items()},
+            windowed(plan, first),
+            transition,
+            group_size=group_size,
+            generators=[generators[row] for row in rows[first]],
+            group_ids=group_ids[mine],
+            noise=None if starts is None else starts[mine.to(starts.device)].flatten(0, 1),
+            progress=_part_of(progress, number, len(rows)),
+            **options,
+        )
+        parts.append(_labelled(part))
+    whole = merge(parts)[0]
+    return whole._replace(cond=cond, group_ids=group_ids.to(whole.group_ids.device))
+
+
+def _labelled(part: Rollout) -> Rollout:
+    """Number the blocks by the step and the kind of their nodes, the same in every window: states
+    before draws, clean latents last."""
+    end, tree = len(part.sigmas) - 1, part.tree
+    return part._replace(block=2 * tree.step + ((tree.std > 0) & (tree.step < end)))
+
+
+def _part_of(
+    progress: Callable[[int, int], None] | None, number: int, parts: int
+) -> Callable[[int, int], None] | None:
+    """Say how much of a rollout is done of which this is one of several parts."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(number * total + done, parts * total)

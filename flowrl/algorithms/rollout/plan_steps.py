@@ -1,9 +1,11 @@
-"""Read plans: host numbers for the denoising loop, the sigmas of its steps, and what a plan costs
-per initial noise."""
+"""Read plans: host numbers for the denoising loop, the sigmas of its steps, what a plan costs per
+initial noise, and plans in which each prompt has noise on steps of its own (Flash-GRPO,
+2605.15980)."""
 
 from __future__ import annotations
 
 import math
+import random
 from typing import NamedTuple
 
 import torch
@@ -99,7 +101,7 @@ def steps_on(plan: Plan, sigmas: Tensor) -> list[Step]:
     """Return `steps_of` a plan that is run on sigmas [S+1]. Raises ConfigError unless it has S
     steps, and is one for all prompts."""
     if plan.windows is not None:
-        raise ConfigError("a plan with windows of each prompt is run by `own_windows.sample`")
+        raise ConfigError("a plan with windows of each prompt is run by `engine.sample`")
     steps = steps_of(plan)
     if len(sigmas) != len(steps) + 1:
         raise ConfigError(
@@ -302,3 +304,44 @@ def flash_places(steps: int, last: int, ratio: float) -> Tensor:
         points - 1
     )  # the end is exact
     return torch.cat([torch.arange(first + 1, dtype=torch.float64), rest])
+
+
+# ------------------------------------------------------------- noise on steps of a prompt's own
+
+
+def windows_of(plan: Plan) -> list[Plan]:
+    """List the plans that a prompt may get, the noisiest window first; [plan] if all get one."""
+    if plan.windows is None:
+        return [plan]
+    steps = plan.noise.nonzero().flatten().tolist()
+    return [windowed(plan, first) for first in steps[: len(steps) - plan.windows[1] + 1]]
+
+
+def plan_of(plan: Plan, place: int) -> Plan:
+    """Return the plan of the prompt at a place of the iteration: the same in every process, and
+    after a resume."""
+    if plan.windows is None:
+        return plan
+    steps, (text, size) = plan.noise.nonzero().flatten().tolist(), plan.windows
+    # a text seed: CPython hashes it with SHA-512, the same on every machine
+    first = random.Random(f"{text} {place}").randint(0, len(steps) - size)
+    return windowed(plan, steps[first])
+
+
+def total_counts(plan: Plan, prompts: int, roots: int, *, same_noise: bool) -> PlanCounts:
+    """Count what a plan costs for `prompts` prompts of `roots` initial noises each, which are one
+    with `same_noise`."""
+    copies, times = (roots, 1) if same_noise else (1, roots)
+    if plan.windows is None:
+        times, each = times * prompts, [counts(plan, copies)]
+    else:
+        each = [counts(plan_of(plan, place), copies) for place in range(prompts)]
+    return PlanCounts(*(times * sum(column) for column in zip(*each, strict=True)))
+
+
+def windowed(plan: Plan, first: int) -> Plan:
+    """Keep the noise of the window that begins at step `first`."""
+    assert plan.windows is not None
+    steps = torch.arange(len(plan.noise))
+    inside = (steps >= first) & (steps < first + plan.windows[1])
+    return plan._replace(noise=torch.where(inside, plan.noise, 0.0), windows=None)

@@ -32,7 +32,7 @@ from flowrl.config.load import load_config
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.runs.compare.budgets import RESULT, Budgets, check_same_run
-from flowrl.runs.compare.one_run import spend
+from flowrl.runs.compare.one_run import Judged, spend
 from flowrl.runs.folder import lock
 from flowrl.runs.stop import SIGNALS, Interrupted, StopSignal
 from flowrl.training.run import OverlapWarning
@@ -59,6 +59,7 @@ class Asked(NamedTuple):
     plugins: tuple[str, ...]
     budgets: Budgets
     folder: Path
+    judged: Judged | None = None  # is told each evaluation, as `spend` has it; pickled
 
 
 class Told(NamedTuple):
@@ -208,7 +209,7 @@ def _spend(run: Asked, wish: Wish) -> None:
     config = load_config(run.config, list(run.overrides), run.plugins)
     if wish.asked:
         raise Interrupted("stopped before it began")
-    spend(config, run.folder, run.budgets, stop=wish, quiet=True)
+    spend(config, run.folder, run.budgets, stop=wish, quiet=True, judged=run.judged)
 
 
 def _ignored(*_: object) -> None:

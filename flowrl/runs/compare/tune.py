@@ -33,7 +33,7 @@ from flowrl.runs.compare.budgets import (
     prices_of,
 )
 from flowrl.runs.compare.one_run import base_of, spend
-from flowrl.runs.compare.processes import Asked, check_processes, train_all
+from flowrl.runs.compare.processes import Asked, check_processes, train_side_by_side
 from flowrl.runs.compare.records import check_judged
 from flowrl.runs.compare.result_file import setting, without_seed
 from flowrl.runs.compare.search_space import (
@@ -178,14 +178,18 @@ def _check(what: Tuning, own: Config) -> None:
     if what.search == "grid":
         grid_of(what.space)
     check_processes(what.processes, what.budgets)
-    # a run is given up between two evaluations, in this process
+    # a run is given up between two evaluations; hyperband looks at trials that still run
     if what.pruner != "none" and what.points < 2:
         raise ConfigError(
             f"--pruner {what.pruner}: looks at the evaluations before the last one; give --points "
             "2 or more"
         )
-    if what.pruner != "none" and what.processes > 1:
-        raise ConfigError(f"--pruner {what.pruner}: works in one process; leave out --processes")
+    beside = what.processes > 1
+    if beside and (what.pruner == "hyperband" or (what.pruner == "median" and len(what.seeds) > 1)):
+        raise ConfigError(
+            f"--processes {what.processes}: takes --pruner median and one of --seeds, got "
+            f"{what.pruner} and {len(what.seeds)} seeds"
+        )
     if what.points < 1:
         raise ConfigError(f"--points: expected at least 1, got {what.points}")
     # settings that were chosen on a test list would flatter the test
@@ -371,7 +375,6 @@ class _Search:
         self.own = what.load()
         self.rehearsed: dict[str, int] = {}
         self.left = TimeLeft(0.0)
-        study.pruner = _pruner(what)
 
     def run(self) -> None:
         """Run trials until there are as many as were asked for; those that a stop has left open
@@ -407,13 +410,22 @@ class _Search:
                 self._end(number, [], str(error))
                 continue
             fit.append((number, changes))
-        if self.what.processes > 1:
-            asked = {run.folder: run for _, changes in fit for run in self._asked(changes)}
-            runs = list(asked.values())
-            train_all(runs, self.what.processes, self.stop, self._spend, quiet=self.quiet)
+        if self.what.processes > 1 and fit:
+            self._train(fit)
         for number, changes in fit:
             self._trial(number, changes)
         write_json(self.what.out / JSON, result_of(self.study))
+
+    def _train(self, fit: Sequence[tuple[int, list[str]]]) -> None:
+        """Train the runs of some trials at the same time, as far as they get: what came of them is
+        read by `_trial`."""
+        asked: dict[Path, Asked] = {}
+        for number, changes in fit:
+            watch = _Watch(self.what, number, Interrupted)
+            for run in self._asked(changes):
+                asked[run.folder] = run._replace(judged=watch)
+        runs = list(asked.values())
+        train_side_by_side(runs, self.what.processes, self.stop, _nothing, quiet=self.quiet)
 
     def _trial(self, number: int, changes: list[str]) -> None:
         """Run the seeds of a trial, and tell the study."""
@@ -421,7 +433,7 @@ class _Search:
         try:
             for place, run in enumerate(self._asked(changes)):
                 # the pruner looks at the first seed
-                watch = _Watch(self.study, number, self.what.points) if place == 0 else None
+                watch = _Watch(self.what, number, _Pruned) if place == 0 else None
                 found = self._spend(run, watch)
                 check_judged(found, self.base, run.folder)
                 runs.append(_short(found))
@@ -477,20 +489,28 @@ def _live(study: Study, number: int) -> Trial:
 
 
 class _Watch:
-    """Report a run's evaluations to the study, and give the run up where the pruner says so."""
+    """Report a run's evaluations to the study, and give the run up where the pruner says so. It
+    opens the study by itself, so that it can be sent to another process."""
 
-    def __init__(self, study: Study, number: int, points: int) -> None:
-        self.trial, self.points = _live(study, number), points
+    def __init__(self, what: Tuning, number: int, kind: type[RunError]) -> None:
+        self.what, self.number, self.kind = what, number, kind
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take note of an evaluation at equal cost. Raises _Pruned."""
-        step = max(row["marks"], default=0)
-        if not 0 < step < self.points:  # at the end there is nothing left to save
-            return
-        score = float(row[row["score"]])
-        self.trial.report(score, step)
-        if self.trial.should_prune():
-            raise _Pruned(f"given up at {step} of {self.points} evaluations, with {score:.4g}")
+        """Take note of an evaluation at equal cost. Raises an error of the kind."""
+        step, points = max(row["marks"], default=0), self.what.points
+        if not 0 < step < points or self.what.pruner == "none":
+            return  # at the end there is nothing left to save
+        study, score = open_study(self.what.out), float(row[row["score"]])
+        study.pruner = _pruner(self.what)
+        trial = _live(study, self.number)
+        if step not in study.trials[self.number].intermediate_values:
+            trial.report(score, step)
+        if trial.should_prune():
+            raise self.kind(f"given up at {step} of {points} evaluations, with {score:.4g}")
+
+
+def _nothing(run: Asked) -> None:
+    """Do nothing about a run that is finished."""
 
 
 def _short(found: Result) -> Result:

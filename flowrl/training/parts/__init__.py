@@ -62,10 +62,11 @@ class Parts:
 
     def inside(self, place: str, *given: Any) -> AbstractContextManager[Any]:
         """Return a context that is those of all parts, one inside the other."""
-        stack = ExitStack()
-        for part in self.at(place):
-            stack.enter_context(getattr(part, place)(*given))
-        return stack
+        with ExitStack() as stack:
+            for part in self.at(place):
+                stack.enter_context(getattr(part, place)(*given))
+            # where one cannot be entered, those before it are left again
+            return stack.pop_all()
 
     def agree(self, place: str, *given: Any) -> bool:
         """Say whether all parts say yes at a place; all of them are asked."""

@@ -1,9 +1,7 @@
 """What a loss may want to know of the nodes of a forest: the best leaf below, how many siblings are
-trained, how much the rewards of the prompt vary."""
+trained, how long the velocity is."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,22 +67,6 @@ class Siblings(Part):
         known = "scored" in rows.local.table.facts
         scored = rows.fact("scored") if known else None
         return data._replace(siblings=rows.fact("siblings"), scored=scored)
-
-
-class RewardVariance(Part):
-    """The variance of the rewards of a row's prompt (`reward_variance`)."""
-
-    name = "reward variance"
-    when = ("needs.reward_variance",)
-
-    def node_facts(self, run: Run, ro: Rollout, advantage: Tensor) -> dict[str, Tensor]:
-        """Take the variance that the rewards were found to have."""
-        variance: Any = run.reward_set.variance
-        return {"reward_variance": variance}
-
-    def provide(self, run: Run, rows: CallRows, data: LossInput) -> LossInput:
-        """Look it up."""
-        return data._replace(reward_variance=rows.fact("reward_variance"))
 
 
 class VelocityLength(Part):

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from judge_network import WEIGHTS, Judge, is_right, load_judge, things_on
+from judge_network import Judge, is_right, load_judge, things_on
 
 from flowrl.cli.options import quiet_libraries
 from flowrl.core.files import write_json
 from flowrl.core.installation import environment
 from flowrl.core.prompts import load_prompts
-from flowrl.core.tables import text_table
 from flowrl.core.types import FlowModel
 from flowrl.evaluation.held_out import sampled_images
 from flowrl.evaluation.statistics import wilson
@@ -36,48 +35,37 @@ from flowrl.runs.open_run import open_target
 
 def main() -> None:
     """Judge every target's images and write the result file."""
-    args = parser().parse_args()
-    torch.set_num_threads(args.threads)
-    quiet_libraries()
-    judge, records = load_judge(args.judge), load_prompts(args.prompts).records
-    overrides = [f"model.guidance={args.guidance:g}", *args.set]
-    # each target on the same prompts from the same noise
-    found = {}
-    for name in args.targets:
-        target = open_target(name, settings=args.config, overrides=overrides)
-        found[name] = agreement(judge, target.model, records, args.images, args.steps, args.seed)
-    settings = {key: getattr(args, key) for key in ("prompts", "images", "steps", "guidance")}
-    settings["seed"] = args.seed
-    result = {
-        "kind": "flowrl judge agreement",
-        "command": shlex.join(["python", *sys.argv]),
-        "settings": settings,
-        "targets": found,
-        "environment": environment(),
-    }
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.out, result)
-    print(text_table(rows(found)))
-
-
-def parser() -> argparse.ArgumentParser:
-    """Describe the command."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("targets", nargs="+")
-    made.add_argument("--judge", type=Path, default=WEIGHTS)
     made.add_argument("--prompts", default="assets/shapes/test.jsonl")
     made.add_argument("--images", type=int, default=8, help="per prompt")
     made.add_argument("--steps", type=int, default=10)
     made.add_argument("--guidance", type=float, default=1.0)
     made.add_argument("--seed", type=int, default=260_024)
-    made.add_argument("--config", default="shapes/flow_grpo", help="settings of a model folder")
-    made.add_argument("--set", nargs="*", default=[], help="overrides of the config")
-    made.add_argument("--out", type=Path, help="the result file")
-    made.add_argument("--threads", type=int, default=1)
-    return made
+    made.add_argument("--out", type=Path, default=Path("assets/results/judge.json"))
+    args = made.parse_args()
+    torch.set_num_threads(1)
+    quiet_libraries()
+    judge, records = load_judge(), load_prompts(args.prompts).records
+    overrides = [f"model.guidance={args.guidance:g}"]
+    # each target on the same prompts from the same noise
+    found = {}
+    for name in args.targets:
+        target = open_target(name, settings="shapes/flow_grpo", overrides=overrides)
+        found[name] = agreement(judge, target.model, records, args.images, args.steps, args.seed)
+        one = found[name]
+        print(f"{name}: agreement {one['agreement']:.1%}, judge {one['judge']:.1%}", flush=True)
+    settings = {key: getattr(args, key) for key in ("prompts", "images", "steps", "guidance")}
+    result = {
+        "kind": "flowrl judge agreement",
+        "command": shlex.join(["python", *sys.argv]),
+        "settings": {**settings, "seed": args.seed},
+        "targets": found,
+        "environment": environment(),
+    }
+    write_json(args.out, result)
 
 
 def agreement(
@@ -113,18 +101,6 @@ def counted(pairs: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
         "judge": sum(one for one, _ in pairs) / n,
         "checker": sum(other for _, other in pairs) / n,
     }
-
-
-def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return the table that is printed."""
-    out = [["target", "images", "agreement", "95 % interval", "judge", "checker", "checker alone"]]
-    for name, one in found.items():
-        low, high = one["interval"]
-        shares = [f"{one[key]:.1%}" for key in ("judge", "checker")]
-        text = f"{low:.1%} to {high:.1%}"
-        out.append([name, str(one["images"]), f"{one['agreement']:.1%}", text, *shares])
-        out[-1].append(str(one["checker_alone"]))
-    return out
 
 
 if __name__ == "__main__":

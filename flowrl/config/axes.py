@@ -99,7 +99,9 @@ AXES = {
     "fake": Axis("flowrl.algorithms.companions.fake", "module"),
     "surrogate": Axis("flowrl.algorithms.companions.surrogate", "module"),
     "sampler": Axis("flowrl.techniques.prompt_samplers", "module", positional=1, last="draw"),
-    "optimizer": Axis("flowrl.training.optimizer", "module", positional=1, default="adamw"),
+    "optimizer": Axis(
+        "flowrl.training.optimizer", "module", positional=1, last="params", default="adamw"
+    ),
     "parts": Axis("", "plugin"),
 }
 

@@ -178,12 +178,29 @@ def test_every_row_says_what_it_needs() -> None:
 def test_every_argument_has_a_row_that_says_when_to_change_it() -> None:
     module = script_module("results/config_docs")
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
-    table = dict(re.findall(r"^\| `(\w+\.\w+)` \|.* \| ?(.*) \|$", page, re.MULTILINE))
+    table = {}
+    for first, said in re.findall(r"^\| (`[^|]*`) \|.* \| ?(.*) \|$", page, re.MULTILINE):
+        table |= dict.fromkeys(module.row_names(first), said)
     for axis in AXES:
         named = functions(axis) if axis != "rewards" else {}  # they are in docs/rewards.md
         rows = [key.name for name in named for key in module.argument_keys(axis, name, f"{name}.")]
         assert [row for row in rows if not table.get(row)] == [], axis
         assert [name for name in named if f"`{name}`" not in page and f"`{name}." not in page] == []
+
+
+def test_functions_that_take_an_argument_alike_share_a_row() -> None:
+    """Same type, default and text, or a text that names another of them: `eps` of `sibling_norm` is
+    1e-4, as that of `depth_norm`, but of `granular_norm` it is 1e-8."""
+    module = script_module("results/config_docs")
+    head = "| argument | type | default | when to change it |\n|---|---|---|---|\n"
+    wide = "| `depth_norm.eps` | number from 0 | `1.0e-4` | wide |\n"
+    same = "| `sibling_norm.eps` | number from 0 | `1.0e-4` | as `depth_norm.eps` |\n"
+    other = "| `granular_norm.eps` | number from 0 | `1.0e-8` | as `depth_norm.eps` |\n"
+    made = module.config_page(f"### `credit`\n\n{head}{wide}{same}{other}")
+    assert "| `eps` of `depth_norm`, `sibling_norm` | number from 0 | `1.0e-4` | wide |\n" in made
+    assert other in made and module.config_page(made) == made
+    assert module.row_names("`eps` of `a`, `b`") == ["a.eps", "b.eps"]
+    assert module.row_names("`a.eps`") == ["a.eps"]
 
 
 def test_tables_of_keys_are_filled() -> None:

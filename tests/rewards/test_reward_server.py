@@ -517,8 +517,8 @@ def test_a_server_answers_what_is_in_flight_and_ends_well(
         gate.unlink()
         scores = torch.tensor(future.result(WAIT).json()["scores"]["red"])
     assert torch.equal(scores, redness(batch_of(images)))
-    # how it ended
-    code, printed = server.end()
+    # how it ended: a second SIGTERM could come after the server's own handler is gone
+    code, printed = server.end(0)
     assert code == 0 and "(token needed)" in printed and "stopped; 3 images were scored" in printed
     assert TOKEN not in printed and "Traceback" not in printed
 

@@ -34,7 +34,7 @@ def test_regenerate_and_compare() -> None:
 
 def test_the_table_of_methods_is_written_anew() -> None:
     """A row that was wrong, gone or in another place comes back; a page without a table stays."""
-    module = script_module("results/catalogue")
+    module = script_module("results/method_docs")
     old = "| old | `shapes/vgpo` | ? | ? | ? |\n| gone | `shapes/gone` | | | |\n"
     text = module.table(f"a\n\n{module.HEAD}{old}\nb\n", "docs/methods/")
     assert text.startswith("a\n\n") and text.endswith("\n\nb\n") and "gone" not in text
@@ -48,7 +48,7 @@ def test_the_table_of_methods_is_written_anew() -> None:
 
 def test_the_head_of_a_method_page() -> None:
     """Every method is on one page; what stands around the marks stays."""
-    module = script_module("results/catalogue")
+    module = script_module("results/method_docs")
     empty = f"# VGPO\n\n{module.BEGIN}\n{module.END}\n\nMore.\n"
     text = module.page(empty, "vgpo")
     assert text.startswith(f"# VGPO\n\n{module.BEGIN}\n- **VGPO**: [Anchoring Values")
@@ -63,7 +63,7 @@ def test_the_head_of_a_method_page() -> None:
 
 def test_levels_come_from_the_rows_of_gains() -> None:
     """A config without a row is at "dry run"; what stands in the catalogue by hand is replaced."""
-    module = script_module("results/catalogue")
+    module = script_module("results/method_docs")
     assert module.levels().keys() == set(list_configs())
     slas = module.levels()["shapes/slas"]
     assert (slas.level, slas.seeds, slas.results) == ("seeds", 3, "gains.json")
@@ -178,7 +178,7 @@ def test_every_row_says_what_it_needs() -> None:
 def test_every_argument_has_a_row_that_says_when_to_change_it() -> None:
     module = script_module("results/config_docs")
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
-    table = {}
+    table: dict[str, str] = {}
     for first, said in re.findall(r"^\| (`[^|]*`) \|.* \| ?(.*) \|$", page, re.MULTILINE):
         table |= dict.fromkeys(module.row_names(first), said)
     for axis in AXES:

@@ -204,7 +204,7 @@ def test_a_file_that_is_no_rubric_of_this_version(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- consistency and edits
 
 
-def likeness(a: int, b: int) -> float:
+def likeness(a: float, b: float) -> float:
     """What the judge says of two flat images."""
     return min(max(1 - abs(a - b) / 255, 0.01), 0.99)
 

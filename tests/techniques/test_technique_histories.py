@@ -155,8 +155,8 @@ def test_a_baseline_leans_on_the_past_until_it_is_contradicted() -> None:
     credit = shrunken_mean(rate=0.5)
     credit.start(["a"])
     assert visit(credit, [1, 1, 0, 0], "aaaa") == [0.5, 0.5, -0.5, -0.5]
-    *rest, texts = batch([1, 1, 1, 0], "aaaa")
-    assert credit(*rest, prompts=texts).tolist() == [0.5, 0.5, 0.5, -0.5]
+    reward, leaf, tree, texts = batch([1, 1, 1, 0], "aaaa")
+    assert credit(reward, leaf, tree, prompts=texts).tolist() == [0.5, 0.5, 0.5, -0.5]
     assert visit(credit, [1, 1, 1, 1], "aaaa") == pytest.approx([0.125] * 4)
     assert credit.kept["value"].tolist() == [[0.75]]
     with pytest.raises(ConfigError, match="rate <= 1"):

@@ -193,13 +193,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     table, _, notes = text.partition("\n\n")
     assert max(map(len, notes.splitlines())) <= _PAGE
     head, rule, *lines = table.splitlines()
-    cells = []
+    cells = [("name", "method", "paper", "status", "verified")]
     for method, line in zip(METHODS, lines, strict=True):
         paper = method.paper.arxiv if method.paper else "combination"
         last = line[head.index("verified") :]
         cells.append((method.slug, method.name, paper, method.status, last))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    assert len(rule) == max(map(len, lines)) == sum(widths) + 2 * 4
+    assert len(rule) == max(map(len, [head, *lines])) == sum(widths) + 2 * 4
     assert [line[head.index("status") :].split()[0] for line in lines] == [
         method.status for method in METHODS
     ]

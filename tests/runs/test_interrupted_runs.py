@@ -33,6 +33,7 @@ from flowrl.runs.stop import Interrupted
 from flowrl.runs.train import train
 from flowrl.training import checkpoint, checks
 from flowrl.training.optimizer_state import check_settings
+from flowrl.training.parts.copies import Copies
 from flowrl.training.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -87,9 +88,9 @@ def test_a_hole_in_an_evaluation_loses_nothing(tmp_path: Path, whole: Path) -> N
     ("method", "raised", "kind", "said"),
     [
         ("rows", AssertionError("a fault"), AssertionError, "saved .*/000001"),
-        ("follow", AssertionError("a fault"), AssertionError, "/000000 is whole"),
+        ("learned", AssertionError("a fault"), AssertionError, "/000000 is whole"),
         (
-            "follow",
+            "learned",
             KeyboardInterrupt(),
             Interrupted,
             "at once in iteration 1; .*/000000 is whole",
@@ -107,17 +108,19 @@ def test_what_ends_a_run_leaves_what_is_good(
     kind: type[BaseException],
     said: str,
 ) -> None:
-    """`rows` comes before anything moves, `follow` after the weights have: then the checkpoint
-    before is named. Mended, the run ends as one that nothing happened to."""
-    run, real = tmp_path / "run", getattr(Trainer, method)
+    """`rows` comes before anything moves, what parts have `learned` after the weights have: then
+    the checkpoint before is named. Mended, the run ends as one that nothing happened to."""
+    owner: Any = Trainer if method == "rows" else Copies
+    run, real = tmp_path / "run", getattr(owner, method)
 
-    def failing(self: Trainer, *given: Any) -> Any:
-        if self.iteration == 1:
+    def failing(self: Any, *given: Any) -> Any:
+        trainer = self if method == "rows" else given[0]
+        if trainer.iteration == 1:
             raise raised
         return real(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, method, failing)
+        patch.setattr(owner, method, failing)
         with pytest.raises(kind) as error:
             train(short(tmp_path), run, quiet=True)
     text = "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])

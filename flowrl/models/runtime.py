@@ -337,9 +337,8 @@ def _in_groups(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Ten
 def attend_in_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute softmax(q k' / sqrt(d)) v with the products written out, some samples at a time.
 
-    On a CPU in bfloat16 forward and backward together take a quarter of the time of torch's fused
-    kernel (142 tokens, `assets/results/attention.json`). The weights of a group, about
-    2 MB, stay in the cache; they are kept for the backward pass, so it is for short sequences.
+    For short sequences on a CPU in bfloat16, where torch's fused kernel is slow: the weights of a
+    group, about 2 MB, stay in the cache, and are kept for the backward pass.
 
     Args:
         query: [B, H, N, d]. key, value: [B, H, M, d].

@@ -26,11 +26,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from throughput import measure_throughput, throughput_table
+
 from flowrl.config.load import load_config
 from flowrl.core.errors import ConfigError, FlowRLError
 from flowrl.core.files import write_json
 from flowrl.core.tables import terminal_width, text_table
-from flowrl.cost.throughput import measure_throughput, throughput_table
 
 RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")

@@ -17,7 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("config_docs", "method_docs", "gains", "demonstrated", "estimates", "measured_docs", "rooms")
+PARTS = (
+    "config_docs",
+    "method_docs",
+    "gains",
+    "demonstrated",
+    "estimates",
+    "measured_docs",
+    "rooms",
+)
 """Modules beside this one, in the order in which they fill a file that they share."""
 
 Fill = Callable[[str], str]

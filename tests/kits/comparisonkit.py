@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from flowrl.runs.compare.summary import ErrorModel, error_model, summarize_result
@@ -72,7 +73,7 @@ def result(*configs: dict[str, Any]) -> dict[str, Any]:
     settings = {"score": "strict", "search": None}
     budgets = {"nfe": 100.0, "seconds": 40.0, "points": 2}
     return summarize_result(
-        {"settings": settings, "budgets": budgets, "base": BASE, "configs": list(configs)}
+        {"settings": settings, "budgets": budgets, "base": deepcopy(BASE), "configs": list(configs)}
     )
 
 

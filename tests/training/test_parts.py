@@ -49,6 +49,24 @@ def test_it_skips_outliers_and_nothing_else(once: dict[str, Any], tmp_path: Path
     assert "steady/mean" not in first
 
 
+class Never(Part):
+    """Refuse every step."""
+
+    def gradient(self, run: Any, norm: float, update: int) -> bool:
+        """Say no."""
+        return False
+
+
+def test_outliers_that_are_refused_move_no_weight(tmp_path: Path) -> None:
+    """Refused throughout, the weights stay to the bit; without the part they move."""
+    for callbacks in ([Never()], []):
+        trainer = flowrl.Trainer(toy(tmp_path, OFF), callbacks=callbacks)
+        start = {name: p.detach().clone() for name, p in trainer.params.items()}
+        trainer.step()
+        still = [torch.equal(p, start[name]) for name, p in trainer.params.items()]
+        assert all(still) == bool(callbacks)
+
+
 @pytest.mark.parametrize(("way", "stop"), [("callbacks", 2), ("config", 0), ("config", 3)])
 def test_both_doors_and_a_resume_give_the_same_bits(
     once: dict[str, Any], tmp_path: Path, way: str, stop: int

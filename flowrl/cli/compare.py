@@ -81,6 +81,17 @@ LrSearch = Annotated[
 ]
 SearchSeed = Annotated[int, typer.Option(help="of the search, none of --seeds")]
 SearchShare = Annotated[float, typer.Option(help="of --nfe for a try")]
+SearchPrompts = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="held-out prompts that choose the rate; default: the training images do",
+    ),
+]
+SearchImages = Annotated[
+    int, typer.Option(min=0, help="of each of --search-prompts; 0: as many as eval.images")
+]
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -136,6 +147,8 @@ def compare(
     lr_search: LrSearch,
     search_seed: SearchSeed = 100,
     search_share: SearchShare = 0.5,
+    search_prompts: SearchPrompts = "",
+    search_images: SearchImages = 0,
     suite: Suite = None,
     prompts: Prompts = None,
     changes: Overrides,
@@ -166,7 +179,10 @@ def compare(
         result = room.saved_result(out)
     else:
         budgets = Budgets(nfe, seconds, points, clock, count)
-        search = room.Search(tuple(lr_search), search_seed, search_share) if lr_search else None
+        search = None
+        if lr_search:
+            chosen_by = (search_prompts, search_images)
+            search = room.Search(tuple(lr_search), search_seed, search_share, *chosen_by)
         what = room.Comparison(tuple(configs), tuple(seeds), budgets, runs, out, search)
         more: dict[str, Any] = {
             "overrides": tuple(changes),

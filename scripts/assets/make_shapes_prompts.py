@@ -1,7 +1,8 @@
 """Write the prompt lists of the shapes benchmark, in GenEval's schema.
 
-No scene is in two of them: train, validation and test, the same of the harder tier (`hard-`), and
-`ood.jsonl`, which is out of distribution.
+No scene is in two of them: train, validation and test, the same of the harder tier (`hard-`),
+`ood.jsonl`, which is out of distribution, and `final.jsonl`, which the table of all methods is
+judged by.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.evaluation.suites.shapes.lists import Lists, benchmark_lists, hard_lists, ood_list
+from flowrl.evaluation.suites.shapes.lists import (
+    Lists,
+    benchmark_lists,
+    final_list,
+    hard_lists,
+    ood_list,
+)
 from flowrl.evaluation.suites.shapes.prompts import Record
 
 
@@ -33,7 +40,7 @@ def all_lists(seed: int) -> dict[str, list[Record]]:
     for prefix, lists in (("", benchmark_lists(seed)), ("hard-", hard_lists(seed))):
         for name, records in zip(Lists._fields, lists, strict=True):
             found[prefix + name] = records
-    return {**found, "ood": ood_list(seed)}
+    return {**found, "ood": ood_list(seed), "final": final_list(seed)}
 
 
 def write(path: Path, records: Sequence[Record]) -> None:

@@ -66,14 +66,35 @@ def test_the_lists_hold_what_they_say() -> None:
         assert max(len(record["prompt"].split()) for record in records) <= 18
         # held-out combinations are nowhere but where they are tested
         held = any(record["held_out"] for record in records)
-        assert held == (name in ("test", "ood")), name
+        assert held == (name in ("test", "ood", "final")), name
+        if name == "final":  # of both
+            continue
         # prompts of the benchmark, or new ones
         old = {record["prompt"] for record in records} & known
         assert len(old) == (len(records) if name in ("train", "validation", "test") else 0), name
 
 
+def test_the_final_list_has_scenes_of_its_own_and_about_equal_tasks() -> None:
+    """All scenes that are left, up to 144 a task, each in as many rows as the others of its task;
+    rows that are one draw say so."""
+    final = LISTS["final"]
+    tasks: dict[str, dict[str, list[Any]]] = {}
+    for record in final:
+        tasks.setdefault(record["tag"], {}).setdefault(record["scene"], []).append(record)
+    counts = {task: len(scenes) for task, scenes in tasks.items()}
+    assert counts["color_attr"] == 84 and counts["combination"] == 28 and len(counts) == 8
+    assert max(counts.values()) == 144
+    for scenes in tasks.values():
+        keys = [scene_key(rows[0]) for rows in scenes.values()]
+        assert len(set(keys)) == len(keys)
+        for rows, key in zip(scenes.values(), keys, strict=True):
+            assert {scene_key(row) for row in rows} == {key}
+        assert len({len(rows) for rows in scenes.values()}) == 1
+        assert 100 <= sum(map(len, scenes.values())) <= 170
+
+
 def test_true_scenes_of_every_list_pass_and_others_fail() -> None:
-    records = [r for name in ("hard-train", "ood") for r in LISTS[name][::9]]
+    records = [r for name in ("hard-train", "ood", "final") for r in LISTS[name][::9]]
     rng = np.random.default_rng(0)
     images = render(scenes_for(records, rng))
     for record in records:

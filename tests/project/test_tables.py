@@ -82,7 +82,7 @@ def made_up() -> dict[str, Any]:
     """Return a comparison of one config with three seeds, of two prompts and two images each, of
     which the base model has one right and the runs 4, 3 and 3 of 4."""
     found = result(config("shapes-slas", [0.6, 0.7, 0.8], "NaN"))
-    found["base"] |= {"tags": ["even", "odd_one"], "outcomes": "10 00"}
+    found["base"] |= {"tags": ["even", "odd_one"], "scenes": ["0", "1"], "outcomes": "10 00"}
     found["environments"] = [{"flowrl": "0.2.0", "commit": "abc"}]
     found["configs"][0]["file"] = "shapes/slas"
     for run, outcomes in zip(

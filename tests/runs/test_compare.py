@@ -253,6 +253,23 @@ def test_differences_are_named() -> None:
     assert different(a, a) == [] and different(a, {"x": 1, "y": {"z": [2], "v": 3}}) == told
 
 
+def test_the_result_file_alone_is_enough_to_go_on(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the folder of the runs, as on another machine: nothing that the file has is trained
+    or judged again, and another seed is added beside it."""
+    what = whole.elsewhere(tmp_path)
+    shutil.copytree(whole.what.out.parent, what.out.parent)
+    with pytest.MonkeyPatch.context() as patch:
+        no_training(patch)
+        assert compare(what, quiet=True) == whole.result
+    more = compare(what._replace(seeds=(0, 1, 2)), quiet=True)
+    assert not (what.runs / "base").exists() and not (what.runs / "toy-a" / "seed0").exists()
+    there, added = more["configs"][0]["seeds"][:2], more["configs"][0]["seeds"][2:]
+    assert there == whole.result["configs"][0]["seeds"]
+    assert [run["seed"] for run in added] == [2]
+
+
 def test_a_search_that_chose_otherwise_is_not_mixed(whole: Whole, tmp_path: Path) -> None:
     what = whole.copied(tmp_path)
     stored = read_result(what.out)

@@ -165,7 +165,8 @@ def test_the_search_is_the_same_for_all_and_sees_no_held_out_image(tmp_path: Pat
     config's tries wins."""
     what = plan(tmp_path, "toy-a", "toy-b", search=Search((0.5, 3.0), seed=9))
     result = compare(what, quiet=True)
-    stated = {"factors": [0.5, 3.0], "seed": 9, "share": 0.5, "nfe": 130.0}
+    stated = {"factors": [0.5, 3.0], "seed": 9, "share": 0.5, "prompts": "", "images": 0}
+    stated["nfe"] = 130.0
     assert result["settings"]["search"] == stated
     for entry in result["configs"]:
         own = {"toy-a": 0.01, "toy-b": 0.005}[entry["name"]]
@@ -180,6 +181,28 @@ def test_the_search_is_the_same_for_all_and_sees_no_held_out_image(tmp_path: Pat
         chosen = [row["score"] for row in tried if row["lr"] == entry["lr"]]
         assert entry["lr"] == entry["search"]["chosen_lr"] == entry["seeds"][0]["lr"]
         assert max(chosen) == max(row["score"] for row in tried)
+
+
+def test_a_search_may_choose_by_held_out_prompts_of_its_own(tmp_path: Path) -> None:
+    """Each rate is judged once, at its end, on the search's list; those that count on theirs. The
+    list that the comparison is judged by is refused."""
+    (tmp_path / "choose.txt").write_text("blue\n")
+    choose, judge = str(tmp_path / "choose.txt"), str(tmp_path / "judge.txt")
+    (tmp_path / "judge.txt").write_text("red\nblue\n")
+    search = Search((0.5, 3.0), seed=9, prompts=choose, images=3)
+    overrides = (*plan(tmp_path).overrides, f"prompts.test={judge}")
+    what = plan(tmp_path, search=search, overrides=overrides)
+    entry = compare(what, quiet=True)["configs"][0]
+    for row in entry["search"]["tried"]:
+        folder = tmp_path / "runs" / "toy-a" / f"search-x{row['factor']:g}"
+        (judged,) = read_rows(folder, "eval.jsonl")
+        assert judged["strict"] == row["score"] and len(judged["outcomes"]) == 3
+    best = max(row["score"] for row in entry["search"]["tried"])
+    chosen = [row["score"] for row in entry["search"]["tried"] if row["lr"] == entry["lr"]]
+    assert chosen == [best]
+    assert len(entry["seeds"][0]["at"]["nfe"]["outcomes"].split()) == 2
+    with pytest.raises(ConfigError, match=r"--search-prompts .*judge\.txt are those that the"):
+        compare(what._replace(search=search._replace(prompts=judge)), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +230,7 @@ def test_which_rate_is_chosen(
     what = plan(tmp_path, search=Search((0.5, 1.0, 2.0)))
     config = load_config(what.configs[0], (), what.plugins)
     with StopSignal() as stop:
-        runs = compare_module._Runs(what, [config], {}, stop, True)
+        runs = compare_module._Runs(what, [config], {"configs": []}, stop, True)
         stated, lr = runs.search(what.configs[0], config)
     assert lr == pytest.approx(0.01 * chosen) and stated is not None and stated["chosen_lr"] == lr
 

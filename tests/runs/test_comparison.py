@@ -301,7 +301,13 @@ def test_equal_scores_alone_have_no_interval() -> None:
 def test_with_outcomes_the_error_is_of_seeds_and_prompts() -> None:
     """Against `crossed`, which has tests of its own: a gain is a mean of differences per prompt."""
     rng, tags = np.random.default_rng(0), ["even"] * 3 + ["odd_one"] * 4
-    base = {**BASE, "tags": tags, "outcomes": packed(rng.integers(0, 2, (7, 4)).tolist())}
+    scenes = [*"0123456"]
+    base = {
+        **BASE,
+        "tags": tags,
+        "scenes": scenes,
+        "outcomes": packed(rng.integers(0, 2, (7, 4)).tolist()),
+    }
     mine, values = config("a", [0.4, 0.5, 0.6]), []
     for run in mine["seeds"]:
         verdicts = rng.integers(0, 2, (7, 4))
@@ -314,6 +320,23 @@ def test_with_outcomes_the_error_is_of_seeds_and_prompts() -> None:
     assert [gain - error.half(), gain + error.half()] == pytest.approx(expected["interval"])
     task, error = model.gain("a", "even")
     assert task + error.half() == pytest.approx(expected["tasks"]["even"]["interval"][1])
+
+
+def test_prompts_of_one_scene_are_one_draw() -> None:
+    """Three wordings of a scene have their images' mean and one place in the error."""
+    tags = ["even"] * 4 + ["odd_one"] * 2
+    scenes = ["a", "a", "a", "b", "c", "d"]
+    base = {**BASE, "tags": tags, "scenes": scenes, "outcomes": "11 10 00 01 11 00"}
+    mine = config("a", [0.4, 0.5])
+    for run, outcomes in zip(
+        mine["seeds"], ("11 11 10 01 11 10", "11 00 00 11 01 00"), strict=True
+    ):
+        run["at"]["nfe"] = {**run["at"]["nfe"], "outcomes": outcomes}
+    model = error_model([mine], base, "nfe")
+    assert model.tags == ["even", "even", "odd_one", "odd_one"]
+    assert model.base.tolist() == [0.5, 0.5, 1, 0]
+    expected = [[5 / 6, 0.5, 1, 0.5], [2 / 6, 1, 0.5, 0]]
+    assert model.groups["a"].tolist() == pytest.approx(np.array(expected))
 
 
 def test_means_over_tasks_and_who_improves() -> None:

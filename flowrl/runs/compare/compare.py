@@ -48,6 +48,8 @@ class Search(NamedTuple):
     factors: tuple[float, ...]  # of the config's own optimizer.lr
     seed: int = 100
     share: float = 0.5  # of the budget of network evaluations, for each
+    prompts: str = ""  # held-out prompts to choose by; without them training images are
+    images: int = 0  # of each of these; 0: as many as `eval.images`
 
 
 class Comparison(NamedTuple):
@@ -80,6 +82,8 @@ def compare(
     lr_search: Sequence[float] = (),
     search_seed: int = 100,
     search_share: float = 0.5,
+    search_prompts: str = "",
+    search_images: int = 0,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
     runs: str | Path = "runs/compare",
@@ -95,17 +99,20 @@ def compare(
     are measured to cost, and training at what it costs; ``calls`` counts a trained state as three.
     `points` is the number of held-out evaluations of a run. With `lr_search` each config first
     tries its own learning rate times these factors, with `search_seed`, for `search_share` of `nfe`
-    each. With `processes` so many runs train at the same time, shared out to the GPUs that are
-    there; that needs `seconds` 0 and `count` ``calls``, and a script whose own work stands below
-    ``if __name__ == "__main__"``. The call goes on after a stop, and adds to what is there. Raises
-    as `run_comparison` does.
+    each; the training images choose, or `search_images` held-out ones of each of `search_prompts`.
+    With `processes` so many runs train at the same time, shared out to the GPUs that are there;
+    that needs `seconds` 0 and `count` ``calls``, and a script whose own work stands below ``if
+    __name__ == "__main__"``. The call goes on after a stop, and adds to what is there. Raises as
+    `run_comparison` does.
     """
     if not configs:
         raise ConfigError(
             "compare: expected configs, or --report-only; `flowrl configs` lists the shipped ones"
         )
     # the arguments as the records that the comparison is run and resumed by
-    search = Search(tuple(lr_search), search_seed, search_share) if lr_search else None
+    search = None
+    if lr_search:
+        search = Search(tuple(lr_search), search_seed, search_share, search_prompts, search_images)
     what = Comparison(
         configs=tuple(configs),
         seeds=tuple(seeds),
@@ -135,20 +142,23 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         result = open_result(what.out, configs, what.budgets, _stated(what))
         _warn_of_load(quiet or not what.budgets.seconds)
         # a file that is added to keeps the base that it was begun with
-        base = _base(what, configs, quiet)
+        judge = not result["base"] or (what.runs / "base").exists()
+        base = _base(what, configs, quiet, judge=judge)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, result, stop, quiet)
         # the learning rates
         for name, config in zip(what.configs, configs, strict=True):
             entry = entry_of(result, config, name)
-            entry["search"], entry["lr"] = runs.search(name, config)
+            if not entry["seeds"] or (what.runs / config.name).exists():
+                entry["search"], entry["lr"] = runs.search(name, config)
         # one seed of every config before the next: a slow hour hits all alike
         train_all(runs.asked(), what.processes, stop, runs.keep, quiet=quiet)
     return runs.result
 
 
 class _Runs:
-    """The single runs of a comparison; what is there already is not run again."""
+    """The single runs of a comparison. What the folder of the runs has is read from there; what it
+    no longer has, but the result file, is not run again."""
 
     def __init__(
         self,
@@ -160,16 +170,18 @@ class _Runs:
     ) -> None:
         self.what, self.configs, self.result = what, configs, result
         self.stop, self.quiet = stop, quiet
-        self.left = TimeLeft(_work(what, configs))
+        self.left = TimeLeft(_work(what, configs, result))
 
     def asked(self) -> list[Asked]:
         """Return the runs of all seeds at the rates of the result, seed by seed."""
         what, runs = self.what, list[Asked]()
         for seed in what.seeds:
             for name, config in zip(what.configs, self.configs, strict=True):
-                lr = entry_of(self.result, config, name)["lr"]
-                own = (*what.overrides, f"optimizer.lr={lr!r}", f"seed={seed}")
+                entry = entry_of(self.result, config, name)
                 place = what.runs / config.name / f"seed{seed}"
+                if seed in _seeds_of(entry) and not place.exists():
+                    continue
+                own = (*what.overrides, f"optimizer.lr={entry['lr']!r}", f"seed={seed}")
                 runs.append(Asked(name, own, what.plugins, what.budgets, place))
         return runs
 
@@ -182,11 +194,11 @@ class _Runs:
         self.result = write_result(self.result, self.what.out)
 
     def search(self, name: str, config: Config) -> tuple[dict[str, Any] | None, float]:
-        """Try the learning rates of one config -> (what was tried, the one of the best training
-        score).
+        """Try the learning rates of one config -> (what was tried, the one of the best score).
 
-        Held-out images have no say. A run that failed cannot be chosen; if all failed, the config's
-        own rate stays.
+        The score is that of training images, or of the search's own held-out prompts; those that
+        the comparison is judged by have no say. A run that failed cannot be chosen; if all failed,
+        the config's own rate stays.
         """
         if self.what.search is None:
             return None, config.lr
@@ -201,11 +213,22 @@ class _Runs:
     def _try(self, name: str, config: Config, factor: float) -> dict[str, Any]:
         what, search = self.what, self.what.search
         assert search is not None
-        mine = what.load(name, f"optimizer.lr={config.lr * factor!r}", f"seed={search.seed}")
+        more = [f"optimizer.lr={config.lr * factor!r}", f"seed={search.seed}"]
+        if search.prompts:
+            more.append(f"prompts.test={search.prompts}")
+        if search.images:
+            more.append(f"eval.images={search.images}")
+        # judged at its end where held-out prompts choose, else never
         share = what.budgets.nfe * search.share
-        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=0)
-        run = self._run(mine, f"{config.name}/search-x{factor:g}", budgets, search.share)
-        score = None if run["failed"] is not None else run["last_quarter"]["accuracy"]
+        points = 1 if search.prompts else 0
+        budgets = what.budgets._replace(nfe=share, seconds=0.0, points=points)
+        place = f"{config.name}/search-x{factor:g}"
+        run = self._run(what.load(name, *more), place, budgets, search.share)
+        score = None
+        if run["failed"] is None and search.prompts:
+            score = run["at"]["nfe"]["score"]
+        elif run["failed"] is None:
+            score = run["last_quarter"]["accuracy"]
         kept = {key: run[key] for key in ("lr", "failed", "iterations", "nfe", "seconds")}
         return {"factor": factor, "score": score, **kept}
 
@@ -226,13 +249,21 @@ class _Runs:
         return found
 
 
-def _work(what: Comparison, configs: Sequence[Config]) -> float:
+def _seeds_of(entry: Result) -> set[int]:
+    """Return the seeds that an entry of a result file has a run of."""
+    return {run["seed"] for run in entry["seeds"]}
+
+
+def _work(what: Comparison, configs: Sequence[Config], result: Result) -> float:
     """Add up the runs that are still to be done; a seed counts 1, a search run its share."""
-    sizes = {f"seed{seed}": 1.0 for seed in what.seeds}
-    if what.search:
-        sizes |= dict.fromkeys([f"search-x{f:g}" for f in what.search.factors], what.search.share)
+    there = {entry["name"]: _seeds_of(entry) for entry in result["configs"]}
     todo = 0.0
     for config in configs:
+        done = there.get(config.name, set())
+        sizes = {f"seed{seed}": 1.0 for seed in what.seeds if seed not in done}
+        if what.search and not done:
+            for factor in what.search.factors:
+                sizes[f"search-x{factor:g}"] = what.search.share
         for name, size in sizes.items():
             if not (what.runs / config.name / name / RESULT).exists():
                 todo += size
@@ -277,13 +308,13 @@ def _check(what: Comparison, configs: Sequence[Config]) -> None:
                 f"{', '.join(wrong[:4])}; set it for all, as in --set "
                 f"{wrong[0].partition(' ')[0]}=..."
             )
-    _check_search(what)
+    _check_search(what, configs)
 
 
-def _check_search(what: Comparison) -> None:
+def _check_search(what: Comparison, configs: Sequence[Config]) -> None:
     if what.search is None:
         return
-    factors, seed, share = what.search
+    factors, seed, share, prompts, _ = what.search
     if not factors or min(factors) <= 0 or len(set(factors)) < len(factors) or not 0 < share <= 1:
         raise ConfigError(
             "compare: expected different --lr-search factors above 0 and a --search-share in (0, "
@@ -294,11 +325,19 @@ def _check_search(what: Comparison) -> None:
             f"compare: --search-seed {seed} is one of --seeds; rates would be chosen on a run that "
             "counts"
         )
+    judged = {str(config.prompts.test) for config in configs}
+    if prompts in judged:
+        raise ConfigError(
+            f"compare: --search-prompts {prompts} are those that the comparison is judged by; name "
+            "another list to choose rates by"
+        )
 
 
-def _base(what: Comparison, configs: Sequence[Config], quiet: bool) -> Result:
-    """Judge the model before training, once per runs folder, and check every config on it before
-    hours are spent."""
+def _base(
+    what: Comparison, configs: Sequence[Config], quiet: bool, *, judge: bool
+) -> dict[str, Any]:
+    """Check every config on the model before training, before hours are spent, and `judge` it,
+    once per runs folder."""
     trainer = Trainer(configs[0])
     # on a copy of the weights: the others put what `train.start` names into the model
     trainer.weights.snapshot("checked")
@@ -308,7 +347,7 @@ def _base(what: Comparison, configs: Sequence[Config], quiet: bool) -> Result:
             if not quiet:
                 about = math.ceil(what.budgets.nfe / calls)
                 print(f"{config.name}: the work is about {about} iterations", file=sys.stderr)
-    return base_of(what.runs, configs[0], trainer)
+    return base_of(what.runs, configs[0], trainer) if judge else {}
 
 
 def _check_iterations(what: Comparison, config: Config, trainer: Trainer) -> int:

@@ -332,7 +332,10 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
         draw_samples(trainer, folder, partial(print, file=sys.stderr))
     tasks = {task: values["mean"] for task, values in row["tasks"].items()}
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
-    tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
-    base |= {"tasks": tasks, "tags": tags, "outcomes": row["outcomes"]}
+    records = trainer.test_set.records
+    tags = [str(record.get("tag", "all")) for record in records]
+    # prompts of one scene are no independent draws; without the column each is its own
+    scenes = [str(record.get("scene", place)) for place, record in enumerate(records)]
+    base |= {"tasks": tasks, "tags": tags, "scenes": scenes, "outcomes": row["outcomes"]}
     write_json(folder / RESULT, {"setting": equal, "base": base})
     return base

@@ -181,6 +181,7 @@ class Base(Record):
     images: Count
     tasks: dict[str, Number]
     tags: list[str]
+    scenes: list[str]  # of each prompt: those of one scene are one draw
     outcomes: Outcomes
 
 
@@ -197,6 +198,8 @@ class SearchRecord(Record):
     factors: list[Positive]
     seed: int
     share: Positive
+    prompts: str
+    images: Count
     nfe: Positive
 
 
@@ -315,6 +318,9 @@ def _unlike(row: Mapping[str, Any], base: Mapping[str, Any], where: str) -> str 
         return f"{where}.tasks: expected those of the base model, {', '.join(base['tasks'])}"
     if row is base and set(row["tags"]) != row["tasks"].keys():
         return f"{where}.tags: expected those of its tasks, {', '.join(row['tasks'])}"
+    if row is base and len(row["scenes"]) != len(row["tags"]):
+        got = len(row["scenes"])
+        return f"{where}.scenes: expected {len(row['tags'])}, as base.tags has, got {got}"
     got = len(unpacked(row["outcomes"]))
     if got != len(base["tags"]):
         return (

@@ -31,7 +31,8 @@ NONE = Error(math.nan, 0)
 
 
 class ErrorModel(NamedTuple):
-    """Scores of all configs at a budget, [seeds, prompts], or [seeds, tasks] without outcomes."""
+    """Scores of all configs at a budget, [seeds, scenes], or [seeds, tasks] without outcomes; a
+    scene is a prompt, or all prompts that a list's column `scene` puts together."""
 
     groups: dict[str, np.ndarray]
     base: np.ndarray  # [P]
@@ -87,20 +88,25 @@ def error_model(configs: Sequence[Result], base: Result, budget: str) -> ErrorMo
     # per prompt, where every run and the base model have it
     every = [base, *(row for some in rows.values() for row in some)]
     prompts = all(row.get("outcomes") for row in every) and "tags" in base
-    tags = base["tags"] if prompts else list(base["tasks"])
-    values = _per_prompt if prompts else _per_task
+    places = list(zip(base["tags"], base["scenes"], strict=True)) if prompts else []
+    columns = list(dict.fromkeys(places)) if prompts else list(base["tasks"])
+
+    def values(row: Result) -> list[float]:
+        return _per_scene(row, places) if prompts else [row["tasks"][task] for task in columns]
+
     groups = {}
     for name, some in rows.items():
-        groups[name] = np.array([values(row, tags) for row in some])
-    return ErrorModel(groups, np.array(values(base, tags)), list(tags), prompts)
+        groups[name] = np.array([values(row) for row in some])
+    tags = [tag for tag, _ in columns] if prompts else columns
+    return ErrorModel(groups, np.array(values(base)), tags, prompts)
 
 
-def _per_prompt(row: Result, _: Sequence[str]) -> list[float]:
-    return [sum(some) / len(some) for some in unpacked(row["outcomes"])]
-
-
-def _per_task(row: Result, tasks: Sequence[str]) -> list[float]:
-    return [row["tasks"][task] for task in tasks]
+def _per_scene(row: Result, places: Sequence[tuple[str, str]]) -> list[float]:
+    """Average the scores of each scene's images; `places`: task and scene of every prompt."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    for place, some in zip(places, unpacked(row["outcomes"]), strict=True):
+        scores.setdefault(place, []).extend(some)
+    return [sum(some) / len(some) for some in scores.values()]
 
 
 def by_task(model: ErrorModel, name: str) -> np.ndarray:

@@ -178,11 +178,14 @@ def _search_note(search: Result | None, result: Result) -> str:
     if search is None:
         return "Learning rates are the configs' own, or those of `--set`."
     factors = ", ".join(f"{factor:g}" for factor in search["factors"])
+    score = result["settings"]["score"]
+    by = f"the mean training {score} of the last quarter; no held-out image was used"
+    if search["prompts"]:
+        by = f"the {score} of {search['prompts']} at its end; the prompts above had no say"
     return (
         f"Learning rates of {tuned} of {len(result['configs'])} configs: the best of the config's "
         f"own times {factors}, each tried for {search['nfe']:g} network evaluations with seed "
-        f"{search['seed']}, by the mean training {result['settings']['score']} of the last "
-        "quarter; no held-out image was used."
+        f"{search['seed']}, by {by}."
     )
 
 

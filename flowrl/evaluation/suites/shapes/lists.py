@@ -45,6 +45,9 @@ the validation list, each; those of the training list."""
 OOD_EACH = 24
 """Prompts of each kind of the out-of-distribution list."""
 
+FINAL_IMAGES = 144
+"""Images of a task of the final list, about: one row for each, in its scene's every wording."""
+
 _FLIPPED = {"right of": "left of", "below": "above"}
 
 HARD_TASKS = (
@@ -140,6 +143,48 @@ def ood_list(seed: int = 0) -> list[Record]:
     for records in (combinations(), crossings()):
         out += rng.sample(records, OOD_EACH)
     return out
+
+
+def final_list(seed: int = 0) -> list[Record]:
+    """Draw the list that `docs/results.md` is judged by: scenes that no other list has.
+
+    The benchmark has such scenes in `color_attr` alone; the other tasks are those of the harder
+    tier and of the out-of-distribution list that have some left, crossings by what they cross. A
+    task has up to `FINAL_IMAGES` scenes, and each scene as many rows as bring the task to about so
+    many images, of one image each. Rows of a scene have its key in `scene`: they are one draw.
+    """
+    rng = random.Random(seed)
+    used = set()
+    for lists in (benchmark_lists(seed), hard_lists(seed)):
+        used |= {scene_key(record) for records in lists for record in records}
+    used |= {scene_key(record) for record in ood_list(seed)}
+    out = []
+    for task, records in _tasks_with_many_scenes().items():
+        # every wording of each scene that is left
+        wordings: dict[Hashable, list[Record]] = {}
+        for record in records:
+            if scene_key(record) not in used:
+                wordings.setdefault(scene_key(record), []).append(record)
+        scenes = sorted(wordings, key=repr)
+        if not scenes:
+            continue
+        # as many rows for each
+        chosen = rng.sample(scenes, min(len(scenes), FINAL_IMAGES))
+        each = round(FINAL_IMAGES / len(chosen))
+        for number, scene in enumerate(chosen):
+            said = itertools.islice(itertools.cycle(wordings[scene]), each)
+            out += [{**record, "tag": task, "scene": f"{task} {number}"} for record in said]
+    return out
+
+
+def _tasks_with_many_scenes() -> dict[str, list[Record]]:
+    """Return every record of the benchmark and beyond by task, crossings by what they cross."""
+    tasks = {**all_records(), **hard_records(), "combination": combinations()}
+    for record in crossings():
+        stands = any("position" in wish for wish in record["include"])
+        name = "colored_count" if len(record["include"]) == 1 else "counted_pair"
+        tasks.setdefault("colored_position" if stands else name, []).append(record)
+    return tasks
 
 
 def _add(whole: Lists, part: Lists) -> None:

@@ -21,6 +21,7 @@ PARTS = (
     "config_docs",
     "method_docs",
     "gains",
+    "methods",
     "demonstrated",
     "estimates",
     "measured_docs",

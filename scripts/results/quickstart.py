@@ -1,0 +1,109 @@
+"""Run the quickstart with several seeds, and write down what it took and gained.
+
+    python scripts/results/quickstart.py                 # seeds 0 to 4, into quickstart.json
+    python scripts/results/quickstart.py --out assets/results/quickstart-float32.json \\
+        --seeds 0 --set model.dtype=float32              # as on a processor without bfloat16
+
+Each run is the command of `scripts/quickstart.sh` with another seed; one that is there already is
+only read. Gains are on the validation prompts, from before training to the last evaluation, their
+interval over seeds and prompts. Minutes are those of the run's own log: give it a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowrl.core.files import write_json
+from flowrl.evaluation.crossed_errors import crossed
+from flowrl.runs.folder import ENVIRONMENT, EVALS, SUMMARY, TIMING, read_object, read_rows
+from flowrl.runs.open_run import score_of
+
+ROOT = Path(__file__).resolve().parents[2]
+BESIDE = ("eval", "save", "samples")  # phases that are not of an iteration
+
+
+def command(changes: Sequence[str]) -> list[str]:
+    """Return the command that `scripts/quickstart.sh` runs, with changes."""
+    lines = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8").splitlines()
+    (found,) = [line for line in lines if line.startswith('"$VIRTUAL_ENV/bin/flowrl" train')]
+    words = shlex.split(found)[1:-1]  # without the program, and without "$@"
+    return [sys.executable, "-m", "flowrl", *words, *changes]
+
+
+def own_seconds(row: Mapping[str, float]) -> float:
+    """Return an iteration's own seconds."""
+    return row["total"] - sum(row.get(key, 0.0) for key in BESIDE)
+
+
+def ends(folder: Path) -> tuple[list[str], np.ndarray]:
+    """Read a run's first and last evaluation -> task of each prompt, shares right [2, P]."""
+    rows = [read_rows(folder, EVALS)[place] for place in (0, -1)]
+    tags = [task for task, some in rows[0]["by_prompt"].items() for _ in some]
+    shares = []
+    for row in rows:
+        shares.append([share for some in row["by_prompt"].values() for share in some])
+    return tags, np.array(shares)
+
+
+def one(folder: Path) -> dict[str, Any]:
+    """Read what a run took and reached."""
+    rows = read_rows(folder, TIMING)
+    own = sorted(map(own_seconds, rows))
+    figures = {"fastest": own[0], "median": statistics.median(own), "slowest": own[-1]}
+    return {
+        "minutes": round(sum(row["total"] for row in rows) / 60, 2),
+        "iteration_seconds": {name: round(value, 2) for name, value in figures.items()},
+        "validation": [[row["iteration"], score_of(row)] for row in read_rows(folder, EVALS)],
+        "environment": read_object(folder, ENVIRONMENT),
+    }
+
+
+def gain(folders: Sequence[Path]) -> dict[str, Any]:
+    """Work out the gain over all runs with its interval, over seeds and prompts."""
+    tags, _ = ends(folders[0])
+    differences = []
+    for folder in folders:
+        before, after = ends(folder)[1]
+        differences.append(after - before)
+    found = crossed(np.array(differences), tags)
+    return {"mean": found["mean"], "interval": found["interval"]}
+
+
+def main() -> None:
+    """Run what is missing, read all, write the file."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    made.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes")
+    made.add_argument("--work", type=Path, default=Path("runs/quickstart"))
+    made.add_argument("--out", type=Path, default=Path("assets/results/quickstart.json"))
+    args = made.parse_args()
+    folders = []
+    for seed in args.seeds:
+        folder = args.work / f"{args.out.stem}-{seed}"
+        folders.append(folder)
+        if not (folder / SUMMARY).exists():
+            own = [f"seed={seed}", *args.changes, "--run", str(folder)]
+            subprocess.run(command(own), check=True, cwd=ROOT)
+    result = {
+        "kind": "flowrl quickstart",
+        "command": shlex.join(["python", *sys.argv]),
+        "gain": gain(folders),
+        "runs": {str(seed): one(f) for seed, f in zip(args.seeds, folders, strict=True)},
+    }
+    write_json(args.out, result)
+    print(f"{result['gain']['mean']:+.3f} on the validation prompts")
+
+
+if __name__ == "__main__":
+    main()

@@ -112,12 +112,12 @@ def instances(
     masks: Tensor, shares: Tensor, chosen: Tensor, names: Sequence[str], floor: float
 ) -> Objects:
     """Make objects of mask logits [n, H, W], probabilities [n] and classes [n], in falling
-    confidence."""
+    confidence; equal ones stay in their order."""
     inside = masks > 0
     sure = (masks.sigmoid() * inside).flatten(1).sum(1) / (inside.flatten(1).sum(1) + 1e-6)
     confidence = shares * sure
     out: Objects = {}
-    for i in confidence.argsort(descending=True).tolist():
+    for i in confidence.argsort(descending=True, stable=True).tolist():
         if confidence[i] > floor and bool(inside[i].any()):
             mask = inside[i].cpu().numpy()
             one = DetectedObject(box_of(mask), float(confidence[i]), mask)

@@ -13,9 +13,11 @@ from flowrl.config.load import Config, load_config
 from flowrl.core.abilities import stays
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import is_finite_number
+from flowrl.core.identity import Facts
 from flowrl.core.shipped_files import config_file, resource
 from flowrl.core.types import FlowModel
 from flowrl.cost.out_of_memory import explained
+from flowrl.evaluation.contents import drawing_content
 from flowrl.runs.folder import CONFIG, EVALS, read_rows
 from flowrl.training import checkpoint
 from flowrl.training.checkpoint import MANIFEST
@@ -119,6 +121,7 @@ class OpenedRun(NamedTuple):
     base: Weights  # snapshot "ref", the weights from before training, where `eval.tuned` needs it
     what: str = ""  # in words, why it is this checkpoint: "best held-out score, the last is 45"
     weights: str = "base"  # ema, current or base
+    checkpoint: Facts | None = None  # the files of the weights, and their SHA-256; None of the base
 
 
 def open_run(
@@ -174,7 +177,8 @@ def load_run(
         raise CheckpointError(f"{folder}: has no {name!r} weights, only {there}")
     put_saved(model.trainable(), files, name)
     what = "" if path != run else which_of(run, folder)
-    return OpenedRun(model, config, done, base, what, name)
+    sealed = checkpoint.sealed(folder, name)
+    return OpenedRun(model, config, done, base, what, name, sealed)
 
 
 def run_of(path: Path) -> Path:
@@ -198,6 +202,7 @@ class Target(NamedTuple):
     config: Config
     what: str  # in words: "runs/a at iteration 20, current weights"; averaged ones are not named
     base: Weights  # the weights from before training, where `eval.tuned` needs them
+    content: Facts | None = None  # what these names stand for: files of the model, of a checkpoint
 
 
 def open_target(
@@ -226,7 +231,10 @@ def open_target(
         own = ", current weights" if run.weights == "current" else ""
         what = f"{path} at iteration {run.iteration}{own}{why}"
         use_threads(run.config)
-        return Target(run.model, run.config, what, run.base)
+        content = drawing_content(run.config)
+        if run.checkpoint is not None:
+            content["checkpoint"] = run.checkpoint
+        return Target(run.model, run.config, what, run.base, content)
     # a model folder with settings of a config, or a config with its model
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
@@ -239,7 +247,7 @@ def open_target(
     with explained(config, "load"):
         model = config.call("model")()
     what = f"the base model {config.model.kwargs.get('path', '')}"
-    return Target(model, config, what, base_weights(model, config))
+    return Target(model, config, what, base_weights(model, config), drawing_content(config))
 
 
 def _named_config(target: str, overrides: Sequence[str], plugins: Sequence[str]) -> Config:

@@ -88,8 +88,8 @@ def facts_of_name(name: str) -> Facts:
     revision of a repository of the hub that was downloaded; {} where it names neither."""
     try:
         found = find_resource(os.path.expanduser(name))
-        if found is not None:
-            return facts_of_path(found)
+        if found is not None:  # but not all that lies around the working folder
+            return {} if Path.cwd().is_relative_to(found) else facts_of_path(found)
     except (ConfigError, OSError, ValueError):  # an empty text, a pipe, a letter that is none
         return {}
     owner, _, rest = name.partition("/")
@@ -211,6 +211,17 @@ def flat(facts: Mapping[str, Any], above: str = "") -> dict[str, Any]:
             found |= flat(value, f"{name}.")
         else:
             found[name] = value
+    return found
+
+
+def without_times(facts: Mapping[str, Any]) -> Facts:
+    """Return facts without the times at which files were written: two machines have others."""
+    found: Facts = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            found[key] = without_times(value)
+        else:
+            found[key] = value.partition(", written ")[0] if isinstance(value, str) else value
     return found
 
 

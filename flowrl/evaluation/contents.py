@@ -16,6 +16,7 @@ from flowrl.core.identity import (
     facts_of_values,
     short_digest,
 )
+from flowrl.core.prompts import load_prompts, prompts_hash
 from flowrl.evaluation.measures.of_images import Tools
 
 JUDGES = ("flowrl.evaluation",)  # rewards take their rules from here
@@ -47,6 +48,25 @@ def drawing_content(config: Config) -> Facts:
 def reward_contents(config: Config) -> Facts:
     """Return the facts of each reward of a config, by its name."""
     return {name: content_of(call) for name, call in config.rewards.items()}
+
+
+def judged_content(config: Config) -> Facts:
+    """Return the facts of all that decides how a config's base model is judged: the model's files,
+    the weights that it begins with, the headline reward and the held-out prompts."""
+    start = facts_of_values(config.train.start)
+    return {
+        "model": content_of(config.model),
+        **({"start": start} if start else {}),
+        "reward": content_of(config.rewards[config.headline]),
+        "prompts": prompts_hash(load_prompts(config.prompts.test)),
+    }
+
+
+def trained_content(config: Config) -> Facts:
+    """Return the facts of all that a config's training begins with: `judged_content`, all rewards
+    and the training prompts."""
+    prompts = prompts_hash(load_prompts(config.prompts.train))
+    return {**judged_content(config), "rewards": reward_contents(config), "trained on": prompts}
 
 
 def measured_content(folder: Path, tools: Tools) -> Facts:

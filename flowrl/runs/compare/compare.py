@@ -28,6 +28,7 @@ from flowrl.runs.compare.processes import Asked, check_processes, train_all
 from flowrl.runs.compare.records import check_judged
 from flowrl.runs.compare.result_file import (
     add_run,
+    check_base,
     entry_of,
     open_result,
     read_result,
@@ -136,6 +137,7 @@ def run_comparison(what: Comparison, *, quiet: bool = False) -> Result:
         _warn_of_load(quiet or not what.budgets.seconds)
         # a file that is added to keeps the base that it was begun with
         base = _base(what, configs, quiet)
+        check_base(result, base, configs[0], what.out)
         result["base"] = result["base"] or base
         runs = _Runs(what, configs, result, stop, quiet)
         # the learning rates

@@ -22,6 +22,8 @@ from flowrl.core.abilities import LearnsNoise
 from flowrl.core.devices import free_memory
 from flowrl.core.errors import ConfigError, FlowRLError, RewardError, RunError
 from flowrl.core.files import read_text, write_json
+from flowrl.core.identity import differences
+from flowrl.evaluation.contents import judged_content
 from flowrl.evaluation.image_grids import load_strip, save_strip
 from flowrl.runs.compare.budgets import (
     RESULT,
@@ -312,9 +314,10 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     """Read how the base model was judged, or judge it and draw its samples -> score, interval,
     tasks and outcomes; `trainer` has the config's model, untrained.
 
-    Raises ConfigError if the folder's base model was judged under other settings.
+    Raises ConfigError if the folder's base model was judged under other settings, or if model,
+    reward or prompts have changed under their names since.
     """
-    folder, equal = runs / "base", setting(config)
+    folder, equal, content = runs / "base", setting(config), judged_content(config)
     # what is there
     mend = f"delete {folder}, and the same command judges the base model again"
     found = stored(folder, RESULT, BaseFile, mend)
@@ -323,6 +326,15 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
         if wrong:
             raise ConfigError(
                 f"{runs} belongs to another comparison: {', '.join(wrong[:3])}; name another --runs"
+            )
+        if found.get("content") is None:
+            raise ConfigError(f"{folder / RESULT}: an earlier version of flowrl wrote it; {mend}")
+        wrong = differences(found["content"], content)
+        if wrong:
+            raise ConfigError(
+                f"{runs}: the base model there was judged before something changed under its name, "
+                f"there and now: {'; '.join(wrong[:3])}; name another --runs, or delete this "
+                "folder: its runs began with what was there before"
             )
         return dict(found["base"])
     # or else the model itself, also where a config learns a noise that begins elsewhere
@@ -334,5 +346,5 @@ def base_of(runs: Path, config: Config, trainer: Trainer) -> dict[str, Any]:
     base = {"score": row[row["score"]], "interval": row["interval"], "images": row["images"]}
     tags = [str(record.get("tag", "all")) for record in trainer.test_set.records]
     base |= {"tasks": tasks, "tags": tags, "outcomes": row["outcomes"]}
-    write_json(folder / RESULT, {"setting": equal, "base": base})
+    write_json(folder / RESULT, {"setting": equal, "content": content, "base": base})
     return base

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowrl.core.errors import ConfigError, DataError
+from flowrl.core.identity import facts_of_name, short_digest
 from flowrl.core.prompt_lists import COLORS
 from flowrl.core.types import RewardBatch
 from flowrl.evaluation.suites.geneval.objects import DetectedObject, DetectionLimits, Objects, kept
@@ -106,7 +107,12 @@ class geneval:
         self.colors: ClipColors | None = None
         if detector != "shapes":
             towers = _towers(
-                clip or CLIP[clip_backend], clip_backend, clip_architecture, where, kind
+                clip or CLIP[clip_backend],
+                clip_backend,
+                clip_architecture,
+                where,
+                kind,
+                short_digest(facts_of_name(clip or CLIP[clip_backend])),
             )
             self.colors = ClipColors(towers, batch=self.batch)
 
@@ -221,8 +227,14 @@ def _limits(own: DetectionLimits, given: Sequence[float | None]) -> DetectionLim
 
 @lru_cache(maxsize=1)
 def _towers(
-    path: str, backend: str, architecture: str, device: torch.device, dtype: torch.dtype
+    path: str,
+    backend: str,
+    architecture: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    content: str,
 ) -> Towers:
+    """Load a CLIP; the last one is kept while its files are the same, as `content` says."""
     if backend == "open_clip":
         return OpenClip(path, architecture, prepare=shortest, device=device, dtype=dtype, who=WHO)
     return TransformersClip(path, path, device=device, dtype=dtype, who=WHO)

@@ -227,10 +227,14 @@ def opened(
 ) -> Target:
     """Load a target; `changes` are settings that have an option of their own, None = as they
     are."""
+    from flowrl.config.overrides import text_override
     from flowrl.runs.open_run import open_target
 
     quiet_libraries()
-    more = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    more = []
+    for key, value in changes.items():
+        if value is not None:
+            more.append(text_override(key, value) if isinstance(value, str) else f"{key}={value}")
     return open_target(
         target,
         settings=settings,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.config.load import Config, load_config
+from flowrl.config.overrides import text_override
 from flowrl.core.abilities import stays
 from flowrl.core.errors import CheckpointError, ConfigError, RunError
 from flowrl.core.files import is_finite_number
@@ -239,7 +240,9 @@ def open_target(
     if not path.is_dir() and target.startswith("assets/"):
         path = resource(target)  # a model that is shipped, from any folder
     if path.is_dir():
-        config = load_config(settings, [f"model.path={path}", *overrides], plugins)
+        config = load_config(
+            settings, [text_override("model.path", str(path)), *overrides], plugins
+        )
     else:
         config = _named_config(target, overrides, plugins)
     # the model as it is before training

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 
+from flowrl.config.overrides import text_override
 from flowrl.core.errors import ConfigError, RunError, near
 from flowrl.core.files import is_finite_number, write_json, write_text
 from flowrl.core.identity import short_digest
@@ -128,7 +129,10 @@ def _run_points(
         if target is None or point.guidance != last:
             target = None  # two models would not fit
             own = [] if point.guidance is None else [f"model.guidance={point.guidance}"]
-            target, last = open_target([*own, f"prompts.test={prompts}"]), point.guidance
+            target, last = (
+                open_target([*own, text_override("prompts.test", prompts)]),
+                point.guidance,
+            )
         # steps and the scale of a LoRA change without loading
         config, where = target.config, out / point.folder
         if point.steps is not None:

@@ -73,7 +73,7 @@ def evaluate(
         where = out or suite_folder(suite, name, weights, iteration)
         # the suite's settings first, so that --set can change them
         given = [*overrides_of(suite, prompts), *changes]
-        found = options.opened(name, config, weights, iteration, own, given, plugin)
+        found = options.opened(name, config, weights, iteration, own, given, plugin, to_judge=True)
         _suite(found, suite, where, against, json)
         return
     if out is not None or against is not None:

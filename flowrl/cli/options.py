@@ -224,11 +224,14 @@ def opened(
     changes: dict[str, int | str | None],
     overrides: list[str],
     plugins: list[str],
+    *,
+    to_judge: bool = False,
 ) -> Target:
-    """Load a target; `changes` are settings that have an option of their own, None = as they
-    are."""
+    """Load a target; `changes` are settings that have an option of their own, None = as they are.
+    to_judge: all that judging needs is looked for before the model is loaded."""
     from flowrl.config.overrides import text_override
-    from flowrl.runs.open_run import open_target
+    from flowrl.evaluation.needs import check_needs
+    from flowrl.runs.open_run import open_target, pass_all
 
     quiet_libraries()
     more = []
@@ -242,4 +245,5 @@ def opened(
         iteration=iteration,
         overrides=[*overrides, *more],
         plugins=plugins,
+        check=check_needs if to_judge else pass_all,
     )

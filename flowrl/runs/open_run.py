@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,13 @@ from flowrl.training.weights import Weights, put_saved
 
 Row = Mapping[str, Any]
 Which = int | str | None
+Check = Callable[[Config], object]
+"""Looks at a config before its model is loaded, and raises what must be mended first."""
 BEST, LAST = "best", "last"
+
+
+def pass_all(config: Config) -> None:
+    """Find nothing to mend."""
 
 
 def score_of(row: Row) -> float | None:
@@ -146,6 +152,7 @@ def load_run(
     iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    check: Check = pass_all,
 ) -> OpenedRun:
     """Load the model of a run at a checkpoint.
 
@@ -162,6 +169,7 @@ def load_run(
             f"{path}: expected a run folder with {CONFIG}, or a checkpoint inside one"
         )
     config = load_config(run / CONFIG, overrides, plugins, need_rewards=False)
+    check(config)
     # its model, as before training
     with explained(config, "load"):
         model = build_model(config)
@@ -214,6 +222,7 @@ def open_target(
     iteration: Which = None,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    check: Check = pass_all,
 ) -> Target:
     """Find out what a target is and load it.
 
@@ -226,7 +235,12 @@ def open_target(
     path = Path(target)
     if (path / CONFIG).exists() or (path / MANIFEST).exists():
         run = load_run(
-            path, weights=weights, iteration=iteration, overrides=overrides, plugins=plugins
+            path,
+            weights=weights,
+            iteration=iteration,
+            overrides=overrides,
+            plugins=plugins,
+            check=check,
         )
         why = f" ({run.what})" if run.what else ""
         own = ", current weights" if run.weights == "current" else ""
@@ -246,6 +260,7 @@ def open_target(
     else:
         config = _named_config(target, overrides, plugins)
     # the model as it is before training
+    check(config)
     use_threads(config)
     with explained(config, "load"):
         model = config.call("model")()

@@ -21,6 +21,7 @@ from flowrl.core.types import FlowModel, Reward, RewardBatch
 from flowrl.core.version import __version__
 from flowrl.evaluation.contents import drawing_content, reward_contents
 from flowrl.evaluation.held_out import best_places, check_tasks, chooser, sampled_images
+from flowrl.evaluation.needs import weights_needed
 from flowrl.evaluation.reward_call import ask, frames_of, probe_rewards, rewards_of
 from flowrl.evaluation.sources import check_sources, check_starts, sources_of
 from flowrl.evaluation.statistics import paired_bootstrap, resampled, summarize_scores
@@ -98,7 +99,15 @@ def run_suite(
 def _checked(model: FlowModel, config: Config) -> tuple[PromptSet, dict[str, Reward]]:
     """Load prompts and rewards, and raise what model, prompts and rewards cannot do together."""
     prompts = load_prompts(config.prompts.test)
-    rewards = rewards_of(config.rewards, frames_of(config, model))
+    try:
+        rewards = rewards_of(config.rewards, frames_of(config, model))
+    except FlowRLError as error:
+        # one of several that could not be fetched: the message has the commands for all
+        lines = weights_needed(config)
+        if not lines:
+            raise
+        said = "\n  ".join([f"{error}\nthe rewards need, and do not find here:", *lines])
+        raise type(error)(said) from error
     check_records(prompts, rewards)
     check_sources(prompts, config.eval_size)
     check_eval_count(config, len(prompts))

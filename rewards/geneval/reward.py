@@ -4,7 +4,7 @@ between ten names, on a crop with the background painted over."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -66,6 +66,14 @@ class geneval:
     """
 
     judges_singly = True
+
+    @staticmethod
+    def reads(given: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is read for each argument that names weights."""
+        if given["detector"] == "shapes":
+            return {}
+        path = given["path"] or PATHS[given["detector"]]
+        return {"path": path, "clip": given["clip"] or CLIP[given["clip_backend"]]}
 
     def __init__(
         self,

@@ -141,6 +141,12 @@ def read_samples(folder: Path) -> tuple[Tensor, list[bool | None]]:
     prompts = drawn_prompts(folder)
     images = load_strip(folder / STRIP, len(prompts))
     right = read_object(folder, VERDICTS).get("right", [])
+    known = isinstance(right, list) and all(each in (True, False, None) for each in right)
+    if not known:
+        raise RunError(
+            f"{folder / VERDICTS}: right: expected a list of true, false and null, got "
+            f"{show(right)}; delete it, and the samples are shown without frames"
+        )
     return images, right if len(right) == len(images) else [None] * len(images)
 
 
@@ -148,7 +154,7 @@ def drawn_prompts(folder: Path) -> list[str]:
     """Read the texts of what `draw_samples` drew. Raises RunError."""
     try:
         found = json.loads(read_text(folder / PROMPTS))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         found = error
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise RunError(

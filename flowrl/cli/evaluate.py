@@ -82,17 +82,12 @@ def evaluate(
     found = options.opened(name, config, weights, iteration, own, changes, plugin)
     with explained(found.config, "eval"):
         result = evaluated(found.model, found.config, base=found.base, progress=count_up)
-    show_or_write(
-        lambda width: "\n".join(
-            [
-                found.what,
-                evaluation_table(result, width=width),
-                setting_line(result["setting"]),
-            ]
-        ),
-        {"target": name, **result},
-        json,
-    )
+
+    def text(width: int | None) -> str:
+        table = evaluation_table(result, width=width)
+        return f"{found.what}\n{table}\n{setting_line(result['setting'])}"
+
+    show_or_write(text, {"target": name, **result}, json)
 
 
 def suite_folder(suite: str, name: str, weights: str | None, iteration: str | None) -> Path:

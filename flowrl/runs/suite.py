@@ -67,8 +67,6 @@ def run_suite(
         )
     # all that can fail before the first image
     prompts, rewards = _checked(model, config)
-    if content is None:
-        content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     setting = {**setting_of(model, config, suite, target, prompts, content), **(more or {})}
     other = _other(against, setting) if against is not None else None
     if world.main:
@@ -129,10 +127,12 @@ def setting_of(
     suite: str,
     target: str,
     prompts: PromptSet,
-    content: Facts,
+    content: Facts | None,
 ) -> dict[str, Any]:
     """Return all that a score depends on: two scores are comparable where all but the target and
     its content is equal."""
+    if content is None:
+        content = {**drawing_content(config), "trained": facts_of_tensors(model.trainable())}
     # the best of several images is another score
     best = {}
     if config.eval.best_of > 1:

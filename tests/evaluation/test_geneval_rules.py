@@ -234,7 +234,7 @@ def test_equal_confidences_are_ordered_as_in_the_published_code(tag: str, overla
         least = limits.counting if tag == "counting" else limits.threshold
         rows = published(table, least, limits.most, overlap)
         ours = kept({"cat": found}, tag, limits).get("cat", [])
-        assert [id(one) for one in ours] == [id(found[row]) for row in rows]
+        assert [*map(id, ours)] == [id(found[row]) for row in rows]
 
 
 # objects, include, credit of the code, ours; the code's are recorded or follow its list of credits

@@ -107,8 +107,10 @@ def wrong(result: Result, again: Result) -> list[str]:
 
 def test_every_file_with_outcomes_is_bound() -> None:
     """A kind of result file that is new needs its line in KINDS."""
-    names = {file: [*dict(leaves(read(file)))] for file in FILES}
-    holding = {file for file, keys in names.items() if any(".outcomes" in key for key in keys)}
+    holding = set()
+    for file in FILES:
+        if any(".outcomes" in key for key, _ in leaves(read(file))):
+            holding.add(file)
     assert {file.name for file in holding if not kind_of(file)} == set()
     bound = {file.name for file in FILES if kind_of(file)}
     assert {"demonstration.json", "judge.json", "edits.json", "moving.json"} <= bound
